@@ -1,0 +1,64 @@
+# Works with make 3.81 and a POSIX shell. Every target explains itself: `make help`.
+#
+# make demo      set everything up, train with a planted straggler, show it, alert about it
+# make test      set everything up and run the tests
+#
+# Variables (make VAR=value TARGET):
+#   PYTHON      interpreter to use                        default: the newest working python >= 3.11 on PATH
+#   TORCH       what to install as torch                  default: torch==2.13.0; skipped where a usable torch is importable
+#   TORCH_ARGS  more arguments for that pip install       e.g. --index-url https://download.pytorch.org/whl/cpu
+#   VENV_ARGS   more arguments for making .venv           e.g. --system-site-packages in a vendor image with its own torch
+#   DEMO_ARGS   arguments for `rankscope demo`            e.g. --fault host:1
+#   TEST_ARGS   arguments for pytest                      e.g. -k exporter
+
+TORCH ?= torch==2.13.0
+DEMO_ARGS ?=
+TEST_ARGS ?=
+SETUP = PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_ARGS="$(TORCH_ARGS)" VENV_ARGS="$(VENV_ARGS)" sh scripts/setup
+BIN = .venv/bin
+FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
+CODE = $(FOLDERS) benchmarks profiler/examples
+
+.PHONY: help install demo test check bench campaign format constraints clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile
+
+install:
+	@$(SETUP) .venv run
+
+demo: install
+	@$(BIN)/rankscope demo $(DEMO_ARGS)
+
+test:
+	@$(SETUP) .venv test
+	$(BIN)/python -m pytest -m "not campaign" $(TEST_ARGS)
+
+check:
+	@$(SETUP) .venv check
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy $(FOLDERS)
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not campaign" -p no:cacheprovider
+
+format:
+	@$(SETUP) .venv check
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+bench:
+	@$(SETUP) .venv-bench bench
+	@for script in benchmarks/*.py; do echo "== $$script" >&2; .venv-bench/bin/python $$script || exit 1; done
+
+campaign:
+	@$(SETUP) .venv test
+	$(BIN)/python -m pytest -m campaign --timeout 3600 $(TEST_ARGS)
+
+constraints:
+	@$(SETUP) .venv check
+	@sh scripts/constraints
+
+clean:
+	rm -rf .venv .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist rankscope-runs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

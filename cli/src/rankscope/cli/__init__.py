@@ -1,0 +1,1 @@
+"""The ``rankscope`` command. The only place where the parts meet."""

@@ -1,0 +1,124 @@
+"""``rankscope demo``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+import msgspec
+
+from rankscope.analysis.render import render_text
+from rankscope.cli.demo.faults import Fault, FaultType
+from rankscope.cli.demo.services import Services
+from rankscope.cli.demo.story import Part, Story, announce, tell
+from rankscope.cli.terminal import format_option, use_color, width
+from rankscope.runs.errors import InputError, MissingError
+
+
+@click.command(
+    epilog="""
+\b
+Faults:
+  input:R       rank R's data loader is slow (the default is input:2)
+  host:R        rank R's Python code pauses in the forward pass
+  backward:R    rank R pauses late in the backward pass
+  imbalance:R   rank R gets longer sequences
+  none          nothing: nobody may be accused and nothing sent
+"""
+)
+@click.option("--fault", type=FaultType(), default="input:2", show_default=True, metavar="KIND:RANK", help="What to plant.")
+@click.option("--once", is_flag=True, help="Headless: check each part, print the table, exit 0 only if all are ok.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder of the run; must not exist.  [default: rankscope-runs/demo-FAULT-TIME]")
+@format_option
+def demo(*, fault: Fault, once: bool, run_dir: Path | None, output_format: str) -> int:
+    """Train for real with one planted straggler and watch every part of rankscope find it.
+
+    Four processes train a small transformer with DistributedDataParallel; the exporter, the recorder, the analysis, the page
+    and an alert webhook do their work beside them. Without --once it prints the addresses and stays until Ctrl-C.
+    """
+    _need_torch()
+    run_dir = _choose_run_dir(run_dir, fault)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        click.echo(f"[{time.monotonic() - started:5.1f} s] {text}", err=True)
+
+    logs = Path(tempfile.mkdtemp(prefix="rankscope-demo-logs-"))
+    with Services(logs) as services:
+        story = Story(run_dir=run_dir, fault=fault, services=services, say=say)
+        tell(story)
+        _print_result(story, output_format)
+        if not once:
+            click.echo("\nLook at it:", err=True)
+            announce(story)
+            click.echo("\nCtrl-C ends it and leaves nothing running.", err=True)
+            _stay()
+            say("stopping ...")
+    ok = all(part.ok for part in story.parts)
+    if not ok:
+        click.echo(f"What each part printed is in {logs}", err=True)
+    return 0 if ok else 1
+
+
+def _need_torch() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise MissingError("the demo trains a real model and needs torch >= 2.6: pip install torch")
+
+
+def _choose_run_dir(run_dir: Path | None, fault: Fault) -> Path:
+    if run_dir is not None:
+        if run_dir.exists():
+            raise InputError(run_dir, "exists already; name a new folder for the demo's run")
+        return run_dir.absolute()
+    root = Path("rankscope-runs").absolute()
+    if not os.access(root if root.exists() else root.parent, os.W_OK):
+        root = Path(tempfile.mkdtemp(prefix="rankscope-runs-"))
+    name = f"demo-{fault}-{datetime.now().astimezone():%Y%m%d-%H%M%S}".replace(":", "-")
+    return root / name
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Turn a termination signal into the way out that Ctrl-C takes, so that nothing stays behind."""
+    del number, frame
+    raise KeyboardInterrupt
+
+
+def _stay() -> None:
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        return
+
+
+def _print_result(story: Story, output_format: str) -> None:
+    ok = all(part.ok for part in story.parts)
+    if output_format == "json":
+        verdict = story.analysis.verdict if story.analysis else None
+        document = {"parts": story.parts, "ok": ok, "verdict": verdict, "urls": story.urls, "run": str(story.run_dir)}
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        sys.stdout.buffer.flush()
+        return
+    if story.analysis is not None:
+        click.echo("\n" + render_text(story.analysis, width=width(), color=use_color()), color=True)
+    click.echo("\n" + "\n".join(_row(part) for part in story.parts), color=True)
+
+
+def _row(part: Part) -> str:
+    mark = "ok" if part.ok else "FAILED"
+    if use_color():
+        mark = click.style(f"{mark:6}", fg="green" if part.ok else "red", bold=True)
+    return f"  {part.name:12} {mark:6}  {part.detail}"
+

@@ -1,0 +1,78 @@
+"""The faults a demonstration can plant, and what the verdict must say about each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import click
+
+from rankscope.analysis.result import Cause, Verdict
+from rankscope.runs.records import Phase
+
+WORLD_SIZE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a right verdict says of a fault. ``phase`` is ``None`` where the fault has no phase of its own."""
+
+    cause: Cause
+    phase: Phase | None
+
+
+EXPECTATIONS: Final[dict[str, Expectation]] = {
+    "input": Expectation("input", "data"),
+    "host": Expectation("host", "forward"),
+    "backward": Expectation("host", "backward"),
+    "imbalance": Expectation("imbalance", None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A planted fault: ``kind`` and the ``rank`` that has it; rank is ``None`` for ``none``."""
+
+    kind: str
+    rank: int | None
+
+    def __str__(self) -> str:
+        return self.kind if self.rank is None else f"{self.kind}:{self.rank}"
+
+    def judge(self, verdict: Verdict) -> tuple[bool, str]:
+        """Whether the verdict is the planted truth, and a sentence that says so."""
+        if self.rank is None:
+            return verdict.kind != "straggler", f"planted nothing; verdict {verdict.kind}" + _named(verdict)
+        expected = EXPECTATIONS[self.kind]
+        said = f"planted {self}; verdict {verdict.kind}{_named(verdict)}"
+        right = (
+            verdict.kind == "straggler"
+            and verdict.rank == self.rank
+            and verdict.cause == expected.cause
+            and expected.phase in (None, verdict.phase)
+        )
+        return right, said
+
+
+def _named(verdict: Verdict) -> str:
+    if verdict.rank is None:
+        return ""
+    return f", rank {verdict.rank}, cause {verdict.cause}" + (f", phase {verdict.phase}" if verdict.phase else "")
+
+
+class FaultType(click.ParamType):
+    """``KIND:RANK`` or ``none``."""
+
+    name = "fault"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Fault:
+        """Parse, or fail with what there is."""
+        if isinstance(value, Fault):
+            return value
+        kind, _, rank = str(value).partition(":")
+        if str(value) == "none":
+            return Fault("none", None)
+        if kind in EXPECTATIONS and rank.isdecimal() and int(rank) < WORLD_SIZE:
+            return Fault(kind, int(rank))
+        kinds = ", ".join(f"{kind}:R" for kind in EXPECTATIONS)
+        return self.fail(f"{value!r}: there are none, {kinds} with R from 0 to {WORLD_SIZE - 1}", param, ctx)

@@ -1,0 +1,162 @@
+"""``rankscope doctor``: what works on this machine, what is missing, how to get it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, Literal
+
+import click
+
+from rankscope.cli.terminal import format_option, use_color
+
+State = Literal["ok", "absent", "missing"]
+
+_MIN_TORCH: Final = (2, 6)
+_MIN_SHM_BYTES: Final = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line: ``missing`` is something rankscope needs here; ``absent`` is something it can do without, and what that costs."""
+
+    name: str
+    state: State
+    detail: str
+    fix: str | None = None
+
+
+EXTRAS: Final[dict[str, tuple[str, ...]]] = {
+    "exporter": ("pynvml", "prometheus_client", "uvicorn", "h11"),
+    "profiler": ("numpy",),
+    "analysis": ("numpy",),
+    "dashboards": ("numpy", "dash", "dash_mantine_components", "dash_ag_grid", "gunicorn"),
+    "alerts": ("numpy", "httpx", "stamina", "uvicorn"),
+}
+PROGRAMS: Final[dict[str, tuple[str, str]]] = {
+    "prometheus": ("stores the metrics and evaluates the alert rules", "apt-get install prometheus"),
+    "prometheus-alertmanager": ("routes alerts to people", "apt-get install prometheus-alertmanager"),
+    "chromium": ("only the tests of the pages use it", "apt-get install chromium"),
+    "gcc": ("only the tests of the exporter use it", "apt-get install gcc libc6-dev"),
+}
+
+
+def _python() -> Check:
+    return Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
+
+
+def _extras() -> Iterator[Check]:
+    for extra, modules in EXTRAS.items():
+        lacking = [module for module in modules if importlib.util.find_spec(module) is None]
+        if lacking:
+            yield Check(f"rankscope[{extra}]", "missing", f"no {', '.join(lacking)}", f"pip install 'rankscope[{extra}]'")
+        else:
+            yield Check(f"rankscope[{extra}]", "ok", "installed")
+
+
+def _torch() -> Check:
+    # Not imported: that takes seconds and gigabytes; the version is in the package's metadata.
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        return Check("torch", "missing", "not installed: nothing can be recorded here", "pip install torch (see README: CUDA, CPU and vendor builds)")
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
+    if numbers < _MIN_TORCH:
+        return Check("torch", "missing", f"{found} is too old", "rankscope records with torch 2.6 or newer")
+    return Check("torch", "ok", found)
+
+
+def _gpus() -> Check:
+    without = "hardware metrics will be simulated in the demo; runs record CPU time"
+    if importlib.util.find_spec("pynvml") is None:
+        return Check("GPUs", "absent", f"cannot look: nvidia-ml-py is not installed; {without}", "pip install 'rankscope[exporter]'")
+    # In a process of its own with a deadline: a wedged driver hangs whoever asks.
+    script = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount(), n.nvmlSystemGetDriverVersion())"
+    try:
+        asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return Check("GPUs", "missing", "the NVIDIA driver does not answer within 20 s", "look at `dmesg` for Xid lines; the node may need a reboot")
+    if asked.returncode != 0:
+        reason = asked.stderr.strip().splitlines()[-1] if asked.stderr.strip() else "NVML failed"
+        return Check("GPUs", "absent", f"{reason.rpartition(': ')[2]}; {without}", "on a GPU node, install the NVIDIA driver")
+    count, _, driver = asked.stdout.strip().partition(" ")
+    if count == "0":
+        return Check("GPUs", "absent", f"driver {driver} sees none; {without}")
+    return Check("GPUs", "ok", f"{count}, driver {driver}")
+
+
+def _local_memory() -> Check:
+    shm = Path("/dev/shm")  # noqa: S108  # looked at, not written to by name
+    if not shm.is_dir() or not os.access(shm, os.W_OK):
+        return Check("/dev/shm", "absent", "not writable: the recorder's ring goes to the temporary folder, which may be a disk", "mount a tmpfs there")
+    free = shutil.disk_usage(shm).free
+    if free < _MIN_SHM_BYTES:
+        return Check("/dev/shm", "absent", f"only {free // 2**20} MiB free: large profiler windows may not fit", "docker run --shm-size=1g")
+    return Check("/dev/shm", "ok", f"{free // 2**20} MiB free")
+
+
+def _writable() -> Check:
+    try:
+        with tempfile.TemporaryDirectory(dir=".", prefix=".rankscope-doctor-"):
+            return Check("run folder", "ok", f"runs can be recorded under {Path.cwd()}")
+    except OSError as error:
+        return Check("run folder", "absent", f"{Path.cwd()} is not writable ({error.strerror})", "rankscope run --run-dir FOLDER")
+
+
+def _schedstat() -> Check:
+    if Path("/proc/self/schedstat").exists():
+        return Check("scheduler statistics", "ok", "CPU contention can be told from slow code")
+    return Check("scheduler statistics", "absent", "no /proc/self/schedstat: CPU contention cannot be told from slow code")
+
+
+def _programs() -> Iterator[Check]:
+    for name, (use, fix) in PROGRAMS.items():
+        path = shutil.which(name) or shutil.which(name, path="/usr/sbin")
+        if path:
+            yield Check(name, "ok", path)
+        else:
+            yield Check(name, "absent", use, f"Debian: {fix}")
+
+
+def examine() -> list[Check]:
+    """All checks, in the order they are shown."""
+    return [_python(), _torch(), *_extras(), _gpus(), _local_memory(), _writable(), _schedstat(), *_programs()]
+
+
+_MARKS: Final[dict[State, tuple[str, str]]] = {"ok": ("ok", "green"), "absent": ("absent", "yellow"), "missing": ("MISSING", "red")}
+
+
+def _line(check: Check, style: Callable[[str, str], str]) -> str:
+    mark, colour = _MARKS[check.state]
+    text = f"{style(f'{mark:8}', colour)} {check.name:24} {check.detail}"
+    return text + (f"\n{'':34}-> {check.fix}" if check.fix and check.state != "ok" else "")
+
+
+@click.command()
+@format_option
+def doctor(output_format: str) -> int:
+    """Say what works on this machine, what is missing and how to get it.
+
+    Exit status 1 when something is missing that rankscope needs to record, analyse, show or alert on this machine. What is
+    only "absent" (GPUs, Prometheus, …) limits what can be seen here, and the line says how.
+    """
+    checks = examine()
+    needed = [check for check in checks if check.state == "missing"]
+    if output_format == "json":
+        click.echo(json.dumps({"ok": not needed, "checks": [asdict(check) for check in checks]}, indent=2))
+        return 1 if needed else 0
+    color = use_color()
+    for check in checks:
+        click.echo(_line(check, lambda text, colour: click.style(text, fg=colour) if color else text), color=color)
+    click.echo("Everything needed is here." if not needed else f"{len(needed)} missing.")
+    return 1 if needed else 0

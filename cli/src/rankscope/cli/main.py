@@ -1,0 +1,130 @@
+"""The front door: one verb at a time, loaded when it is used.
+
+Exit statuses, the same for every verb: 0 done · 1 it ran and found its check failed · 2 usage · 3 input that cannot be read
+(one line on stderr) · 4 an extra or a program is missing. ``run`` returns the status of the job.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.metadata import version
+from typing import Final, NamedTuple, NoReturn, cast
+
+import click
+
+from rankscope.runs.errors import InputError, MissingError, RankscopeError
+
+EXIT_INPUT: Final = 3
+EXIT_MISSING: Final = 4
+
+
+class Verb(NamedTuple):
+    """Where a verb lives, what it does, and the extra that brings what it imports."""
+
+    target: str
+    help: str
+    extra: str | None = None
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "run": Verb("rankscope.cli.run:run", "Run a training job with the recorder attached; print the verdict.", "profiler"),
+    "analyze": Verb("rankscope.cli.analyze:analyze", "Who makes everybody wait, and why: from a run or from traces.", "analysis"),
+    "exporter": Verb("rankscope.exporter.commands:exporter", "Publish this node's GPUs and ranks to Prometheus.", "exporter"),
+    "dashboard": Verb("rankscope.dashboards.commands:dashboard", "Serve the pages that show the evidence.", "dashboards"),
+    "alerts": Verb("rankscope.alerts.commands:alerts", "Prometheus rules, the watcher, webhooks.", "alerts"),
+    "schema": Verb("rankscope.cli.schema:schema", "Print the JSON Schema of a record or a result."),
+    "demo": Verb("rankscope.cli.demo.commands:demo", "Everything on this machine, with a planted straggler.", "all"),
+    "doctor": Verb("rankscope.cli.doctor:doctor", "What works on this machine, what is missing, how to get it."),
+}
+
+
+class Verbs(click.Group):
+    """A group that imports a verb only when it is called, so that ``--help`` is quick and extras stay optional."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        del ctx
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the verb, or ``None`` when there is no such verb. Raises ``MissingError``."""
+        del ctx
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        module, _, attribute = verb.target.partition(":")
+        try:
+            return cast("click.Command", getattr(importlib.import_module(module), attribute))
+        except ModuleNotFoundError as error:
+            raise _missing(cmd_name, error) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs from the table, without importing any."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+
+
+def _missing(verb: str, error: ModuleNotFoundError) -> RankscopeError:
+    extra = VERBS[verb].extra if verb in VERBS else None
+    if extra is None or (error.name or "").startswith("rankscope"):
+        raise error
+    return MissingError(f"`rankscope {verb}` needs the Python package {error.name!r}: pip install 'rankscope[{extra}]'")
+
+
+EPILOG = """
+\b
+Start here:
+  rankscope demo                                   see everything work on this machine
+  rankscope run -- torchrun … train.py             record a job and print its verdict
+  rankscope analyze RUN                            the verdict again, or of traces
+  rankscope dashboard RUN                          the page with the evidence
+
+\b
+Shell completion (bash; zsh and fish alike):
+  eval "$(_RANKSCOPE_COMPLETE=bash_source rankscope)"
+
+\b
+Exit status: 0 done, 1 check failed, 2 usage, 3 unreadable input, 4 something is not installed.
+"""
+
+
+@click.command(
+    cls=Verbs,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(version("rankscope"), prog_name="rankscope")
+def cli() -> None:
+    """Which rank, on which host and GPU, makes everybody else wait, why, what that costs, and what to do next."""
+
+
+def main() -> NoReturn:
+    """Run the command line; the one place that prints errors and chooses the exit status."""
+    try:
+        status = cli.main(prog_name="rankscope", standalone_mode=False)
+        # A pipe that closed early (`| head`) shows only when the buffer is written out.
+        sys.stdout.flush()
+        sys.exit(status if isinstance(status, int) else 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has gone. Keep the interpreter from complaining about it when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except RankscopeError as error:
+        click.echo(f"rankscope: {error}", err=True)
+        sys.exit(EXIT_INPUT if isinstance(error, InputError) else EXIT_MISSING if isinstance(error, MissingError) else 1)
+    except ModuleNotFoundError as error:
+        verb = next((arg for arg in sys.argv[1:] if arg in VERBS), "")
+        try:
+            click.echo(f"rankscope: {_missing(verb, error)}", err=True)
+        except ModuleNotFoundError:
+            raise error from None
+        sys.exit(EXIT_MISSING)

@@ -1,0 +1,101 @@
+"""``rankscope run``: a job with the recorder attached, and its verdict."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from rankscope.cli.terminal import use_color, width
+from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
+from rankscope.runs.errors import RankscopeError
+from rankscope.runs.reader import is_run
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="""
+\b
+Examples:
+  rankscope run -- torchrun --nproc-per-node 8 train.py --lr 3e-4
+  rankscope run --run-dir /shared/runs/bert-7 -- srun python train.py
+  rankscope run --window-every 200 -- python train.py
+
+The training script needs no change and its output is left alone; the verdict goes to stderr. The exit status is the job's.
+""",
+)
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder to record into; every rank must see it.  [default: rankscope-runs/NAME-TIME]")
+@click.option("--name", help="Name of the run.  [default: the script's name]")
+@click.option("--spool-dir", type=click.Path(path_type=Path), help="Folder where the node's exporter picks up the ranks' metrics.")
+@click.option("--window-first", type=click.IntRange(min=1), default=20, show_default=True, help="First profiled step.")
+@click.option("--window-every", type=click.IntRange(min=0), default=1000, show_default=True, help="Steps from one profiled window to the next; 0 for a single window.")
+@click.option("--window-steps", type=click.IntRange(min=0), default=3, show_default=True, help="Steps per window; 0 switches the profiler off.")
+@click.option("--keep-traces", type=click.IntRange(min=0), default=0, show_default=True, help="Keep the raw traces of the last N windows of each rank.")
+@click.option("--price-per-gpu-hour", type=click.FloatRange(min=0), help="To price the loss in money.")
+@click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
+@click.option("--simulated", is_flag=True, help="Mark the run as simulated wherever it is shown.")
+@click.option("--verdict/--no-verdict", default=True, show_default=True, help="Print the verdict when the job has ended.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+def run(
+    *,
+    run_dir: Path | None,
+    name: str | None,
+    spool_dir: Path | None,
+    window_first: int,
+    window_every: int,
+    window_steps: int,
+    keep_traces: int,
+    price_per_gpu_hour: float | None,
+    currency: str,
+    simulated: bool,
+    verdict: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Run a training job with the recorder attached, without changing its code.
+
+    COMMAND is what you would type without rankscope: torchrun, python, srun, accelerate launch.
+    """
+    name = name or _default_name(command)
+    options = LaunchOptions(
+        run_dir=run_dir or Path("rankscope-runs") / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}",
+        name=name,
+        spool_dir=spool_dir,
+        window_first=window_first,
+        window_every=window_every,
+        window_steps=window_steps,
+        keep_traces=keep_traces,
+        simulated=simulated,
+        price_per_gpu_hour=price_per_gpu_hour,
+        currency=currency,
+    )
+    result = launch(command, options)
+    if verdict:
+        _print_verdict(result)
+    return result.status
+
+
+def _default_name(command: tuple[str, ...]) -> str:
+    script = next((Path(word).stem for word in command if word.endswith(".py")), Path(command[0]).name)
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in script) or "run"
+
+
+def _print_verdict(result: LaunchResult) -> None:
+    if not is_run(result.run_dir):
+        click.echo(
+            "rankscope: nothing was recorded: the job took no optimizer step under torch, or its Python could not load the recorder "
+            "(python -I, -E and -S keep it out).",
+            err=True,
+        )
+        return
+    try:
+        from rankscope.analysis.engine import analyze
+        from rankscope.analysis.render import render_text
+
+        text = render_text(analyze([result.run_dir]), width=width(), color=use_color(sys.stderr))
+    except (RankscopeError, ModuleNotFoundError) as error:
+        # The job is what counts: a verdict that cannot be had must not change its exit status.
+        click.echo(f"rankscope: recorded in {result.run_dir}, but there is no verdict: {error}", err=True)
+        return
+    click.echo(text, err=True, color=True)

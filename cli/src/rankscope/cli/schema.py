@@ -1,0 +1,18 @@
+"""``rankscope schema``."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from rankscope.analysis.result import Analysis
+from rankscope.runs.records import RECORD_TYPES
+
+SCHEMAS: dict[str, type[msgspec.Struct]] = {"analysis": Analysis, **RECORD_TYPES}
+
+
+@click.command()
+@click.argument("name", type=click.Choice(list(SCHEMAS)))
+def schema(name: str) -> None:
+    """Print the JSON Schema of a record of the run directory, or of the result of `analyze`."""
+    click.echo(msgspec.json.format(msgspec.json.encode(msgspec.json.schema(SCHEMAS[name])), indent=2).decode())

@@ -1,0 +1,30 @@
+"""What every verb decides alike about its output: colours, width, the two formats."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import IO, Any
+
+import click
+
+format_option = click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="For people, or for programs.",
+)
+
+
+def use_color(stream: IO[Any] | None = None) -> bool:
+    """Colours only on a terminal, and never with NO_COLOR (https://no-color.org) set to something."""
+    stream = stream or sys.stdout
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def width() -> int:
+    """Columns to fill: the terminal's, at most 120, or 100 where there is none."""
+    return min(shutil.get_terminal_size((100, 24)).columns, 120)

@@ -1,0 +1,181 @@
+"""The result of an analysis: the JSON of ``rankscope analyze --format json`` (schema ``rankscope.analysis/1``).
+
+What is undefined is ``None`` (JSON ``null``), never 0. Fields are only ever added.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from rankscope.runs.records import DeviceKind, Phase
+
+ANALYSIS_SCHEMA: Final = "rankscope.analysis/1"
+
+Kind = Literal[
+    "balanced",
+    "straggler",
+    "communication_bound",
+    "input_bound",
+    "host_bound",
+    "compute_bound",
+    "pipeline_bubble",
+    "hang",
+    "insufficient_data",
+]
+Pattern = Literal["fixed", "intermittent", "rotating"]
+Cause = Literal["input", "host", "gc", "checkpoint", "compute", "imbalance", "communication", "unknown"]
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What was analysed, and how much of what there should be was there."""
+
+    kind: Literal["run", "traces"]
+    path: str
+    ranks: int
+    """Ranks with evidence."""
+    world_size: int | None
+    steps: int
+    coverage: float | None
+    """Ranks x steps with evidence over those expected, 0 to 1."""
+    simulated: bool
+    run_id: str | None = None
+    name: str | None = None
+    warnings: list[str] = []
+    """What was damaged or left out, one sentence each."""
+
+
+class RankResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank. Times are microseconds over its whole window (traces), or summed over its profiled steps (runs).
+
+    compute + exposed_communication + exposed_memcpy + idle == window; all of them ``None`` when nothing was profiled.
+    """
+
+    rank: int
+    host: str | None
+    gpu_uuid: str | None
+    device_kind: DeviceKind | None
+    attempt: int
+    steps: int
+    """Steps with evidence of any kind."""
+    window_basis: Literal["file", "steps"] | None
+    window_us: float | None
+    compute_us: float | None
+    communication_us: float | None
+    overlap_us: float | None
+    exposed_communication_us: float | None
+    memcpy_us: float | None
+    exposed_memcpy_us: float | None
+    idle_us: float | None
+    overlap_ratio: float | None
+    """overlap / communication; ``None`` when there was no communication."""
+    transfer_us: float | None
+    """Communication time without waiting: each matched collective counted with its shortest duration over the ranks."""
+    wait_us: float | None
+    """Time in matched collectives beyond ``transfer_us``: waiting for later ranks."""
+    blocked_us: float | None
+    """Median blocked time per step from the always-on records."""
+    own_us: float | None = None
+    """Median own time (wall - blocked) per step from the always-on records."""
+    wall_us: float | None = None
+    """Median wall time per step from the always-on records."""
+    end_reason: str | None = None
+
+
+class CollectiveMatching(msgspec.Struct, frozen=True, kw_only=True):
+    """How the collectives of the ranks were put together."""
+
+    matched: int
+    """Collective instances found on every rank of their group."""
+    unmatched: int
+    excluded: dict[str, int]
+    """Instances left out on purpose, by reason (``p2p``, ``broadcast``, …)."""
+    method: Literal["sequence", "order"] | None
+    clock_residual_us: float | None
+    """Median disagreement of the ends of matched collectives after clock correction: no lag below it is claimed."""
+
+
+class ImposedWait(msgspec.Struct, frozen=True, kw_only=True):
+    """How long other ranks waited for this one, summed over victims."""
+
+    rank: int
+    imposed_us: float
+    imposed_exposed_us: float
+    """The part no compute hid: the part that costs anything."""
+    share: float | None
+    """Of all imposed wait; ``None`` when nobody waited."""
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Money."""
+
+    amount: float
+    currency: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer: who, why, how much, what next."""
+
+    kind: Kind
+    rank: int | None = None
+    ranks: list[int] = []
+    pattern: Pattern | None = None
+    cause: Cause | None = None
+    explained_by: str | None = None
+    phase: Phase | None = None
+    group: str | None = None
+    stage: int | None = None
+    steps: tuple[int, int] | None = None
+    """First step and the step after the last that the verdict speaks of."""
+    evidence_source: Literal["steps", "windows", "traces"] | None = None
+    confidence: float | None = None
+    """0 to 1."""
+    slowdown: float | None = None
+    """Actual step time over the step time without the cause; 1.31 = the job takes 31 % longer."""
+    gpu_hours_lost: float | None = None
+    cost: Cost | None = None
+    summary: str
+    """One sentence for a person."""
+    next: list[str] = []
+    """Commands or actions, most useful first."""
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One number a finding rests on."""
+
+    name: str
+    value: float
+    unit: str
+    detail: str | None = None
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was found, with its evidence."""
+
+    kind: Kind
+    rank: int | None = None
+    host: str | None = None
+    cause: Cause | None = None
+    phase: Phase | None = None
+    pattern: Pattern | None = None
+    steps: tuple[int, int] | None = None
+    confidence: float | None = None
+    slowdown: float | None = None
+    gpu_hours_lost: float | None = None
+    summary: str
+    evidence: list[Evidence] = []
+
+
+class Analysis(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything ``analyze`` knows."""
+
+    schema: str = ANALYSIS_SCHEMA
+    source: Source
+    ranks: list[RankResult]
+    collectives: CollectiveMatching
+    imposed_wait: list[ImposedWait]
+    """Most imposed first."""
+    verdict: Verdict
+    findings: list[Finding]
+    """Most costly first."""

@@ -1,0 +1,34 @@
+"""Where things are inside a run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+Stream = Literal["steps", "windows", "collectives", "kernels"]
+STREAMS: Final[tuple[Stream, ...]] = ("steps", "windows", "collectives", "kernels")
+
+
+def run_file(run: Path) -> Path:
+    """``run.json``."""
+    return run / "run.json"
+
+
+def attempt_dir(run: Path, attempt: int) -> Path:
+    """``attempts/NNN``."""
+    return run / "attempts" / f"{attempt:03d}"
+
+
+def rank_dir(run: Path, attempt: int, rank: int) -> Path:
+    """``attempts/NNN/ranks/RRRRR``."""
+    return attempt_dir(run, attempt) / "ranks" / f"{rank:05d}"
+
+
+def segment(folder: Path, stream: Stream, number: int) -> Path:
+    """Segment file ``number`` of a stream in a rank's folder: ``steps-000000.jsonl``."""
+    return folder / f"{stream}-{number:06d}.jsonl"
+
+
+def findings_file(run: Path) -> Path:
+    """``findings.jsonl``: what the watcher concluded."""
+    return run / "findings.jsonl"

@@ -1,0 +1,209 @@
+"""Every record of a run directory, one place.
+
+Times are unix nanoseconds (``_unix_ns``) or durations in microseconds (``_us``). ``None`` means "not known"; it is never
+written as zero. Readers ignore unknown fields; a newer major schema is an error (see ``reader``).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+RUN_SCHEMA: Final = "rankscope.run/1"
+
+Phase = Literal["data", "h2d", "forward", "backward", "optimizer", "between_steps"]
+PHASES: Final[tuple[Phase, ...]] = ("data", "h2d", "forward", "backward", "optimizer", "between_steps")
+
+DeviceKind = Literal["cuda", "cpu", "rocm", "xpu", "other"]
+EndReason = Literal["exit", "crash", "killed", "disabled"]
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """``run.json``: identity of the run, written once by whichever rank comes first."""
+
+    schema: str = RUN_SCHEMA
+    run_id: str
+    name: str
+    start_unix_ns: int
+    launcher: str | None = None
+    """The command line that was launched, for people; ``None`` when attached from inside the script."""
+    price_per_gpu_hour: float | None = None
+    currency: str | None = None
+    simulated: bool = False
+    """True when the run or its hardware data were made up, as in a demonstration. Shown wherever the run is shown."""
+
+
+class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``attempts/NNN/attempt.json``: one per (elastic) start."""
+
+    attempt: int
+    start_unix_ns: int
+    world_size: int
+    backend: str | None = None
+    """Process-group backend as torch names it (``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``); ``None`` without torch.distributed."""
+    versions: dict[str, str] = {}
+    """Package name to version: python, torch, rankscope, …"""
+    layout: dict[str, int] = {}
+    """Parallel layout when known: ``{"dp": 4, "tp": 2}``."""
+
+
+class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``rank.json``: who this rank is. Rewritten once, when it ends."""
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    attempt: int = 0
+    local_rank: int | None = None
+    device_kind: DeviceKind = "cpu"
+    gpu_uuid: str | None = None
+    gpu_name: str | None = None
+    coordinates: dict[str, int] = {}
+    start_unix_ns: int
+    end_unix_ns: int | None = None
+    end_reason: EndReason | None = None
+    """``None`` while running. ``killed``: the process vanished without saying goodbye (SIGKILL, OOM killer, node lost)."""
+    dropped_records: int = 0
+    """Records the full ring had to drop; they are missing from the files."""
+    recorder_cost_us: float | None = None
+    """What the recorder itself cost the training thread, windows included."""
+    disabled_reason: str | None = None
+    """Set when the recorder switched itself off: what went wrong."""
+
+
+class PhaseTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Microseconds per phase of one step; ``None`` where there is no signal for the phase."""
+
+    data: float | None = None
+    """Waiting for the data loader's next batch."""
+    h2d: float | None = None
+    """Copying the batch to the device, where it can be told apart."""
+    forward: float | None = None
+    backward: float | None = None
+    optimizer: float | None = None
+    between_steps: float | None = None
+    """The rest of the step: logging, checkpoints, evaluation, anything outside the other phases."""
+
+    def get(self, phase: Phase) -> float | None:
+        """The time of ``phase`` in microseconds, or ``None``."""
+        value: float | None = getattr(self, phase)
+        return value
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step of one rank (``steps-*.jsonl``), always on.
+
+    The phases that are not ``None`` sum to ``wall_us``. Own time = ``wall_us`` - ``blocked_us``: what this rank needed itself,
+    comparable between ranks, while walls are equalised by the collectives.
+    """
+
+    step: int
+    start_unix_ns: int
+    wall_us: float
+    phases_us: PhaseTimes = PhaseTimes()
+    blocked_us: PhaseTimes | None = None
+    """Time inside each phase spent waiting for other ranks. ``None``: no signal at all, own time is unknown."""
+    cpu_us: float | None = None
+    """CPU time of the training thread plus the autograd thread where it can be read."""
+    run_queue_us: float | None = None
+    """Time the training thread was runnable but not running (``/proc/thread-self/schedstat``): CPU contention."""
+    voluntary_switches: int | None = None
+    involuntary_switches: int | None = None
+    gc_us: float | None = None
+    """Python garbage collection inside the step."""
+    samples: int | None = None
+    tokens: int | None = None
+    input_elements: int | None = None
+    """Elements of all tensors in the step's batches: the measure of work that needs no knowledge of the model."""
+    profiled: bool = False
+    """The profiler was on during this step: its times include the profiler's cost."""
+    tags: list[str] = []
+    """What happened in the step: ``checkpoint``, ``eval``, ``gc`` …"""
+
+    @property
+    def blocked_total_us(self) -> float | None:
+        """Blocked time over all phases, or ``None`` when there is no signal."""
+        if self.blocked_us is None:
+            return None
+        return sum(self.blocked_us.get(phase) or 0.0 for phase in PHASES)
+
+    @property
+    def own_us(self) -> float | None:
+        """Wall time minus blocked time, or ``None`` when blocked time is unknown."""
+        blocked = self.blocked_total_us
+        return None if blocked is None else self.wall_us - blocked
+
+
+class StepBreakdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The partition of one profiled step on one rank (``windows-*.jsonl``).
+
+    compute + exposed_communication + exposed_memcpy + idle == window.
+    """
+
+    step: int
+    start_unix_ns: int
+    device_kind: DeviceKind
+    window_basis: Literal["file", "steps"] = "steps"
+    window_us: float
+    compute_us: float
+    communication_us: float
+    overlap_us: float
+    exposed_communication_us: float
+    memcpy_us: float
+    exposed_memcpy_us: float
+    idle_us: float
+    events: int
+    """Profiler events that were reduced to this row."""
+    truncated: bool = False
+    """The trace lacks a part of this step."""
+
+
+class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One collective of one rank in a profiled step (``collectives-*.jsonl``)."""
+
+    step: int
+    group: str
+    """Process-group name; the same on all its ranks."""
+    group_ranks: list[int] | None = None
+    group_size: int | None = None
+    index: int
+    """Own count in (step, group), from 0: what matching uses when there is no sequence number."""
+    sequence: int | None = None
+    """The process group's own sequence number where the trace has it."""
+    op: str
+    """``all_reduce``, ``all_gather_base``, ``reduce_scatter_base``, ``broadcast``, ``all_to_all``, ``send``, ``recv`` …"""
+    dtype: str | None = None
+    bytes: int | None = None
+    enqueue_unix_ns: int
+    """When the calling thread asked for it: the rank's arrival for gloo."""
+    start_unix_ns: int
+    end_unix_ns: int
+    stream: int | None = None
+    p2p: bool = False
+    compute_spans_us: list[tuple[float, float]] = []
+    """Merged compute intervals inside [enqueue, end], as (start, end) in microseconds after ``enqueue_unix_ns``."""
+
+
+class KernelRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of the costliest kernels (CUDA) or operators (CPU) of a profiled step (``kernels-*.jsonl``)."""
+
+    step: int
+    name: str
+    kind: Literal["compute", "communication", "memcpy"]
+    total_us: float
+    """Sum of the durations of its calls; calls may overlap."""
+    calls: int
+
+
+RECORD_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
+    "run": RunInfo,
+    "attempt": AttemptInfo,
+    "rank": RankInfo,
+    "steps": StepRecord,
+    "windows": StepBreakdown,
+    "collectives": CollectiveRecord,
+    "kernels": KernelRecord,
+}
+"""Record name to type; ``rankscope schema NAME`` prints the JSON Schema of each."""

@@ -1,0 +1,117 @@
+"""Writing a run directory: atomic small files, append-only JSON Lines in segments.
+
+Each rank writes only its own files; nobody locks anything. Nothing here is called on a training thread.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from rankscope.runs.paths import Stream, attempt_dir, run_file, segment
+from rankscope.runs.records import AttemptInfo, RunInfo
+
+SEGMENT_BYTES: Final = 16 * 1024 * 1024
+
+_encoder = msgspec.json.Encoder()
+
+
+def write_atomically(path: Path, data: bytes, *, overwrite: bool = True) -> bool:
+    """Write ``data`` so that a reader sees the old file or the new one, never a part.
+
+    With ``overwrite=False`` an existing file wins, also against a concurrent writer on another host. Returns whether this
+    call wrote the file. Raises ``OSError``.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not overwrite and path.exists():
+        return False
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files private; a run is read by other users (watcher, dashboard).
+        os.chmod(temporary, 0o666 & ~_umask())
+        if overwrite:
+            os.replace(temporary, path)
+            return True
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError:
+            # No hard links on this filesystem: the last of two racing writers wins, with a whole file either way.
+            os.replace(temporary, path)
+            return True
+        return True
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def write_record(path: Path, record: msgspec.Struct, *, overwrite: bool = True) -> bool:
+    """Write one record as an indented JSON file, atomically; see ``write_atomically``."""
+    return write_atomically(path, msgspec.json.format(_encoder.encode(record), indent=2) + b"\n", overwrite=overwrite)
+
+
+def create_run(run: Path, info: RunInfo) -> bool:
+    """Write ``run.json`` unless it is there. Returns whether this call created the run."""
+    return write_record(run_file(run), info, overwrite=False)
+
+
+def create_attempt(run: Path, info: AttemptInfo) -> bool:
+    """Write ``attempt.json`` unless it is there."""
+    return write_record(attempt_dir(run, info.attempt) / "attempt.json", info, overwrite=False)
+
+
+class JsonLinesWriter:
+    """Appends records to ``STREAM-NNNNNN.jsonl`` in ``folder`` and starts a new segment when one is full."""
+
+    def __init__(self, folder: Path, stream: Stream, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._folder = folder
+        self._stream: Stream = stream
+        self._segment_bytes = segment_bytes
+        self._number = 0
+        self._size = 0
+        self._file: BinaryIO | None = None
+
+    def append(self, *records: msgspec.Struct | bytes) -> None:
+        """Append records (structs, or already encoded JSON objects without newline) in one write.
+
+        Raises ``OSError``; the records of a failed call may be partly on disk, which readers skip and count.
+        """
+        if not records:
+            return
+        data = b"".join((r if isinstance(r, bytes) else _encoder.encode(r)) + b"\n" for r in records)
+        if self._file is not None and self._size >= self._segment_bytes:
+            self.close()
+        if self._file is None:
+            self._open()
+        assert self._file is not None
+        self._file.write(data)
+        self._size += len(data)
+
+    def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        while segment(self._folder, self._stream, self._number).exists():
+            self._number += 1
+        self._file = segment(self._folder, self._stream, self._number).open("xb", buffering=0)
+        self._size = 0
+
+    def close(self) -> None:
+        """Close the open segment, if any."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

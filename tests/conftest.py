@@ -1,0 +1,93 @@
+"""What every test may ask for: programs, reference data, ports, the command line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+IN_CI = os.environ.get("CI", "").lower() == "true"
+
+INSTALL_HINTS = {
+    "prometheus": "apt-get install prometheus",
+    "promtool": "apt-get install prometheus",
+    "prometheus-alertmanager": "apt-get install prometheus-alertmanager",
+    "amtool": "apt-get install prometheus-alertmanager",
+    "chromium": "apt-get install chromium",
+    "gcc": "apt-get install gcc libc6-dev",
+}
+
+
+def _skip_or_fail(reason: str) -> None:
+    """On a developer's machine a missing part skips the test; in CI it is a failure."""
+    if IN_CI:
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def require_program() -> Callable[[str], str]:
+    """``require_program("promtool")`` returns its path, or skips (fails in CI) with the install hint."""
+
+    def require(name: str) -> str:
+        path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+        if path is None:
+            _skip_or_fail(f"{name} is not installed: {INSTALL_HINTS[name]}")
+        assert path is not None
+        return path
+
+    return require
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of public reference data beside the checkout (``../shared/data``)."""
+    path = ROOT.parent / "shared" / "data"
+    if not path.is_dir():
+        _skip_or_fail("the reference data (../shared/data) is not here")
+    return path
+
+
+@pytest.fixture(scope="session")
+def require_torch() -> None:
+    """Skip (fail in CI) without torch."""
+    found = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode == 0
+    if not found:
+        _skip_or_fail("torch is not installed: make install")
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """``free_port()`` returns a port on 127.0.0.1 that nobody listened on a moment ago."""
+
+    def find() -> int:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port: int = sock.getsockname()[1]
+            return port
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``cli("analyze", path)`` runs the real command in a process of its own."""
+
+    def run(*args: str | Path, timeout: float = 120, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "rankscope", *map(str, args)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env={**os.environ, **(env or {})},
+        )
+
+    return run

@@ -1,0 +1,176 @@
+"""The run directory: what is written is read back, and damage is counted, not fatal."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.runs.errors import InputError
+from rankscope.runs.paths import rank_dir, segment
+from rankscope.runs.reader import MAX_LINE_BYTES, RunReader, is_run
+from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_atomically, write_record
+
+
+def step(number: int, **fields: object) -> StepRecord:
+    return StepRecord(step=number, start_unix_ns=number * 10**9, wall_us=1000.0, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    create_run(path, RunInfo(run_id="r1", name="test", start_unix_ns=1))
+    create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=1, world_size=2))
+    return path
+
+
+def test_what_is_written_is_read_back(run: Path) -> None:
+    # given two ranks
+    rows = [step(n, phases_us=PhaseTimes(data=10.5, backward=20), blocked_us=PhaseTimes(backward=5), samples=4) for n in range(3)]
+    for rank in (0, 1):
+        info = RankInfo(rank=rank, world_size=2, host="n1", pid=1, start_unix_ns=1)
+        write_record(rank_dir(run, 0, rank) / "rank.json", info)
+        writer = JsonLinesWriter(rank_dir(run, 0, rank), "steps")
+        writer.append(*rows)
+        writer.close()
+    # when they are read
+    reader = RunReader(run)
+    # then everything is there
+    assert is_run(run)
+    assert (reader.info.run_id, reader.attempts(), reader.ranks(0)) == ("r1", [0], [0, 1])
+    attempt, rank = reader.attempt(0), reader.rank(0, 1)
+    assert attempt is not None
+    assert attempt.world_size == 2
+    assert rank is not None
+    assert rank.host == "n1"
+    assert list(reader.steps(0, 1)) == rows
+    assert reader.skipped_lines == 0
+
+
+def test_the_first_writer_of_run_json_wins(run: Path) -> None:
+    assert create_run(run, RunInfo(run_id="other", name="late", start_unix_ns=2)) is False
+    assert RunReader(run).info.run_id == "r1"
+
+
+def test_many_ranks_creating_a_run_agree_on_one(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    created = []
+
+    def create(number: int) -> None:
+        created.append(create_run(path, RunInfo(run_id=str(number), name="race", start_unix_ns=1)))
+
+    threads = [threading.Thread(target=create, args=(n,)) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(created) == 1
+    assert [entry.name for entry in path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b'{"step": 3, "start_unix_ns": 1, "wall_us":',  # torn: the writer died in the line
+        b"not json\n",
+        b'{"step": "three"}\n',
+        b"\xff\xfe\x00\n",
+        b"\n",
+    ],
+)
+def test_damaged_lines_are_skipped_and_counted(run: Path, damage: bytes) -> None:
+    writer = JsonLinesWriter(rank_dir(run, 0, 0), "steps")
+    writer.append(step(0), step(1))
+    writer.close()
+    with segment(rank_dir(run, 0, 0), "steps", 0).open("ab") as file:
+        file.write(damage)
+    reader = RunReader(run)
+    assert [row.step for row in reader.steps(0, 0)] == [0, 1]
+    assert reader.skipped_lines == 1
+
+
+def test_an_absurdly_long_line_costs_itself_and_bounded_memory(run: Path) -> None:
+    folder = rank_dir(run, 0, 0)
+    folder.mkdir(parents=True)
+    with segment(folder, "steps", 0).open("wb") as file:
+        file.write(b"x" * (MAX_LINE_BYTES + 10) + b"\n")
+        file.write(msgspec.json.encode(step(7)) + b"\n")
+    reader = RunReader(run)
+    assert [row.step for row in reader.steps(0, 0)] == [7]
+    assert reader.skipped_lines == 1
+
+
+def test_unknown_fields_are_ignored(run: Path) -> None:
+    writer = JsonLinesWriter(rank_dir(run, 0, 0), "steps")
+    writer.append(json.dumps({**msgspec.to_builtins(step(1)), "from_the_future": [1]}).encode())
+    writer.close()
+    assert [row.step for row in RunReader(run).steps(0, 0)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "not JSON"),
+        (b'{"schema": "rankscope.run/2"}', "upgrade rankscope"),
+        (b'{"schema": "something.else/1"}', "not a rankscope run"),
+        (b"{}", "not a rankscope run"),
+        (b'{"schema": "rankscope.run/1"}', "run_id"),
+    ],
+)
+def test_a_bad_run_json_is_a_clear_error(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        RunReader(tmp_path)
+    assert "run.json" in str(caught.value)
+    assert reason in str(caught.value)
+
+
+def test_a_missing_folder_and_a_folder_that_is_no_run_are_clear_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file or folder"):
+        RunReader(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"no run\.json"):
+        RunReader(tmp_path)
+
+
+def test_segments_rotate_and_a_restarted_writer_never_overwrites(run: Path) -> None:
+    folder = rank_dir(run, 0, 0)
+    for _ in range(2):
+        writer = JsonLinesWriter(folder, "steps", segment_bytes=100)
+        for number in range(4):
+            writer.append(step(number))
+        writer.close()
+    assert len(list(folder.glob("steps-*.jsonl"))) > 2
+    assert [row.step for row in RunReader(run).steps(0, 0)] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_an_atomic_write_that_fails_leaves_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(tmp_path / "file.json", b"{}")
+    assert list(tmp_path.iterdir()) == []
+
+
+times = st.none() | st.floats(0, 1e9)
+
+
+@given(st.builds(PhaseTimes, **dict.fromkeys(PHASES, times)), st.none() | st.builds(PhaseTimes, **dict.fromkeys(PHASES, times)))
+def test_own_time_is_wall_minus_blocked_and_unknown_without_a_signal(phases: PhaseTimes, blocked: PhaseTimes | None) -> None:
+    record = StepRecord(step=0, start_unix_ns=0, wall_us=1e10, phases_us=phases, blocked_us=blocked)
+    if blocked is None:
+        assert record.own_us is None
+    else:
+        total = sum(blocked.get(phase) or 0.0 for phase in PHASES)
+        assert record.own_us == pytest.approx(1e10 - total)
+    assert msgspec.json.decode(msgspec.json.encode(record), type=StepRecord) == record
