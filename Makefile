@@ -17,9 +17,9 @@ TEST_ARGS ?=
 SETUP = PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_ARGS="$(TORCH_ARGS)" VENV_ARGS="$(VENV_ARGS)" sh scripts/setup
 BIN = .venv/bin
 FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
-CODE = $(FOLDERS) benchmarks profiler/examples
+CODE = $(FOLDERS) benchmarks profiler/examples scripts/cli_docs.py
 
-.PHONY: help install demo test check bench campaign format constraints clean
+.PHONY: help install demo test check bench campaign format docs constraints clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -54,6 +54,10 @@ bench:
 campaign:
 	@$(SETUP) .venv test
 	$(BIN)/python -m pytest -m campaign --timeout 3600 $(TEST_ARGS)
+
+docs:
+	@$(SETUP) .venv run
+	$(BIN)/python scripts/cli_docs.py >docs/cli.md
 
 constraints:
 	@$(SETUP) .venv check

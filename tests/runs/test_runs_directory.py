@@ -45,11 +45,11 @@ def test_what_is_written_is_read_back(run: Path) -> None:
     # then everything is there
     assert is_run(run)
     assert (reader.info.run_id, reader.attempts(), reader.ranks(0)) == ("r1", [0], [0, 1])
-    attempt, rank = reader.attempt(0), reader.rank(0, 1)
+    attempt, written = reader.attempt(0), reader.rank(0, 1)
     assert attempt is not None
     assert attempt.world_size == 2
-    assert rank is not None
-    assert rank.host == "n1"
+    assert written is not None
+    assert written.host == "n1"
     assert list(reader.steps(0, 1)) == rows
     assert reader.skipped_lines == 0
 

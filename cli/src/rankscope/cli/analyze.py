@@ -25,10 +25,21 @@ Examples:
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
 @format_option
-@click.option("--price-per-gpu-hour", type=click.FloatRange(min=0), help="Price the loss in money. Default: the price recorded with the run.")
+@click.option(
+    "--price-per-gpu-hour",
+    type=click.FloatRange(min=0),
+    help="Price the loss in money. Default: the price recorded with the run.",
+)
 @click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
-@click.option("--fail-on", multiple=True, metavar="KIND", help="Exit with status 1 when the verdict is of this kind. May be given several times.")
-def analyze(paths: tuple[Path, ...], output_format: str, price_per_gpu_hour: float | None, currency: str, fail_on: tuple[str, ...]) -> int:
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="KIND",
+    help="Exit with status 1 when the verdict is of this kind. May be given several times.",
+)
+def analyze(
+    paths: tuple[Path, ...], output_format: str, price_per_gpu_hour: float | None, currency: str, fail_on: tuple[str, ...]
+) -> int:
     """Say which rank makes everybody else wait, why, what it costs and what to do next.
 
     PATH is one run directory, or Kineto traces (files, folders, patterns) of one or many ranks. "No straggler" and "not
@@ -50,4 +61,6 @@ def _check_kinds(kinds: tuple[str, ...]) -> None:
 
     for kind in kinds:
         if kind not in get_args(Kind):
-            raise click.BadParameter(f"{kind!r} is no kind of verdict; there are {', '.join(get_args(Kind))}", param_hint="--fail-on")
+            raise click.BadParameter(
+                f"{kind!r} is no kind of verdict; there are {', '.join(get_args(Kind))}", param_hint="--fail-on"
+            )

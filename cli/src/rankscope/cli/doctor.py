@@ -23,6 +23,7 @@ from rankscope.cli.terminal import format_option, use_color
 State = Literal["ok", "absent", "missing"]
 
 _MIN_TORCH: Final = (2, 6)
+_SHM: Final = Path("/dev/shm")  # noqa: S108  # looked at, not written to by name
 _MIN_SHM_BYTES: Final = 256 * 1024 * 1024
 
 
@@ -69,7 +70,12 @@ def _torch() -> Check:
     try:
         found = version("torch")
     except PackageNotFoundError:
-        return Check("torch", "missing", "not installed: nothing can be recorded here", "pip install torch (see README: CUDA, CPU and vendor builds)")
+        return Check(
+            "torch",
+            "missing",
+            "not installed: nothing can be recorded here",
+            "pip install torch (see README: CUDA, CPU and vendor builds)",
+        )
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
     if numbers < _MIN_TORCH:
         return Check("torch", "missing", f"{found} is too old", "rankscope records with torch 2.6 or newer")
@@ -79,13 +85,20 @@ def _torch() -> Check:
 def _gpus() -> Check:
     without = "hardware metrics will be simulated in the demo; runs record CPU time"
     if importlib.util.find_spec("pynvml") is None:
-        return Check("GPUs", "absent", f"cannot look: nvidia-ml-py is not installed; {without}", "pip install 'rankscope[exporter]'")
+        return Check(
+            "GPUs", "absent", f"cannot look: nvidia-ml-py is not installed; {without}", "pip install 'rankscope[exporter]'"
+        )
     # In a process of its own with a deadline: a wedged driver hangs whoever asks.
     script = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount(), n.nvmlSystemGetDriverVersion())"
     try:
         asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
-        return Check("GPUs", "missing", "the NVIDIA driver does not answer within 20 s", "look at `dmesg` for Xid lines; the node may need a reboot")
+        return Check(
+            "GPUs",
+            "missing",
+            "the NVIDIA driver does not answer within 20 s",
+            "look at `dmesg` for Xid lines; the node may need a reboot",
+        )
     if asked.returncode != 0:
         reason = asked.stderr.strip().splitlines()[-1] if asked.stderr.strip() else "NVML failed"
         return Check("GPUs", "absent", f"{reason.rpartition(': ')[2]}; {without}", "on a GPU node, install the NVIDIA driver")
@@ -96,13 +109,19 @@ def _gpus() -> Check:
 
 
 def _local_memory() -> Check:
-    shm = Path("/dev/shm")  # noqa: S108  # looked at, not written to by name
-    if not shm.is_dir() or not os.access(shm, os.W_OK):
-        return Check("/dev/shm", "absent", "not writable: the recorder's ring goes to the temporary folder, which may be a disk", "mount a tmpfs there")
-    free = shutil.disk_usage(shm).free
+    if not os.access(_SHM, os.W_OK):
+        return Check(
+            str(_SHM),
+            "absent",
+            "not writable: the recorder's ring goes to the temporary folder, which may be a disk",
+            "mount a tmpfs there",
+        )
+    free = shutil.disk_usage(_SHM).free
     if free < _MIN_SHM_BYTES:
-        return Check("/dev/shm", "absent", f"only {free // 2**20} MiB free: large profiler windows may not fit", "docker run --shm-size=1g")
-    return Check("/dev/shm", "ok", f"{free // 2**20} MiB free")
+        return Check(
+            str(_SHM), "absent", f"only {free // 2**20} MiB free: large profiler windows may not fit", "docker run --shm-size=1g"
+        )
+    return Check(str(_SHM), "ok", f"{free // 2**20} MiB free")
 
 
 def _writable() -> Check:
@@ -133,7 +152,11 @@ def examine() -> list[Check]:
     return [_python(), _torch(), *_extras(), _gpus(), _local_memory(), _writable(), _schedstat(), *_programs()]
 
 
-_MARKS: Final[dict[State, tuple[str, str]]] = {"ok": ("ok", "green"), "absent": ("absent", "yellow"), "missing": ("MISSING", "red")}
+_MARKS: Final[dict[State, tuple[str, str]]] = {
+    "ok": ("ok", "green"),
+    "absent": ("absent", "yellow"),
+    "missing": ("MISSING", "red"),
+}
 
 
 def _line(check: Check, style: Callable[[str, str], str]) -> str:

@@ -26,13 +26,37 @@ Examples:
 The training script needs no change and its output is left alone; the verdict goes to stderr. The exit status is the job's.
 """,
 )
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder to record into; every rank must see it.  [default: rankscope-runs/NAME-TIME]")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Folder to record into; every rank must see it.  [default: rankscope-runs/NAME-TIME]",
+)
 @click.option("--name", help="Name of the run.  [default: the script's name]")
-@click.option("--spool-dir", type=click.Path(path_type=Path), help="Folder where the node's exporter picks up the ranks' metrics.")
+@click.option(
+    "--spool-dir", type=click.Path(path_type=Path), help="Folder where the node's exporter picks up the ranks' metrics."
+)
 @click.option("--window-first", type=click.IntRange(min=1), default=20, show_default=True, help="First profiled step.")
-@click.option("--window-every", type=click.IntRange(min=0), default=1000, show_default=True, help="Steps from one profiled window to the next; 0 for a single window.")
-@click.option("--window-steps", type=click.IntRange(min=0), default=3, show_default=True, help="Steps per window; 0 switches the profiler off.")
-@click.option("--keep-traces", type=click.IntRange(min=0), default=0, show_default=True, help="Keep the raw traces of the last N windows of each rank.")
+@click.option(
+    "--window-every",
+    type=click.IntRange(min=0),
+    default=1000,
+    show_default=True,
+    help="Steps from one profiled window to the next; 0 for a single window.",
+)
+@click.option(
+    "--window-steps",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Steps per window; 0 switches the profiler off.",
+)
+@click.option(
+    "--keep-traces",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Keep the raw traces of the last N windows of each rank.",
+)
 @click.option("--price-per-gpu-hour", type=click.FloatRange(min=0), help="To price the loss in money.")
 @click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
 @click.option("--simulated", is_flag=True, help="Mark the run as simulated wherever it is shown.")
@@ -84,8 +108,8 @@ def _default_name(command: tuple[str, ...]) -> str:
 def _print_verdict(result: LaunchResult) -> None:
     if not is_run(result.run_dir):
         click.echo(
-            "rankscope: nothing was recorded: the job took no optimizer step under torch, or its Python could not load the recorder "
-            "(python -I, -E and -S keep it out).",
+            "rankscope: nothing was recorded: the job took no optimizer step under torch, or its Python could not load "
+            "the recorder (python -I, -E and -S keep it out).",
             err=True,
         )
         return

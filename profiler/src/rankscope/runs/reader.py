@@ -107,7 +107,7 @@ class RunReader:
                             # Torn: the writer is in the middle of it, or died there. Or endless: then nothing of it is used.
                             self.skipped_lines += 1
                             while line and not line.endswith(b"\n"):
-                                line = file.readline(MAX_LINE_BYTES)  # noqa: PLW2901  # the rest of the same line
+                                line = file.readline(MAX_LINE_BYTES)  # the rest of the same line
                             continue
                         try:
                             yield decoder.decode(line)

@@ -41,7 +41,7 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     start_unix_ns: int
     world_size: int
     backend: str | None = None
-    """Process-group backend as torch names it (``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``); ``None`` without torch.distributed."""
+    """Process-group backend as torch names it (``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``); ``None`` without a group."""
     versions: dict[str, str] = {}
     """Package name to version: python, torch, rankscope, …"""
     layout: dict[str, int] = {}

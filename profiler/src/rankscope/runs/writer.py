@@ -6,8 +6,7 @@ Each rank writes only its own files; nobody locks anything. Nothing here is call
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import suppress
+import secrets
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -30,35 +29,25 @@ def write_atomically(path: Path, data: bytes, *, overwrite: bool = True) -> bool
     path.parent.mkdir(parents=True, exist_ok=True)
     if not overwrite and path.exists():
         return False
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(6)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files private; a run is read by other users (watcher, dashboard).
-        os.chmod(temporary, 0o666 & ~_umask())
         if overwrite:
-            os.replace(temporary, path)
+            temporary.replace(path)
             return True
         try:
-            os.link(temporary, path)
+            path.hardlink_to(temporary)
         except FileExistsError:
             return False
         except OSError:
             # No hard links on this filesystem: the last of two racing writers wins, with a whole file either way.
-            os.replace(temporary, path)
-            return True
+            temporary.replace(path)
         return True
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+        temporary.unlink(missing_ok=True)
 
 
 def write_record(path: Path, record: msgspec.Struct, *, overwrite: bool = True) -> bool:

@@ -36,7 +36,11 @@ Faults:
 )
 @click.option("--fault", type=FaultType(), default="input:2", show_default=True, metavar="KIND:RANK", help="What to plant.")
 @click.option("--once", is_flag=True, help="Headless: check each part, print the table, exit 0 only if all are ok.")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder of the run; must not exist.  [default: rankscope-runs/demo-FAULT-TIME]")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Folder of the run; must not exist.  [default: rankscope-runs/demo-FAULT-TIME]",
+)
 @format_option
 def demo(*, fault: Fault, once: bool, run_dir: Path | None, output_format: str) -> int:
     """Train for real with one planted straggler and watch every part of rankscope find it.
@@ -121,4 +125,3 @@ def _row(part: Part) -> str:
     if use_color():
         mark = click.style(f"{mark:6}", fg="green" if part.ok else "red", bold=True)
     return f"  {part.name:12} {mark:6}  {part.detail}"
-

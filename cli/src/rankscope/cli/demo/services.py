@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -60,10 +61,10 @@ def post_json(url: str, payload: object, *, timeout: float = 20.0) -> Any:
 
 
 class Services:
-    """Context manager over child processes; leaving it ends them all, with their descendants."""
+    """Context manager over child processes; leaving it ends them all. Their output goes to files in ``logs``."""
 
     def __init__(self, logs: Path) -> None:
-        self._logs = logs
+        self.logs = logs
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -74,7 +75,7 @@ class Services:
 
     def log(self, name: str) -> Path:
         """Where the output of a child goes."""
-        return self._logs / f"{name}.log"
+        return self.logs / f"{name}.log"
 
     def start(self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a child with its output in ``log(name)``."""
@@ -112,20 +113,16 @@ class Services:
         lines = self.log(name).read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "nothing"
 
-    def stop(self) -> list[str]:
-        """End all children, youngest first: SIGTERM, then SIGKILL to whatever is left of each group. Returns who needed SIGKILL."""
-        forced = []
+    def stop(self) -> None:
+        """End all children, youngest first: SIGTERM, then SIGKILL to whatever is left of their groups."""
         for child in reversed(self._children.values()):
             _signal_group(child, signal.SIGTERM)
-        for name, child in reversed(self._children.items()):
-            try:
+        for child in reversed(self._children.values()):
+            with suppress(subprocess.TimeoutExpired):
                 child.wait(_STOP_GRACE_S)
-            except subprocess.TimeoutExpired:
-                forced.append(name)
             _signal_group(child, signal.SIGKILL)
             child.wait()
         self._children.clear()
-        return forced
 
 
 def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:

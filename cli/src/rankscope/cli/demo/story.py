@@ -60,7 +60,7 @@ class Story:
 
     @contextmanager
     def part(self, name: str) -> Iterator[list[str]]:
-        """Run one check: what is appended is its detail, an ``AssertionError``-free failure is any error it raises."""
+        """Run one part; what is appended to the list is its detail, and an error fails the part, not the story."""
         detail: list[str] = []
         try:
             yield detail
@@ -138,7 +138,8 @@ def _start_receiver(story: Story, detail: list[str]) -> None:
 def _train(story: Story, spool: Path, detail: list[str]) -> None:
     script = Path(__file__).with_name("train.py")
     command = rankscope_command(
-        "run", "--no-verdict", "--run-dir", story.run_dir, "--name", f"demo-{story.fault}".replace(":", "-"), "--spool-dir", spool,
+        "run", "--no-verdict", "--spool-dir", spool,
+        "--run-dir", story.run_dir, "--name", f"demo-{story.fault}".replace(":", "-"),
         "--window-first", str(WINDOW["first"]), "--window-every", str(WINDOW["every"]), "--window-steps", str(WINDOW["steps"]),
         *(["--simulated"] if story.simulated else []),
         "--", sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD_SIZE),
@@ -183,7 +184,7 @@ def _follow_run(story: Story) -> None:
     story.services.start(
         "watcher",
         rankscope_command(
-            "alerts", "watch", story.run_dir, "--interval", "2s", "--state", story.run_dir.parent / f".{story.run_dir.name}-watcher.json",
+            "alerts", "watch", story.run_dir, "--interval", "2s", "--state", story.services.logs / "watcher-state.json",
             *(["--webhook", story.urls["webhook"]] if "webhook" in story.urls else []), "--dashboard-url", base,
         ),
     )  # fmt: skip
@@ -297,7 +298,9 @@ def _check_alert(story: Story, detail: list[str]) -> None:
     expect(ranks == {str(story.fault.rank)}, f"straggler alerts arrived for ranks {sorted(ranks)}")
     versions = {delivery["payload"]["version"] for delivery in deliveries["deliveries"]}
     expect(versions == {"4"}, f"payload versions {versions}")
-    detail.append(f"TrainingStraggler for rank {story.fault.rank} arrived at {story.urls['webhook']}: {firing[0]['annotations']['summary']}")
+    detail.append(
+        f"TrainingStraggler for rank {story.fault.rank} arrived at {story.urls['webhook']}: {firing[0]['annotations']['summary']}"
+    )
 
 
 def _wait_for_watcher(story: Story) -> None:

@@ -1,7 +1,7 @@
 """A small transformer language model trained with DistributedDataParallel on generated text.
 
-It knows nothing of rankscope: this is what a user's script looks like. Start it with torchrun. ``--fault KIND:RANK`` makes one rank
-slow in one way:
+It knows nothing of rankscope: this is what a user's script looks like. Start it with torchrun.
+``--fault KIND:RANK`` makes one rank slow in one way:
 
 * ``input:R``      rank R's dataset takes longer per batch
 * ``host:R``       rank R's Python code pauses in the forward pass
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-SUBJECTS = "the rank,a slow host,every worker,one kernel,the scheduler,this gradient,a full queue".split(",")
-VERBS = "waits for,sends,reduces,delays,overlaps,copies,profiles".split(",")
+SUBJECTS = ["the rank", "a slow host", "every worker", "one kernel", "the scheduler", "this gradient", "a full queue"]
+VERBS = ["waits for", "sends", "reduces", "delays", "overlaps", "copies", "profiles"]
 VOCABULARY = 128
 
 

@@ -1,0 +1,240 @@
+"""The command line as a newcomer meets it: help, exit statuses, one-line errors."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import jsonschema
+import pytest
+
+from rankscope.cli.main import VERBS
+from rankscope.cli.main import cli as root_command
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def commands(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], click.Command]]:
+    """Every command below ``command`` with its words."""
+    found = [(path, command)]
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            found += commands(below, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), commands(root_command), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_every_verb_and_option_is_explained(path: tuple[str, ...], command: click.Command) -> None:
+    context = click.Context(command, info_name=" ".join(("rankscope", *path)))
+    assert command.get_help(context)
+    assert command.help
+    undocumented = [p.name for p in command.params if isinstance(p, click.Option) and not p.help]
+    assert undocumented == []
+
+
+def test_every_verb_is_in_the_documentation() -> None:
+    text = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    missing = [" ".join(path) for path, command in commands(root_command) if path and f"rankscope {' '.join(path)}" not in text]
+    assert missing == []
+
+
+def test_the_commands_page_is_current() -> None:
+    printed = subprocess.run([sys.executable, ROOT / "scripts" / "cli_docs.py"], capture_output=True, text=True, check=True).stdout
+    assert (ROOT / "docs" / "cli.md").read_text() == printed, "run `make docs`"
+
+
+def test_help_is_quick_because_it_imports_no_verb() -> None:
+    code = (
+        "import sys\nfrom rankscope.cli.main import cli\n"
+        "try: cli.main(['--help'], standalone_mode=False)\nfinally:\n"
+        " print([m for m in sys.modules if m.partition('.')[0] in {'torch', 'numpy', 'dash', 'httpx', 'uvicorn', 'pynvml'}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+@pytest.mark.parametrize("package", ["runs", "analysis", "alerts", "dashboards", "exporter", "cli"])
+def test_nothing_outside_the_recorder_loads_torch(package: str) -> None:
+    # given every module of the package imported in a fresh interpreter
+    code = (
+        f"import importlib, pkgutil, sys, rankscope.{package} as p\n"
+        f"names = [m.name for m in pkgutil.walk_packages(p.__path__, 'rankscope.{package}.')]\n"
+        "names.remove('rankscope.cli.demo.train') if 'rankscope.cli.demo.train' in names else None\n"
+        "for name in names: importlib.import_module(name)\n"
+        "print(len(names), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # then there were some, and torch is not among what they brought
+    count, loaded = done.stdout.split()
+    assert int(count) > 0
+    assert loaded == "False"
+
+
+def test_the_namespace_has_no_init() -> None:
+    assert list(ROOT.glob("*/src/rankscope/__init__.py")) == []
+
+
+def test_version(cli: Cli) -> None:
+    assert re.fullmatch(r"rankscope, version \d+\.\d+\.\d+\n", cli("--version").stdout)
+
+
+def test_an_unknown_verb_is_a_usage_error(cli: Cli) -> None:
+    done = cli("analyse")
+    assert done.returncode == 2
+    assert "No such command" in done.stderr
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+GOOD = json.dumps({"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2, "args": {"stream": 7}}]}).encode()
+
+BAD_TRACES: dict[str, Callable[[Path], Path]] = {
+    "missing": lambda d: d / "nowhere.json",
+    "empty": lambda d: write(d / "empty.json", b""),
+    "not JSON": lambda d: write(d / "text.json", b"hello\n"),
+    "not a trace": lambda d: write(d / "other.json", b'{"a": 1}'),
+    "truncated JSON": lambda d: write(d / "cut.json", GOOD[:40]),
+    "truncated gz": lambda d: write(d / "cut.json.gz", gzip.compress(GOOD * 100)[:50]),
+    "not gz": lambda d: write(d / "fake.json.gz", GOOD),
+    "binary": lambda d: write(d / "binary.json", bytes(range(256)) * 16),
+    "an empty folder": lambda d: d,
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TRACES)
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_input_that_cannot_be_read_is_one_line_with_status_3(cli: Cli, tmp_path: Path, kind: str, output: str) -> None:
+    # given
+    path = BAD_TRACES[kind](tmp_path)
+    # when
+    done = cli("analyze", path, "--format", output)
+    # then: one line that names the file
+    if kind == "not gz":
+        # A plain file under a .gz name is harmless and is read.
+        assert done.returncode == 0
+        return
+    assert (done.returncode, done.stdout) == (3, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert str(path) in done.stderr
+
+
+def test_a_trace_without_gpu_events_is_insufficient_data_that_says_what_is_missing(cli: Cli, tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "rank-0.json", b'{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 2}]}'
+    )
+    done = cli("analyze", path, "--format", "json")
+    assert done.returncode in (0, 3)
+    if done.returncode == 0:
+        verdict = json.loads(done.stdout)["verdict"]
+        assert verdict["kind"] == "insufficient_data"
+        assert verdict["summary"]
+    else:
+        assert str(path) in done.stderr
+
+
+def test_analyze_json_is_what_its_published_schema_says(cli: Cli, shared_data: Path) -> None:
+    # given the schema the command line prints
+    schema = json.loads(cli("schema", "analysis").stdout)
+    # when real traces are analysed
+    done = cli("analyze", shared_data / "traces" / "dlrm_8ranks_v100", "--format", "json")
+    # then
+    assert done.returncode == 0
+    document = json.loads(done.stdout)
+    jsonschema.validate(document, schema)
+    assert document["verdict"]["kind"] == "straggler"
+    assert document["verdict"]["rank"] == 7
+
+
+def test_fail_on_turns_a_verdict_into_an_exit_status(cli: Cli, shared_data: Path) -> None:
+    traces = shared_data / "traces" / "dlrm_8ranks_v100"
+    assert cli("analyze", traces, "--fail-on", "straggler").returncode == 1
+    assert cli("analyze", traces, "--fail-on", "hang").returncode == 0
+    assert cli("analyze", traces, "--fail-on", "nonsense").returncode == 2
+
+
+def test_text_has_no_colour_codes_when_it_is_not_a_terminal(cli: Cli, shared_data: Path) -> None:
+    done = cli("analyze", shared_data / "traces" / "dlrm_8ranks_v100")
+    assert "rank 7" in done.stdout.lower()
+    assert "\x1b" not in done.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error(shared_data: Path) -> None:
+    traces = shared_data / "traces" / "dlrm_8ranks_v100"
+    shell = f"{sys.executable} -m rankscope analyze {traces} --format json | head -c 10"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_doctor_reports_every_part(cli: Cli) -> None:
+    done = cli("doctor", "--format", "json")
+    report = json.loads(done.stdout)
+    names = {check["name"] for check in report["checks"]}
+    assert {"Python", "torch", "GPUs", "rankscope[exporter]", "rankscope[dashboards]"} <= names
+    assert done.returncode == (0 if report["ok"] else 1)
+
+
+def test_doctor_says_how_to_get_what_is_missing(tmp_path: Path) -> None:
+    # given an interpreter that sees rankscope and click, but none of the extras
+    sources = os.pathsep.join(str(path) for path in sorted(ROOT.glob("*/src")))
+    code = (
+        "import sys, importlib.util as u, importlib.abc\n"
+        "gone = {'dash', 'httpx', 'pynvml'}\n"
+        "real = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name in gone else real(name, *a)\n"
+        "sys.argv = ['rankscope', 'doctor']\n"
+        "from rankscope.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": sources}
+    )
+    assert done.returncode == 1
+    assert "pip install 'rankscope[dashboards]'" in done.stdout
+    assert "pip install 'rankscope[alerts]'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("verb", "module", "extra"),
+    [("analyze", "numpy", "analysis"), ("alerts", "httpx", "alerts"), ("dashboard", "dash", "dashboards")],
+)
+def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Path, verb: str, module: str, extra: str) -> None:
+    # given an interpreter in which the extra's package cannot be imported
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Gone:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] == {module!r}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)\n"
+        "sys.meta_path.insert(0, Gone())\n"
+    )
+    arguments = {"alerts": ["watch", str(tmp_path)]}.get(verb, [str(tmp_path)])
+    # when the verb is used
+    done = subprocess.run(
+        [sys.executable, "-m", "rankscope", verb, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    # then
+    assert done.returncode == 4, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert f"pip install 'rankscope[{extra}]'" in done.stderr
+
+
+def test_every_verb_of_the_table_exists() -> None:
+    assert [name for name in VERBS if root_command.get_command(click.Context(root_command), name) is None] == []

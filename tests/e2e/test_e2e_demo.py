@@ -1,0 +1,149 @@
+"""The main job: real training with a planted fault, through every part, found or left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch"), pytest.mark.timeout(600)]
+
+PARTS = ["exporter", "receiver", "training", "recording", "verdict", "metrics", "dashboard", "alert"]
+
+
+@pytest.mark.parametrize("fault", ["input:2", "host:1", "backward:3", "imbalance:0", "none"])
+def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli: Cli, tmp_path: Path, fault: str) -> None:
+    done = cli("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=540)
+    assert done.stdout, done.stderr
+    result = json.loads(done.stdout)
+    assert [part["name"] for part in result["parts"]] == PARTS, done.stderr
+    assert [part for part in result["parts"] if not part["ok"]] == [], done.stderr
+    assert result["ok"] is True
+    assert done.returncode == 0
+    kind, _, rank = fault.partition(":")
+    if kind == "none":
+        assert result["verdict"]["kind"] != "straggler"
+    else:
+        assert (result["verdict"]["kind"], result["verdict"]["rank"]) == ("straggler", int(rank))
+
+
+def test_the_demo_refuses_a_fault_that_does_not_exist_and_a_folder_that_does(cli: Cli, tmp_path: Path) -> None:
+    wrong = cli("demo", "--once", "--fault", "gremlins:2")
+    assert wrong.returncode == 2
+    assert "input:R" in wrong.stderr
+    taken = cli("demo", "--once", "--run-dir", tmp_path)
+    assert taken.returncode == 3
+    assert str(tmp_path) in taken.stderr
+
+
+@pytest.fixture
+def live_demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """The demo as `make demo` starts it, once it has printed its addresses."""
+    with socket.socket() as taken:
+        # A port in use is stepped over.
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", 8050))
+            taken.listen()
+        except OSError:
+            pass  # somebody else takes it: just as good
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rankscope", "demo", "--run-dir", str(tmp_path / "run"), "--format", "json"],
+            stdout=subprocess.PIPE,
+            stderr=(tmp_path / "stderr").open("w"),
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            assert process.stdout is not None
+            text = ""
+            for line in process.stdout:
+                text += line
+                if line == "}\n":
+                    break
+            result = json.loads(text)
+            assert result["ok"], (tmp_path / "stderr").read_text()
+            yield process, result["urls"]
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def descendants(pid: int) -> set[int]:
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found: set[int] = set()
+    frontier = {pid}
+    while frontier:
+        frontier = {child for child, parent in parents.items() if parent in frontier} - found
+        found |= frontier
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_person_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
+    require_program: Callable[[str], str], live_demo: tuple[subprocess.Popen[str], dict[str, str]]
+) -> None:
+    from playwright.sync_api import sync_playwright
+
+    process, urls = live_demo
+    assert ":8050/" not in urls["dashboard"]
+    children = descendants(process.pid)
+    assert len(children) >= 3
+    # when a person opens the page
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=require_program("chromium"),
+            args=[
+                "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+                "--disable-component-update", "--disable-sync",
+            ],
+        )  # fmt: skip
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        errors: list[str] = []
+        requests: list[str] = []
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(urls["dashboard"])
+        page.get_by_text("Rank 2").first.wait_for(timeout=60_000)
+        page.wait_for_load_state("networkidle")
+        body = page.inner_text("body").lower()
+        browser.close()
+    # then it names rank 2 and its cause, says that the hardware is simulated, and asked nobody else for anything
+    assert "rank 2" in body
+    assert "input" in body
+    assert "simulated" in body
+    assert errors == []
+    base = urls["dashboard"].split("/run/")[0]
+    assert [url for url in requests if not url.startswith((base, "data:", "blob:"))] == []
+    # and Ctrl-C ends it with status 0 and leaves nothing running
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    deadline = time.monotonic() + 20
+    while any(alive(pid) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert [pid for pid in children if alive(pid)] == []

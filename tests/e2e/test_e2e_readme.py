@@ -1,0 +1,78 @@
+"""The README's commands do what it says, typed by a newcomer in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+COMMANDS = [line.partition(" #")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
+
+
+def test_the_first_commands_are_make_demo_and_make_test_and_exist() -> None:
+    assert COMMANDS[:2] == ["make demo", "make test"]
+    for command in COMMANDS[:2]:
+        assert subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+def test_every_link_to_a_file_has_one() -> None:
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / link).is_file()] == []
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = set(re.findall(r"rankscope\[(\w+)\]", README))
+    assert named
+    assert named <= set(extras)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("require_torch")
+def test_every_rankscope_command_works_as_written(tmp_path: Path, shared_data: Path) -> None:
+    # given an empty folder with a training script and some traces
+    shutil.copy(ROOT / "cli/src/rankscope/cli/demo/train.py", tmp_path / "train.py")
+    shutil.copytree(shared_data / "traces" / "dlrm_8ranks_v100", tmp_path / "traces")
+    bin_folder = Path(sys.executable).parent
+    env = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    commands = [command for command in COMMANDS if command.startswith("rankscope ")]
+    assert len(commands) >= 7
+    for command in commands:
+        # when each is typed as it stands
+        words = shlex.split(command)
+        if words[1] == "dashboard":
+            _serves(words, tmp_path, env)
+            continue
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+        # then it works and says something
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert done.stdout or done.stderr
+    assert list((tmp_path / "rules").iterdir())
+
+
+def _serves(words: list[str], folder: Path, env: dict[str, str]) -> None:
+    """A server says where it is, and Ctrl-C ends it."""
+    process = subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    line = ""
+    while "http://" not in line:
+        line = process.stdout.readline()
+        assert line, "it ended without saying where it serves"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0

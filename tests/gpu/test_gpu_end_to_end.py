@@ -1,0 +1,51 @@
+"""On a machine with an NVIDIA GPU: real NVML readings, real CUDA training."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def gpus() -> int:
+    """GPUs that NVML sees, 0 where there is no NVML."""
+    script = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
+    asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    return int(asked.stdout) if asked.returncode == 0 else 0
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def gpu_count() -> int:
+    count = gpus()
+    if count == 0:
+        pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
+    return count
+
+
+def test_the_exporter_publishes_every_real_gpu_and_simulates_none(cli: Cli, gpu_count: int) -> None:
+    page = cli("exporter", "--once").stdout
+    assert len(re.findall(r"^gpu_up\{[^}]*\} 1(?:\.0)?$", page, re.MULTILINE)) == gpu_count
+    assert len(re.findall(r"^gpu_temperature_celsius\{", page, re.MULTILINE)) >= gpu_count
+    assert len(re.findall(r"^gpu_memory_total_bytes\{", page, re.MULTILINE)) == gpu_count
+    assert "rankscope_exporter_simulated 0" in page
+
+
+@pytest.mark.usefixtures("require_torch")
+@pytest.mark.timeout(600)
+def test_a_planted_straggler_is_found_on_cuda(cli: Cli, tmp_path: Path, gpu_count: int) -> None:
+    done = cli("demo", "--once", "--fault", "input:2", "--run-dir", tmp_path / "run", "--format", "json", timeout=540)
+    result = json.loads(done.stdout)
+    assert [part for part in result["parts"] if not part["ok"]] == [], done.stderr
+    analysis = json.loads(cli("analyze", tmp_path / "run", "--format", "json").stdout)
+    assert {rank["device_kind"] for rank in analysis["ranks"]} == {"cuda"}
+    assert analysis["source"]["simulated"] is False
