@@ -21,7 +21,8 @@ def page() -> str:
 
 
 def _sections(command: click.Command, words: str, parent: click.Context | None) -> list[str]:
-    context = click.Context(command, info_name=words.split()[-1], parent=parent, terminal_width=110, max_content_width=110, color=False)
+    name = words.rsplit(maxsplit=1)[-1]
+    context = click.Context(command, info_name=name, parent=parent, terminal_width=110, max_content_width=110, color=False)
     text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     sections = [f"\n## {words}\n\n```text\n{text}\n```\n"]
     if isinstance(command, click.Group):
