@@ -1,0 +1,49 @@
+"""One alert: what identifies it, what it says, and when it began and ended.
+
+Labels are identity, so nothing that changes from one evaluation to the next may be in them; everything else is an annotation.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+_FNV_OFFSET: Final = 14695981039346656037
+_FNV_PRIME: Final = 1099511628211
+_SEPARATOR: Final = b"\xff"
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """Identity and text of an alert, without time."""
+
+    labels: dict[str, str]
+    """Non-empty values only: Alertmanager drops empty labels, which would change the fingerprint."""
+    annotations: dict[str, str]
+    generator_url: str = ""
+    """Page that shows the evidence; empty when no dashboard is known."""
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert at a moment, as it is sent: firing while ``ends_at_unix_ns`` is ``None``, resolved afterwards."""
+
+    alert: Alert
+    fingerprint: str
+    starts_at_unix_ns: int
+    ends_at_unix_ns: int | None = None
+
+
+def fingerprint(labels: dict[str, str]) -> str:
+    """Identity of an alert as Alertmanager computes it: 64-bit FNV-1a over the sorted names and values, 16 hex digits."""
+    value = _FNV_OFFSET
+    for name in sorted(labels):
+        for byte in name.encode() + _SEPARATOR + labels[name].encode() + _SEPARATOR:
+            value = ((value ^ byte) * _FNV_PRIME) % 2**64
+    return f"{value:016x}"
+
+
+def rfc3339(unix_ns: int) -> str:
+    """``1700000000000000000`` -> ``2023-11-14T22:13:20.000Z``."""
+    moment = datetime.fromtimestamp(unix_ns // 10**9, UTC).replace(microsecond=unix_ns % 10**9 // 1000)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,45 @@
+"""Alertmanager's API v2: alerts are re-sent while they fire, and end by themselves when nobody re-sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import httpx
+import msgspec
+
+from rankscope.alerts.alert import Notice, rfc3339
+from rankscope.alerts.post import post_json, receiver_key, redact
+
+
+class Alertmanager:
+    """One Alertmanager at ``url`` (``http://host:9093``; the API's path is added).
+
+    ``valid_s``: how long a firing alert stays valid without being sent again; ``None`` leaves it to the server's
+    ``resolve_timeout``.
+    """
+
+    def __init__(self, url: str, client: httpx.Client, *, resend_after_s: float, valid_s: float | None) -> None:
+        self.key = receiver_key("alertmanager", url)
+        self.name = f"Alertmanager {redact(url)}"
+        self.resend_after_s: float | None = resend_after_s
+        self._valid_s = valid_s
+        self._client = client
+        self._url = url.rstrip("/") + "/api/v2/alerts"
+
+    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+        """Post the notices. Raises ``DeliveryError``."""
+        post_json(self._client, self._url, msgspec.json.encode([self._post_alert(notice, now_unix_ns) for notice in notices]))
+
+    def _post_alert(self, notice: Notice, now_unix_ns: int) -> dict[str, object]:
+        posted: dict[str, object] = {
+            "labels": notice.alert.labels,
+            "annotations": notice.alert.annotations,
+            "startsAt": rfc3339(notice.starts_at_unix_ns),
+        }
+        if notice.alert.generator_url:
+            posted["generatorURL"] = notice.alert.generator_url
+        if notice.ends_at_unix_ns is not None:
+            posted["endsAt"] = rfc3339(notice.ends_at_unix_ns)
+        elif self._valid_s is not None:
+            posted["endsAt"] = rfc3339(now_unix_ns + int(self._valid_s * 1e9))
+        return posted

@@ -1,0 +1,224 @@
+"""``rankscope alerts``: the rules, the watcher, the receiver. What needs an extra is imported when it is used."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import click
+
+from rankscope.runs.errors import InputError
+
+DRAIN_S: Final = 60.0
+"""After a followed run has ended, deliveries that fail are tried again for this long."""
+
+
+class _Stop(BaseException):
+    """SIGTERM or SIGINT. Not an ``Exception``, so that nothing on the way handles it."""
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # one is enough: the clean-up that follows must not be interrupted
+    raise _Stop
+
+
+def _seconds(text: str) -> float:
+    """``5``, ``5s``, ``500ms``, ``2m``, ``1h`` in seconds; more than nothing. Raises ``click.BadParameter``."""
+    for suffix, factor in (("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("", 1.0)):
+        number = text.removesuffix(suffix)
+        if text.endswith(suffix) and number.replace(".", "", 1).isdecimal() and float(number) > 0:
+            return float(number) * factor
+    raise click.BadParameter(f"{text!r} is not a duration such as 5s, 500ms or 2m")
+
+
+def _http_url(text: str) -> str:
+    """An http or https address, unchanged. Raises ``click.BadParameter`` without repeating it: it may hold a secret."""
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not text.isprintable() or " " in text:
+        raise click.BadParameter("expected an address like https://host:port/path")
+    return text
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def alerts() -> None:
+    """Prometheus rules, the watcher, webhooks."""
+
+
+@alerts.command()
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the rule file and the runbooks.")
+@click.option("--print", "print_", is_flag=True, help="Print the rule file (the default without --out).")
+@click.option(
+    "--dashboard-url",
+    type=_http_url,
+    metavar="URL",
+    default="http://127.0.0.1:8050",
+    show_default=True,
+    help="Dashboard that alerts link to.",
+)
+@click.option(
+    "--runbook-url", default="runbooks", show_default=True, help="Where the runbooks are served: https://wiki.example/rankscope"
+)
+def rules(out: Path | None, print_: bool, dashboard_url: str, runbook_url: str) -> None:
+    """Export the Prometheus rules and one runbook per alert.
+
+    \b
+    Examples:
+      rankscope alerts rules > rankscope.rules.yaml
+      rankscope alerts rules --out /etc/prometheus/rankscope --dashboard-url https://rankscope.example
+    """  # noqa: D301 - \b is for click
+    from rankscope.alerts.rules import export, rules_text
+
+    try:
+        if out is not None:
+            for path in export(out, dashboard_url=dashboard_url, runbook_url=runbook_url):
+                click.echo(f"wrote {path}", err=True)
+        if print_ or out is None:
+            click.echo(rules_text(dashboard_url=dashboard_url, runbook_url=runbook_url), nl=False)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@alerts.command()
+@click.argument("path", type=click.Path(path_type=Path), metavar="RUN|ROOT")
+@click.option(
+    "--alertmanager", multiple=True, type=_http_url, metavar="URL", help="Alertmanager to send to, http://host:9093. Repeatable."
+)
+@click.option(
+    "--webhook",
+    multiple=True,
+    type=_http_url,
+    metavar="URL",
+    envvar="RANKSCOPE_ALERTS_WEBHOOK",
+    help="Webhook to send to (Alertmanager's payload, version 4). Repeatable; RANKSCOPE_ALERTS_WEBHOOK hides it from ps.",
+)
+@click.option("--once", is_flag=True, help="Evaluate and deliver once, also a run that is over, and leave.")
+@click.option("--interval", type=_seconds, metavar="DURATION", default="5s", show_default=True, help="Time between evaluations.")
+@click.option("--fire-after", type=click.IntRange(1), help="Consecutive evaluations to fire.  [default: 3; 1 with --once]")
+@click.option("--resolve-after", type=click.IntRange(1), default=3, show_default=True, help="Consecutive evaluations to resolve.")
+@click.option("--dashboard-url", type=_http_url, metavar="URL", help="Dashboard that alerts link to, http://host:8050.")
+@click.option("--runbook-url", default="runbooks", show_default=True, help="Where the runbooks are served.")
+@click.option(
+    "--state", type=click.Path(path_type=Path, dir_okay=False), help="State file.  [default: under ~/.local/state/rankscope]"
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: one object per line.",
+)
+@click.pass_context
+def watch(
+    ctx: click.Context,
+    path: Path,
+    *,
+    alertmanager: tuple[str, ...],
+    webhook: tuple[str, ...],
+    once: bool,
+    interval: float,
+    fire_after: int | None,
+    resolve_after: int,
+    dashboard_url: str | None,
+    runbook_url: str,
+    state: Path | None,
+    format_: Literal["text", "json"],
+) -> None:
+    """Follow a run, or every run in a folder, and send an alert for what lasts.
+
+    A run that has ended resolves its alerts. Following a single run, the command ends with it. With nothing to deliver to, it
+    prints what it finds.
+
+    \b
+    Examples:
+      rankscope alerts watch runs/llama --alertmanager http://127.0.0.1:9093
+      rankscope alerts watch runs --webhook https://hooks.example/T0/B0 --dashboard-url https://rankscope.example
+      rankscope alerts watch runs/llama --once --format json
+
+    \b
+    Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
+    """  # noqa: D301 - \b is for click
+    from rankscope.alerts.watching import Addresses, prepare
+
+    if not path.is_dir():
+        raise InputError(path, "no such folder" if not path.exists() else "not a folder")
+    watcher = prepare(
+        path,
+        addresses=Addresses(alertmanagers=alertmanager, webhooks=webhook, dashboard=dashboard_url, runbooks=runbook_url),
+        fire_after=fire_after or (1 if once else 3),
+        resolve_after=resolve_after,
+        once=once,
+        interval_s=interval,
+        state=state,
+        json_lines=format_ == "json",
+    )
+    previous = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        began = time.monotonic()
+        while not watcher.evaluate() and not once:
+            # At most half of the time goes into analysing, however large the run has become.
+            time.sleep(max(interval, time.monotonic() - began))
+            began = time.monotonic()
+        undelivered = watcher.flush()
+        patience = time.monotonic() + DRAIN_S
+        while undelivered and not once and time.monotonic() < patience:
+            time.sleep(interval)
+            undelivered = watcher.flush()
+    except _Stop:
+        watcher.remember()
+        ctx.exit(0)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if undelivered:
+        click.echo(f"rankscope: not delivered to {', '.join(undelivered)}", err=True)
+    if undelivered or (once and watcher.troubled):
+        ctx.exit(1)
+
+
+@alerts.command()
+@click.option("--listen", default="127.0.0.1:9099", show_default=True, metavar="HOST:PORT", help="Where to listen.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Append every delivery to this file (JSON Lines).")
+@click.option("--allow-remote", is_flag=True, help="Listen on an address that other machines can reach.")
+def serve(listen: str, out: Path | None, allow_remote: bool) -> None:
+    """Receive webhooks and show them: one line per alert.
+
+    \b
+    POST /webhook      Alertmanager's payload, version 4
+    GET  /deliveries   the last deliveries as JSON
+    GET  /-/healthy    whether it serves
+
+    It asks nobody who they are, so it listens on this machine only unless --allow-remote is given.
+    """  # noqa: D301 - \b is for click
+    from rankscope.alerts.receiver import ReceiverApp
+    from rankscope.alerts.serve import bind, is_loopback, parse_listen
+    from rankscope.alerts.serve import serve as serve_app
+
+    try:
+        host, port = parse_listen(listen)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--listen") from error
+    if not allow_remote and not is_loopback(host):
+        raise click.UsageError(
+            f"{listen} can be reached from other machines, where anyone could send and read alerts; --allow-remote permits it"
+        )
+    sock = bind(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"listening on http://{shown}:{sock.getsockname()[1]}/webhook", err=True)
+    serve_app(ReceiverApp(show=_show, out=out), sock)
+
+
+def _show(line: str) -> None:
+    # Flushed: whoever reads this through a pipe waits for the line.
+    click.echo(line)
+    sys.stdout.flush()

@@ -1,0 +1,95 @@
+"""The webhook payload as Alertmanager sends it (version "4"): written by the delivery, read by the receiver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from rankscope.alerts.alert import Alert, Notice, rfc3339
+
+PAYLOAD_VERSION: Final = "4"
+GROUP_LABELS: Final = ("alertname", "run_id")
+"""Alerts that agree in these arrive together."""
+MAX_ALERTS: Final = 16
+"""Alerts in one payload, which keeps it small enough for most receivers; the rest is counted in ``truncatedAlerts``."""
+NOT_ENDED: Final = "0001-01-01T00:00:00Z"
+
+_Status = Literal["firing", "resolved"]
+
+
+class PayloadAlert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One alert of a payload."""
+
+    status: _Status
+    labels: dict[str, str]
+    annotations: dict[str, str] = {}
+    starts_at: str
+    ends_at: str = NOT_ENDED
+    generator_url: str = msgspec.field(name="generatorURL", default="")
+    fingerprint: str = ""
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One notification. Fields of newer Alertmanagers are ignored."""
+
+    version: Literal["4"]
+    group_key: str
+    truncated_alerts: int = 0
+    status: _Status
+    receiver: str
+    group_labels: dict[str, str] = {}
+    common_labels: dict[str, str] = {}
+    common_annotations: dict[str, str] = {}
+    external_url: str = msgspec.field(name="externalURL", default="")
+    alerts: list[PayloadAlert]
+
+
+def group_key(alert: Alert) -> str:
+    """Identity of the group an alert belongs to, the same for its whole life: ``{}:{alertname="…", run_id="…"}``."""
+    pairs = ", ".join(f"{name}={_quote(value)}" for name, value in sorted(_group_labels(alert).items()))
+    return f"{{}}:{{{pairs}}}"
+
+
+def build_payload(notices: Sequence[Notice], *, external_url: str = "") -> Payload:
+    """One payload for the notices of one group; there is at least one, firing ones first."""
+    alerts = [_payload_alert(notice) for notice in sorted(notices, key=lambda notice: notice.ends_at_unix_ns is not None)]
+    return Payload(
+        version=PAYLOAD_VERSION,
+        group_key=group_key(notices[0].alert),
+        truncated_alerts=max(0, len(alerts) - MAX_ALERTS),
+        status="firing" if alerts[0].status == "firing" else "resolved",
+        receiver="rankscope",
+        group_labels=_group_labels(notices[0].alert),
+        common_labels=_common([alert.labels for alert in alerts]),
+        common_annotations=_common([alert.annotations for alert in alerts]),
+        external_url=external_url,
+        alerts=alerts[:MAX_ALERTS],
+    )
+
+
+def _payload_alert(notice: Notice) -> PayloadAlert:
+    ended = notice.ends_at_unix_ns
+    return PayloadAlert(
+        status="firing" if ended is None else "resolved",
+        labels=notice.alert.labels,
+        annotations=notice.alert.annotations,
+        starts_at=rfc3339(notice.starts_at_unix_ns),
+        ends_at=NOT_ENDED if ended is None else rfc3339(ended),
+        generator_url=notice.alert.generator_url,
+        fingerprint=notice.fingerprint,
+    )
+
+
+def _group_labels(alert: Alert) -> dict[str, str]:
+    return {name: alert.labels[name] for name in GROUP_LABELS if name in alert.labels}
+
+
+def _common(mappings: Sequence[dict[str, str]]) -> dict[str, str]:
+    first, *others = mappings
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+
+
+def _quote(value: str) -> str:
+    return msgspec.json.encode(value).decode()

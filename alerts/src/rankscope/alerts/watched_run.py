@@ -1,0 +1,75 @@
+"""What the watcher needs to know about a run before analysing it: has anything changed, and is it over?"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.reader import RunReader, is_run
+from rankscope.runs.records import RankInfo
+
+RESTART_GRACE_S: Final = 30.0
+"""An elastic job starts its next attempt within this time after ranks died; only then is the run over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """A run at a moment, as far as file sizes and ``rank.json`` tell."""
+
+    run_id: str
+    content: tuple[int, int, int]
+    """Changes whenever a record is written: attempts, ranks, bytes of the last attempt."""
+    ended: bool
+
+
+def discover(path: Path) -> list[Path]:
+    """``path`` if it is a run, else the runs directly inside it, by name. Raises ``OSError`` if ``path`` cannot be listed."""
+    if is_run(path):
+        return [path]
+    return sorted(entry for entry in path.iterdir() if is_run(entry))
+
+
+def last_attempt(run: Path) -> int | None:
+    """Number of the last attempt, ``None`` before the first. Raises ``InputError``."""
+    attempts = RunReader(run).attempts()
+    return attempts[-1] if attempts else None
+
+
+def glance(run: Path, *, now_unix_ns: int) -> Glance:
+    """Look at a run without reading its records. Raises ``InputError`` for what is no readable run."""
+    reader = RunReader(run)
+    attempts = reader.attempts()
+    if not attempts:
+        return Glance(reader.info.run_id, (0, 0, 0), ended=False)
+    last = attempts[-1]
+    ranks = reader.ranks(last)
+    size = sum(_bytes_in(rank_dir(run, last, rank)) for rank in ranks)
+    ended = _ended([reader.rank(last, rank) for rank in ranks], now_unix_ns)
+    return Glance(reader.info.run_id, (last, len(ranks), size), ended=ended)
+
+
+def _ended(ranks: list[RankInfo | None], now_unix_ns: int) -> bool:
+    """Whether every rank that reported has ended, and no restart is to be expected."""
+    ends = [rank.end_unix_ns if rank is not None else None for rank in ranks]
+    known = [end for end in ends if end is not None]
+    if not known or len(known) < len(ends):
+        return False
+    died = any(rank is not None and rank.end_reason in ("crash", "killed") for rank in ranks)
+    return not died or now_unix_ns - max(known) >= RESTART_GRACE_S * 1e9
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    total += entry.stat(follow_symlinks=False).st_size
+                except FileNotFoundError:
+                    continue  # retention removed it meanwhile
+    except FileNotFoundError:
+        return 0
+    return total

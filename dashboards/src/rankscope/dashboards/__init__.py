@@ -1,0 +1,1 @@
+"""The pages that show the evidence: a Dash app over run directories."""

@@ -1,0 +1,11 @@
+// Runs before anything is painted, so that a dark page never flashes white.
+(function () {
+  var choice = "auto";
+  try {
+    choice = localStorage.getItem("rankscope-scheme") || "auto";
+  } catch (error) {
+    // Storage can be switched off; the system's choice is a good one.
+  }
+  var dark = choice === "dark" || (choice === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+  document.documentElement.setAttribute("data-mantine-color-scheme", dark ? "dark" : "light");
+})();

@@ -1,0 +1,1 @@
+"""What happens when the address, the selection or the run changes."""

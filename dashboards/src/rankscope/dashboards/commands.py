@@ -1,0 +1,85 @@
+"""``rankscope dashboard``. What needs the extra is imported when the command runs, so that its help is quick."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from rankscope.runs.errors import MissingError
+
+DEFAULT_PATH: Final = "rankscope-runs"
+"""Where ``rankscope run`` records by default."""
+
+
+class _Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
+    """``HOST:PORT`` or ``[IPV6]:PORT``; the value is (host, port)."""
+
+    name = "host:port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value[0], value[1]
+        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+)):([0-9]{1,5})", str(value))
+        if match is None or int(match[3]) > 65535:
+            self.fail(f"{value!r} is not HOST:PORT or [IPV6]:PORT", param, ctx)
+        return match[1] or match[2], int(match[3])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. A name other than ``localhost`` may lead anywhere: no."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  rankscope dashboard                              all runs in rankscope-runs
+  rankscope dashboard RUN --open                   one run, in the browser
+  rankscope dashboard /shared/runs --listen 127.0.0.1:9000
+"""
+)
+@click.argument("path", default=DEFAULT_PATH, type=click.Path(path_type=Path))
+@click.option(
+    "--listen", type=_Address(), default="127.0.0.1:8050", show_default=True, help="Where to serve; port 0 for any free one."
+)
+@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes that answer.")
+@click.option("--open/--no-open", "open_browser", default=False, show_default=True, help="Open the page in the browser.")
+@click.option("--allow-remote", is_flag=True, help="Serve to other machines, and under any host name. There is no login.")
+def dashboard(path: Path, listen: tuple[str, int], workers: int, open_browser: bool, allow_remote: bool) -> None:
+    """Serve the pages that show the evidence: verdict, bars, heat map, tables.
+
+    PATH is a run directory, or a folder of run directories (default: rankscope-runs). Live runs are followed. Ctrl-C ends it.
+    """
+    host, port = listen
+    if not is_loopback(host) and not allow_remote:
+        raise click.UsageError(
+            f"{host} can be reached from other machines and there is no login: whoever reaches the port can read every run. "
+            "Listen on 127.0.0.1 and use an SSH tunnel or an authenticating proxy, or add --allow-remote if you mean it."
+        )
+    try:
+        from rankscope.dashboards import server
+        from rankscope.dashboards.app import create_app
+        from rankscope.dashboards.config import DashboardConfig
+        from rankscope.dashboards.data.disk import DiskRuns
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("rankscope"):
+            raise
+        raise MissingError(
+            f"`rankscope dashboard` needs the Python package {error.name!r}: pip install 'rankscope[dashboards]'"
+        ) from error
+    source = DiskRuns(path)
+    sock = server.listen(host, port)
+    app = create_app(source, DashboardConfig(allow_any_host=allow_remote))
+    url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/"
+    click.echo(f"rankscope dashboard of {path}: {url}  (Ctrl-C ends it)", err=True)
+    if open_browser:
+        click.launch(url)
+    server.serve(app, sock, workers=workers)

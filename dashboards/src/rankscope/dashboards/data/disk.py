@@ -1,0 +1,140 @@
+"""Runs in a folder: the run directory itself, or a folder of run directories."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.result import Analysis
+from rankscope.analysis.steps import StepTable
+from rankscope.dashboards.data.footprint import Footprint, footprint
+from rankscope.dashboards.data.memo import Memo
+from rankscope.dashboards.data.source import RunSummary, Status, StepMatrices, UnknownRunError
+from rankscope.runs.errors import InputError, RankscopeError
+from rankscope.runs.reader import RunReader, is_run
+
+SILENT_AFTER_S: Final = 120.0
+"""A run whose ranks have not ended is called silent when nothing was written for this long."""
+
+_KEPT_ANALYSES: Final = 64
+_KEPT_TABLES: Final = 2
+"""Step tables are large (1,024 ranks x 1,000 steps: about 200 MB)."""
+
+
+class DiskRuns:
+    """``RunSource`` over ``path``: a run directory, or a folder whose sub-folders are run directories.
+
+    Raises ``InputError`` when ``path`` is not a folder.
+    """
+
+    def __init__(self, path: Path, *, clock_s: Callable[[], float] = time.time) -> None:
+        if not path.exists():
+            raise InputError(path, "no such file or folder")
+        if not path.is_dir():
+            raise InputError(path, "not a folder: give a run directory, or a folder of run directories")
+        self._path = path.resolve()
+        self._clock_s = clock_s
+        self._where: dict[str, Path] = {}
+        """Folder in which a run was last seen, so that asking for one run does not look at all."""
+        self._summaries: Memo[RunSummary] = Memo(1024)
+        self._analyses: Memo[Analysis] = Memo(_KEPT_ANALYSES)
+        self._tables: Memo[StepMatrices] = Memo(_KEPT_TABLES)
+
+    def runs(self) -> list[RunSummary]:
+        """All runs, the newest first. Of two folders with the same run id the second is reported as a problem."""
+        found: dict[str, RunSummary] = {}
+        for folder in self._folders():
+            summary = self._summary(folder)
+            if (first := found.get(summary.run_id)) is not None:
+                problem = f"{folder}: has the same run id ({summary.run_id}) as {first.path}"
+                summary = _unreadable(folder, summary.revision, problem)
+            found[summary.run_id] = summary
+            if summary.problem is None:
+                self._where[summary.run_id] = folder
+        return sorted(found.values(), key=lambda run: (run.start_unix_ns or 0, run.run_id), reverse=True)
+
+    def summary(self, run_id: str) -> RunSummary:
+        """One run as it is now."""
+        folder = self._where.get(run_id)
+        if folder is not None and is_run(folder):
+            summary = self._summary(folder)
+            if summary.run_id == run_id and summary.problem is None:
+                return summary
+        for summary in self.runs():
+            if summary.run_id == run_id:
+                return summary
+        raise UnknownRunError(f"there is no run {run_id!r} in {self._path}")
+
+    def analysis(self, run_id: str) -> Analysis:
+        """The verdict and its evidence, computed once per state of the files."""
+        summary = self._readable(run_id)
+        return self._analyses.get(summary.path, summary.revision, lambda: analyze([Path(summary.path)]))
+
+    def steps(self, run_id: str) -> StepMatrices:
+        """Per-step values, read once per state of the files."""
+        summary = self._readable(run_id)
+        return self._tables.get(summary.path, summary.revision, lambda: StepTable.load(RunReader(Path(summary.path))))
+
+    def _readable(self, run_id: str) -> RunSummary:
+        summary = self.summary(run_id)
+        if summary.problem is not None:
+            raise RankscopeError(summary.problem)
+        return summary
+
+    def _folders(self) -> list[Path]:
+        if is_run(self._path):
+            return [self._path]
+        try:
+            return sorted(entry for entry in self._path.iterdir() if is_run(entry))
+        except OSError as error:
+            raise InputError(self._path, error.strerror or str(error)) from error
+
+    def _summary(self, folder: Path) -> RunSummary:
+        print_ = footprint(folder)
+        read = self._summaries.get(str(folder), print_.revision, lambda: _read(folder, print_))
+        if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
+            # Decided on every call: silence is what does not change the files.
+            return replace(read, status="silent")
+        return read
+
+
+def _read(folder: Path, print_: Footprint) -> RunSummary:
+    try:
+        reader = RunReader(folder)
+        attempts = reader.attempts()
+        last = attempts[-1] if attempts else 0
+        ranks = reader.ranks(last) if attempts else []
+        infos = [info for rank in ranks if (info := reader.rank(last, rank)) is not None]
+        attempt = reader.attempt(last) if attempts else None
+    except RankscopeError as error:
+        return _unreadable(folder, print_.revision, str(error))
+    sizes = [info.world_size for info in infos]
+    status: Status = "live"
+    if not ranks:
+        status = "starting"
+    elif infos and all(info.end_reason is not None for info in infos):
+        status = "finished"
+    return RunSummary(
+        run_id=reader.info.run_id,
+        name=reader.info.name,
+        path=str(folder),
+        revision=print_.revision,
+        status=status,
+        start_unix_ns=reader.info.start_unix_ns,
+        last_write_unix_ns=print_.newest_unix_ns,
+        world_size=attempt.world_size if attempt is not None else max(sizes, default=None),
+        ranks=len(ranks),
+        hosts=len({info.host for info in infos}),
+        attempts=len(attempts),
+        simulated=reader.info.simulated,
+    )
+
+
+def _unreadable(folder: Path, revision: str, problem: str) -> RunSummary:
+    return RunSummary(
+        run_id=folder.name, name=folder.name, path=str(folder), revision=revision, status="unreadable", problem=problem
+    )

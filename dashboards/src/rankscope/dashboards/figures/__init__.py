@@ -1,0 +1,1 @@
+"""Pure functions from records or arrays to Plotly figures."""

@@ -1,0 +1,77 @@
+"""What all figures share: fonts, background, margins, mode bar, and the figure that says why there is nothing to draw."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from rankscope.dashboards.figures.palette import Palette
+
+FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+
+GRAPH_CONFIG: Final[dict[str, Any]] = {
+    "showSendToCloud": False,
+    "displaylogo": False,
+    "responsive": True,
+    "scrollZoom": False,
+    "displayModeBar": "hover",
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    "toImageButtonOptions": {"format": "svg", "filename": "rankscope"},
+}
+"""Configuration of every graph. Plotly's "send to cloud" button would upload the data: it is off everywhere."""
+
+
+def framed(figure: go.Figure, colors: Palette, *, height: int) -> go.Figure:
+    """Apply the common look to ``figure`` and return it. ``height`` is in pixels; the width is the container's."""
+    axis = {
+        "gridcolor": colors.grid,
+        "zerolinecolor": colors.grid,
+        "linecolor": colors.grid,
+        "tickfont": {"color": colors.muted, "size": 12},
+        "title": {"font": {"color": colors.muted, "size": 12}},
+        "automargin": True,
+    }
+    figure.update_layout(
+        template=None,
+        height=height,
+        autosize=True,
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "color": colors.text, "size": 13},
+        hoverlabel={
+            "bgcolor": colors.surface,
+            "bordercolor": colors.muted,
+            "font": {"family": FONT, "color": colors.text, "size": 13},
+        },
+        # Keeps zoom and hidden traces when a live run redraws.
+        uirevision="keep",
+    )
+    figure.update_xaxes(**axis)
+    figure.update_yaxes(**axis)
+    return figure
+
+
+def hatched(color: str, hatch: str, colors: Palette) -> dict[str, Any]:
+    """Marker of a bar: colour, and the hatching that says the same without it (``""`` for none)."""
+    pattern = {"shape": hatch, "size": 6, "solidity": 0.25, "fgcolor": colors.surface, "fillmode": "overlay"}
+    return {"color": color, "line": {"width": 0}, "pattern": pattern}
+
+
+def note(text: str, colors: Palette, *, height: int = 160) -> go.Figure:
+    """A figure without data that says in ``text`` what is missing and how to get it. ``<br>`` breaks lines."""
+    figure = framed(go.Figure(), colors, height=height)
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    figure.add_annotation(
+        text=text,
+        x=0.5,
+        y=0.5,
+        xref="paper",
+        yref="paper",
+        showarrow=False,
+        font={"color": colors.muted, "size": 14},
+        align="center",
+    )
+    return figure

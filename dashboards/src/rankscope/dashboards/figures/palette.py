@@ -1,0 +1,68 @@
+"""Colours of the figures. Documented in docs/dashboard.md; the same roles are CSS variables in assets/style.css.
+
+Categories are from Okabe and Ito's palette, which people with the common colour deficiencies can tell apart; hatching or text
+always says the same again. The sequential scales grow evenly in lightness, so they survive grey printing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Scheme = Literal["light", "dark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """Colours by role for one colour scheme."""
+
+    text: str
+    muted: str
+    grid: str
+    surface: str
+    emphasis: str
+    compute: str
+    overlap: str
+    exposed_communication: str
+    exposed_memcpy: str
+    idle: str
+    missing: str
+    sequential: tuple[str, ...]
+    """Low to high: low recedes into the surface, high stands out."""
+
+
+PALETTES: Final[dict[Scheme, Palette]] = {
+    "light": Palette(
+        text="#1c2430",
+        muted="#5b6675",
+        grid="#e4e8ee",
+        surface="#ffffff",
+        emphasis="#101820",
+        compute="#0072B2",
+        overlap="#56B4E9",
+        exposed_communication="#D55E00",
+        exposed_memcpy="#E69F00",
+        idle="#c9d0d9",
+        missing="#aeb7c2",
+        sequential=("#fff5e1", "#fdd9a5", "#fdae6b", "#ee7a41", "#cc4a24", "#96291c", "#5e0f14"),
+    ),
+    "dark": Palette(
+        text="#e8ecf2",
+        muted="#9aa5b4",
+        grid="#2b3442",
+        surface="#171d27",
+        emphasis="#ffffff",
+        compute="#2f93d1",
+        overlap="#8fd0f5",
+        exposed_communication="#ef7d2b",
+        exposed_memcpy="#f2b430",
+        idle="#465263",
+        missing="#5c6878",
+        sequential=("#22192b", "#4a1d3a", "#7f2740", "#b53f38", "#e0662b", "#f79b2e", "#fde28a"),
+    ),
+}
+
+
+def palette(scheme: str | None) -> Palette:
+    """Palette of a scheme; the light one when it is not known (yet)."""
+    return PALETTES["dark" if scheme == "dark" else "light"]

@@ -1,0 +1,1 @@
+"""Pages: what is where, and in which words."""

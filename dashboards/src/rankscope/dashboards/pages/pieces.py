@@ -1,0 +1,77 @@
+"""Small parts that several pages are made of: badges, copyable commands, sections with a line of help."""
+
+from __future__ import annotations
+
+import re
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import html
+from dash.development.base_component import Component
+
+from rankscope.dashboards.data.source import RunSummary
+from rankscope.dashboards.pages.aria import aria
+from rankscope.dashboards.pages.wording import STATUS_LABELS
+
+COMMAND = re.compile(r"(?:(?P<before>[^`]*): )?(?P<command>(?:rankscope|torchrun|nvidia-smi|dcgmi) .+)")
+"""Advice that is a command, or ends with one after a colon."""
+
+
+def badge(text: str, *, tone: str = "plain", title: str | None = None) -> Component:
+    """A label. Tones: plain, good, fair, bad, unknown, live, simulated; each has a sign besides its colour."""
+    return html.Span(text, className=f"badge badge-{tone}", title=title)
+
+
+def status_badges(run: RunSummary) -> list[Component]:
+    """How the run is doing, and whether it is simulated."""
+    tones = {"starting": "live", "live": "live", "silent": "fair", "finished": "plain", "unreadable": "bad"}
+    badges = [badge(STATUS_LABELS[run.status], tone=tones[run.status])]
+    if run.simulated:
+        badges.append(badge("Simulated", tone="simulated", title="This run, or its hardware readings, were made up"))
+    return badges
+
+
+def advice(text: str) -> Component:
+    """A next step: a command in typewriter face with a copy button, anything else as text."""
+    match = COMMAND.fullmatch(text)
+    if match is None:
+        return html.Div(text, className="advice")
+    command = match["command"]
+    button = dmc.CopyButton(
+        "Copy",
+        copiedChildren="Copied",
+        value=command,
+        size="compact-xs",
+        variant="subtle",
+        **aria(label=f"Copy the command {command}"),
+    )
+    line = html.Div([html.Code(command), button], className="advice-command")
+    return html.Div([f"{match['before']}:", line] if match["before"] else line, className="advice")
+
+
+def legend(entries: list[tuple[str, str]]) -> Component:
+    """(key, label) of what bars are made of; the swatches are in assets/style.css."""
+    return html.Ul(
+        [html.Li([html.Span(className=f"swatch swatch-{key}", **aria(hidden="true")), label]) for key, label in entries],
+        className="legend",
+    )
+
+
+def section(
+    identifier: str, title: str, help_text: str, children: list[Component], *, tools: list[Component] | None = None
+) -> Component:
+    """A titled view with one line that says what it shows and what to do with it, and tools at its right."""
+    return html.Section(
+        [
+            html.Div(
+                [
+                    html.Div([html.H2(title, id=f"{identifier}-title"), html.P(help_text, className="help")]),
+                    html.Div(tools or [], className="tools"),
+                ],
+                className="section-head",
+            ),
+            *children,
+        ],
+        className="card",
+        id=f"{identifier}-section",
+        **aria(labelledby=f"{identifier}-title"),
+    )

@@ -1,0 +1,149 @@
+"""The verdict: the sentence, what it rests on, what it costs, what to do next."""
+
+from __future__ import annotations
+
+from dash import html
+from dash.development.base_component import Component
+
+from rankscope.analysis.result import Analysis, Finding, Source, Verdict
+from rankscope.dashboards.pages import wording
+from rankscope.dashboards.pages.aria import aria
+from rankscope.dashboards.pages.pieces import advice, badge
+
+MAX_FINDINGS = 6
+
+
+def verdict_card(analysis: Analysis) -> list[Component]:
+    """Content of the verdict's section, most important first."""
+    verdict = analysis.verdict
+    parts: list[Component] = []
+    if analysis.source.simulated:
+        parts.append(_simulated_band())
+    parts += [
+        html.Div(_badges(analysis), className="badges"),
+        html.H1(verdict.summary, className="sentence", id="verdict-sentence"),
+        html.Dl(_facts(analysis), className="facts"),
+    ]
+    # Whoever reads this has the dashboard open.
+    steps = [text for text in verdict.next if not text.startswith("rankscope dashboard")]
+    if steps:
+        parts.append(html.Div([html.H2("Do next"), html.Div([advice(text) for text in steps])], className="next"))
+    others = [finding for finding in analysis.findings if finding.summary != verdict.summary]
+    if others or any(finding.evidence for finding in analysis.findings):
+        parts.append(_findings(analysis.findings))
+    if analysis.source.warnings:
+        parts.append(_warnings(analysis.source.warnings))
+    return [html.Div(parts, className=f"verdict tone-{wording.KIND_TONES[verdict.kind]}")]
+
+
+def _simulated_band() -> Component:
+    return html.Div(
+        [html.Strong("SIMULATED"), " This run, or its hardware readings, were made up. It says nothing about a real machine."],
+        className="simulated-band",
+        role="note",
+    )
+
+
+def _badges(analysis: Analysis) -> list[Component]:
+    verdict = analysis.verdict
+    badges = [badge(wording.KIND_LABELS[verdict.kind], tone=wording.KIND_TONES[verdict.kind])]
+    if verdict.cause is not None:
+        badges.append(badge(wording.CAUSE_LABELS[verdict.cause], title="Cause"))
+    if verdict.explained_by is not None:
+        badges.append(badge(f"explained by {verdict.explained_by.replace('_', ' ')}"))
+    if verdict.phase is not None:
+        badges.append(badge(f"phase {verdict.phase.replace('_', ' ')}", title="The part of the step in which the time is lost"))
+    if verdict.pattern is not None:
+        badges.append(badge(f"{verdict.pattern} pattern", title="Whether it is always the same rank"))
+    badges += _place(analysis)
+    return badges
+
+
+def _place(analysis: Analysis) -> list[Component]:
+    """Rank, host and GPU of the blamed rank, or the ranks when there are several."""
+    verdict = analysis.verdict
+    if verdict.rank is None:
+        if not verdict.ranks:
+            return []
+        shown = ", ".join(map(str, verdict.ranks[:8])) + (" …" if len(verdict.ranks) > 8 else "")
+        return [badge(f"ranks {shown}")]
+    places = [badge(f"rank {verdict.rank}", tone="emphasis")]
+    result = next((rank for rank in analysis.ranks if rank.rank == verdict.rank), None)
+    if result is not None and result.host is not None:
+        places.append(badge(f"host {result.host}"))
+    if result is not None and result.gpu_uuid is not None:
+        uuid = result.gpu_uuid
+        places.append(badge(uuid if len(uuid) <= 16 else f"{uuid[:12]}…", title=f"GPU {uuid}"))
+    return places
+
+
+def _facts(analysis: Analysis) -> list[Component]:
+    verdict, source = analysis.verdict, analysis.source
+    facts = [
+        _fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence),
+        _fact("Steps take", wording.slowdown(verdict.slowdown), why="Step time as it is over step time without the cause"),
+        _fact("GPU time lost", wording.gpu_hours(verdict.gpu_hours_lost), why="Excess time x number of ranks, so far"),
+    ]
+    if verdict.cost is not None:
+        facts.append(_fact("Cost so far", wording.money(verdict.cost.amount, verdict.cost.currency)))
+    facts += [
+        _fact("Evidence", _evidence(verdict), why="Which records the verdict rests on", detail=_steps(verdict, source)),
+        _fact(
+            "Coverage",
+            wording.percent(source.coverage),
+            why="Ranks x steps with evidence over those expected",
+            meter=source.coverage,
+            detail=_ranks_there(source),
+        ),
+    ]
+    return facts
+
+
+def _ranks_there(source: Source) -> str:
+    return (
+        f"{source.ranks} of {wording.count(source.world_size, 'rank')}"
+        if source.world_size
+        else wording.count(source.ranks, "rank")
+    )
+
+
+def _evidence(verdict: Verdict) -> str:
+    names = {"steps": "step records", "windows": "profiled steps", "traces": "traces"}
+    return wording.UNKNOWN if verdict.evidence_source is None else names[verdict.evidence_source]
+
+
+def _steps(verdict: Verdict, source: Source) -> str:
+    if verdict.steps is None or verdict.steps[1] <= verdict.steps[0]:
+        return wording.count(source.steps, "step")
+    return f"steps {verdict.steps[0]} to {verdict.steps[1] - 1}"
+
+
+def _fact(name: str, value: str, *, why: str | None = None, meter: float | None = None, detail: str | None = None) -> Component:
+    shown: list[str | Component] = [value]
+    if detail is not None:
+        shown.append(html.Small(detail))
+    if meter is not None:
+        filled = min(max(meter, 0.0), 1.0)
+        shown.append(html.Span(html.Span(style={"width": f"{100 * filled:.0f}%"}), className="meter", **aria(hidden="true")))
+    unknown = " unknown" if value == wording.UNKNOWN else ""
+    return html.Div([html.Dt(name), html.Dd(shown, className=f"value{unknown}")], className="fact", title=why)
+
+
+def _findings(findings: list[Finding]) -> Component:
+    rows: list[Component] = []
+    for finding in findings[:MAX_FINDINGS]:
+        numbers = [
+            html.Li(
+                [html.Span(item.name.replace("_", " ")), html.B(f"{item.value:,.4g} {item.unit}"), html.Small(item.detail or "")]
+            )
+            for item in finding.evidence
+        ]
+        rows.append(html.Div([html.P(finding.summary), html.Ul(numbers)], className="finding"))
+    more = len(findings) - MAX_FINDINGS
+    if more > 0:
+        rows.append(html.P(f"… and {wording.count(more, 'more finding')}", className="help"))
+    return html.Details([html.Summary(f"Evidence: {wording.count(len(findings), 'finding')}, the most costly first"), *rows])
+
+
+def _warnings(warnings: list[str]) -> Component:
+    return html.Div([html.H2("Mind"), html.Ul([html.Li(warning) for warning in warnings])], className="warnings", role="note")

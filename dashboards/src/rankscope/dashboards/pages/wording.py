@@ -1,0 +1,106 @@
+"""Numbers, times and verdicts in words; ``None`` is always said, never shown as zero."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from rankscope.analysis.result import Cause, Kind
+from rankscope.dashboards.data.source import Status
+
+UNKNOWN: Final = "not known"
+
+KIND_LABELS: Final[dict[Kind, str]] = {
+    "balanced": "Balanced",
+    "straggler": "Straggler",
+    "communication_bound": "Communication bound",
+    "input_bound": "Input bound",
+    "host_bound": "Host bound",
+    "compute_bound": "Compute bound",
+    "pipeline_bubble": "Pipeline bubble",
+    "hang": "Hang",
+    "insufficient_data": "Not enough data",
+}
+
+KIND_TONES: Final[dict[Kind, str]] = {
+    "balanced": "good",
+    "straggler": "bad",
+    "communication_bound": "fair",
+    "input_bound": "fair",
+    "host_bound": "fair",
+    "compute_bound": "good",
+    "pipeline_bubble": "fair",
+    "hang": "bad",
+    "insufficient_data": "unknown",
+}
+"""Tone of a verdict; each has a colour and a sign of its own in assets/style.css."""
+
+CAUSE_LABELS: Final[dict[Cause, str]] = {
+    "input": "slow input",
+    "host": "slow host",
+    "gc": "garbage collection",
+    "checkpoint": "checkpoint",
+    "compute": "slow compute",
+    "imbalance": "more work than others",
+    "communication": "communication",
+    "unknown": "cause unknown",
+}
+
+STATUS_LABELS: Final[dict[Status, str]] = {
+    "starting": "Starting",
+    "live": "Live",
+    "silent": "Silent",
+    "finished": "Finished",
+    "unreadable": "Unreadable",
+}
+
+
+def percent(share: float | None, *, digits: int = 0) -> str:
+    """``0.38`` -> ``38%``."""
+    return UNKNOWN if share is None else f"{100 * share:.{digits}f}%"
+
+
+def slowdown(factor: float | None) -> str:
+    """``1.31`` -> ``31% longer``."""
+    if factor is None:
+        return UNKNOWN
+    longer = 100 * (factor - 1)
+    return "none" if longer < 0.05 else f"{longer:.0f}% longer" if longer >= 10 else f"{longer:.1f}% longer"
+
+
+def gpu_hours(hours: float | None) -> str:
+    """Three significant digits; what is small is said in GPU-seconds or GPU-minutes."""
+    if hours is None:
+        return UNKNOWN
+    if hours == 0:
+        return "0 GPU-h"
+    if hours < 1 / 60:
+        return f"{hours * 3600:.3g} GPU-s"
+    if hours < 1:
+        return f"{hours * 60:.3g} GPU-min"
+    return f"{hours:,.1f} GPU-h"
+
+
+def money(amount: float, currency: str) -> str:
+    """``31.0, USD`` -> ``31.00 USD``."""
+    return f"{amount:,.2f} {currency}" if amount >= 0.01 or amount == 0 else f"{amount:.2g} {currency}"
+
+
+def milliseconds(us: float | None) -> float | None:
+    """Microseconds to milliseconds; not known stays not known."""
+    return None if us is None else us / 1e3
+
+
+def moment(unix_ns: int | None) -> str:
+    """Date and time in UTC: the same for everyone who opens the link."""
+    if unix_ns is None:
+        return UNKNOWN
+    try:
+        return f"{datetime.fromtimestamp(unix_ns / 1e9, UTC):%Y-%m-%d %H:%M} UTC"
+    except (OverflowError, ValueError, OSError):
+        return UNKNOWN  # a number, but no time of this calendar
+
+
+def count(number: int, noun: str) -> str:
+    """``1 rank``, ``1,024 ranks``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

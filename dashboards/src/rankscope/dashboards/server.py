@@ -1,0 +1,67 @@
+"""Serving the app with gunicorn."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Final
+
+import dash
+from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
+
+from rankscope.runs.errors import RankscopeError
+
+_THREADS: Final = 4
+_BACKLOG: Final = 128
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; port 0 takes any free one. Raises ``RankscopeError`` when the address cannot be had.
+
+    It is opened here, not by gunicorn, which would try again for seconds and then say it in many lines.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise RankscopeError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --listen"
+        ) from error
+    return sock
+
+
+class _Server(BaseApplication):  # type: ignore[misc]
+    """Gunicorn around one app and a socket that is already open."""
+
+    def __init__(self, app: dash.Dash, sock: socket.socket, workers: int) -> None:
+        self._app = app
+        self._settings: dict[str, Any] = {
+            "bind": f"fd://{sock.fileno()}",
+            "workers": workers,
+            "worker_class": "gthread",
+            "threads": _THREADS,
+            "preload_app": True,  # one import for all workers
+            "graceful_timeout": 1,
+            "keepalive": 5,
+            "loglevel": "warning",
+            "control_socket_disable": True,  # nobody asked for a second way in
+        }
+        super().__init__()
+
+    def load_config(self) -> None:
+        """Our settings only; neither a file nor the environment changes them."""
+        for name, value in self._settings.items():
+            if name in self.cfg.settings:  # the control socket is unknown to older releases
+                self.cfg.set(name, value)
+
+    def load(self) -> Any:
+        """The WSGI application."""
+        return self._app.server
+
+
+def serve(app: dash.Dash, sock: socket.socket, *, workers: int) -> None:
+    """Serve until SIGINT or SIGTERM; then raises ``SystemExit(0)``."""
+    _Server(app, sock, workers).run()

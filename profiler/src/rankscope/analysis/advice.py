@@ -1,0 +1,150 @@
+"""What to do next: a table from what was found to commands and actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rankscope.analysis.result import Cause, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceRow:
+    """One row. ``None`` matches anything; of the rows that match, the first gives the advice.
+
+    ``{run}``, ``{rank}``, ``{host}`` and ``{record}`` (how to record a run, where there is none) are filled in; an action that
+    names one that is not known is left out.
+    """
+
+    kind: Kind
+    cause: Cause | None
+    explained_by: str | None
+    actions: tuple[str, ...]
+
+
+_SHOW: Final = "rankscope dashboard {run}"
+_RECORD: Final = "Record every step, with phases and CPU time of rank {rank}: {record}"
+_RECORD_COMMAND: Final = "rankscope run -- torchrun ... train.py"
+
+ADVICE: Final[tuple[AdviceRow, ...]] = (
+    AdviceRow(
+        "straggler",
+        "input",
+        None,
+        (
+            "On rank {rank}, time the dataset alone; compare its storage and CPU load on {host} with a healthy host's",
+            "Raise num_workers or prefetch_factor of the DataLoader, or move the transform out of the loop",
+            _SHOW,
+        ),
+    ),
+    AdviceRow(
+        "straggler",
+        "compute",
+        "cpu_contention",
+        (
+            "On {host}, find what else runs there (top, systemd-cgtop) and give rank {rank} CPUs of its own",
+            "Lower OMP_NUM_THREADS where ranks share a host",
+            _SHOW,
+        ),
+    ),
+    AdviceRow(
+        "straggler",
+        "compute",
+        None,
+        (
+            "Compare clocks, temperature and power of rank {rank}'s device with its neighbours': rankscope exporter",
+            "Start the job again without {host}; if the slowness stays behind, the host has it",
+            _SHOW,
+        ),
+    ),
+    AdviceRow(
+        "straggler",
+        "imbalance",
+        None,
+        ("Balance the work: bucket by length or cap tokens per batch, so that rank {rank} gets what the others get", _SHOW),
+    ),
+    AdviceRow(
+        "straggler",
+        "gc",
+        None,
+        ("Call gc.freeze() after start-up and gc.collect() every N steps on all ranks at the same step", _SHOW),
+    ),
+    AdviceRow(
+        "straggler",
+        "checkpoint",
+        None,
+        ("Write checkpoints asynchronously, or shard them over all ranks", _SHOW),
+    ),
+    AdviceRow(
+        "straggler",
+        "host",
+        None,
+        (
+            "On {host}, look at what rank {rank} waits for: py-spy dump, slow logging or storage, locks",
+            _SHOW,
+            _RECORD,
+        ),
+    ),
+    AdviceRow(
+        "straggler",
+        None,
+        None,
+        (
+            "Look at rank {rank} on the page",
+            _SHOW,
+            "Start the job again without {host}; if the slowness stays behind, the host has it",
+        ),
+    ),
+    AdviceRow(
+        "communication_bound",
+        None,
+        None,
+        (
+            "Hide more of it: larger buckets, gradient accumulation, communication in lower precision",
+            "Check the links between the hosts",
+            _SHOW,
+        ),
+    ),
+    AdviceRow("input_bound", None, None, ("Raise num_workers and prefetch_factor of the DataLoader; check the storage", _SHOW)),
+    AdviceRow(
+        "host_bound", None, None, ("Launch less: torch.compile, CUDA graphs, larger batches; avoid .item() in the loop", _SHOW)
+    ),
+    AdviceRow(
+        "compute_bound", None, None, ("Speed up the model itself: torch.compile, lower precision, fused optimizers", _SHOW)
+    ),
+    AdviceRow("balanced", None, None, (_SHOW,)),
+    AdviceRow(
+        "insufficient_data",
+        None,
+        None,
+        (
+            "Let it train for at least ten steps, then: rankscope analyze {run}",
+            "Analyse the traces of all ranks together, or record a run: {record}",
+        ),
+    ),
+)
+
+
+def next_actions(
+    kind: Kind,
+    *,
+    cause: Cause | None = None,
+    explained_by: str | None = None,
+    run: str | None = None,
+    rank: int | None = None,
+    host: str | None = None,
+) -> list[str]:
+    """Actions for a verdict, most useful first."""
+    known: dict[str, object] = {
+        name: value
+        for name, value in (("run", run), ("rank", rank), ("host", host), ("record", None if run else _RECORD_COMMAND))
+        if value is not None
+    }
+    for row in ADVICE:
+        if row.kind == kind and row.cause in (None, cause) and row.explained_by in (None, explained_by):
+            return [action.format(**known) for action in row.actions if _fits(action, known)]
+    return []
+
+
+def _fits(action: str, known: dict[str, object]) -> bool:
+    return all("{" + name + "}" not in action or name in known for name in ("run", "rank", "host", "record"))

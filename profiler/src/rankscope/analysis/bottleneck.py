@@ -1,0 +1,89 @@
+"""What limits the step when no rank stands out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.result import Kind
+from rankscope.analysis.steps import Matrix, StepTable
+from rankscope.runs.records import DeviceKind, StepBreakdown
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Where the typical step goes, as shares of it; ``None``: not known. The shares may overlap, for input is idle time of a
+    device.
+    """
+
+    input: float | None = None
+    communication: float | None = None
+    """Not hidden by compute, and without waiting for later ranks where that can be told apart."""
+    waiting: float | None = None
+    """For later ranks, in collectives."""
+    compute: float | None = None
+    idle: float | None = None
+    """Of an accelerator that has nothing to do; on a CPU build idle says nothing."""
+    from_windows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRow:
+    """One row of the table: the kind, the share that speaks for it, from how much on, and what to say."""
+
+    kind: Kind
+    share: str
+    at_least: float
+    says: str
+
+
+LIMITS: Final[tuple[LimitRow, ...]] = (
+    LimitRow("input_bound", "input", 0.25, "of the step goes into waiting for the data loader"),
+    LimitRow("communication_bound", "communication", 0.30, "of the step goes into communication that no compute hides"),
+    LimitRow("host_bound", "idle", 0.35, "of the step the device has nothing to do: the host does not keep it busy"),
+    LimitRow("compute_bound", "compute", 0.60, "of the step goes into compute"),
+)
+
+
+def limit_of(shares: Shares) -> tuple[LimitRow, float] | None:
+    """The row whose share is the largest of those that reach their limit, and the share; ``None`` when none does."""
+    reached = [(row, share) for row in LIMITS if (share := getattr(shares, row.share)) is not None and share >= row.at_least]
+    return max(reached, key=lambda found: found[1], default=None)
+
+
+def shares_of_windows(breakdowns: Sequence[StepBreakdown], *, wait_us: float | None) -> Shares:
+    """Shares over the windows of all ranks together. ``wait_us``: how much of their communication was waiting."""
+    window = sum(row.window_us for row in breakdowns)
+    if window <= 0:
+        return Shares()
+    device: set[DeviceKind] = {row.device_kind for row in breakdowns}
+    exposed = sum(row.exposed_communication_us for row in breakdowns)
+    # Waits of overlapping collectives add up to more than the time they take, so they can be no more than what was exposed.
+    waiting = None if wait_us is None else min(wait_us, exposed)
+    return Shares(
+        communication=(exposed - (waiting or 0.0)) / window,
+        waiting=None if waiting is None else waiting / window,
+        compute=sum(row.compute_us for row in breakdowns) / window,
+        idle=None if device == {"cpu"} else sum(row.idle_us for row in breakdowns) / window,
+        from_windows=True,
+    )
+
+
+def shares_of_steps(table: StepTable, *, on_cpu: bool) -> Shares:
+    """Shares of the always-on records: the median over ranks of the mean over steps."""
+    wall = table.matrix("wall_us")
+
+    def share(values: Matrix) -> float | None:
+        both = np.isfinite(values) & np.isfinite(wall)
+        whole = np.where(both, wall, 0).sum(axis=1)
+        ranks = whole > 0
+        return float(np.median(np.where(both, values, 0).sum(axis=1)[ranks] / whole[ranks])) if ranks.any() else None
+
+    return Shares(
+        input=share(table.matrix("data_us")),
+        communication=share(table.matrix("blocked_us")),
+        compute=share(table.matrix("cpu_us")) if on_cpu else None,
+    )

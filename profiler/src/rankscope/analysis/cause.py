@@ -1,0 +1,131 @@
+"""Why a rank is slow: its excess over its peers, phase by phase and signal by signal, looked up in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.own_time import Judged, excess
+from rankscope.analysis.result import Cause
+from rankscope.analysis.steps import Matrix
+from rankscope.runs.records import PHASES, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What is unusual about a slow rank in its slow steps: mean excess over the median of its peers. ``None``: no signal."""
+
+    own_us: float
+    phases_us: dict[Phase, float] = field(default_factory=dict)
+    cpu_us: float | None = None
+    run_queue_us: float | None = None
+    gc_us: float | None = None
+    work: float | None = None
+    """Relative excess of the work it was given (input elements, else samples): 0.5 = half as much again."""
+    checkpoint: bool = False
+    """Most of its slow steps are tagged ``checkpoint`` and those of its peers are not."""
+    device_busy_us: float | None = None
+    """Compute and copies per step on the accelerator, from profiled windows."""
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase with most of the excess, if one has at least 40 % of it."""
+        if not self.phases_us or self.own_us <= 0:
+            return None
+        phase = max(self.phases_us, key=lambda name: self.phases_us[name])
+        return phase if self.phases_us[phase] >= 0.4 * self.own_us else None
+
+    def part(self, value: float | None) -> float:
+        """A signal as a share of the excess; 0 without a signal."""
+        return 0.0 if value is None or self.own_us <= 0 else value / self.own_us
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRow:
+    """One row of the table; the first that applies is the cause."""
+
+    cause: Cause
+    explained_by: str | None
+    applies: Callable[[Signals], bool]
+    says: str
+    """For people: what the rank does, as the end of "Rank 2 makes the others wait: …"."""
+
+
+CAUSES: Final[tuple[CauseRow, ...]] = (
+    CauseRow("gc", None, lambda s: s.part(s.gc_us) >= 0.5, "it stops for Python's garbage collection"),
+    CauseRow("checkpoint", None, lambda s: s.checkpoint, "it alone writes checkpoints"),
+    CauseRow(
+        "imbalance",
+        None,
+        lambda s: (
+            (s.work or 0) >= 0.1 and s.phase != "data" and (_uses_processor(s) or (s.cpu_us is None and s.device_busy_us is None))
+        ),
+        "it is given more work than the others",
+    ),
+    CauseRow("input", None, lambda s: s.phase in ("data", "h2d"), "its data loader is slow"),
+    CauseRow("compute", None, lambda s: s.part(s.device_busy_us) >= 0.5, "its device needs longer for the same work"),
+    CauseRow("compute", "cpu_contention", lambda s: s.part(s.run_queue_us) >= 0.5, "it waits for a CPU that something else uses"),
+    CauseRow("compute", None, lambda s: s.part(s.cpu_us) >= 0.5, "its CPU needs longer for the same work"),
+    CauseRow(
+        "host",
+        None,
+        lambda s: (s.cpu_us is not None and s.run_queue_us is not None) or s.device_busy_us is not None,
+        "its host code stalls, while its processor has no more to do than the others'",
+    ),
+    CauseRow("unknown", None, lambda _: True, "its own time is longer; no signal says why"),
+)
+
+
+def _uses_processor(signals: Signals) -> bool:
+    return signals.part(signals.cpu_us) >= 0.3 or signals.part(signals.device_busy_us) >= 0.3
+
+
+def cause_of(signals: Signals) -> CauseRow:
+    """The first row that applies."""
+    return next(row for row in CAUSES if row.applies(signals))
+
+
+def signals_of(
+    judged: Judged, rank: int, affected: NDArray[np.bool_], peers: Sequence[int], device_busy_us: float | None
+) -> Signals:
+    """Signals of one rank in the steps marked ``affected`` against the ranks ``peers``."""
+    rows = [int(np.flatnonzero(judged.table.ranks == one)[0]) for one in (rank, *peers)]
+
+    def mean_excess(metric: str) -> float | None:
+        return _mean_excess(judged.table.matrix(metric)[rows][:, affected])
+
+    phases: dict[Phase, float] = {}
+    for phase in PHASES:
+        over = mean_excess(f"own_{phase}_us")
+        if over is not None:
+            phases[phase] = over
+    tagged = judged.table.tagged("checkpoint")[rows][:, affected]
+    work = _relative(judged.table.matrix("input_elements")[rows][:, affected])
+    return Signals(
+        own_us=mean_excess("own_us") or 0.0,
+        phases_us=phases,
+        cpu_us=mean_excess("cpu_us"),
+        run_queue_us=mean_excess("run_queue_us"),
+        gc_us=mean_excess("gc_us"),
+        work=work if work is not None else _relative(judged.table.matrix("samples")[rows][:, affected]),
+        checkpoint=bool(tagged.size and tagged[0].mean() >= 0.5 and tagged[1:].mean() < 0.5),
+        device_busy_us=device_busy_us,
+    )
+
+
+def _mean_excess(values: Matrix) -> float | None:
+    """Row 0 against the others, over the steps that all of them have."""
+    whole = values[:, np.isfinite(values).all(axis=0)]
+    return float(excess(whole)[0].mean()) if whole.size else None
+
+
+def _relative(values: Matrix) -> float | None:
+    whole = values[:, np.isfinite(values).all(axis=0)]
+    if not whole.size:
+        return None
+    usual = float(np.median(whole[1:].mean(axis=1)))
+    return float(whole[0].mean()) / usual - 1 if usual > 0 else None

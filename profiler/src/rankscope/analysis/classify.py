@@ -1,0 +1,134 @@
+"""What a device event is: compute, communication or a copy. Tables, one row to add one."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+WorkKind = Literal["compute", "communication", "memcpy"]
+
+COMMUNICATION_NAMES: Final[tuple[tuple[str, str], ...]] = (
+    # (library, pattern of kernel names, case-insensitive)
+    ("NCCL, RCCL", r"nccl|rccl"),
+    ("DeepEP", r"\bep::(internode|intranode)|deep_ep::"),
+    ("NVSHMEM, rocSHMEM", r"nvshmem|rocshmem|roc_shmem"),
+    ("custom all-reduce of inference engines", r"cross_device_reduce|quickreduce|allreduce_prototype"),
+    ("torch symmetric memory", r"multimem_|(one|two)_shot_all_reduce|barrier_kernel.*symm"),
+    ("oneCCL", r"oneccl|\bccl_(all|reduce|broadcast|send|recv)"),
+    ("HCCL on Ascend and MTIA", r"hcom_|\bhccl::|\bhccl"),
+    ("MSCCL", r"msccl"),
+    ("TensorRT-LLM", r"(one|two)ShotAllReduce"),
+)
+
+COPY_NAMES: Final[tuple[tuple[str, str], ...]] = (
+    # ROCm may implement copies and fills as kernels of its own.
+    ("ROCm", r"^__amd_rocclr_(copy|fill)Buffer"),
+)
+
+GPU_KERNEL: Final = frozenset({"kernel", "concurrent_kernel", "mtia_ccp_events", "mtia_insight", "privateuse1_kernel"})
+GPU_COPY: Final = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+LAUNCH: Final = frozenset(
+    {
+        "cuda_runtime",
+        "cuda_driver",
+        "runtime",
+        "xpu_runtime",
+        "xpu_driver",
+        "mtia_runtime",
+        "privateuse1_runtime",
+        "privateuse1_driver",
+    }
+)
+CPU_OP: Final = frozenset({"cpu_op", "operator"})
+ANNOTATION: Final = frozenset({"user_annotation"})
+GPU_ANNOTATION: Final = frozenset({"gpu_user_annotation"})
+
+# On a CPU build operators are the work. These only wrap operators, start communication, or wait for it.
+NOT_CPU_WORK: Final[tuple[str, ...]] = (
+    "autograd::engine::",
+    "torch::autograd::",
+    "torch::distributed::",
+    "torch.distributed.",
+    "c10d::",
+    "_c10d_functional",
+    "c10d_functional::",
+    "symm_mem::",
+    "profiler::",
+    "rpc::",
+)
+
+# Communication on CPU threads: the worker's annotation. The calling thread shows only the enqueue, as ``c10d::…``.
+CPU_COMMUNICATION: Final[tuple[str, ...]] = ("gloo:", "mpi:", "ucc:")
+
+_COMMUNICATION = re.compile("|".join(pattern for _, pattern in COMMUNICATION_NAMES), re.IGNORECASE)
+_COPY = re.compile("|".join(pattern for _, pattern in COPY_NAMES))
+
+
+def classify_kernel(name: str) -> WorkKind:
+    """Kind of a device kernel by its name, for kernels without linked communication metadata."""
+    if _COPY.search(name):
+        return "memcpy"
+    return "communication" if _COMMUNICATION.search(name) else "compute"
+
+
+def is_cpu_work(name: str) -> bool:
+    """Whether a CPU operator computes something itself, as ``aten::mm`` does, rather than wrapping other operators."""
+    return "::" in name and not name.startswith(NOT_CPU_WORK)
+
+
+def is_cpu_communication(name: str) -> bool:
+    """Whether a user annotation is a communication library at work on a CPU thread."""
+    return name.startswith(CPU_COMMUNICATION)
+
+
+def is_point_to_point(op: str) -> bool:
+    """Whether an operation is between two ranks rather than a group."""
+    return op in {"send", "recv", "isend", "irecv", "recv_any_source", "batch_isend_irecv"}
+
+
+OPERATION_NAMES: Final[dict[str, str]] = {
+    # normalised spelling (lower case, no underscores) -> the operation's name in records
+    "allreduce": "all_reduce",
+    "allreducecoalesced": "all_reduce_coalesced",
+    "allgather": "all_gather",
+    "allgatherbase": "all_gather_base",
+    "allgatherintotensor": "all_gather_base",
+    "allgathercoalesced": "all_gather_coalesced",
+    "allgatherintotensorcoalesced": "all_gather_coalesced",
+    "reducescatter": "reduce_scatter",
+    "reducescatterbase": "reduce_scatter_base",
+    "reducescattertensor": "reduce_scatter_base",
+    "reducescattertensorcoalesced": "reduce_scatter_coalesced",
+    "alltoall": "all_to_all",
+    "alltoallbase": "all_to_all",
+    "alltoallv": "all_to_allv",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+    "recvanysource": "recv",
+    "sendrecv": "send_recv",
+}
+
+
+def operation_name(spelling: str) -> str:
+    """One name per operation, whatever the library spells it: ``allreduce_``, ``AllReduce``, ``gloo:all_reduce`` →
+    ``all_reduce``.
+    """
+    bare = spelling.rpartition(":")[2]
+    known = OPERATION_NAMES.get(bare.replace("_", "").lower())
+    return known or bare.strip("_").lower() or "unknown"
+
+
+_KERNEL_OPERATION = re.compile(
+    r"(AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce|dispatch|combine|notify)", re.IGNORECASE
+)
+
+
+def operation_of_kernel(name: str) -> str:
+    """Operation by a communication kernel's name; ``unknown`` where the name does not say (``ncclDevKernel_Generic``)."""
+    found = _KERNEL_OPERATION.search(name)
+    return operation_name(found.group(1)) if found else "unknown"

@@ -1,0 +1,80 @@
+"""Stragglers in profiled windows: who was last at the matched collectives, against chance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.blame import Blame
+from rankscope.analysis.cause import Signals
+from rankscope.analysis.own_time import FIXED, MINIMUM_EFFECT, Slow
+from rankscope.analysis.significance import LIMIT, block_sums, p_value, stability
+from rankscope.runs.records import StepBreakdown
+
+ENOUGH_STEPS: Final = 8
+"""From so many steps on, steps are the units of chance; below, collectives, which hang together within a step."""
+
+
+def find_late(blame: Blame, window_us: float) -> Slow | None:
+    """The rank that was late beyond chance and at a price, or ``None``.
+
+    ``window_us`` is the typical window over which ``blame`` was summed. Lags below the clocks' residual do not count, nor does
+    waiting that compute hid.
+    """
+    units, ranks = blame.gain_us.shape
+    if not units or ranks < 2 or window_us <= 0:
+        return None
+    row = int(blame.gain_us.sum(axis=0).argmax())
+    rank = blame.ranks[row]
+    gain = blame.saved_us[rank]
+    if gain < MINIMUM_EFFECT * window_us:
+        return None
+    if len(blame.steps) >= ENOUGH_STEPS:
+        edges = np.flatnonzero(np.diff(blame.instance_step, prepend=blame.instance_step[0] - 1))
+        scores = block_sums(np.add.reduceat(blame.gain_us, edges, axis=0))
+    else:
+        scores = blame.gain_us
+    chance = p_value(scores, row)
+    if chance > LIMIT:
+        return None
+    late = blame.gain_us > 0
+    share = float(late[:, row].sum() / max(1, late.any(axis=1).sum()))
+    return Slow(
+        ranks=[rank],
+        pattern="fixed" if share >= FIXED else "intermittent",
+        gain_us=gain,
+        excess_us=gain,
+        p_value=chance,
+        stability=stability(scores, row, at_least=0.0),
+        last_share=share,
+    )
+
+
+def too_few(blame: Blame, window_us: float) -> int | None:
+    """The rank that was last whenever anybody clearly was, at a price, but too seldom to exclude chance; ``None`` when there
+    is none.
+    """
+    late = (blame.gain_us > 0).any(axis=1)
+    if not late.any():
+        return None
+    row = int(blame.gain_us.sum(axis=0).argmax())
+    always = bool((blame.gain_us[late, row] > 0).all())
+    return blame.ranks[row] if always and blame.saved_us[blame.ranks[row]] >= MINIMUM_EFFECT * window_us else None
+
+
+def device_signals(rank: int, gain_us: float, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> Signals:
+    """What a late rank's device did more than its peers', per window."""
+    return Signals(own_us=gain_us, device_busy_us=busy_excess(rank, breakdowns))
+
+
+def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> float | None:
+    """Mean compute and exposed copies per window of a rank minus the median of its peers'; ``None`` without windows."""
+    busy = {
+        one: float(np.mean([row.compute_us + row.exposed_memcpy_us for row in rows]))
+        for one, rows in breakdowns.items()
+        if len(rows)
+    }
+    peers = [value for one, value in busy.items() if one != rank]
+    return busy[rank] - float(np.median(peers)) if rank in busy and peers else None

@@ -1,0 +1,222 @@
+"""Stragglers in the always-on records: own time (wall minus blocked) of a rank against its peers at the same step.
+
+Walls are equalised by the collectives, own times are not: the rank whose own time is longest is the one the others wait for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.result import Pattern
+from rankscope.analysis.significance import LIMIT, block_sums, p_value, stability
+from rankscope.analysis.steps import Matrix, StepTable
+
+MINIMUM_STEPS: Final = 5
+"""Fewer usable steps decide nothing."""
+
+MINIMUM_EFFECT: Final = 0.05
+"""Of the step time that would be saved; below it nobody is named, however certain."""
+
+WARM_UP: Final = 5
+"""Steps at the start that are left out (at most a fifth of all): caches fill, allocators and buckets settle."""
+
+FIXED: Final = 0.5
+"""A rank that is the last in this share of the steps is always slow; below it, now and then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The part of a step table that can be judged: complete steps of comparable ranks."""
+
+    table: StepTable
+    """Usable steps only, all ranks."""
+    rows: NDArray[np.intp]
+    """Rows of the table that are compared."""
+    own: Matrix
+    """[compared ranks, usable steps], no NaN."""
+    wall_us: float
+    """Typical step time: mean over the steps of the longest wall of any compared rank."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """The compared ranks."""
+        return [int(rank) for rank in self.table.ranks[self.rows]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Ranks that make the others wait."""
+
+    ranks: list[int]
+    """Worst first. All that took part, when rotating."""
+    pattern: Pattern
+    gain_us: float
+    """Mean step time that healing them saves: the longest own time minus the longest of the others'."""
+    excess_us: float
+    """Mean own time of the worst above the median of its peers, in the affected steps."""
+    p_value: float | None
+    stability: float
+    last_share: float
+    """Share of the steps in which one of them was last."""
+    affected: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
+    """[usable steps]: where one of them was last."""
+
+
+def judge(table: StepTable) -> Judged | None:
+    """What of a table can be compared, or ``None`` when fewer than ``MINIMUM_STEPS`` steps or two ranks can.
+
+    Left out: warm-up steps; steps in which any rank was profiled, where enough others remain; ranks without own time or with
+    less than half of the steps; steps some compared rank lacks.
+    """
+    count = len(table.steps)
+    keep = np.arange(count) >= min(WARM_UP, count // 5)
+    unprofiled = keep & ~table.profiled.any(axis=0)
+    if unprofiled.sum() >= MINIMUM_STEPS:
+        keep = unprofiled
+    known = np.isfinite(table.matrix("own_us"))
+    per_rank = (known & keep).sum(axis=1)
+    rows = np.flatnonzero((per_rank > 0) & (2 * per_rank >= per_rank.max(initial=0)))
+    if len(rows) < 2:
+        return None
+    keep = keep & known[rows].all(axis=0)
+    if keep.sum() < MINIMUM_STEPS:
+        return None
+    usable = table.columns(keep)
+    wall = float(np.nanmax(usable.matrix("wall_us")[rows], axis=0).mean())
+    return Judged(usable, rows, usable.matrix("own_us")[rows], wall)
+
+
+def excess(values: Matrix) -> Matrix:
+    """Each rank's value minus the median of the *other* ranks at the same step. [ranks, steps] in and out."""
+    ranks = len(values)
+    ordered = np.sort(values, axis=0)
+    place = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0, kind="stable")
+    # The median of the others without a loop: leaving out the rank at `place` shifts what lies above it down by one.
+    low, high = (ranks - 2) // 2, (ranks - 1) // 2
+
+    def at(position: int) -> Matrix:
+        found: Matrix = np.where(place <= position, ordered[min(position + 1, ranks - 1)], ordered[position])
+        return found
+
+    peers: Matrix = (at(low) + at(high)) / 2
+    return values - peers
+
+
+def saved(own: Matrix, slow: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Per step, how much earlier it would end were the ranks marked ``slow`` no slower than the slowest of the others."""
+    rest: NDArray[np.float64] = own[~slow].max(axis=0)
+    gap: NDArray[np.float64] = np.maximum(own.max(axis=0) - rest, 0.0)
+    return gap
+
+
+def imposed_wait(judged: Judged) -> dict[int, float]:
+    """Per rank, microseconds that others were blocked because of it, summed over victims and usable steps.
+
+    At each step the rank with the longest own time came last; a victim waited for it as long as its own time was shorter, but
+    no longer than it was blocked.
+    """
+    own = judged.own
+    blocked = judged.table.matrix("blocked_us")[judged.rows]
+    last = own.argmax(axis=0)
+    wait = np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
+    totals = np.bincount(last, weights=wait.sum(axis=0), minlength=len(own))
+    return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
+
+
+def find_slow(judged: Judged) -> Slow | None:
+    """The ranks that stand out, or ``None`` when nobody does.
+
+    One after the other, while their mean excess is significant and at least ``MINIMUM_EFFECT`` of the step; half of the ranks
+    or more cannot be outliers. Named only when healing them would save ``MINIMUM_EFFECT`` of the step beyond what any rank's
+    noise costs.
+    """
+    own = judged.own
+    limit = MINIMUM_EFFECT * judged.wall_us
+    slow = np.zeros(len(own), dtype=bool)
+    named: list[int] = []
+    p = 1.0
+    certain = 0.0
+    while len(named) < max(1, (len(own) - 1) // 2):
+        left = np.flatnonzero(~slow)
+        scores = excess(own[left])
+        worst = int(scores.mean(axis=1).argmax())
+        if scores[worst].mean() < limit:
+            break
+        blocks = block_sums(scores.T)
+        chance = p_value(blocks, worst)
+        if chance > LIMIT:
+            break
+        if not named:
+            p = chance
+            certain = stability(blocks, worst, at_least=limit * scores.shape[1])
+        named.append(int(left[worst]))
+        slow[left[worst]] = True
+    if not named:
+        return None
+    gain = saved(own, slow)
+    rest = own[~slow]
+    # What being last by mere noise costs: the same figure for a typical rank among the others.
+    noise = (
+        float(np.median([saved(rest, np.arange(len(rest)) == row).mean() for row in range(len(rest))])) if len(rest) > 1 else 0.0
+    )
+    if gain.mean() - noise < limit:
+        return None
+    last = slow[own.argmax(axis=0)]
+    pattern: Pattern = "fixed" if last.mean() >= FIXED else "intermittent"
+    if pattern == "intermittent" and not _sticks_out(gain, rest):
+        return None
+    return Slow(
+        ranks=[judged.ranks[row] for row in named],
+        pattern=pattern,
+        gain_us=float(gain.mean()),
+        excess_us=float(excess(own[[named[0], *np.flatnonzero(~slow)]])[0][last].mean()),
+        p_value=p,
+        stability=certain,
+        last_share=float(last.mean()),
+        affected=last,
+    )
+
+
+def _sticks_out(gain: NDArray[np.float64], rest: Matrix) -> bool:
+    """Whether most of what was lost was lost in steps in which the slow ones were farther out than the others are apart.
+
+    A rank that is last only now and then is told from noise that lasts for a while (a neighbour's job) by how far out it is then.
+    """
+    far = gain >= np.ptp(rest, axis=0)
+    return bool(gain[far].sum() >= 0.7 * gain.sum())
+
+
+def find_rotating(judged: Judged) -> Slow | None:
+    """A slowness that moves from rank to rank, or ``None``.
+
+    Somebody is always last; here the last one must be far out at most steps: the gap to the one before it at least five times
+    the typical distance between the others, and 15 % of the step. Exponential noise, the worst that is common, reaches half of
+    that.
+    """
+    own = judged.own
+    if len(own) < 4 or own.shape[1] < 2 * MINIMUM_STEPS:
+        return None
+    ordered = np.sort(own, axis=0)
+    gap = ordered[-1] - ordered[-2]
+    spacing = (ordered[-2] - ordered[0]) / (len(own) - 2)
+    far = gap >= np.maximum(5 * spacing, 0.15 * judged.wall_us)
+    if far.mean() < FIXED:
+        return None
+    counts = np.bincount(own.argmax(axis=0)[far], minlength=len(own))
+    took_part = np.flatnonzero(counts >= 2)
+    if len(took_part) < 3 or counts.max() > 0.5 * far.sum():
+        return None
+    return Slow(
+        ranks=[judged.ranks[row] for row in took_part[np.argsort(-counts[took_part], kind="stable")]],
+        pattern="rotating",
+        gain_us=float(gap.mean()),
+        excess_us=float(gap[far].mean()),
+        p_value=None,
+        stability=float(far.mean()),
+        last_share=1.0,
+        affected=far,
+    )

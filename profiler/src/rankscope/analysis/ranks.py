@@ -1,0 +1,78 @@
+"""One row per rank of the result, out of breakdowns, blame and step records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.blame import Blame
+from rankscope.analysis.result import RankResult
+from rankscope.analysis.steps import StepTable
+from rankscope.runs.records import DeviceKind, RankInfo, StepBreakdown
+
+_SUMMED: Final = (
+    "window_us",
+    "compute_us",
+    "communication_us",
+    "overlap_us",
+    "exposed_communication_us",
+    "memcpy_us",
+    "exposed_memcpy_us",
+    "idle_us",
+)
+
+
+def rank_result(
+    rank: int,
+    *,
+    breakdowns: Sequence[StepBreakdown],
+    blame: Blame | None,
+    steps: int,
+    attempt: int = 0,
+    info: RankInfo | None = None,
+    host: str | None = None,
+    device_kind: DeviceKind | None = None,
+    table: StepTable | None = None,
+) -> RankResult:
+    """Times summed over the breakdowns; ``None`` for everything that was not measured."""
+    sums: dict[str, float | None] = dict.fromkeys(_SUMMED)
+    if breakdowns:
+        sums = {name: float(sum(getattr(row, name) for row in breakdowns)) for name in _SUMMED}
+    communication, overlap = sums["communication_us"], sums["overlap_us"]
+    matched = blame is not None and blame.transfer_us.get(rank, 0.0) > 0
+    return RankResult(
+        rank=rank,
+        host=info.host if info else host,
+        gpu_uuid=info.gpu_uuid if info else None,
+        device_kind=info.device_kind if info else device_kind,
+        attempt=attempt,
+        steps=steps,
+        window_basis=breakdowns[0].window_basis if breakdowns else None,
+        window_us=sums["window_us"],
+        compute_us=sums["compute_us"],
+        communication_us=communication,
+        overlap_us=overlap,
+        exposed_communication_us=sums["exposed_communication_us"],
+        memcpy_us=sums["memcpy_us"],
+        exposed_memcpy_us=sums["exposed_memcpy_us"],
+        idle_us=sums["idle_us"],
+        overlap_ratio=overlap / communication if communication and overlap is not None else None,
+        transfer_us=blame.transfer_us[rank] if blame is not None and matched else None,
+        wait_us=blame.wait_us[rank] if blame is not None and matched else None,
+        blocked_us=_median(table, "blocked_us", rank),
+        own_us=_median(table, "own_us", rank),
+        wall_us=_median(table, "wall_us", rank),
+        end_reason=info.end_reason if info else None,
+    )
+
+
+def _median(table: StepTable | None, metric: str, rank: int) -> float | None:
+    if table is None:
+        return None
+    row = table.matrix(metric)[int(np.searchsorted(table.ranks, rank))]
+    # Profiled steps carry the profiler's cost; without others they are all there is.
+    plain = row[np.isfinite(row) & ~table.profiled[int(np.searchsorted(table.ranks, rank))]]
+    values = plain if len(plain) else row[np.isfinite(row)]
+    return float(np.median(values)) if len(values) else None

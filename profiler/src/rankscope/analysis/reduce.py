@@ -1,0 +1,221 @@
+"""A trace reduced to the records that a run keeps: one breakdown per step, its collectives, its costliest kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.breakdown import Work, partition
+from rankscope.analysis.collectives import Instance, collective_instances
+from rankscope.analysis.traces import DEVICE_NOTE, NOTE, Trace
+from rankscope.analysis.work import KINDS, WorkEvents, work_events
+from rankscope.runs.errors import InputError
+from rankscope.runs.records import CollectiveRecord, DeviceKind, KernelRecord, StepBreakdown
+
+COSTLIEST: Final = 10
+"""Kernel records kept per step."""
+
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What is left of a trace."""
+
+    breakdowns: list[StepBreakdown] = field(default_factory=list)
+    collectives: list[CollectiveRecord] = field(default_factory=list)
+    kernels: list[KernelRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The annotated steps: numbers, and host intervals in nanoseconds, ascending."""
+
+    numbers: list[int]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+    def position(self, time: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Per time, the position of the step it falls in, or -1."""
+        at = np.searchsorted(self.start, time, side="right") - 1
+        inside = (at >= 0) & (time < self.end[np.maximum(at, 0)])
+        return np.where(inside, at, -1)
+
+
+def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduction:
+    """One breakdown per ``ProfilerStep#N`` annotation (of those in ``steps``, if given), its collectives and kernels.
+
+    An empty reduction when the trace has no such annotation: then ``reduce_file`` takes it as one window.
+
+    Work on the CPU is cut at the step's own bounds. Device work runs later than the step that asked for it, so device windows
+    go from the first start of the work launched in a step to that of the next step, found by launch correlation; whatever runs
+    in the window is cut to it. A collective belongs to the step in which it was enqueued.
+    """
+    annotated = _annotated_steps(trace)
+    if annotated is None:
+        return Reduction()
+    events = work_events(trace)
+    work = events.work()
+    owner = annotated.position(events.launch)
+    windows = (
+        _device_windows(annotated, events, owner)
+        if trace.has_device_work
+        else list(zip(annotated.start, annotated.end, strict=True))
+    )
+    reduction = Reduction()
+    for position, number in enumerate(annotated.numbers):
+        if steps is not None and number not in steps:
+            continue
+        start, end = map(int, windows[position])
+        mine = np.flatnonzero(owner == position)
+        # A host interval stands in for a step that asked the device for nothing, or whose work was not recorded.
+        truncated = trace.has_device_work and not len(mine)
+        breakdown = _breakdown(number, trace.device_kind, work, (start, end), len(mine), truncated=truncated, basis="steps")
+        reduction.breakdowns.append(breakdown)
+        reduction.kernels.extend(_costliest(trace, events, mine, number))
+    wanted = set(annotated.numbers) if steps is None else set(steps)
+    instances = collective_instances(trace, events)
+    reduction.collectives.extend(record for record in _records(instances, annotated, work) if record.step in wanted)
+    return reduction
+
+
+def reduce_file(trace: Trace) -> Reduction:
+    """The whole trace as one window, from the first start to the last end of any work.
+
+    Collectives keep the number of the annotated step they were enqueued in, 0 where nothing is annotated. Raises
+    ``InputError`` when there is no work at all.
+    """
+    events = work_events(trace)
+    work = events.work()
+    extent = work.extent()
+    if extent is None:
+        raise InputError(trace.path, "nothing to analyse: no kernel, copy, operator or collective takes any time")
+    annotated = _annotated_steps(trace)
+    number = annotated.numbers[0] if annotated else 0
+    breakdown = _breakdown(number, trace.device_kind, work, extent, len(events.rows), truncated=False, basis="file")
+    everything = np.arange(len(events.rows))
+    return Reduction(
+        breakdowns=[breakdown],
+        collectives=_records(collective_instances(trace, events), annotated, work, whole_file=True),
+        kernels=_costliest(trace, events, everything, number),
+    )
+
+
+def step_numbers(trace: Trace) -> list[int]:
+    """Numbers of the annotated steps, ascending in time; empty where nothing is annotated."""
+    annotated = _annotated_steps(trace)
+    return annotated.numbers if annotated else []
+
+
+def _annotated_steps(trace: Trace) -> _Steps | None:
+    by_name = [int(found.group(1)) if (found := _STEP.fullmatch(name)) else -1 for name in trace.names]
+    numbers_of_rows = np.array(by_name, dtype=np.int64)[trace.name]
+    # A trace of device activities alone has the annotations as the device saw them.
+    for category in (NOTE, DEVICE_NOTE):
+        rows = np.flatnonzero((trace.category == category) & (numbers_of_rows >= 0))
+        if len(rows):
+            break
+    else:
+        return None
+    threads, counts = np.unique(trace.thread[rows], return_counts=True)
+    rows = rows[trace.thread[rows] == threads[np.argmax(counts)]]
+    rows = rows[np.argsort(trace.start[rows], kind="stable")]
+    numbers = [int(number) for number in numbers_of_rows[rows]]
+    start, end = trace.start[rows], trace.end[rows].copy()
+    for position in range(len(rows) - 1):
+        # Steps follow each other without a gap; after a pause of the profiler there is one.
+        if numbers[position + 1] == numbers[position] + 1 or end[position] > start[position + 1]:
+            end[position] = start[position + 1]
+    return _Steps(numbers, start, end)
+
+
+def _device_windows(steps: _Steps, events: WorkEvents, owner: NDArray[np.intp]) -> list[tuple[int, int]]:
+    first: list[int | None] = []
+    last: list[int | None] = []
+    for position in range(len(steps.numbers)):
+        mine = owner == position
+        first.append(int(events.start[mine].min()) if mine.any() else None)
+        last.append(int(events.end[mine].max()) if mine.any() else None)
+    windows: list[tuple[int, int]] = []
+    for position in range(len(steps.numbers)):
+        begin, stop = first[position], last[position]
+        if begin is None or stop is None:
+            windows.append((int(steps.start[position]), int(steps.end[position])))
+            continue
+        following = first[position + 1] if position + 1 < len(first) else None
+        adjacent = following is not None and steps.numbers[position + 1] == steps.numbers[position] + 1
+        if adjacent and following is not None and following >= begin:
+            stop = following
+        windows.append((begin, stop))
+    return windows
+
+
+def _breakdown(
+    number: int, device: DeviceKind, work: Work, window: tuple[int, int], events: int, *, truncated: bool, basis: str
+) -> StepBreakdown:
+    part = partition(work, *window)
+    return StepBreakdown(
+        step=number,
+        start_unix_ns=part.start_ns,
+        device_kind=device,
+        window_basis="steps" if basis == "steps" else "file",
+        window_us=part.window_us,
+        compute_us=part.compute_us,
+        communication_us=part.communication_us,
+        overlap_us=part.overlap_us,
+        exposed_communication_us=part.exposed_communication_us,
+        memcpy_us=part.memcpy_us,
+        exposed_memcpy_us=part.exposed_memcpy_us,
+        idle_us=part.idle_us,
+        events=events,
+        truncated=truncated,
+    )
+
+
+def _records(
+    instances: Sequence[Instance], steps: _Steps | None, work: Work, *, whole_file: bool = False
+) -> list[CollectiveRecord]:
+    """Instances as records, counted per (step, group). Those enqueued outside every step are left out unless the file is the
+    window.
+    """
+    if not instances:
+        return []
+    times = np.array([instance.enqueue for instance in instances], dtype=np.int64)
+    positions = steps.position(times) if steps is not None else np.zeros(len(instances), dtype=np.intp)
+    if steps is not None and whole_file:
+        # Before the first annotation counts to the first step, between two to the earlier one.
+        positions = np.maximum(np.searchsorted(steps.start, times, side="right") - 1, 0)
+    counted: dict[tuple[int, str], int] = {}
+    records: list[CollectiveRecord] = []
+    for instance, position in zip(instances, positions, strict=True):
+        if position < 0:
+            continue
+        number = steps.numbers[position] if steps is not None else 0
+        index = counted.get((number, instance.group), 0)
+        counted[number, instance.group] = index + 1
+        records.append(instance.record(number, index, work))
+    return records
+
+
+def _costliest(trace: Trace, events: WorkEvents, mine: NDArray[np.intp], number: int) -> list[KernelRecord]:
+    if not len(mine):
+        return []
+    names = trace.name[events.rows[mine]].astype(np.int64)
+    keys, where, calls = np.unique(names * len(KINDS) + events.kind[mine], return_inverse=True, return_counts=True)
+    totals = np.bincount(where, weights=(events.end[mine] - events.start[mine]).astype(np.float64))
+    order = np.argsort(-totals, kind="stable")[:COSTLIEST]
+    return [
+        KernelRecord(
+            step=number,
+            name=trace.names[int(keys[at]) // len(KINDS)],
+            kind=KINDS[int(keys[at]) % len(KINDS)],
+            total_us=float(totals[at]) / 1000,
+            calls=int(calls[at]),
+        )
+        for at in order
+    ]

@@ -1,0 +1,184 @@
+"""The analysis for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+from rankscope.analysis.result import Analysis, ImposedWait, RankResult
+from rankscope.analysis.verdict import duration
+
+SHOWN_RANKS: Final = 16
+"""A terminal shows at most so many ranks; the JSON has them all."""
+
+_COLORS: Final[dict[str, str]] = {
+    "straggler": "\x1b[1;31m",
+    "hang": "\x1b[1;31m",
+    "balanced": "\x1b[1;32m",
+    "insufficient_data": "\x1b[1;33m",
+}
+_OTHER_COLOR: Final = "\x1b[1;36m"
+_RESET: Final = "\x1b[0m"
+_UNKNOWN: Final = "-"
+
+
+def render_text(analysis: Analysis, *, width: int = 100, color: bool = False) -> str:
+    """Verdict, ranks, imposed wait and what to do next, in lines of at most ``width`` columns (tables may need 80)."""
+    parts = [
+        _headline(analysis, width, color=color),
+        _source(analysis, width),
+        _rank_table(analysis),
+        _imposed_table(analysis),
+        _more_findings(analysis, width),
+        _next(analysis, width),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _headline(analysis: Analysis, width: int, *, color: bool) -> str:
+    verdict = analysis.verdict
+    kind = verdict.kind.replace("_", " ").upper()
+    label = f"{_COLORS.get(verdict.kind, _OTHER_COLOR)}{kind}{_RESET}" if color else kind
+    lines = [label, *textwrap.wrap(verdict.summary, width)]
+    facts = []
+    if verdict.slowdown is not None:
+        facts.append(f"slowdown {verdict.slowdown:.2f}x")
+    if verdict.gpu_hours_lost is not None:
+        facts.append(f"{verdict.gpu_hours_lost:.3g} GPU-hours lost")
+    if verdict.cost is not None:
+        facts.append(f"{verdict.cost.amount:.2f} {verdict.cost.currency}")
+    if verdict.confidence is not None:
+        facts.append(f"confidence {verdict.confidence:.0%}")
+    if verdict.evidence_source is not None:
+        facts.append(f"judged by {verdict.evidence_source}")
+    if facts:
+        lines += textwrap.wrap(" · ".join(facts), width)
+    return "\n".join(lines)
+
+
+def _source(analysis: Analysis, width: int) -> str:
+    source = analysis.source
+    of_world = f" of {source.world_size}" if source.world_size is not None else ""
+    text = f"{source.path}: {_count(source.ranks, 'rank')}{of_world}, {_count(source.steps, 'step')}"
+    if source.coverage is not None:
+        text += f", coverage {source.coverage:.0%}"
+    if source.simulated:
+        text += ", SIMULATED DATA"
+    lines = textwrap.wrap(text, width, break_long_words=False)
+    for warning in source.warnings:
+        lines += textwrap.wrap(f"warning: {warning}", width, subsequent_indent="  ", break_long_words=False)
+    return "\n".join(lines)
+
+
+def _rank_table(analysis: Analysis) -> str:
+    shown = _interesting(analysis)
+    if not shown:
+        return ""
+    profiled = any(row.window_us is not None for row in shown)
+    stepped = any(row.wall_us is not None for row in shown)
+    header = ["rank", "host"]
+    if profiled:
+        header += ["compute", "overlap", "exposed", "copies", "idle", "hidden"]
+    if stepped:
+        header += ["own/step", "blocked/step"]
+    rows = [header]
+    for row in shown:
+        cells = [str(row.rank), _short(row.host)]
+        if profiled:
+            parts = (row.compute_us, row.overlap_us, row.exposed_communication_us, row.exposed_memcpy_us, row.idle_us)
+            cells += [_part(value, row.window_us) for value in parts]
+            cells.append(_UNKNOWN if row.overlap_ratio is None else f"{row.overlap_ratio:.0%}")
+        if stepped:
+            cells += [_duration(row.own_us), _duration(row.blocked_us)]
+        rows.append(cells)
+    lines = _aligned(rows, left=(1,))
+    if profiled:
+        lines.append("of the profiled window; overlap is communication under compute, hidden its share of all communication")
+    if len(shown) < len(analysis.ranks):
+        lines.append(f"{len(analysis.ranks) - len(shown)} more ranks not shown; --format json has them all")
+    return "\n".join(lines)
+
+
+def _interesting(analysis: Analysis) -> list[RankResult]:
+    """All ranks of a small job; else the named ones, those that impose most, and the slowest, in order of rank."""
+    if len(analysis.ranks) <= SHOWN_RANKS:
+        return analysis.ranks
+    slowest = sorted(analysis.ranks, key=lambda row: -(row.own_us if row.own_us is not None else -1.0))
+    order = [
+        *analysis.verdict.ranks,
+        *(row.rank for row in analysis.imposed_wait[: SHOWN_RANKS // 2] if row.imposed_us > 0),
+        *(row.rank for row in slowest),
+    ]
+    chosen = set(list(dict.fromkeys(order))[:SHOWN_RANKS])
+    return [row for row in analysis.ranks if row.rank in chosen]
+
+
+def _imposed_table(analysis: Analysis) -> str:
+    rows = [row for row in analysis.imposed_wait if row.imposed_us > 0]
+    if not rows:
+        return ""
+    cells = [["rank", "imposed", "exposed", "share"], *(_imposed_row(row) for row in rows[:8])]
+    where = "matched collectives" if analysis.collectives.matched else "step records"
+    lines = [f"imposed wait, summed over the ranks that waited (from {where})", *_aligned(cells)]
+    if len(rows) > 8:
+        lines.append(f"and {len(rows) - 8} more")
+    if analysis.collectives.matched:
+        residual = analysis.collectives.clock_residual_us
+        lines.append(
+            f"{_count(analysis.collectives.matched, 'collective')} matched, {analysis.collectives.unmatched} not"
+            + (f"; clocks agree within {duration(residual)}" if residual is not None else "")
+        )
+    return "\n".join(lines)
+
+
+def _imposed_row(row: ImposedWait) -> list[str]:
+    share = _UNKNOWN if row.share is None else f"{row.share:.1%}"
+    return [str(row.rank), _duration(row.imposed_us), _duration(row.imposed_exposed_us), share]
+
+
+def _more_findings(analysis: Analysis, width: int) -> str:
+    rest = [finding for finding in analysis.findings if finding.summary != analysis.verdict.summary]
+    lines: list[str] = []
+    for finding in rest:
+        lines += textwrap.wrap(f"also: {finding.summary}", width, subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def _next(analysis: Analysis, width: int) -> str:
+    if not analysis.verdict.next:
+        return ""
+    lines = ["next"]
+    for action in analysis.verdict.next:
+        lines += textwrap.wrap(
+            action, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
+    return "\n".join(lines)
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(widths[column]) if column in left else cell.rjust(widths[column]) for column, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _part(value: float | None, whole: float | None) -> str:
+    return f"{value / whole:.1%}" if value is not None and whole else _UNKNOWN
+
+
+def _duration(us: float | None) -> str:
+    return _UNKNOWN if us is None else duration(us)
+
+
+def _short(host: str | None, limit: int = 20) -> str:
+    if host is None:
+        return _UNKNOWN
+    return host if len(host) <= limit else host[: limit - 1] + "…"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

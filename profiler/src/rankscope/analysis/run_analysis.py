@@ -1,0 +1,137 @@
+"""Analysis of a run directory: step records first, profiled windows beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankscope.analysis.blame import assign_blame
+from rankscope.analysis.clock import fit_clocks
+from rankscope.analysis.matching import match_collectives
+from rankscope.analysis.own_time import imposed_wait, judge
+from rankscope.analysis.ranks import rank_result
+from rankscope.analysis.reduce import Reduction
+from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
+from rankscope.analysis.run_verdict import RunEvidence, run_verdict
+from rankscope.analysis.steps import StepTable
+from rankscope.analysis.trace_analysis import imposed_result, matching_result
+from rankscope.runs.reader import RunReader
+
+
+def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = None, currency: str = "USD") -> Analysis:
+    """Analyse the last attempt of a run; see ``engine.analyze``."""
+    run = _read(path)
+    recorded = run.reader.info
+    if price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
+        price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
+    verdict, findings = run_verdict(run, price_per_gpu_hour, currency)
+    table = run.table
+    evidence = table.has_record
+    return Analysis(
+        source=Source(
+            kind="run",
+            path=run.path,
+            ranks=int(evidence.any(axis=1).sum()),
+            world_size=run.world_size,
+            steps=len(table.steps),
+            coverage=_coverage(run),
+            simulated=recorded.simulated,
+            run_id=recorded.run_id,
+            name=recorded.name,
+            warnings=_warnings(run),
+        ),
+        ranks=[
+            rank_result(
+                rank,
+                breakdowns=run.windows[rank].breakdowns,
+                blame=run.blame,
+                steps=int(evidence[row].sum()),
+                attempt=table.attempt,
+                info=run.infos.get(rank),
+                table=table,
+            )
+            for row, rank in enumerate(run.ranks)
+        ],
+        collectives=matching_result(run.matching, run.clocks)
+        if any(reduction.collectives for reduction in run.windows.values())
+        else CollectiveMatching(matched=0, unmatched=0, excluded={}, method=None, clock_residual_us=None),
+        imposed_wait=_imposed(run),
+        verdict=verdict,
+        findings=findings,
+    )
+
+
+def _read(path: os.PathLike[str]) -> RunEvidence:
+    reader = RunReader(Path(path))
+    table = StepTable.load(reader)
+    attempt = table.attempt
+    ranks = [int(rank) for rank in table.ranks]
+    infos = {rank: info for rank in ranks if (info := reader.rank(attempt, rank)) is not None}
+    windows = {
+        rank: Reduction(
+            breakdowns=list(reader.windows(attempt, rank)),
+            collectives=list(reader.collectives(attempt, rank)),
+        )
+        for rank in ranks
+    }
+    about = reader.attempt(attempt)
+    world_size = about.world_size if about else max((info.world_size for info in infos.values()), default=None)
+    matching = match_collectives({rank: reduction.collectives for rank, reduction in windows.items()}, world_size=world_size)
+    clocks = fit_clocks(matching.matches)
+    return RunEvidence(reader, table, infos, windows, world_size, matching, clocks, assign_blame(matching.matches, clocks, ranks))
+
+
+def _coverage(run: RunEvidence) -> float | None:
+    expected = (run.world_size or len(run.ranks)) * len(run.table.steps)
+    return min(1.0, int(run.table.has_record.sum()) / expected) if expected else None
+
+
+def _warnings(run: RunEvidence) -> list[str]:
+    warnings: list[str] = []
+    attempts = run.reader.attempts()
+    if len(attempts) > 1:
+        warnings.append(f"the last of {len(attempts)} attempts (number {run.table.attempt}) is analysed")
+    if run.world_size is not None and len(run.ranks) < run.world_size:
+        absent = sorted(set(range(run.world_size)) - set(run.ranks))
+        warnings.append(f"no records of {_ranks(absent)}")
+    silent = [rank for row, rank in enumerate(run.ranks) if not run.table.has_record[row].any()]
+    if silent:
+        warnings.append(f"not one step recorded by {_ranks(silent)}")
+    for reason, text in (("killed", "killed"), ("crash", "crashed")):
+        ended = [rank for rank, info in run.infos.items() if info.end_reason == reason]
+        if ended:
+            warnings.append(f"{_ranks(ended)} {text} before the end of training")
+    disabled = [rank for rank, info in run.infos.items() if info.disabled_reason]
+    if disabled:
+        warnings.append(f"the recorder switched itself off on {_ranks(disabled)}: {run.infos[disabled[0]].disabled_reason}")
+    dropped = sum(info.dropped_records for info in run.infos.values())
+    if dropped:
+        warnings.append(f"{dropped} records were dropped because a ring was full")
+    if run.reader.skipped_lines:
+        warnings.append(f"{run.reader.skipped_lines} damaged lines skipped")
+    return warnings
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def _imposed(run: RunEvidence) -> list[ImposedWait]:
+    """From the windows' collectives where there are any matched, else from the step records (then nothing is known of hiding
+    compute).
+    """
+    if run.matching.matches:
+        return imposed_result(run.blame)
+    judged = judge(run.table)
+    if judged is None:
+        return []
+    imposed = imposed_wait(judged)
+    total = sum(imposed.values())
+    # Blocked time is time in which the training thread did nothing else, so all of it is exposed.
+    rows = [
+        ImposedWait(rank=rank, imposed_us=value, imposed_exposed_us=value, share=value / total if total > 0 else None)
+        for rank, value in imposed.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.imposed_us, row.rank))

@@ -1,0 +1,209 @@
+"""The verdict on a run: step records first, profiled windows where they cannot decide."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rankscope.analysis.blame import Blame
+from rankscope.analysis.bottleneck import Shares, shares_of_steps, shares_of_windows
+from rankscope.analysis.cause import cause_of, signals_of
+from rankscope.analysis.clock import Clocks
+from rankscope.analysis.late import busy_excess, find_late
+from rankscope.analysis.matching import Matching
+from rankscope.analysis.own_time import MINIMUM_STEPS, Judged, Slow, find_rotating, find_slow, imposed_wait, judge
+from rankscope.analysis.reduce import Reduction
+from rankscope.analysis.result import Evidence, Finding, Verdict
+from rankscope.analysis.steps import StepTable
+from rankscope.analysis.trace_analysis import late_named
+from rankscope.analysis.verdict import Named, Setting, insufficient, limits, nobody, straggler
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import RankInfo
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvidence:
+    """Everything read from the last attempt."""
+
+    reader: RunReader
+    table: StepTable
+    infos: dict[int, RankInfo]
+    windows: dict[int, Reduction]
+    world_size: int | None
+    matching: Matching
+    clocks: Clocks
+    blame: Blame
+
+    @property
+    def path(self) -> str:
+        """The run directory."""
+        return os.fspath(self.reader.path)
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Rank to host."""
+        return {rank: info.host for rank, info in self.infos.items()}
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks that left a folder, ascending."""
+        return [int(rank) for rank in self.table.ranks]
+
+
+def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
+    steps = run.table.steps
+    return Setting(
+        source="steps",
+        world_size=run.world_size or len(run.ranks),
+        steps=(int(steps[0]), int(steps[-1]) + 1) if len(steps) else None,
+        step_count=len(steps),
+        unit="step",
+        accelerated=any(info.device_kind != "cpu" for info in run.infos.values()),
+        hosts=run.hosts,
+        price_per_gpu_hour=price,
+        currency=currency,
+        run=run.path,
+        simulated=run.reader.info.simulated,
+    )
+
+
+def _shares(run: RunEvidence) -> Shares:
+    """Communication and compute from windows where there are any, for only they see what compute hides; input from the records."""
+    on_cpu = not any(info.device_kind != "cpu" for info in run.infos.values())
+    always = shares_of_steps(run.table, on_cpu=on_cpu)
+    breakdowns = [row for reduction in run.windows.values() for row in reduction.breakdowns]
+    if not breakdowns:
+        return always
+    wait = sum(run.blame.wait_us.values()) if run.matching.matches else None
+    return replace(shares_of_windows(breakdowns, wait_us=wait), input=always.input)
+
+
+def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[Verdict, list[Finding]]:
+    """The verdict, and all findings, most costly first."""
+    setting = _setting(run, price, currency)
+
+    def too_little(missing: str) -> tuple[Verdict, list[Finding]]:
+        return insufficient(missing, run=run.path, simulated=setting.simulated), []
+
+    if not len(run.table.steps):
+        return too_little("no step has been recorded yet" if run.ranks else "no rank has recorded anything yet")
+    shares = _shares(run)
+    if setting.world_size == 1:
+        if len(run.table.steps) < MINIMUM_STEPS:
+            return too_little(f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")
+        return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
+    judged = judge(run.table)
+    if judged is None:
+        return _from_windows(run, setting, shares) or too_little(_missing(run))
+    slow = find_slow(judged) or find_rotating(judged)
+    if slow is None:
+        return nobody(shares, setting, confidence=_calm(judged), why="No rank makes the others wait beyond chance")
+    verdict, finding = straggler(_named(run, judged, slow), setting)
+    return verdict, [finding, *limits(shares, setting, lead="Besides that, ")]
+
+
+def _missing(run: RunEvidence) -> str:
+    reporting = int(run.table.has_record.any(axis=1).sum())
+    if reporting < 2:
+        return f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}"
+    if not np.isfinite(run.table.matrix("own_us")).any():
+        return "the step records do not tell own time from waiting, and no profiled window decides"
+    return f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed"
+
+
+def _from_windows(run: RunEvidence, setting: Setting, shares: Shares) -> tuple[Verdict, list[Finding]] | None:
+    """Windows decide where the step records cannot."""
+    if not run.matching.matches:
+        return None
+    profiled = [row for reduction in run.windows.values() for row in reduction.breakdowns]
+    counts = [len(reduction.breakdowns) for reduction in run.windows.values() if reduction.breakdowns]
+    if not profiled:
+        return None
+    window = sum(row.window_us for row in profiled) / len(counts)
+    by_windows = replace(setting, source="windows")
+    late = find_late(run.blame, window)
+    if late is None:
+        return nobody(
+            shares, by_windows, confidence=None, why="In the profiled steps no rank makes the others wait beyond chance"
+        )
+    # Blame sums over the profiled steps; verdicts speak of one step.
+    steps = max(counts)
+    named = late_named(late, run.blame, window, run.windows)
+    per_step = replace(named, gain_us=named.gain_us / steps, wait_us=named.wait_us / steps, step_us=named.step_us / steps)
+    verdict, finding = straggler(per_step, by_windows)
+    return verdict, [finding]
+
+
+def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
+    worst = slow.ranks[0]
+    peers = [rank for rank in judged.ranks if rank not in slow.ranks] or [rank for rank in judged.ranks if rank != worst]
+    accelerated = any(info.device_kind != "cpu" for info in run.infos.values())
+    busy = busy_excess(worst, {rank: reduction.breakdowns for rank, reduction in run.windows.items()}) if accelerated else None
+    affected = slow.affected
+    if slow.pattern == "rotating":
+        affected = affected & (judged.own.argmax(axis=0) == judged.ranks.index(worst))
+        peers = [rank for rank in judged.ranks if rank != worst]
+    signals = signals_of(judged, worst, affected, peers, busy)
+    imposed = imposed_wait(judged)
+    steps = judged.own.shape[1]
+    victims = max(1, len(judged.ranks) - (1 if slow.pattern == "rotating" else len(slow.ranks)))
+    wait = sum(imposed[rank] for rank in slow.ranks) / steps / victims
+    confidence = slow.stability * (1 - (slow.p_value or 0.0))
+    evidence = [
+        Evidence(name="imposed_wait", value=wait, unit="us", detail="per step and waiting rank"),
+        Evidence(name="saved", value=slow.gain_us, unit="us", detail="per step, were it as fast as the slowest of the others"),
+        Evidence(
+            name="own_time_excess",
+            value=slow.excess_us,
+            unit="us",
+            detail="over the median of its peers, in the steps it was last",
+        ),
+        Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps"),
+        Evidence(name="steps_judged", value=float(steps), unit="steps"),
+    ]
+    if slow.p_value is not None:
+        evidence.append(
+            Evidence(
+                name="p_value", value=slow.p_value, unit="probability", detail="permutation test against the run's own noise"
+            )
+        )
+    for name, value, unit in (
+        ("cpu_excess", signals.cpu_us, "us"),
+        ("run_queue_excess", signals.run_queue_us, "us"),
+        ("gc_excess", signals.gc_us, "us"),
+        ("device_busy_excess", signals.device_busy_us, "us"),
+        ("work_excess", signals.work, "ratio"),
+    ):
+        if value is not None:
+            evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers"))
+    evidence.extend(
+        Evidence(name=f"phase_excess.{phase}", value=value, unit="us", detail="own time over the median of its peers")
+        for phase, value in signals.phases_us.items()
+    )
+    return Named(
+        ranks=slow.ranks,
+        pattern=slow.pattern,
+        cause=cause_of(signals),
+        phase=signals.phase,
+        gain_us=slow.gain_us,
+        wait_us=wait,
+        step_us=judged.wall_us,
+        confidence=round(min(0.99, confidence), 3),
+        evidence=evidence,
+    )
+
+
+def _calm(judged: Judged) -> float:
+    """How sure it is that nobody is to be named: the share of halves, quarters … of the steps in which nobody would be."""
+    count: int = judged.own.shape[1]
+    pieces = max(1, min(8, count // (2 * MINIMUM_STEPS)))
+    calm = 0
+    for piece in np.array_split(np.arange(count), pieces):
+        keep = np.zeros(count, dtype=bool)
+        keep[piece] = True
+        part = Judged(judged.table.columns(keep), judged.rows, judged.own[:, keep], judged.wall_us)
+        calm += int(find_slow(part) is None)
+    # One voice more for and against: a handful of pieces is no certainty.
+    return (calm + 1) / (pieces + 2)

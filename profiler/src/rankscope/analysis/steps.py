@@ -1,0 +1,164 @@
+"""The always-on step records of one attempt as matrices [ranks, steps]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.runs.errors import InputError
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import PHASES, Phase, StepRecord
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One matrix of a ``StepTable``: what people call it, and its unit (``us``, ``elements``, ``samples``)."""
+
+    label: str
+    unit: str
+
+
+_PHASE_LABELS: Final[dict[Phase, str]] = {
+    "data": "data loading",
+    "h2d": "copy to device",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "between_steps": "between steps",
+}
+
+METRICS: Final[dict[str, Metric]] = {
+    "wall_us": Metric("step time", "us"),
+    "own_us": Metric("own time", "us"),
+    "blocked_us": Metric("waiting for other ranks", "us"),
+    **{f"{phase}_us": Metric(_PHASE_LABELS[phase], "us") for phase in PHASES},
+    **{f"own_{phase}_us": Metric(f"own time in {_PHASE_LABELS[phase]}", "us") for phase in PHASES},
+    "cpu_us": Metric("CPU time", "us"),
+    "run_queue_us": Metric("waiting for a CPU", "us"),
+    "gc_us": Metric("garbage collection", "us"),
+    "input_elements": Metric("input elements", "elements"),
+    "samples": Metric("samples", "samples"),
+}
+"""Names that ``StepTable.matrix`` knows."""
+
+_Getter = Callable[[StepRecord], float | int | None]
+
+
+def _own_in(phase: Phase) -> _Getter:
+    def get(record: StepRecord) -> float | None:
+        wall = record.phases_us.get(phase)
+        if wall is None or record.blocked_us is None:
+            return None
+        return wall - (record.blocked_us.get(phase) or 0.0)
+
+    return get
+
+
+def _wall_in(phase: Phase) -> _Getter:
+    return lambda record: record.phases_us.get(phase)
+
+
+_GETTERS: Final[dict[str, _Getter]] = {
+    "wall_us": lambda record: record.wall_us,
+    "own_us": lambda record: record.own_us,
+    "blocked_us": lambda record: record.blocked_total_us,
+    **{f"{phase}_us": _wall_in(phase) for phase in PHASES},
+    **{f"own_{phase}_us": _own_in(phase) for phase in PHASES},
+    "cpu_us": lambda record: record.cpu_us,
+    "run_queue_us": lambda record: record.run_queue_us,
+    "gc_us": lambda record: record.gc_us,
+    "input_elements": lambda record: record.input_elements,
+    "samples": lambda record: record.samples,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """Step records of one attempt. Matrices are float64 [ranks, steps], NaN where a rank has no record or no signal."""
+
+    attempt: int
+    ranks: NDArray[np.int64]
+    """Ranks that left a folder, ascending; also those without a single record."""
+    steps: NDArray[np.int64]
+    """Step numbers seen on any rank, ascending."""
+    values: dict[str, Matrix]
+    start_unix_ns: NDArray[np.int64]
+    """Start of the step, [ranks, steps]; 0 where there is no record."""
+    profiled: NDArray[np.bool_]
+    """[ranks, steps]: the profiler was on, so the times include its cost."""
+    tags: dict[str, NDArray[np.bool_]]
+    """Tag to [ranks, steps]: where it was set."""
+
+    @classmethod
+    def load(cls, reader: RunReader, attempt: int | None = None) -> Self:
+        """Read one attempt, the last by default. Raises ``InputError`` when there is no such attempt."""
+        attempts = reader.attempts()
+        if attempt is None:
+            # No attempt yet is an empty table: a run that has just been created.
+            attempt = attempts[-1] if attempts else 0
+        elif attempt not in attempts:
+            raise InputError(reader.path, f"no attempt {attempt} in it")
+        ranks = reader.ranks(attempt)
+        return cls.from_records(attempt, {rank: reader.steps(attempt, rank) for rank in ranks})
+
+    @classmethod
+    def from_records(cls, attempt: int, records: dict[int, Iterable[StepRecord]]) -> Self:
+        """Table of the records of each rank. A step recorded twice by a rank counts as last written."""
+        ranks = sorted(records)
+        rows: list[list[StepRecord]] = [list(records[rank]) for rank in ranks]
+        steps = np.unique(np.array([record.step for row in rows for record in row], dtype=np.int64))
+        shape = (len(ranks), len(steps))
+        values = {name: np.full(shape, np.nan) for name in METRICS}
+        start = np.zeros(shape, dtype=np.int64)
+        profiled = np.zeros(shape, dtype=bool)
+        tags: dict[str, NDArray[np.bool_]] = {}
+        for at, row in enumerate(rows):
+            columns = np.searchsorted(steps, np.array([record.step for record in row], dtype=np.int64))
+            for name, get in _GETTERS.items():
+                values[name][at, columns] = np.array([get(record) for record in row], dtype=np.float64)  # None becomes NaN
+            start[at, columns] = [record.start_unix_ns for record in row]
+            profiled[at, columns] = [record.profiled for record in row]
+            for record, column in zip(row, columns, strict=True):
+                for tag in record.tags:
+                    tags.setdefault(tag, np.zeros(shape, dtype=bool))[at, column] = True
+        return cls(
+            attempt=attempt,
+            ranks=np.array(ranks, dtype=np.int64),
+            steps=steps,
+            values=values,
+            start_unix_ns=start,
+            profiled=profiled,
+            tags=tags,
+        )
+
+    def matrix(self, metric: str) -> Matrix:
+        """One metric of ``METRICS``, [ranks, steps]. Raises ``KeyError`` for a name that is none."""
+        return self.values[metric]
+
+    def tagged(self, tag: str) -> NDArray[np.bool_]:
+        """Where a tag was set, [ranks, steps]."""
+        found = self.tags.get(tag)
+        return np.zeros((len(self.ranks), len(self.steps)), dtype=bool) if found is None else found
+
+    def columns(self, keep: NDArray[np.bool_]) -> StepTable:
+        """The steps where ``keep`` [steps] is true."""
+        return StepTable(
+            attempt=self.attempt,
+            ranks=self.ranks,
+            steps=self.steps[keep],
+            values={name: matrix[:, keep] for name, matrix in self.values.items()},
+            start_unix_ns=self.start_unix_ns[:, keep],
+            profiled=self.profiled[:, keep],
+            tags={name: matrix[:, keep] for name, matrix in self.tags.items()},
+        )
+
+    @property
+    def has_record(self) -> NDArray[np.bool_]:
+        """[ranks, steps]: where there is a record."""
+        return np.isfinite(self.values["wall_us"])

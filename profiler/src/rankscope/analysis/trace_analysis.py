@@ -1,0 +1,256 @@
+"""Analysis of Kineto traces, one per rank."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.blame import Blame, assign_blame
+from rankscope.analysis.bottleneck import shares_of_windows
+from rankscope.analysis.cause import cause_of
+from rankscope.analysis.clock import Clocks, fit_clocks
+from rankscope.analysis.late import device_signals, find_late, too_few
+from rankscope.analysis.matching import Matching, match_collectives
+from rankscope.analysis.own_time import Slow
+from rankscope.analysis.ranks import rank_result
+from rankscope.analysis.reduce import Reduction, reduce_file, step_numbers
+from rankscope.analysis.result import Analysis, CollectiveMatching, Evidence, Finding, ImposedWait, Source, Verdict
+from rankscope.analysis.traces import read_trace
+from rankscope.analysis.verdict import Named, Setting, insufficient, limits, nobody, straggler
+from rankscope.runs.errors import InputError
+from rankscope.runs.records import DeviceKind
+
+SUFFIXES: Final = (".json", ".json.gz")
+_PATTERN: Final = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class _RankTrace:
+    """What is kept of one trace; the events themselves are gone by then."""
+
+    path: Path
+    rank: int
+    world_size: int | None
+    host: str | None
+    device_kind: DeviceKind
+    steps: list[int]
+    damaged: int
+    reduction: Reduction
+
+
+def find_traces(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
+    """Trace files that the arguments name (files, folders, patterns), and those of them that were named one by one.
+
+    Raises ``InputError`` for a file that is not there, and for a folder or pattern without any trace.
+    """
+    found: dict[Path, None] = {}
+    named: set[Path] = set()
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
+            if not inside:
+                raise InputError(path, "neither a run directory (no run.json) nor a folder with traces (*.json, *.json.gz)")
+            found.update(dict.fromkeys(inside))
+        elif path.exists() or not _PATTERN & set(str(path)):
+            found[path] = None
+            named.add(path)
+        else:
+            matching = [Path(name) for name in sorted(glob.glob(os.fspath(path), recursive=True))]  # noqa: PTH207  # Path.glob refuses absolute patterns
+            if not matching:
+                raise InputError(path, "no file matches this pattern")
+            found.update(dict.fromkeys(file for file in matching if file.is_file()))
+    return list(found), named
+
+
+def analyze_traces(paths: Sequence[Path], *, price_per_gpu_hour: float | None = None, currency: str = "USD") -> Analysis:
+    """Analyse traces of one or many ranks; see ``engine.analyze``."""
+    files, named = find_traces(paths)
+    traces, warnings = _read_all(files, named)
+    matching = match_collectives({trace.rank: trace.reduction.collectives for trace in traces}, world_size=_world_size(traces))
+    clocks = fit_clocks(matching.matches)
+    blame = assign_blame(matching.matches, clocks, [trace.rank for trace in traces])
+    verdict, findings = _verdict(traces, blame, matching, price_per_gpu_hour, currency)
+    steps = sorted({number for trace in traces for number in trace.steps})
+    world_size = _world_size(traces)
+    return Analysis(
+        source=Source(
+            kind="traces",
+            path=os.fspath(paths[0]) if len(paths) == 1 else os.path.commonpath([file.absolute() for file in files]),
+            ranks=len(traces),
+            world_size=world_size,
+            steps=max(1, len(steps)),
+            coverage=_coverage(traces, files, steps),
+            simulated=False,
+            warnings=warnings,
+        ),
+        ranks=[
+            rank_result(
+                trace.rank,
+                breakdowns=trace.reduction.breakdowns,
+                blame=blame,
+                steps=max(1, len(trace.steps)),
+                host=trace.host,
+                device_kind=trace.device_kind,
+            )
+            for trace in traces
+        ],
+        collectives=matching_result(matching, clocks),
+        imposed_wait=imposed_result(blame) if matching.matches else [],
+        verdict=verdict,
+        findings=findings,
+    )
+
+
+def matching_result(matching: Matching, clocks: Clocks) -> CollectiveMatching:
+    """The result's account of the matching."""
+    return CollectiveMatching(
+        matched=len(matching.matches),
+        unmatched=matching.unmatched,
+        excluded=matching.excluded,
+        method=matching.method,
+        clock_residual_us=None if clocks.residual_ns is None else clocks.residual_ns / 1000,
+    )
+
+
+def imposed_result(blame: Blame) -> list[ImposedWait]:
+    """Imposed wait of every rank, most first."""
+    rows = [
+        ImposedWait(
+            rank=rank, imposed_us=blame.imposed_us[rank], imposed_exposed_us=blame.exposed_us[rank], share=blame.share(rank)
+        )
+        for rank in blame.ranks
+    ]
+    return sorted(rows, key=lambda row: (-row.imposed_us, row.rank))
+
+
+def late_named(slow: Slow, blame: Blame, window_us: float, traces_of: dict[int, Reduction]) -> Named:
+    """What there is to say of a rank that was late in windows."""
+    rank = slow.ranks[0]
+    signals = device_signals(rank, slow.gain_us, {one: reduction.breakdowns for one, reduction in traces_of.items()})
+    victims = max(1, len(blame.ranks) - 1)
+    share = blame.share(rank)
+    evidence = [
+        Evidence(name="imposed_wait", value=blame.imposed_us[rank], unit="us", detail="summed over the victims"),
+        Evidence(name="imposed_wait_exposed", value=blame.exposed_us[rank], unit="us", detail="the part that no compute hid"),
+        Evidence(name="saved", value=slow.gain_us, unit="us", detail="per window, had it come with the last of the others"),
+        Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the collectives with a clear last rank"),
+    ]
+    if share is not None:
+        evidence.append(Evidence(name="imposed_wait_share", value=share, unit="ratio", detail="of all imposed wait"))
+    if slow.p_value is not None:
+        evidence.append(Evidence(name="p_value", value=slow.p_value, unit="probability", detail="permutation test"))
+    return Named(
+        ranks=slow.ranks,
+        pattern=slow.pattern,
+        cause=cause_of(signals),
+        phase=None,
+        gain_us=slow.gain_us,
+        wait_us=blame.exposed_us[rank] / victims,
+        step_us=window_us,
+        confidence=round(min(0.99, slow.stability * (1 - (slow.p_value or 0.0))), 3),
+        evidence=evidence,
+    )
+
+
+def _read_all(files: Sequence[Path], named: set[Path]) -> tuple[list[_RankTrace], list[str]]:
+    traces: dict[int, _RankTrace] = {}
+    warnings: list[str] = []
+    first_error: InputError | None = None
+    for file in files:
+        try:
+            trace = _read(file, only=len(files) == 1)
+        except InputError as error:
+            if file in named:
+                raise
+            first_error = first_error or error
+            warnings.append(f"left out: {error}")
+            continue
+        if (other := traces.get(trace.rank)) is not None:
+            raise InputError(
+                file, f"a second trace of rank {trace.rank} (the other is {other.path}); analyse one window at a time"
+            )
+        traces[trace.rank] = trace
+        if trace.damaged:
+            warnings.append(f"{file}: {trace.damaged} events left out, their times make no sense")
+    if not traces:
+        assert first_error is not None, "without files find_traces raises"
+        raise first_error
+    return [traces[rank] for rank in sorted(traces)], warnings
+
+
+def _read(file: Path, *, only: bool) -> _RankTrace:
+    trace = read_trace(file)
+    rank = trace.rank
+    if rank is None:
+        if not only:
+            raise InputError(
+                file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
+            )
+        rank = 0
+    return _RankTrace(
+        path=file,
+        rank=rank,
+        world_size=trace.world_size,
+        host=trace.host,
+        device_kind=trace.device_kind,
+        steps=step_numbers(trace),
+        damaged=trace.damaged,
+        reduction=reduce_file(trace),
+    )
+
+
+def _world_size(traces: Sequence[_RankTrace]) -> int | None:
+    return max((trace.world_size for trace in traces if trace.world_size is not None), default=None)
+
+
+def _coverage(traces: Sequence[_RankTrace], files: Sequence[Path], steps: Sequence[int]) -> float:
+    expected = max(_world_size(traces) or 0, len(files))
+    return sum(max(1, len(trace.steps)) for trace in traces) / (expected * max(1, len(steps)))
+
+
+def _verdict(
+    traces: Sequence[_RankTrace], blame: Blame, matching: Matching, price: float | None, currency: str
+) -> tuple[Verdict, list[Finding]]:
+    breakdowns = [row for trace in traces for row in trace.reduction.breakdowns]
+    world_size = _world_size(traces)
+    numbers = sorted({number for trace in traces for number in trace.steps})
+    setting = Setting(
+        source="traces",
+        world_size=world_size or len(traces),
+        steps=(numbers[0], numbers[-1] + 1) if numbers else None,
+        step_count=1,
+        unit="window",
+        accelerated=any(trace.device_kind != "cpu" for trace in traces),
+        hosts={trace.rank: trace.host for trace in traces if trace.host},
+        price_per_gpu_hour=price,
+        currency=currency,
+    )
+    shares = shares_of_windows(breakdowns, wait_us=sum(blame.wait_us.values()) if matching.matches else None)
+    if (world_size or 1) == 1 and len(traces) == 1:
+        return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
+    if len(traces) == 1:
+        missing = f"the trace of 1 rank of {world_size} cannot show who waits for whom; give the traces of all ranks"
+        return insufficient(missing), limits(shares, setting, lead="On this rank ")
+    if not matching.matches:
+        if world_size and len(traces) < world_size:
+            missing = f"the traces of {len(traces)} ranks of {world_size} cannot show who was last; give the traces of all ranks"
+        else:
+            missing = "no collective could be matched across the ranks"
+        return insufficient(missing), limits(shares, setting, lead="On the ranks at hand ")
+    window = float(np.mean([row.window_us for row in breakdowns]))
+    late = find_late(blame, window)
+    suspect = None if late else too_few(blame, window)
+    if suspect is not None:
+        missing = f"rank {suspect} was last, but at so few collectives that it may be chance; trace more steps"
+        return insufficient(missing), limits(shares, setting, lead="")
+    if late is None:
+        return nobody(shares, setting, confidence=None, why="No rank makes the others wait beyond chance")
+    reductions = {trace.rank: trace.reduction for trace in traces}
+    verdict, finding = straggler(late_named(late, blame, window, reductions), setting)
+    return verdict, [finding, *limits(shares, setting, lead="Besides that, ")]

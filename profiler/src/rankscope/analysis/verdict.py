@@ -1,0 +1,206 @@
+"""From evidence to the verdict and the findings: sentences, slowdown, hours, money."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rankscope.analysis.advice import next_actions
+from rankscope.analysis.bottleneck import Shares, limit_of
+from rankscope.analysis.cause import CauseRow
+from rankscope.analysis.result import Cost, Evidence, Finding, Kind, Pattern, Verdict
+from rankscope.runs.records import Phase
+
+EvidenceSource = Literal["steps", "windows", "traces"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What verdicts of one analysis have in common."""
+
+    source: EvidenceSource
+    world_size: int
+    steps: tuple[int, int] | None
+    step_count: int
+    """Steps that paid for the cause: all that were trained, not only those that were judged."""
+    unit: str
+    """What times are per: ``step`` or ``window``."""
+    accelerated: bool
+    """Ranks run on accelerators, so lost time is GPU time."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    price_per_gpu_hour: float | None = None
+    currency: str = "USD"
+    run: str | None = None
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Ranks to be named as stragglers, and what is known of them."""
+
+    ranks: list[int]
+    pattern: Pattern
+    cause: CauseRow
+    phase: Phase | None
+    gain_us: float
+    """Per step (or window): what healing them saves."""
+    wait_us: float
+    """Per step (or window) and victim: how long the others waited because of them."""
+    step_us: float
+    confidence: float
+    group: str | None = None
+    evidence: list[Evidence] = field(default_factory=list)
+
+
+def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
+    """The verdict on stragglers, and its finding."""
+    rotating = named.pattern == "rotating"
+    rank = None if rotating else named.ranks[0]
+    host = None if rank is None else setting.hosts.get(rank)
+    slowdown = named.step_us / (named.step_us - named.gain_us) if named.step_us > named.gain_us > 0 else None
+    hours, cost = _loss(named.gain_us, setting)
+    summary = _sentence(named, setting)
+    verdict = Verdict(
+        kind="straggler",
+        rank=rank,
+        ranks=sorted(named.ranks),
+        pattern=named.pattern,
+        cause=named.cause.cause,
+        explained_by=named.cause.explained_by,
+        phase=named.phase,
+        group=named.group,
+        steps=setting.steps,
+        evidence_source=setting.source,
+        confidence=named.confidence,
+        slowdown=slowdown,
+        gpu_hours_lost=hours,
+        cost=cost,
+        summary=summary,
+        next=next_actions(
+            "straggler", cause=named.cause.cause, explained_by=named.cause.explained_by, run=setting.run, rank=rank, host=host
+        ),
+    )
+    finding = Finding(
+        kind="straggler",
+        rank=rank,
+        host=host,
+        cause=named.cause.cause,
+        phase=named.phase,
+        pattern=named.pattern,
+        steps=setting.steps,
+        confidence=named.confidence,
+        slowdown=slowdown,
+        gpu_hours_lost=hours,
+        summary=summary,
+        evidence=named.evidence,
+    )
+    return verdict, finding
+
+
+def nobody(shares: Shares, setting: Setting, *, confidence: float | None, why: str) -> tuple[Verdict, list[Finding]]:
+    """The verdict when no rank stands out: what limits the step, or balanced. ``why`` says how that is known."""
+    findings = limits(shares, setting, lead=f"{why}; ", confidence=confidence)
+    kind: Kind = findings[0].kind if findings else "balanced"
+    calm = _labelled(f"{why}, and nothing else dominates the {setting.unit}", setting)
+    verdict = Verdict(
+        kind=kind,
+        steps=setting.steps,
+        evidence_source=setting.source,
+        confidence=confidence,
+        summary=findings[0].summary if findings else calm,
+        next=next_actions(kind, run=setting.run),
+    )
+    return verdict, findings
+
+
+def limits(shares: Shares, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
+    """What limits the step, as a finding whose sentence begins with ``lead``; empty when nothing dominates."""
+    found = limit_of(shares)
+    if found is None:
+        return []
+    row, share = found
+    measured = "profiled windows" if shares.from_windows else "step records"
+    return [
+        Finding(
+            kind=row.kind,
+            steps=setting.steps,
+            confidence=confidence,
+            summary=_labelled(f"{lead}{share:.0%} {row.says.replace('the step', f'the {setting.unit}')}", setting),
+            evidence=[
+                Evidence(name=f"share.{name}", value=value, unit="ratio", detail=f"of the {setting.unit}, from {measured}")
+                for name in ("input", "communication", "waiting", "compute", "idle")
+                if (value := getattr(shares, name)) is not None
+            ],
+        )
+    ]
+
+
+def insufficient(missing: str, *, run: str | None = None, simulated: bool = False) -> Verdict:
+    """The verdict when there is too little to say anything; ``missing`` says what."""
+    label = "Simulated data: " if simulated else ""
+    return Verdict(
+        kind="insufficient_data",
+        summary=f"{label}Not enough data for a verdict: {missing}.",
+        next=next_actions("insufficient_data", run=run),
+    )
+
+
+def duration(us: float) -> str:
+    """Microseconds for people: ``61 ms``, ``1.3 s``, ``217 µs``."""
+    for limit, divisor, unit in ((1e3, 1, "µs"), (1e6, 1e3, "ms"), (float("inf"), 1e6, "s")):
+        if us < limit * 0.9995:
+            value = us / divisor
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "µs" else f"{value:.1f} {unit}"
+    raise AssertionError(us)
+
+
+def _loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
+    # Ranks on CPUs lose no GPU time, unless the person asking puts a price on them all the same.
+    if not setting.accelerated and setting.price_per_gpu_hour is None:
+        return None, None
+    hours = gain_us * setting.step_count * setting.world_size / 3.6e9
+    price = setting.price_per_gpu_hour
+    return hours, None if price is None else Cost(amount=hours * price, currency=setting.currency)
+
+
+def _sentence(named: Named, setting: Setting) -> str:
+    share = f"{named.wait_us / named.step_us:.0%} of the {setting.unit}" if named.step_us > 0 else ""
+    per = f"{duration(named.wait_us)} per {setting.unit} ({share})"
+    sure = f"{named.confidence:.0%} sure"
+    victims = setting.world_size - len(named.ranks)
+    others = "the other rank" if victims == 1 else f"the other {victims} ranks"
+    cause = named.cause
+    known = ", ".join(
+        part
+        for part in (
+            f"cause {cause.cause}",
+            f"explained by {cause.explained_by.replace('_', ' ')}" if cause.explained_by else "",
+            f"phase {named.phase}" if named.phase else "",
+            sure,
+        )
+        if part
+    )
+    if named.pattern == "rotating":
+        text = f"A slowness that moves between {len(named.ranks)} ranks makes the others wait {per}: {cause.says} ({known})"
+    elif len(named.ranks) > 1:
+        text = f"Ranks {_listed(named.ranks)} make {others} wait {per}: for the worst of them, {cause.says} ({known})"
+    else:
+        host = setting.hosts.get(named.ranks[0])
+        where = f" on host {host}" if host else ""
+        often = " now and then" if named.pattern == "intermittent" else ""
+        text = (
+            f"Rank {named.ranks[0]}{where} makes {others} wait{often}, {per}"
+            if often
+            else (f"Rank {named.ranks[0]}{where} makes {others} wait {per}")
+        )
+        text += f": {cause.says} ({known})"
+    return _labelled(text, setting)
+
+
+def _labelled(text: str, setting: Setting) -> str:
+    return ("Simulated data: " if setting.simulated else "") + text + "."
+
+
+def _listed(ranks: list[int]) -> str:
+    shown = [str(rank) for rank in sorted(ranks)]
+    return ", ".join(shown) if len(shown) <= 8 else f"{', '.join(shown[:8])} and {len(shown) - 8} more"

@@ -1,0 +1,89 @@
+"""Attaches the recorder to every Python of a launched job, by being first on PYTHONPATH.
+
+It must cost nothing where nothing is trained: it only waits for ``torch`` to be imported. It runs the ``sitecustomize`` it hides.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+# pathlib would be a third of what this file costs every Python process of the job.
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+_SAID = "RANKSCOPE_SAID_MISSING"
+
+
+def _trains() -> bool:
+    """Whether training could happen here: not in launchers, compile workers, or jobs without a run."""
+    if not os.environ.get("RANKSCOPE_RUN_DIR"):
+        return False
+    words = sys.orig_argv
+    if any("compile_worker" in word for word in words):
+        return False
+    # The elastic agent: `torchrun …` or `python -m torch.distributed.run …`, but no script with such a word among its arguments.
+    program = next((index for index, word in enumerate(words[1:], 1) if word == "-m" or not word.startswith("-")), None)
+    if program is None:
+        return True
+    if words[program] == "-m":
+        module = words[program + 1] if program + 1 < len(words) else ""
+        return module not in ("torch.distributed.run", "torch.distributed.launch")
+    return os.path.basename(words[program]) != "torchrun"  # noqa: PTH119
+
+
+class _WaitForTorch:
+    """A finder that finds nothing; it sees torch being imported and attaches the recorder after it."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        del path, target
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.loader is None:
+            return spec
+        loader = spec.loader
+        execute = loader.exec_module
+
+        def execute_and_attach(module: ModuleType) -> None:
+            execute(module)
+            _attach()
+
+        loader.exec_module = execute_and_attach  # type: ignore[method-assign]
+        return spec
+
+
+def _attach() -> None:
+    try:
+        from rankscope.profiler.attach import install
+    except Exception as error:  # noqa: BLE001  # a broken installation must not break training
+        if not os.environ.get(_SAID) and os.environ.get("LOCAL_RANK", "0") == "0":
+            os.environ[_SAID] = "1"
+            print(  # the one line that explains why there will be no record
+                f"rankscope: not recording: this Python ({sys.executable}) cannot load the recorder: {error}; "
+                "install rankscope into it. Training goes on.",
+                file=sys.stderr,
+            )
+        return
+    install()
+
+
+def _run_hidden() -> None:
+    """Run the ``sitecustomize`` that would have run without ours."""
+    elsewhere = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]  # noqa: PTH100
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+if _trains() and "torch" not in sys.modules:
+    sys.meta_path.insert(0, _WaitForTorch())
+_run_hidden()

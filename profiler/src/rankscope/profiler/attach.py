@@ -1,0 +1,195 @@
+"""Attaching to a script that knows nothing of it: wrappers around the few places every training loop passes.
+
+No module hooks: they break ``torch.compile(fullgraph=True)`` and cost on every call. While torch is tracing, every wrapper is the
+function it wraps.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.amp.grad_scaler import GradScaler
+from torch.autograd import profiler
+from torch.compiler import is_compiling
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from rankscope.profiler.recorder import Recorder
+from rankscope.profiler.settings import from_environment
+
+_OLDEST_TORCH = (2, 6)
+
+_recorder: Recorder | None = None
+_patched = False
+
+
+def current() -> Recorder | None:
+    """The recorder of this process, if there is one."""
+    return _recorder
+
+
+def install() -> None:
+    """Called when torch has been imported in a process that was launched with the recorder. Never raises."""
+    try:
+        settings = from_environment(os.environ)
+        if settings is not None:
+            use(Recorder(settings))
+    except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        with suppress(Exception):
+            sys.stderr.write(f"rankscope: cannot record: {type(error).__name__}: {error}; training goes on\n")
+
+
+def use(recorder: Recorder) -> None:
+    """Make ``recorder`` the one that the wrappers tell, and put them in place.
+
+    Raises ``RuntimeError`` on a torch that is too old.
+    """
+    global _recorder, _patched  # noqa: PLW0603  # there is one torch in a process
+    version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
+    if version < _OLDEST_TORCH:
+        raise RuntimeError(f"torch {torch.__version__} is older than 2.6")
+    _recorder = recorder
+    if not _patched:
+        _patched = True
+        _wrap_everything()
+        os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    if _recorder is not None:
+        _recorder.forked()
+
+
+def _listening() -> Recorder | None:
+    if is_compiling() or _recorder is None or _recorder.off:
+        return None
+    return _recorder
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name, None)
+    if original is not None:
+        setattr(owner, name, wraps(original)(make(original)))
+
+
+def _wrap_everything() -> None:
+    _replace(_BaseDataLoaderIter, "__next__", _data)
+    # Tensor.backward looks this up at every call, so one wrapper sees both.
+    _replace(torch.autograd, "backward", _backward)
+    _replace(torch, "save", _checkpoint)
+    _replace(GradScaler, "step", _scaler)
+    _replace(profiler.profile, "_prepare_trace", _foreign_profiler)
+    _replace(profiler.profile, "_start_trace", _foreign_profiler)
+    _replace(DistributedDataParallel, "__init__", _wrapped_model)
+    # Broadcasting buffers waits for rank 0, before forward.
+    _replace(DistributedDataParallel, "_sync_buffers", _waiting)
+    if dist.is_available():
+        _replace(dist.Work, "wait", _waiting)
+    register_optimizer_step_pre_hook(_before_optimizer)
+    register_optimizer_step_post_hook(_after_optimizer)
+
+
+def _data(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def following(self: Any) -> Any:
+        recorder = _listening()
+        if recorder is None or not recorder.enter_data():
+            return original(self)
+        batch = None
+        try:
+            batch = original(self)
+        finally:
+            recorder.leave_data(batch)
+        return batch
+
+    return following
+
+
+def _backward(original: Callable[..., None]) -> Callable[..., None]:
+    def backward(*args: Any, **kwargs: Any) -> None:
+        recorder = _listening()
+        if recorder is None or not recorder.enter_backward():
+            return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.leave_backward()
+
+    return backward
+
+
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        recorder = _listening()
+        started = 0 if recorder is None else recorder.enter_wait()
+        if recorder is None or not started:
+            return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.leave_wait(started)
+
+    return wait
+
+
+def _checkpoint(original: Callable[..., None]) -> Callable[..., None]:
+    def save(*args: Any, **kwargs: Any) -> None:
+        recorder = _listening()
+        if recorder is not None:
+            recorder.tag("checkpoint")
+        return original(*args, **kwargs)
+
+    return save
+
+
+def _scaler(original: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        recorder = _listening()
+        if recorder is None:
+            return original(self, optimizer, *args, **kwargs)
+        seen = recorder.before_scaler()
+        result = original(self, optimizer, *args, **kwargs)
+        recorder.after_scaler(optimizer, seen)
+        return result
+
+    return step
+
+
+def _foreign_profiler(original: Callable[..., Any]) -> Callable[..., Any]:
+    def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = _listening()
+        if recorder is not None:
+            recorder.give_way(self)
+        return original(self, *args, **kwargs)
+
+    return begin
+
+
+def _wrapped_model(original: Callable[..., None]) -> Callable[..., None]:
+    def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        recorder = _listening()
+        if recorder is not None:
+            recorder.adopt(self)
+
+    return init
+
+
+def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    recorder = _listening()
+    if recorder is not None:
+        recorder.claim()
+        recorder.before_optimizer(optimizer)
+
+
+def _after_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    recorder = _listening()
+    if recorder is not None:
+        recorder.after_optimizer(optimizer)

@@ -1,0 +1,68 @@
+"""When a training step is over, told only by backward passes and optimizer steps.
+
+A step is one cycle of the optimizers. With one optimizer it ends when that has stepped; with several, when the one that comes
+last has. Which one comes last is learned from the first cycle. Should it not come (a critic stepped five times for one
+generator), the step ends before the first optimizer that steps again after another backward. Optimizers that step inside a
+backward pass are not to be reported here.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+
+class StepBoundary:
+    """Feed it the events of one thread; it answers whether the step is over."""
+
+    __slots__ = ("_backward_since_close", "_backward_since_step", "_known", "_last", "_stepped")
+
+    def __init__(self) -> None:
+        self._known: dict[int, weakref.ref[object]] = {}
+        self._last: int | None = None
+        self._stepped: set[int] = set()
+        self._backward_since_close = False
+        self._backward_since_step = False
+
+    @property
+    def knows_optimizers(self) -> bool:
+        """Whether any optimizer has stepped outside of a backward pass."""
+        return bool(self._known)
+
+    def backward_done(self) -> None:
+        """A backward pass has returned."""
+        self._backward_since_close = True
+        self._backward_since_step = True
+
+    def before_optimizer(self, optimizer: object) -> bool:
+        """``optimizer`` is about to step. True: the step was over before it."""
+        if id(optimizer) in self._stepped and self._backward_since_step:
+            self._close()
+            return True
+        return False
+
+    def after_optimizer(self, optimizer: object) -> bool:
+        """``optimizer`` has stepped. True: the step is over now."""
+        key = id(optimizer)
+        self._backward_since_step = False
+        known = self._known.get(key)
+        if known is None or known() is not optimizer:
+            self._forget_dead()
+            first = not self._known
+            self._known[key] = weakref.ref(optimizer)
+            self._last = key
+            if not first:
+                # Another optimizer in the first cycle: the step that just closed was its step too.
+                return False
+        self._stepped.add(key)
+        if key == self._last and (self._backward_since_close or len(self._known) == 1):
+            self._close()
+            return True
+        return False
+
+    def _close(self) -> None:
+        self._stepped.clear()
+        self._backward_since_close = False
+
+    def _forget_dead(self) -> None:
+        for key in [key for key, reference in self._known.items() if reference() is None]:
+            del self._known[key]

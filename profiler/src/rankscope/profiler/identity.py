@@ -1,0 +1,87 @@
+"""Who this process is: rank, host, device, versions. Asked once, at the first step."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+import torch.distributed as dist
+
+from rankscope.profiler.handover import Hello
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo
+
+
+def identify(settings: RecorderSettings) -> Hello:
+    """Everything the helper must know of this process. The settings' run id and start hold only if this rank creates the run."""
+    initialised = dist.is_available() and dist.is_initialized()
+    rank = dist.get_rank() if initialised else _integer("RANK") or 0
+    world_size = dist.get_world_size() if initialised else _integer("WORLD_SIZE") or 1
+    backend = str(dist.get_backend()) if initialised else None
+    attempt = settings.elastic_attempt(os.environ)
+    kind, gpu_uuid, gpu_name = _device()
+    started = time.time_ns()
+    return Hello(
+        run_dir=settings.run_dir,
+        spool_dir=settings.spool_dir,
+        keep_traces=settings.keep_traces,
+        run=RunInfo(
+            run_id=settings.run_id,
+            name=settings.name,
+            start_unix_ns=settings.start_unix_ns,
+            launcher=settings.launcher,
+            price_per_gpu_hour=settings.price_per_gpu_hour,
+            currency=settings.currency,
+            simulated=settings.simulated,
+        ),
+        attempt=AttemptInfo(
+            attempt=attempt,
+            start_unix_ns=started,
+            world_size=world_size,
+            backend=backend,
+            versions=_versions(),
+            # Whatever else there is, this is all that can be known for sure without asking the script.
+            layout={},
+        ),
+        rank=RankInfo(
+            rank=rank,
+            world_size=world_size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            attempt=attempt,
+            local_rank=_integer("LOCAL_RANK"),
+            device_kind=kind,
+            gpu_uuid=gpu_uuid,
+            gpu_name=gpu_name,
+            start_unix_ns=started,
+        ),
+    )
+
+
+def _integer(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _device() -> tuple[DeviceKind, str | None, str | None]:
+    # Asking an uninitialised CUDA would create a context: only look where the script has been.
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "cpu", None, None
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    uuid = getattr(properties, "uuid", None)
+    kind: DeviceKind = "rocm" if torch.version.hip else "cuda"
+    return kind, None if uuid is None else f"GPU-{uuid}", properties.name
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    with suppress(PackageNotFoundError):
+        versions["rankscope"] = version("rankscope")
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    return versions

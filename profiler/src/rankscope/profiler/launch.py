@@ -1,0 +1,192 @@
+"""Start a job with the recorder attached to all its Python processes, through the environment alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from rankscope.profiler.session import make_scratch
+from rankscope.profiler.settings import PREFIX, RecorderSettings
+from rankscope.runs.errors import InputError
+from rankscope.runs.reader import RunReader, is_run
+
+SITE_FOLDER: Final = Path(__file__).parent / "_site"
+DRAIN_SECONDS: Final = 30.0
+"""How long to wait for the helpers after the job has ended; a profiler window takes seconds to reduce."""
+_NOT_EXECUTABLE: Final = 126
+_NOT_FOUND: Final = 127
+_SIGNALLED: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """How to record.
+
+    ``window_*``: profile ``window_steps`` steps (0: none) from step ``window_first``, then every ``window_every`` steps (0:
+    once).
+    """
+
+    run_dir: Path
+    name: str
+    spool_dir: Path | None = None
+    window_first: int = 20
+    window_every: int = 1000
+    window_steps: int = 3
+    keep_traces: int = 0
+    simulated: bool = False
+    price_per_gpu_hour: float | None = None
+    currency: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchResult:
+    """``status``: the job's exit status as a shell gives it (128 + n after signal n).
+
+    ``run_dir`` holds a run if any rank took a step.
+    """
+
+    status: int
+    run_dir: Path
+    attempt: int
+
+
+def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
+    """Run ``command`` in the foreground and wait for it, and for the recording to be complete.
+
+    Raises ``InputError`` when the run directory cannot be used; the command is not started then.
+    """
+    run_dir = options.run_dir.absolute()
+    created = _check_run_dir(run_dir)
+    scratch = make_scratch("job")
+    try:
+        settings = _settings(command, options, run_dir, scratch)
+        status = _run(command, _environment(settings))
+        _wait_for_helpers(scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        for folder in created:
+            # Only what is still empty: a job that trained nothing leaves nothing.
+            with suppress(OSError):
+                folder.rmdir()
+    return LaunchResult(status=status, run_dir=run_dir, attempt=settings.attempt)
+
+
+def _check_run_dir(run_dir: Path) -> list[Path]:
+    """Make the folder and write into it once. Returns the folders made, innermost first."""
+    missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+    if run_dir.exists():
+        if not run_dir.is_dir():
+            raise InputError(run_dir, "cannot record here: it is a file")
+        if not is_run(run_dir) and any(run_dir.iterdir()):
+            raise InputError(run_dir, "cannot record here: the folder is not empty and is no run")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        probe = run_dir / f".probe-{os.getpid()}"
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+        raise InputError(run_dir, f"cannot record here: {error.strerror or error}") from error
+    return missing
+
+
+def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scratch: Path) -> RecorderSettings:
+    attempt, run_id = 0, None
+    if is_run(run_dir):
+        reader = RunReader(run_dir)
+        run_id = reader.info.run_id
+        attempt = max(reader.attempts(), default=-1) + 1
+    # Launchers on several nodes start at different moments: one of them, or the scheduler, can fix the number for all.
+    fixed = os.environ.get(PREFIX + "ATTEMPT", "")
+    return RecorderSettings(
+        run_dir=str(run_dir),
+        run_id=run_id
+        or os.environ.get(PREFIX + "RUN_ID")
+        or f"{options.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+        name=options.name,
+        attempt=int(fixed) if fixed.isdecimal() else attempt,
+        start_unix_ns=time.time_ns(),
+        spool_dir=str(options.spool_dir.absolute()) if options.spool_dir else None,
+        scratch_dir=str(scratch),
+        window_first=options.window_first,
+        window_every=options.window_every,
+        window_steps=options.window_steps,
+        keep_traces=options.keep_traces,
+        simulated=options.simulated,
+        launcher=shlex.join(command),
+        price_per_gpu_hour=options.price_per_gpu_hour,
+        currency=options.currency if options.price_per_gpu_hour is not None else None,
+    )
+
+
+def _environment(settings: RecorderSettings) -> dict[str, str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
+    environment.update(settings.environment())
+    paths = [str(SITE_FOLDER), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    # Kineto prints two lines per window otherwise; whoever set it wants it so.
+    environment.setdefault("KINETO_LOG_LEVEL", "6")
+    return environment
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    try:
+        child = subprocess.Popen(command, env=environment)
+    except FileNotFoundError:
+        print(f"rankscope: {command[0]}: command not found", file=sys.stderr)
+        return _NOT_FOUND
+    except OSError as error:
+        print(f"rankscope: {command[0]}: {error.strerror}", file=sys.stderr)
+        return _NOT_EXECUTABLE
+    with _forwarding_to(child):
+        status = child.wait()
+    return _SIGNALLED - status if status < 0 else status
+
+
+@contextmanager
+def _forwarding_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    def forward(number: int, _frame: FrameType | None) -> None:
+        # Ctrl-C in a terminal reaches the whole foreground group, the child included; once is enough.
+        if number != signal.SIGINT or not _in_foreground():
+            child.send_signal(number)
+
+    # Only the main thread may set handlers; elsewhere whoever owns the process handles its signals.
+    main = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _wait_for_helpers(scratch: Path) -> None:
+    """Every recording rank has a folder in ``scratch`` until its helper is done."""
+    deadline = time.monotonic() + DRAIN_SECONDS
+    while any(scratch.iterdir()):
+        if time.monotonic() > deadline:
+            print("rankscope: some ranks are still writing their records; they may be incomplete", file=sys.stderr)
+            return
+        time.sleep(0.05)

@@ -1,0 +1,431 @@
+"""The recorder of one process: told what training does, it writes one record per step into the ring.
+
+Every public method may be called from training code, so none of them raises: the first fault of the recorder's own switches it
+off for good, with one line on stderr, and training goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+
+import msgspec
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import get_worker_info
+
+from rankscope.profiler.batch import measure
+from rankscope.profiler.boundary import StepBoundary
+from rankscope.profiler.clock import now
+from rankscope.profiler.ddp import LastGradient
+from rankscope.profiler.handover import EntryKind
+from rankscope.profiler.host import GC_TAG, GcMeter, ThreadMeter, ThreadUse
+from rankscope.profiler.identity import identify
+from rankscope.profiler.phases import PhaseClock, Timed, in_microseconds
+from rankscope.profiler.ring import End
+from rankscope.profiler.session import Session
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.windows import Schedule, Windows
+from rankscope.runs.records import PhaseTimes, StepRecord
+
+_MAX_TAGS: Final = 8
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _guarded(
+    default: _R,
+) -> Callable[[Callable[Concatenate[Recorder, _P], _R]], Callable[Concatenate[Recorder, _P], _R]]:
+    """A method that does nothing on other threads or when the recorder is off, books its own time, and never raises."""
+
+    def decorate(method: Callable[Concatenate[Recorder, _P], _R]) -> Callable[Concatenate[Recorder, _P], _R]:
+        @wraps(method)
+        def guarded(self: Recorder, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if self.off or threading.get_ident() != self.thread:
+                return default
+            began = now()
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+                self.disable(f"{type(error).__name__}: {error}")
+                return default
+            finally:
+                self.cost_ns += now() - began
+
+        return cast("Callable[Concatenate[Recorder, _P], _R]", guarded)
+
+    return decorate
+
+
+class Recorder:
+    """One per process; see ``attach`` for who calls it.
+
+    ``explicit``: steps end when ``step`` is called, not where optimizers say.
+    """
+
+    def __init__(self, settings: RecorderSettings, *, explicit: bool = False) -> None:
+        self.settings = settings
+        self.explicit = explicit
+        self.off = False
+        self.cost_ns = 0
+        self.thread = threading.get_ident()
+        self.gradients = LastGradient()
+        self.session: Session | None = None
+        self.step_number = 0
+        self._boundary = StepBoundary()
+        self._clock: PhaseClock | None = None
+        self._whole = False
+        self._windows: Windows | None = None
+        self._meter: ThreadMeter | None = None
+        self._gc: GcMeter | None = None
+        self._use: ThreadUse | None = None
+        self._start_unix_ns = 0
+        self._optimizer: object | None = None
+        self._optimizers_seen = 0
+        self._inner_optimizer = False
+        self._wait_started = 0
+        self._waited = False
+        self._waited_before_ready = 0
+        self._tail_unknown = False
+        self._samples: int | None = None
+        self._elements: int | None = None
+        self._tags: list[str] = []
+
+    def claim(self) -> None:
+        """Before the first step: an optimizer steps on this thread, so this thread trains (Ray's is not the main one)."""
+        here = threading.get_ident()
+        foreign = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  # torch's own threads
+        if self.session is None and here != self.thread and not foreign:
+            self.thread = here
+            self._clock = self._optimizer = None
+            self._release()
+
+    # What training does, as told by the wrappers in ``attach`` and by ``StepProfiler``.
+
+    @_guarded(default=False)
+    def enter_data(self) -> bool:
+        """A batch is being asked for. False: do not report its arrival."""
+        if self._inside("data") or not (self.explicit or torch.is_grad_enabled()):
+            return False
+        self._running(whole=True).enter("data", now())
+        return True
+
+    @_guarded(default=None)
+    def leave_data(self, batch: object = None) -> None:
+        """The batch is there, or there is none."""
+        self._running().leave(now())
+        samples, elements = measure(batch)
+        if samples is not None:
+            self._samples = (self._samples or 0) + samples
+        if elements is not None:
+            self._elements = (self._elements or 0) + elements
+
+    @_guarded(default=False)
+    def enter_backward(self) -> bool:
+        """A backward pass starts. False: it is part of another, do not report its end."""
+        if self._inside("backward"):
+            return False
+        self._running().enter("backward", now())
+        self.gradients.begin()
+        self._inner_optimizer = False
+        return True
+
+    @_guarded(default=None)
+    def leave_backward(self) -> None:
+        """The backward pass has returned or raised."""
+        clock, ended = self._running(), now()
+        if self.gradients.present and self.gradients.synchronises():
+            ready = self.gradients.ready_ns
+            if ready is None:
+                self._tail_unknown = True
+            else:
+                # Waits inside the tail are part of it already.
+                clock.blocked["backward"] = clock.blocked.get("backward", 0) - self._waited_before_ready
+                clock.wait(ended - ready)
+            self.gradients.end()
+        self._waited_before_ready = 0
+        clock.leave(ended)
+        self._boundary.backward_done()
+        if self._inner_optimizer and not self._boundary.knows_optimizers and not self.explicit:
+            self._close_step(now())
+
+    @_guarded(default=None)
+    def before_optimizer(self, optimizer: object) -> None:
+        """``optimizer.step`` begins."""
+        if self._inside("backward") and not self._inside("optimizer"):
+            self._inner_optimizer = True
+            return
+        if self._optimizer is not None and self._optimizer is not optimizer:
+            return  # an optimizer made of optimizers
+        clock = self._running()
+        if self._optimizer is optimizer:
+            clock.abandon()  # its last step raised
+        if not self.explicit and self._boundary.before_optimizer(optimizer):
+            self._close_step(now())
+        self._optimizer = optimizer
+        clock.enter("optimizer", now())
+
+    @_guarded(default=None)
+    def after_optimizer(self, optimizer: object) -> None:
+        """``optimizer.step`` has returned."""
+        if self._optimizer is not optimizer:
+            return
+        self._optimizer = None
+        self._optimizers_seen += 1
+        ended = now()
+        self._running().leave(ended)
+        if self._boundary.after_optimizer(optimizer) and not self.explicit:
+            self._close_step(ended)
+
+    @_guarded(default=-1)
+    def before_scaler(self) -> int:
+        """A gradient scaler decides whether the optimizer steps; hand the answer to ``after_scaler``."""
+        return self._optimizers_seen
+
+    @_guarded(default=None)
+    def after_scaler(self, optimizer: object, seen: int) -> None:
+        """The scaler has decided: a skipped step is a step of training all the same."""
+        if self._optimizers_seen == seen:
+            self._note("optimizer_skipped")
+            self.before_optimizer(optimizer)
+            self.after_optimizer(optimizer)
+
+    @_guarded(default=0)
+    def enter_wait(self) -> int:
+        """The thread is about to wait for other ranks; returns when. 0: it is waiting already."""
+        if self._wait_started or self._clock is None:
+            return 0
+        self._wait_started = now()
+        return self._wait_started
+
+    @_guarded(default=None)
+    def leave_wait(self, started: int) -> None:
+        """The wait that began at ``started`` is over."""
+        self._wait_started = 0
+        self._waited = True
+        waited = now() - started
+        clock = self._running()
+        clock.wait(waited)
+        ready = self.gradients.ready_ns
+        if clock.inside("backward") and ready is not None and started >= ready:
+            self._waited_before_ready += waited
+
+    @_guarded(default=None)
+    def adopt(self, model: DistributedDataParallel) -> None:
+        """A model was wrapped for distributed data parallelism."""
+        self.gradients.adopt(model)
+
+    @_guarded(default=None)
+    def give_way(self, profile: object) -> None:
+        """The script starts a profiler of its own."""
+        if self._windows is not None:
+            self._windows.give_way(profile)
+
+    @_guarded(default=None)
+    def tag(self, tag: str) -> None:
+        """Something worth knowing happens in this step."""
+        self._note(tag)
+
+    def _note(self, tag: str) -> None:
+        if tag not in self._tags and len(self._tags) < _MAX_TAGS:
+            self._tags.append(tag[:32])
+
+    @_guarded(default=None)
+    def begin(self) -> None:
+        """Explicit mode: the first step starts here."""
+        self._running(whole=True)
+
+    @_guarded(default=None)
+    def step(self, samples: int | None = None, tokens: int | None = None) -> None:
+        """Explicit mode: the step ends here."""
+        if samples is not None:
+            self._samples = samples
+        self._close_step(now(), tokens)
+
+    # The machinery.
+
+    def _inside(self, phase: Timed) -> bool:
+        return self._clock is not None and self._clock.inside(phase)
+
+    def _running(self, *, whole: bool = False) -> PhaseClock:
+        """The clock of the current step, started by the first sign of training. ``whole``: that sign is the start of a step."""
+        if self._clock is None:
+            self._meter = ThreadMeter()
+            self._gc = GcMeter(now)
+            self._clock = PhaseClock(now())
+            self._whole = whole
+            self._begin_step()
+        return self._clock
+
+    def _begin_step(self) -> None:
+        assert self._clock is not None
+        assert self._meter is not None
+        assert self._gc is not None
+        self._samples = self._elements = None
+        self._tags.clear()
+        self._waited = self._tail_unknown = False
+        self._gc.take()
+        self._use = self._meter.read()
+        self._start_unix_ns = time.time_ns()
+        self._clock.begin(now())
+
+    def _close_step(self, ended: int, tokens: int | None = None) -> None:
+        clock = self._running()
+        if self.session is None:
+            if get_worker_info() is not None:
+                self.off = True
+                return
+            self._open()
+        assert self.session is not None
+        assert self._windows is not None
+        # A first step whose beginning nobody saw has a number but no record.
+        if self._whole:
+            taken = self.session.ring.put(EntryKind.STEP, msgspec.json.encode(self._record(clock, ended, tokens)))
+            if not taken and self.session.helper_ended():
+                self.disable("its helper process ended")
+                return
+        self._whole = True
+        self.step_number += 1
+        self._windows.boundary(self.step_number)
+        self.session.ring.set_cost(self.cost_ns)
+        self._begin_step()
+
+    def _open(self) -> None:
+        hello = identify(self.settings)
+        session = Session(hello, self.settings.scratch_dir)
+        self.session = session
+        schedule = Schedule(self.settings.window_first, self.settings.window_every, self.settings.window_steps)
+        self._windows = Windows(schedule, session.scratch, session.ring.put)
+        atexit.register(self.close, End.EXIT)
+        _note_crashes(self)
+
+    def _record(self, clock: PhaseClock, ended: int, tokens: int | None) -> StepRecord:
+        assert self._windows is not None
+        assert self._meter is not None
+        assert self._gc is not None
+        assert self._use is not None
+        wall = clock.finish(ended)
+        before, use = self._use, self._meter.read()
+        gc_ns, full = self._gc.take()
+        if full:
+            self._note(GC_TAG)
+        queued = None
+        if use.run_queue_ns is not None and before.run_queue_ns is not None:
+            queued = (use.run_queue_ns - before.run_queue_ns) / 1000
+        return StepRecord(
+            step=self.step_number,
+            start_unix_ns=self._start_unix_ns,
+            wall_us=wall / 1000,
+            phases_us=in_microseconds(clock.times, clock.times),
+            blocked_us=self._blocked(clock),
+            cpu_us=(use.cpu_ns - before.cpu_ns) / 1000,
+            run_queue_us=queued,
+            voluntary_switches=use.voluntary - before.voluntary,
+            involuntary_switches=use.involuntary - before.involuntary,
+            gc_us=gc_ns / 1000,
+            samples=self._samples,
+            tokens=tokens,
+            input_elements=self._elements,
+            profiled=self._windows.active,
+            tags=list(self._tags),
+        )
+
+    def _blocked(self, clock: PhaseClock) -> PhaseTimes | None:
+        assert self.session is not None
+        hello = self.session.hello
+        if hello.rank.world_size == 1:
+            return in_microseconds({}, clock.times)
+        # On a device the host runs ahead and waits somewhere else: its waiting is not the rank's.
+        if not self.gradients.on_host or hello.rank.device_kind != "cpu" or self._tail_unknown:
+            return None
+        if not self.gradients.present and not self._waited:
+            return None
+        return in_microseconds(clock.blocked, clock.times)
+
+    def disable(self, reason: str) -> None:
+        """Switch off for good, and say so once."""
+        if self.off:
+            return
+        self.off = True
+        with suppress(Exception):
+            rank = self.session.hello.rank.rank if self.session else os.environ.get("RANK", "0")
+            sys.stderr.write(f"rankscope: rank {rank}: the recorder switched itself off ({reason}); training goes on\n")
+        with suppress(Exception):
+            if self._windows is not None:
+                self._windows.close()
+        with suppress(Exception):
+            if self.session is not None:
+                self.session.ring.set_disabled(reason)
+        self._release()
+
+    def close(self, end: End) -> None:
+        """The script ends, well or not; the helper does the rest."""
+        if self.session is None:
+            return
+        with suppress(Exception):
+            if not self.off:
+                self.off = True
+                if self._windows is not None:
+                    self._windows.close()
+                self.session.ring.set_cost(self.cost_ns)
+            self.session.ring.set_end(end)
+        with suppress(Exception):
+            self.session.close()
+        self.session = None
+        self._release()
+
+    def _release(self) -> None:
+        with suppress(Exception):
+            if self._gc is not None:
+                self._gc.close()
+            if self._meter is not None:
+                self._meter.close()
+
+    def forked(self) -> None:
+        """In a child forked from a recorded process (a data loader's worker): be silent, and let go."""
+        if self.session is None:
+            self.thread = threading.get_ident()
+            return
+        self.off = True
+        with suppress(Exception):
+            self.session.forget()
+        self.session = None
+        self._release()
+
+
+def _note_crashes(recorder: Recorder) -> None:
+    """An exception that ends the script makes it a crash."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        recorder.close(End.EXIT if issubclass(kind, KeyboardInterrupt) else End.CRASH)
+        previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def counted(loader: Iterable[_R], recorder: Recorder) -> Iterable[_R]:
+    """The batches of ``loader``, with the time each took reported."""
+    iterator = iter(loader)
+    while True:
+        reported = recorder.enter_data()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            if reported:
+                recorder.leave_data()
+            return
+        except BaseException:
+            if reported:
+                recorder.leave_data()
+            raise
+        if reported:
+            recorder.leave_data(batch)
+        yield batch

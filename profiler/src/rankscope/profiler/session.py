@@ -1,0 +1,85 @@
+"""The recorder's other half: a scratch folder on local memory, the ring in it, and the helper process that empties it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
+from rankscope.profiler.ring import RingWriter
+from rankscope.profiler.settings import PREFIX
+
+LOCAL_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # memory shared between processes is what it is for
+
+
+def make_scratch(name: str, parent: str | None = None) -> Path:
+    """A private folder on local memory: in ``parent`` if that is here, else in /dev/shm, else in the temporary folder.
+
+    Raises ``OSError``.
+    """
+    if parent is not None and Path(parent).is_dir():
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+    base = LOCAL_MEMORY if os.access(LOCAL_MEMORY, os.W_OK | os.X_OK) else None
+    return Path(tempfile.mkdtemp(prefix=f"rankscope-{os.getuid()}-{name}-", dir=base))
+
+
+class Session:
+    """A running recording. Raises ``OSError`` when it cannot be set up, and leaves nothing behind then."""
+
+    def __init__(self, hello: Hello, scratch_dir: str | None) -> None:
+        self.hello = hello
+        self.scratch = make_scratch(f"rank{hello.rank.rank}", scratch_dir)
+        try:
+            self.ring = RingWriter(self.scratch / RING_FILE)
+            (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(hello))
+            self._helper = _start_helper(self.scratch)
+        except BaseException:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            raise
+
+    def helper_ended(self) -> bool:
+        """Whether the helper is gone already, which it should not be while this process lives."""
+        return self._helper.poll() is not None
+
+    def close(self) -> None:
+        """Let the helper finish on its own; this does not wait for it."""
+        if self.helper_ended():
+            # Nobody else will.
+            shutil.rmtree(self.scratch, ignore_errors=True)
+        if self._helper.stdin is not None:
+            self._helper.stdin.close()
+        # Popen would warn of a child that is still running when it is collected; that the helper outlives us is the point.
+        self._helper.returncode = 0
+
+    def forget(self) -> None:
+        """In a forked child: let go of the pipe, or the helper would not notice the end of the rank."""
+        if self._helper.stdin is not None:
+            self._helper.stdin.close()
+        self._helper.returncode = 0
+
+
+def _start_helper(scratch: Path) -> subprocess.Popen[bytes]:
+    if not sys.executable:
+        raise OSError("this Python does not know its own program (sys.executable is empty)")
+    site = str(Path(__file__).parent / "_site")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != site
+    )
+    # numpy would start a thread per core.
+    environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    return subprocess.Popen(
+        # -P: nothing in the training script's folder may shadow what the helper imports.
+        [sys.executable, "-P", "-m", "rankscope.profiler.helper", str(scratch)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )

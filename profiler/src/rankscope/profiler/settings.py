@@ -1,0 +1,65 @@
+"""What the recorder is told, and how it travels from the launcher to every rank: through the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+PREFIX: Final = "RANKSCOPE_"
+
+
+class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Settings of one run; field ``run_dir`` is the variable ``RANKSCOPE_RUN_DIR``, and so on."""
+
+    run_dir: str
+    run_id: str
+    name: str
+    attempt: int = 0
+    """Number of this start; torchrun's own restarts (``TORCHELASTIC_RESTART_COUNT``) are added to it."""
+    start_unix_ns: int
+    spool_dir: str | None = None
+    """Folder for the ranks' Prometheus text files; ``None``: none are written."""
+    scratch_dir: str | None = None
+    """Folder on local memory that the launcher made and watches; ranks that cannot see it make their own."""
+    window_first: int = 20
+    window_every: int = 1000
+    """0: a single window."""
+    window_steps: int = 3
+    """0: no windows."""
+    keep_traces: int = 0
+    simulated: bool = False
+    launcher: str | None = None
+    price_per_gpu_hour: float | None = None
+    currency: str | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The variables that carry these settings."""
+        values = msgspec.to_builtins(self, str_keys=True)
+        return {PREFIX + key.upper(): _text(value) for key, value in values.items()}
+
+    def elastic_attempt(self, environment: Mapping[str, str]) -> int:
+        """The attempt that this process belongs to, the same on all its ranks."""
+        restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return self.attempt + (int(restarts) if restarts.isdecimal() else 0)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> RecorderSettings | None:
+    """The settings of this process, or ``None`` when it was not launched with the recorder.
+
+    Raises ``ValueError`` (``msgspec.ValidationError``) when a variable has been tampered with.
+    """
+    if not environment.get(PREFIX + "RUN_DIR"):
+        return None
+    values = {
+        field.name: environment[variable]
+        for field in msgspec.structs.fields(RecorderSettings)
+        if (variable := PREFIX + field.name.upper()) in environment
+    }
+    return msgspec.convert(values, RecorderSettings, strict=False)

@@ -1,0 +1,121 @@
+"""The helper's side of the run directory: what cannot be written now is kept, within bounds, and tried again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.profiler.handover import Hello
+from rankscope.runs.paths import STREAMS, Stream, rank_dir, run_file
+from rankscope.runs.records import RankInfo, RunInfo
+from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+
+MAX_PENDING: Final = 20_000
+"""Records kept while the folder cannot be written; about 10 MB."""
+RETRY_SECONDS: Final = 2.0
+_BATCH: Final = 500
+
+
+class RunStore:
+    """Writes one rank's files. Nothing here raises for what a disk may do."""
+
+    def __init__(self, hello: Hello) -> None:
+        self._hello = hello
+        self._run_dir = Path(hello.run_dir)
+        rank = hello.rank
+        self.folder = rank_dir(self._run_dir, rank.attempt, rank.rank)
+        self._writers = {stream: JsonLinesWriter(self.folder, stream) for stream in STREAMS}
+        self._pending: dict[Stream, deque[bytes]] = {stream: deque() for stream in STREAMS}
+        self._begun = False
+        self._refused = False
+        self._complained = False
+        self._retry_at = 0.0
+        self.run = hello.run
+        """Identity of the run: that of the file, once this or another rank has written it."""
+        self.dropped = 0
+        """Records given up because the folder could not be written for too long."""
+
+    def add(self, stream: Stream, *records: msgspec.Struct | bytes) -> None:
+        """Take records (structs or encoded JSON); ``flush`` writes them."""
+        if self._refused:
+            return
+        queue = self._pending[stream]
+        queue.extend(record if isinstance(record, bytes) else msgspec.json.encode(record) for record in records)
+        while sum(map(len, self._pending.values())) > MAX_PENDING:
+            # The oldest are the likeliest to be explained by what came before the trouble.
+            (queue or max(self._pending.values(), key=len)).popleft()
+            self.dropped += 1
+
+    def flush(self, *, now: bool = False) -> bool:
+        """Write what is pending, unless a failure was a moment ago and not ``now``. Returns whether nothing is left."""
+        if self._refused:
+            return True
+        if not now and time.monotonic() < self._retry_at:
+            return False
+        try:
+            self._begin()
+            for stream, queue in self._pending.items():
+                while queue and not self._refused:
+                    batch = [queue[index] for index in range(min(_BATCH, len(queue)))]
+                    self._writers[stream].append(*batch)
+                    for _ in batch:
+                        queue.popleft()
+        except OSError as error:
+            self._complain(error)
+            return False
+        return True
+
+    def _begin(self) -> None:
+        if self._begun or self._refused:
+            return
+        create_run(self._run_dir, self._hello.run)
+        with suppress(msgspec.DecodeError):
+            # Another rank, perhaps under another launcher, may have been first: it is its run then.
+            self.run = msgspec.json.decode(run_file(self._run_dir).read_bytes(), type=RunInfo)
+        create_attempt(self._run_dir, self._hello.attempt)
+        if not write_record(self.folder / "rank.json", self._hello.rank, overwrite=False):
+            self._refused = True
+            rank = self._hello.rank
+            _say(
+                f"rank {rank.rank}: attempt {rank.attempt} of {self._run_dir} has this rank already; this process is not recorded"
+            )
+            return
+        self._begun = True
+
+    def write_rank(self, info: RankInfo) -> bool:
+        """Rewrite ``rank.json``. Returns whether that worked."""
+        if not self._begun:
+            return self._refused
+        try:
+            write_record(self.folder / "rank.json", info)
+        except OSError as error:
+            self._complain(error)
+            return False
+        return True
+
+    def _complain(self, error: OSError) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        for writer in self._writers.values():
+            # A write that failed may have left a part of a line: go on in a new segment.
+            with suppress(OSError):
+                writer.close()
+        if not self._complained:
+            self._complained = True
+            _say(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({error.strerror or error}); will try again")
+
+    def close(self) -> None:
+        """Close the files."""
+        for writer in self._writers.values():
+            with suppress(OSError):
+                writer.close()
+
+
+def _say(message: str) -> None:
+    with suppress(OSError, ValueError):
+        print(f"rankscope: {message}", file=sys.stderr, flush=True)

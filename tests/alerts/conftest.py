@@ -1,0 +1,202 @@
+"""Runs written to disk, analyses made up, and HTTP servers that behave as told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.analysis.result import Analysis, CollectiveMatching, Cost, Evidence, Finding, RankResult, Source, Verdict
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import AttemptInfo, EndReason, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+
+START_NS = 1_700_000_000_000_000_000
+
+
+class RunOnDisk:
+    """A run of 4 ranks that can grow and end; rank ``slow`` loads its data 60 ms longer in every step."""
+
+    def __init__(self, path: Path, *, slow: int | None, name: str) -> None:
+        self.path = path
+        self.slow = slow
+        self.run_id = f"{name}-1"
+        self.steps = 0
+        create_run(path, RunInfo(run_id=self.run_id, name=name, start_unix_ns=START_NS))
+        create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=START_NS, world_size=4, backend="gloo"))
+        self.end(None)
+
+    def grow(self, steps: int = 60) -> None:
+        for rank in range(4):
+            writer = JsonLinesWriter(rank_dir(self.path, 0, rank), "steps")
+            writer.append(*(self._step(step, rank) for step in range(self.steps, self.steps + steps)))
+            writer.close()
+        self.steps += steps
+
+    def _step(self, step: int, rank: int) -> StepRecord:
+        jitter = float((step * 7 + rank * 13) % 5) * 100.0
+        late = 60_000.0 if rank == self.slow else 0.0
+        blocked = 60_000.0 - late - jitter if self.slow is not None else 5_000.0 - jitter
+        own = {"data": 2_000.0 + late, "h2d": 0.0, "forward": 10_000.0 + jitter, "optimizer": 3_000.0, "between_steps": 1_000.0}
+        phases = PhaseTimes(backward=20_000.0 + blocked, **own)
+        return StepRecord(
+            step=step,
+            start_unix_ns=START_NS + step * 100_000_000,
+            wall_us=sum(own.values()) + 20_000.0 + blocked,
+            phases_us=phases,
+            blocked_us=PhaseTimes(backward=blocked),
+            cpu_us=36_000.0,
+        )
+
+    def end(self, reason: EndReason | None = "exit", *, ranks: range = range(4), end_unix_ns: int | None = None) -> None:
+        """Write every rank.json, ended for ``reason``, or running with ``None``."""
+        for rank in ranks:
+            write_record(
+                rank_dir(self.path, 0, rank) / "rank.json",
+                RankInfo(
+                    rank=rank,
+                    world_size=4,
+                    host=f"node{rank // 2}",
+                    pid=100 + rank,
+                    start_unix_ns=START_NS,
+                    end_unix_ns=None if reason is None else end_unix_ns or START_NS + 10**10,
+                    end_reason=reason,
+                ),
+            )
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., RunOnDisk]:
+    """``make_run("llama", slow=2)`` writes a running run of 60 steps below ``tmp_path / "runs"``."""
+
+    def make(name: str = "llama", *, slow: int | None = 2) -> RunOnDisk:
+        run = RunOnDisk(tmp_path / "runs" / name, slow=slow, name=name)
+        run.grow()
+        return run
+
+    return make
+
+
+@pytest.fixture
+def make_analysis() -> Callable[..., Analysis]:
+    """``make_analysis(2)`` says that rank 2 is a straggler; ``make_analysis()`` that all is well."""
+
+    def make(*stragglers: int, run_id: str = "llama-1", simulated: bool = False, kind: str | None = None) -> Analysis:
+        findings = [
+            Finding(
+                kind="straggler",
+                rank=rank,
+                host="node1",
+                cause="input",
+                phase="data",
+                pattern="fixed",
+                steps=(5, 60),
+                confidence=0.96,
+                slowdown=1.5,
+                gpu_hours_lost=0.25,
+                summary=f"Rank {rank} makes the others wait.",
+                evidence=[Evidence(name="own_excess", value=60.0, unit="ms", detail="per step")],
+            )
+            for rank in stragglers
+        ]
+        verdict: dict[str, Any] = {"kind": kind or "balanced", "summary": "Nobody stands out."}
+        if findings:
+            verdict = {
+                "kind": "straggler",
+                "rank": stragglers[0],
+                "explained_by": "cpu_contention",
+                "cost": Cost(amount=0.5, currency="USD"),
+                "summary": findings[0].summary,
+                "next": ["look at the data loader"],
+            }
+        fields: dict[str, Any] = dict.fromkeys(RankResult.__struct_fields__)
+        return Analysis(
+            source=Source(
+                kind="run",
+                path="x",
+                ranks=4,
+                world_size=4,
+                steps=60,
+                coverage=1.0,
+                simulated=simulated,
+                run_id=run_id,
+                name="llama",
+            ),
+            ranks=[
+                RankResult(**{**fields, "rank": rank, "attempt": 0, "steps": 60, "gpu_uuid": f"GPU-{rank}"}) for rank in range(4)
+            ],
+            collectives=CollectiveMatching(matched=0, unmatched=0, excluded={}, method=None, clock_residual_us=None),
+            imposed_wait=[],
+            verdict=Verdict(**verdict),
+            findings=findings,
+        )
+
+    return make
+
+
+class HttpSink:
+    """A real HTTP server; ``answers`` are the statuses to give in turn, the last one for ever. Keeps the bodies it accepted."""
+
+    def __init__(self) -> None:
+        self.answers: list[int] = [200]
+        self.delay_s = 0.0
+        self.requests: list[str] = []
+        self.accepted: list[Any] = []
+        sink = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                status = sink.answers.pop(0) if len(sink.answers) > 1 else sink.answers[0]
+                sink.requests.append(self.path)
+                time.sleep(sink.delay_s)
+                if 200 <= status < 300:
+                    sink.accepted.append(msgspec.json.decode(body))
+                self.send_response(status)
+                if 300 <= status < 400:
+                    self.send_header("Location", "/elsewhere")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def sink() -> Iterator[HttpSink]:
+    """A webhook receiver that behaves as told."""
+    server = HttpSink()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[..., Any]:
+    """``eventually(question)`` asks until the answer is true and returns it; fails after ``timeout`` seconds."""
+
+    def ask(question: Callable[[], Any], *, timeout: float = 60.0) -> Any:
+        patience = time.monotonic() + timeout
+        while True:
+            answer = question()
+            if answer:
+                return answer
+            assert time.monotonic() < patience, f"still {answer!r} after {timeout:.0f} s"
+            time.sleep(0.1)
+
+    return ask

@@ -1,0 +1,200 @@
+"""With Debian's Alertmanager: it accepts what the watcher sends, agrees on identity, routes, inhibits and forwards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from rankscope.alerts.alert import Alert, Notice, fingerprint
+from rankscope.alerts.alertmanager import Alertmanager
+from rankscope.alerts.delivery import Delivery
+from rankscope.alerts.hysteresis import Policy
+from rankscope.alerts.ledger import Ledger
+from rankscope.alerts.payload import NOT_ENDED
+from rankscope.alerts.post import http_client
+from rankscope.alerts.watcher import Options, Watcher
+
+CONFIG = Path(__file__).parents[2] / "alerts" / "alertmanager" / "alertmanager.yml"
+EXAMPLE = CONFIG.read_text()
+
+
+@pytest.fixture
+def start(tmp_path: Path, eventually: Any) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """``start(healthy_url, *command)`` runs a server until the test ends."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def run(healthy_url: str, *command: str | Path) -> subprocess.Popen[bytes]:
+        log = tmp_path / f"{len(processes)}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path)
+        processes.append(process)
+
+        def healthy() -> bool:
+            assert process.poll() is None, log.read_text()
+            try:
+                return httpx.get(healthy_url).is_success
+            except httpx.TransportError:
+                return False
+
+        eventually(healthy)
+        return process
+
+    yield run
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(timeout=30)
+
+
+@pytest.fixture
+def alertmanager(
+    tmp_path: Path, start: Callable[..., Any], free_port: Callable[[], int], require_program: Callable[[str], str]
+) -> tuple[str, str]:
+    """A real Alertmanager with the example configuration, made quick, in front of a real receiver: both addresses."""
+    program = require_program("prometheus-alertmanager")
+    receiver, port = free_port(), free_port()
+    start(
+        f"http://127.0.0.1:{receiver}/-/healthy",
+        *(sys.executable, "-m", "rankscope", "alerts", "serve", "--listen", f"127.0.0.1:{receiver}"),
+    )
+    config = tmp_path / "alertmanager.yml"
+    quick = EXAMPLE.replace("127.0.0.1:9099", f"127.0.0.1:{receiver}")
+    for name in ("group_wait: 30s", "group_wait: 10s", "group_interval: 5m"):
+        quick = quick.replace(name, f"{name.partition(':')[0]}: 1s")
+    config.write_text(quick)
+    start(
+        f"http://127.0.0.1:{port}/-/healthy",
+        program,
+        f"--config.file={config}",
+        f"--storage.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+    )
+    return f"http://127.0.0.1:{port}", f"http://127.0.0.1:{receiver}"
+
+
+def test_the_example_configuration_is_sound(require_program: Callable[[str], str]) -> None:
+    done = subprocess.run([require_program("amtool"), "check-config", str(CONFIG)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 inhibit rules" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("labels", "receiver"),
+    [
+        (["alertname=TrainingStraggler", "severity=warning", "run_id=r1"], "team"),
+        (["alertname=RankSilent", "severity=critical", "run_id=r1"], "on-call"),
+        (["alertname=GpuDown", "severity=critical"], "on-call"),
+        (["alertname=Other"], "team"),
+    ],
+)
+def test_severity_decides_who_is_told(require_program: Callable[[str], str], labels: list[str], receiver: str) -> None:
+    command = [require_program("amtool"), "config", "routes", "test", "--config.file", str(CONFIG), *labels]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [receiver]
+
+
+@pytest.mark.slow
+def test_from_the_watcher_through_alertmanager_to_the_receiver(
+    alertmanager: tuple[str, str], make_run: Any, make_analysis: Any, eventually: Any
+) -> None:
+    manager, receiver = alertmanager
+    run = make_run()
+    # Given a watcher over a live run whose rank 2 stands out
+    with http_client() as client:
+        watcher = Watcher(
+            run.path,
+            analyse=lambda _: make_analysis(2),
+            delivery=Delivery(
+                [Alertmanager(manager, client, resend_after_s=60, valid_s=240)],
+                retry_after_s=1,
+                report=pytest.fail,
+            ),
+            ledger=Ledger(),
+            options=Options(policy=Policy(1, 1), dashboard_url="http://127.0.0.1:8050"),
+            report=pytest.fail,
+            emit=lambda _: None,
+            save=lambda _: None,
+        )
+        # When it evaluates the run
+        watcher.evaluate()
+        [entry] = watcher.ledger.entries
+
+        # Then Alertmanager knows the alert by the fingerprint that we computed
+        [known] = httpx.get(f"{manager}/api/v2/alerts").json()
+        assert known["fingerprint"] == entry.fingerprint
+        assert known["labels"] == entry.alert.labels
+        assert known["annotations"] == entry.alert.annotations
+
+        # and forwards it as a payload that the receiver accepts
+        def arrived(status: str) -> list[Any]:
+            listing = httpx.get(f"{receiver}/deliveries").json()["deliveries"]
+            return [one["payload"] for one in listing if one["payload"]["status"] == status]
+
+        payload = eventually(lambda: arrived("firing"))[0]
+        assert payload["receiver"] == "team"
+        assert payload["groupLabels"] == {"alertname": "TrainingStraggler", "run_id": "llama-1"}
+        [alert] = payload["alerts"]
+        assert alert["fingerprint"] == entry.fingerprint
+        assert alert["annotations"]["cause"] == "input"
+        assert alert["generatorURL"] == "http://127.0.0.1:8050/run/llama-1?rank=2"
+
+        # When the run ends, the end arrives too
+        run.end()
+        assert watcher.evaluate()
+        payload = eventually(lambda: arrived("resolved"))[0]
+        assert payload["alerts"][0]["fingerprint"] == entry.fingerprint
+        assert payload["alerts"][0]["endsAt"] != NOT_ENDED
+
+
+@pytest.mark.slow
+def test_fingerprints_and_inhibitions_agree_with_alertmanager(alertmanager: tuple[str, str], eventually: Any) -> None:
+    manager, _ = alertmanager
+    # Given label sets of many kinds: unicode, quotes, empty rank, order; a silent rank, a lost GPU and what they cause
+    labels: dict[str, dict[str, str]] = {
+        "unicode": {"alertname": "Zürich 🚀", "severity": "info", "b": "2", "a": "1"},
+        "quotes": {"alertname": 'a"b\\c\n', "severity": "info"},
+        "silent": {"alertname": "RankSilent", "severity": "critical", "run_id": "r1", "rank": "3"},
+        "slow in that run": {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1", "rank": "2"},
+        "slow elsewhere": {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r2", "rank": "2"},
+        "lost GPU": {"alertname": "GpuDown", "severity": "critical", "uuid": "GPU-1", "gpu_uuid": "GPU-1"},
+        "rank on it": {"alertname": "RankSilent", "severity": "critical", "run_id": "r3", "rank": "0", "gpu_uuid": "GPU-1"},
+        "rank on another": {"alertname": "RankSilent", "severity": "critical", "run_id": "r4", "rank": "0", "gpu_uuid": "GPU-2"},
+        "no run": {"alertname": "ExporterCollectorFailing", "severity": "warning", "instance": "n1:9838"},
+    }
+    with http_client() as client:
+        Alertmanager(manager, client, resend_after_s=60, valid_s=240).send(
+            [
+                Notice(
+                    alert=Alert(labels=one, annotations={}),
+                    fingerprint=fingerprint(one),
+                    starts_at_unix_ns=1_700_000_000_000_000_000,
+                )
+                for one in labels.values()
+            ],
+            now_unix_ns=2_000_000_000_000_000_000,
+        )
+    known = httpx.get(f"{manager}/api/v2/alerts").json()
+    # Then every fingerprint is the same
+    assert {msgspec.json.encode(sorted(alert["labels"].items())): alert["fingerprint"] for alert in known} == {
+        msgspec.json.encode(sorted(one.items())): fingerprint(one) for one in labels.values()
+    }
+
+    # and exactly the consequences are inhibited
+    def inhibited() -> set[str]:
+        answer = httpx.get(f"{manager}/api/v2/alerts").json()
+        by_fingerprint = {fingerprint(one): name for name, one in labels.items()}
+        assert {alert["status"]["state"] for alert in answer} <= {"active", "suppressed", "unprocessed"}
+        if any(alert["status"]["state"] == "unprocessed" for alert in answer):
+            return set()
+        return {by_fingerprint[alert["fingerprint"]] for alert in answer if alert["status"]["inhibitedBy"]}
+
+    assert eventually(inhibited) == {"slow in that run", "rank on it"}

@@ -1,0 +1,264 @@
+"""The command line, as real processes: what it prints, what it delivers, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from rankscope.alerts.rules import runbooks
+from rankscope.alerts.state import default_state_file, load_ledger
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state.json"
+
+
+@pytest.fixture
+def watch(cli: Callable[..., Any], state: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``watch(run, *options)`` with a state file of the test's own."""
+
+    def run(path: Path, *options: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        done: subprocess.CompletedProcess[str] = cli("alerts", "watch", path, "--state", state, *options, env=env)
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def events(output: str) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line) for line in output.splitlines()]
+
+
+def test_rules_are_printed(cli: Callable[..., Any]) -> None:
+    done = cli("alerts", "rules")
+    assert done.returncode == 0
+    assert {group["name"] for group in yaml.safe_load(done.stdout)["groups"]} >= {"rankscope-training.alerts"}
+
+
+def test_rules_and_runbooks_are_exported(cli: Callable[..., Any], tmp_path: Path) -> None:
+    done = cli("alerts", "rules", "--out", tmp_path / "rules")
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert {path.stem for path in (tmp_path / "rules" / "runbooks").iterdir()} == set(runbooks())
+
+
+def test_a_bad_runbook_address_is_a_usage_error(cli: Callable[..., Any]) -> None:
+    assert cli("alerts", "rules", "--runbook-url", "x y").returncode == 2
+
+
+@pytest.mark.parametrize("verb", [[], ["rules"], ["watch"], ["serve"]])
+def test_help(cli: Callable[..., Any], verb: list[str]) -> None:
+    done = cli("alerts", *verb, "--help")
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+
+
+def test_help_needs_no_extra_and_what_does_says_how_to_get_it(cli: Callable[..., Any], tmp_path: Path, make_run: Any) -> None:
+    # Given an installation without httpx
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "httpx.py").write_text('raise ModuleNotFoundError("No module named \'httpx\'", name="httpx")\n')
+    env = {"PYTHONPATH": str(tmp_path / "without")}
+    assert cli("alerts", "watch", "--help", env=env).returncode == 0
+    assert cli("alerts", "rules", env=env).returncode == 0
+    done = cli("alerts", "watch", make_run().path, "--once", env=env)
+    assert done.returncode == 4
+    assert "pip install 'rankscope[alerts]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_once_finds_the_straggler_of_a_finished_run_and_delivers_it(watch: Any, make_run: Any, sink: Any, state: Path) -> None:
+    run = make_run(slow=2)
+    run.end()
+    options = ("--once", "--webhook", sink.url + "/secret", "--dashboard-url", "http://127.0.0.1:8050", "--format", "json")
+    done = watch(run.path, *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    verdict, firing = events(done.stdout)
+    assert (verdict["event"], verdict["kind"]) == ("verdict", "straggler")
+    assert (firing["event"], firing["labels"]["rank"], firing["annotations"]["phase"]) == ("firing", "2", "data")
+    [payload] = sink.accepted
+    [alert] = payload["alerts"]
+    assert alert["labels"] == {
+        "alertname": "TrainingStraggler",
+        "severity": "warning",
+        "run_id": "llama-1",
+        "run": "llama",
+        "rank": "2",
+        "host": "node1",
+    }
+    assert alert["annotations"]["cause"] == "input"
+    assert alert["annotations"]["dashboard_url"] == "http://127.0.0.1:8050/run/llama-1?rank=2"
+    assert "/secret" not in state.read_text()
+    # A second time it is known already.
+    assert watch(run.path, *options).returncode == 0
+    assert len(sink.accepted) == 1
+
+
+def test_without_a_straggler_nothing_is_sent(watch: Any, make_run: Any, sink: Any) -> None:
+    run = make_run(slow=None)
+    run.end()
+    done = watch(run.path, "--once", "--webhook", sink.url)
+    assert done.returncode == 0
+    assert "VERDICT" in done.stdout
+    assert "FIRING" not in done.stdout
+    assert sink.requests == []
+
+
+def test_a_webhook_that_refuses_is_named_without_its_secret(watch: Any, make_run: Any, sink: Any) -> None:
+    run = make_run(slow=2)
+    run.end()
+    sink.answers = [404]
+    done = watch(run.path, "--once", env={"RANKSCOPE_ALERTS_WEBHOOK": f"{sink.url}/secret"})
+    assert done.returncode == 1
+    assert "refused with 404" in done.stderr
+    assert f"not delivered to webhook {sink.url}/…" in done.stderr
+    assert "secret" not in done.stderr + done.stdout
+
+
+def test_with_nobody_to_tell_findings_are_printed(watch: Any, make_run: Any) -> None:
+    run = make_run(slow=1)
+    run.end()
+    done = watch(run.path, "--once")
+    assert done.returncode == 0
+    assert "FIRING   TrainingStraggler run llama rank 1 host node0:" in done.stdout
+    assert "cause input, phase data" in done.stdout
+
+
+@pytest.mark.parametrize("what", ["missing", "file", "empty folder", "broken"])
+def test_a_path_that_cannot_be_watched_is_one_clear_line(watch: Any, tmp_path: Path, what: str) -> None:
+    path = tmp_path / "run"
+    if what == "file":
+        path.write_text("")
+    elif what != "missing":
+        path.mkdir()
+    if what == "broken":
+        (path / "run.json").write_text("{")
+    done = watch(path, "--once")
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert str(path) in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--webhook", "ftp://x/hook"],
+        ["--webhook", "hooks.example/hook"],
+        ["--alertmanager", "http://"],
+        ["--interval", "0"],
+        ["--interval", "soon"],
+        ["--fire-after", "0"],
+    ],
+)
+def test_wrong_options_are_usage_errors(watch: Any, tmp_path: Path, options: list[str]) -> None:
+    done = watch(tmp_path, *options)
+    assert done.returncode == 2
+    assert "hook" not in done.stderr.replace("--webhook", "")
+
+
+def test_the_state_file_is_one_per_watched_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    one, two = default_state_file(tmp_path / "a"), default_state_file(tmp_path / "b")
+    assert one != two
+    assert one.parent == tmp_path / "rankscope"
+    monkeypatch.chdir(tmp_path)
+    assert default_state_file(Path("a")) == one
+
+
+@pytest.mark.slow
+def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path, eventually: Any) -> None:
+    run = make_run(slow=2)
+    command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--interval", "100ms", "--fire-after", "2"]
+    with subprocess.Popen(
+        [*command, "--state", state, "--webhook", sink.url, "--format", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+
+            def arrived() -> bool:
+                assert process.poll() is None, process.communicate()
+                run.grow(2)
+                return bool(sink.accepted)
+
+            eventually(arrived)
+            run.end()
+            stdout, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert stderr == ""
+    assert [payload["status"] for payload in sink.accepted] == ["firing", "resolved"]
+    assert [event["event"] for event in events(stdout)] == ["firing", "verdict", "resolved"]
+    assert load_ledger(state).entries == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
+    make_run: Any, sink: Any, state: Path, eventually: Any, number: signal.Signals
+) -> None:
+    run = make_run(slow=2)
+    sink.delay_s = 5
+    command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--interval", "100ms", "--fire-after", "1"]
+    with subprocess.Popen(
+        [*command, "--state", state, "--webhook", sink.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NO_PROXY": "*"},
+    ) as process:
+        try:
+            eventually(lambda: sink.requests)
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert stderr == ""
+
+
+@pytest.mark.slow
+def test_a_folder_of_runs_is_followed_until_told_to_stop(make_run: Any, sink: Any, state: Path, eventually: Any) -> None:
+    over = make_run("over", slow=1)
+    over.end()
+    quiet = make_run("quiet", slow=None)
+    command = [
+        sys.executable,
+        "-m",
+        "rankscope",
+        "alerts",
+        "watch",
+        quiet.path.parent,
+        "--interval",
+        "100ms",
+        "--fire-after",
+        "1",
+    ]
+    with subprocess.Popen(
+        [*command, "--state", state, "--webhook", sink.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            late = make_run("late", slow=3)  # appears while it is watching
+            eventually(lambda: sink.accepted)
+            late.end()
+            eventually(lambda: len(sink.accepted) == 2)
+            assert process.poll() is None
+            process.terminate()
+            _, stderr = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert stderr == ""
+    assert {alert["labels"]["run"] for payload in sink.accepted for alert in payload["alerts"]} == {"late"}

@@ -1,0 +1,182 @@
+"""Deliveries over real sockets: refusals, busy and slow receivers, redirects, and no secret in any message."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import msgspec
+import pytest
+import stamina
+
+from rankscope.alerts.alert import Alert, Notice, fingerprint
+from rankscope.alerts.alertmanager import Alertmanager
+from rankscope.alerts.payload import MAX_ALERTS, Payload, build_payload
+from rankscope.alerts.post import DeliveryError, http_client, post_json, receiver_key, redact
+from rankscope.alerts.webhook import Webhook
+
+SECRET = "s3cr3t-token"
+
+
+@pytest.fixture(autouse=True)
+def no_backoff() -> Iterator[None]:
+    with stamina.set_testing(True, attempts=3, cap=True):
+        yield
+
+
+@pytest.fixture
+def client() -> Iterator[httpx.Client]:
+    with http_client(timeout=httpx.Timeout(0.5)) as client:
+        yield client
+
+
+def notice(rank: int = 2, *, ended: bool = False, **more: str) -> Notice:
+    labels = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1", "rank": str(rank), **more}
+    return Notice(
+        alert=Alert(labels=labels, annotations={"summary": f"rank {rank}"}, generator_url="http://host/run/r1"),
+        fingerprint=fingerprint(labels),
+        starts_at_unix_ns=1_700_000_000_000_000_000,
+        ends_at_unix_ns=1_700_000_060_000_000_000 if ended else None,
+    )
+
+
+def test_a_webhook_gets_the_payload_that_alertmanager_would_send(sink: Any, client: httpx.Client) -> None:
+    Webhook(sink.url + "/hook", client, external_url="http://host").send([notice(3, ended=True), notice(2)], now_unix_ns=0)
+    [body] = sink.accepted
+    assert body == {
+        "version": "4",
+        "groupKey": '{}:{alertname="TrainingStraggler", run_id="r1"}',
+        "truncatedAlerts": 0,
+        "status": "firing",
+        "receiver": "rankscope",
+        "groupLabels": {"alertname": "TrainingStraggler", "run_id": "r1"},
+        "commonLabels": {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1"},
+        "commonAnnotations": {},
+        "externalURL": "http://host",
+        "alerts": [
+            {
+                "status": "firing",
+                "labels": {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1", "rank": "2"},
+                "annotations": {"summary": "rank 2"},
+                "startsAt": "2023-11-14T22:13:20.000Z",
+                "endsAt": "0001-01-01T00:00:00Z",
+                "generatorURL": "http://host/run/r1",
+                "fingerprint": notice(2).fingerprint,
+            },
+            {
+                "status": "resolved",
+                "labels": {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1", "rank": "3"},
+                "annotations": {"summary": "rank 3"},
+                "startsAt": "2023-11-14T22:13:20.000Z",
+                "endsAt": "2023-11-14T22:14:20.000Z",
+                "generatorURL": "http://host/run/r1",
+                "fingerprint": notice(3).fingerprint,
+            },
+        ],
+    }
+    jsonschema.validate(body, msgspec.json.schema(Payload))
+
+
+def test_the_payload_stays_small_however_many_ranks_there_are() -> None:
+    payload = build_payload([notice(rank) for rank in range(1000)])
+    assert len(payload.alerts) == MAX_ALERTS
+    assert payload.truncated_alerts == 1000 - MAX_ALERTS
+    assert build_payload([notice(ended=True)]).status == "resolved"
+
+
+def test_alertmanager_gets_alerts_that_end_by_themselves(sink: Any, client: httpx.Client) -> None:
+    manager = Alertmanager(sink.url + "/prefix/", client, resend_after_s=60, valid_s=240)
+    manager.send([notice(2), notice(3, ended=True)], now_unix_ns=1_700_000_100_000_000_000)
+    assert sink.requests == ["/prefix/api/v2/alerts"]
+    [[firing, ended]] = sink.accepted
+    assert firing["startsAt"] == "2023-11-14T22:13:20.000Z"
+    assert firing["endsAt"] == "2023-11-14T22:19:00.000Z"
+    assert firing["generatorURL"] == "http://host/run/r1"
+    assert ended["endsAt"] == "2023-11-14T22:14:20.000Z"
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 429])
+def test_a_receiver_that_is_busy_or_broken_is_asked_again(sink: Any, client: httpx.Client, status: int) -> None:
+    sink.answers = [status, status, 200]
+    post_json(client, sink.url, b"{}")
+    assert len(sink.requests) == 3
+
+
+def test_the_number_of_attempts_is_bounded(sink: Any, client: httpx.Client) -> None:
+    sink.answers = [500]
+    with pytest.raises(DeliveryError, match="answered 500"):
+        post_json(client, sink.url, b"{}")
+    assert len(sink.requests) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 410, 413])
+def test_a_refusal_is_not_argued_with(sink: Any, client: httpx.Client, status: int) -> None:
+    sink.answers = [status, 200]
+    with pytest.raises(DeliveryError, match=f"refused with {status}"):
+        post_json(client, sink.url, b"{}")
+    assert len(sink.requests) == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_redirects_are_not_followed(sink: Any, client: httpx.Client, status: int) -> None:
+    sink.answers = [status, 200]
+    with pytest.raises(DeliveryError, match="redirects are not followed"):
+        post_json(client, sink.url + "/hook", b"{}")
+    assert sink.requests == ["/hook"]
+    assert sink.accepted == []
+
+
+def test_a_receiver_that_does_not_answer_is_given_up(sink: Any) -> None:
+    sink.delay_s = 1.0
+    with http_client(timeout=httpx.Timeout(0.1)) as client, pytest.raises(DeliveryError, match="no answer in time"):
+        post_json(client, sink.url, b"{}", attempts=2)
+
+
+def test_a_receiver_that_does_not_speak_http_is_an_error() -> None:
+    with socket.socket() as server, http_client(timeout=httpx.Timeout(0.5)) as client:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/{SECRET}"
+        with pytest.raises(DeliveryError) as caught:
+            post_json(client, url, b"{}", attempts=1)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "template", ["http://user:{s}@127.0.0.1:{p}/{s}?k={s}", "http://127.0.0.1:{p}/hooks/{s}", "http://{s}.invalid/x"]
+)
+def test_nobody_there_is_an_error_that_tells_no_secret(client: httpx.Client, free_port: Callable[[], int], template: str) -> None:
+    url = template.format(s=SECRET, p=free_port())
+    with pytest.raises(DeliveryError) as caught:
+        post_json(client, url, b"{}")
+    if not url.endswith(".invalid/x"):  # a host name is not a secret
+        assert SECRET not in str(caught.value)
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"https://user:{SECRET}@hooks.example/services/{SECRET}?token={SECRET}", "https://hooks.example/…"),
+        ("http://127.0.0.1:9093", "http://127.0.0.1:9093"),
+        ("http://[::1]:9093/", "http://[::1]:9093"),
+    ],
+)
+def test_addresses_are_shown_without_secrets(url: str, shown: str) -> None:
+    assert redact(url) == shown
+    assert SECRET not in receiver_key("webhook", url)
+    assert receiver_key("webhook", url) == receiver_key("webhook", url) != receiver_key("webhook", url + "x")
+
+
+def test_tls_is_verified(tmp_path: Any) -> None:
+    with http_client() as client:
+        transport = client._transport
+        assert isinstance(transport, httpx.HTTPTransport)
+        context = transport._pool._ssl_context
+        assert context is not None
+        assert context.verify_mode.name == "CERT_REQUIRED"
+        assert context.check_hostname
+        assert client.follow_redirects is False

@@ -1,0 +1,94 @@
+"""What an alert says: identity in labels, everything that changes in annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from rankscope.alerts.alert import fingerprint, rfc3339
+from rankscope.alerts.findings import candidates
+from rankscope.analysis.result import Analysis
+
+
+def test_a_straggler_becomes_an_alert(make_analysis: Callable[..., Analysis]) -> None:
+    [found] = candidates(make_analysis(2), dashboard_url="http://host:8050", runbook_url="https://wiki/x")
+    assert found.alert.labels == {
+        "alertname": "TrainingStraggler",
+        "severity": "warning",
+        "run_id": "llama-1",
+        "run": "llama",
+        "rank": "2",
+        "host": "node1",
+    }
+    assert found.alert.annotations == {
+        "summary": "Rank 2 makes the others wait.",
+        "gpu_uuid": "GPU-2",
+        "cause": "input",
+        "phase": "data",
+        "pattern": "fixed",
+        "steps": "5-59",
+        "slowdown": "1.5x",
+        "gpu_hours_lost": "0.25",
+        "confidence": "96%",
+        "evidence": "own_excess 60 ms (per step)",
+        "explained_by": "cpu_contention",
+        "cost": "0.50 USD",
+        "next": "look at the data loader",
+        "runbook_url": "https://wiki/x/TrainingStraggler.md",
+        "dashboard_url": "http://host:8050/run/llama-1?rank=2",
+    }
+    assert found.alert.generator_url == "http://host:8050/run/llama-1?rank=2"
+
+
+def test_numbers_that_change_do_not_change_the_identity(make_analysis: Callable[..., Analysis]) -> None:
+    first = make_analysis(2)
+    finding = msgspec.structs.replace(first.findings[0], slowdown=9.0, confidence=0.5, cause="host", summary="other words")
+    second = msgspec.structs.replace(first, findings=[finding])
+    assert candidates(first)[0].fingerprint == candidates(second)[0].fingerprint
+    assert candidates(first)[0].alert.annotations != candidates(second)[0].alert.annotations
+
+
+def test_what_the_verdict_knows_goes_only_to_the_rank_it_is_about(make_analysis: Callable[..., Analysis]) -> None:
+    about, other = candidates(make_analysis(2, 3))
+    assert about.alert.annotations["cost"] == "0.50 USD"
+    assert not {"cost", "next", "explained_by"} & set(other.alert.annotations)
+
+
+def test_what_is_not_known_is_left_out(make_analysis: Callable[..., Analysis]) -> None:
+    analysis = make_analysis(2)
+    bare = msgspec.structs.replace(
+        analysis.findings[0], rank=None, host=None, cause=None, confidence=None, slowdown=None, gpu_hours_lost=None, evidence=[]
+    )
+    [found] = candidates(msgspec.structs.replace(analysis, findings=[bare]))
+    assert "rank" not in found.alert.labels
+    assert "host" not in found.alert.labels
+    assert not {"cause", "confidence", "slowdown", "gpu_hours_lost", "dashboard_url", "gpu_uuid"} & set(found.alert.annotations)
+    assert all(found.alert.labels.values())
+    assert all(found.alert.annotations.values())
+
+
+def test_a_simulated_run_is_called_simulated(make_analysis: Callable[..., Analysis]) -> None:
+    [found] = candidates(make_analysis(2, simulated=True))
+    assert found.alert.annotations["summary"].startswith("[simulated] ")
+    assert found.alert.annotations["simulated"] == "true"
+
+
+@pytest.mark.parametrize("kind", ["balanced", "communication_bound", "input_bound", "compute_bound", "host_bound"])
+def test_findings_about_the_job_as_a_whole_wake_nobody(make_analysis: Callable[..., Analysis], kind: str) -> None:
+    analysis = make_analysis(2)
+    finding = msgspec.structs.replace(analysis.findings[0], kind=kind, rank=None)
+    assert candidates(msgspec.structs.replace(analysis, findings=[finding])) == []
+
+
+def test_the_fingerprint_depends_on_names_and_values_not_on_their_order() -> None:
+    # The offset basis of 64-bit FNV-1a; the values are compared with a real Alertmanager elsewhere.
+    assert fingerprint({}) == "cbf29ce484222325"
+    assert fingerprint({"a": "b", "c": "d"}) == fingerprint({"c": "d", "a": "b"})
+    assert fingerprint({"a": "bc"}) != fingerprint({"ab": "c"})
+
+
+def test_times_are_rfc_3339_in_utc() -> None:
+    assert rfc3339(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123Z"
+    assert rfc3339(0) == "1970-01-01T00:00:00.000Z"

@@ -1,0 +1,24 @@
+"""Alerting runs on small machines: it must not load what training needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_nothing_here_loads_torch_or_a_dashboard() -> None:
+    code = (
+        "import pkgutil, importlib, sys, rankscope.alerts\n"
+        "for module in pkgutil.iter_modules(rankscope.alerts.__path__, 'rankscope.alerts.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "print(sorted({'torch', 'dash', 'rankscope.profiler', 'rankscope.dashboards', 'rankscope.cli'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_commands_load_nothing_heavy_until_they_are_used() -> None:
+    code = "import sys, rankscope.alerts.commands; print(sorted({'httpx', 'uvicorn', 'stamina', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr

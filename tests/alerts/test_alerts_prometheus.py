@@ -1,0 +1,139 @@
+"""Ranks write to the spool, a real exporter shows them, a real Prometheus evaluates the shipped rules over that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rankscope.alerts.rules import rules_text
+from rankscope.runs.writer import write_atomically
+
+SLOW, SILENT = 2, 3
+
+
+class Ranks:
+    """Four ranks that take ten steps per second; each needs 40 ms of its own, the slow one 90 ms. One falls silent when told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.silent = threading.Event()
+        self.stopped = threading.Event()
+        self._began = time.monotonic() - 100
+        self._write()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self.stopped.wait(0.25):
+            self._write()
+
+    def _write(self) -> None:
+        for rank in range(4):
+            if not (rank == SILENT and self.silent.is_set()):
+                write_atomically(self.folder / f"r1-{rank}.prom", self._page(rank).encode())
+
+    def _page(self, rank: int) -> str:
+        at = f'run_id="r1",rank="{rank}"'
+        steps = (time.monotonic() - self._began) * 10
+        values = {
+            "rank_steps_total": steps,
+            "rank_step_seconds_total": steps * 0.1,
+            "rank_blocked_seconds_total": steps * (0.01 if rank == SLOW else 0.06),
+        }
+        lines = [f"# TYPE {name} counter\n{name}{{{at}}} {value}" for name, value in values.items()]
+        gauges = {"rank_last_step_timestamp_seconds": time.time(), "rank_recorder_disabled": 0}
+        lines += [f"# TYPE {name} gauge\n{name}{{{at}}} {value}" for name, value in gauges.items()]
+        identity = f'name="llama",host="n{rank // 2}",local_rank="{rank % 2}",world_size="4",gpu_uuid="",attempt="0"'
+        lines.append(f"# TYPE rank_info gauge\nrank_info{{{at},{identity}}} 1")
+        return "\n".join(lines) + "\n"
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    ranks = Ranks(folder)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture
+def prometheus(
+    tmp_path: Path, ranks: Ranks, free_port: Callable[[], int], require_program: Callable[[str], str]
+) -> Iterator[Callable[[str], Any]]:
+    """``prometheus("alerts")`` asks the API of a Prometheus that evaluates the shipped rules with shorter times."""
+    program = require_program("prometheus")
+    quick = rules_text().replace("[5m]", "[8s]").replace("for: 5m", "for: 2s").replace("for: 1m", "for: 1s")
+    assert quick != rules_text()
+    (tmp_path / "rankscope.rules.yaml").write_text(quick)
+    exporter, port = free_port(), free_port()
+    (tmp_path / "prometheus.yml").write_text(
+        f"""
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [rankscope.rules.yaml]
+scrape_configs:
+  - job_name: rankscope
+    static_configs: [{{targets: ["127.0.0.1:{exporter}"]}}]
+"""
+    )
+    export = [sys.executable, "-m", "rankscope", "exporter", "--listen", f"127.0.0.1:{exporter}", "--interval", "500ms"]
+    evaluate = [program, f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+    commands = [
+        [*export, "--simulate", "2", "--spool", str(ranks.folder), "--spool-stale", "4s"],
+        [*evaluate, f"--web.listen-address=127.0.0.1:{port}"],
+    ]
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        processes = [subprocess.Popen(command, stdout=file, stderr=file) for command in commands]
+
+    def ask(what: str) -> Any:
+        assert all(process.poll() is None for process in processes), log.read_text()
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/api/v1/{what}").json()["data"]
+        except (httpx.TransportError, ValueError):
+            return None
+
+    yield ask
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(timeout=30)
+
+
+@pytest.mark.slow
+def test_prometheus_accuses_the_slow_rank_then_the_silent_one_and_nobody_else(
+    ranks: Ranks, prometheus: Callable[[str], Any], eventually: Any
+) -> None:
+    def firing(name: str) -> Any:
+        alerts = [alert for alert in (prometheus("alerts") or {"alerts": []})["alerts"] if alert["state"] == "firing"]
+        return alerts if name in {alert["labels"]["alertname"] for alert in alerts} else []
+
+    # When Prometheus has watched four ranks for a while, then the slow one is accused, by name, and nobody else
+    [alert] = eventually(lambda: firing("TrainingStraggler"))
+    slow = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1", "rank": "2", "run": "llama", "host": "n1"}
+    assert alert["labels"] == slow
+    assert alert["annotations"]["summary"].startswith("Rank 2 of run llama on n1 makes the other ranks wait")
+    assert 0.3 < float(alert["value"]) < 0.7
+
+    # When another rank no longer writes, then it is reported as silent, with its host
+    ranks.silent.set()
+    alerts = eventually(lambda: firing("RankSilent"))
+    assert {"alertname": "RankSilent", "severity": "critical", "run_id": "r1", "rank": "3", "run": "llama", "host": "n1"} in [
+        alert["labels"] for alert in alerts
+    ]
+    assert {alert["labels"]["rank"] for alert in alerts} == {"2", "3"}
+
+    # And every rule could be evaluated
+    assert {rule["health"] for group in prometheus("rules")["groups"] for rule in group["rules"]} == {"ok"}

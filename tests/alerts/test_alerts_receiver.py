@@ -1,0 +1,241 @@
+"""The receiver, as a real process where that matters, as an application where many cases must be tried."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from rankscope.alerts.receiver import MAX_BODY_BYTES, MAX_KEPT, ReceiverApp
+from rankscope.alerts.serve import is_loopback, parse_listen
+
+PAYLOAD: dict[str, Any] = {
+    "version": "4",
+    "groupKey": "{}:{}",
+    "truncatedAlerts": 0,
+    "status": "firing",
+    "receiver": "team",
+    "groupLabels": {},
+    "commonLabels": {},
+    "commonAnnotations": {},
+    "externalURL": "http://am:9093",
+    "notificationReason": "a field of the future",
+    "alerts": [
+        {
+            "status": "firing",
+            "labels": {"alertname": "TrainingStraggler", "run": "llama", "rank": "2", "host": "n1"},
+            "annotations": {"summary": "Rank 2 makes the others wait.", "cause": "input", "phase": "data"},
+            "startsAt": "2023-11-14T22:13:20Z",
+            "endsAt": "0001-01-01T00:00:00Z",
+            "generatorURL": "",
+            "fingerprint": "0123456789abcdef",
+            "routeLabels": {"another": "one"},
+        }
+    ],
+}
+LINE = "FIRING   TrainingStraggler run llama rank 2 host n1: Rank 2 makes the others wait. [cause input, phase data]"
+
+
+class Client:
+    """Requests to the application, without a socket."""
+
+    def __init__(self, app: ReceiverApp) -> None:
+        self.app = app
+
+    def request(self, method: str, path: str, content: Any = None, headers: dict[str, str] | None = None) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://receiver") as client:
+                return await client.request(method, path, content=content, headers=headers)
+
+        return asyncio.run(ask())
+
+    def post(self, content: Any) -> httpx.Response:
+        return self.request("POST", "/webhook", content if not isinstance(content, dict) else msgspec.json.encode(content))
+
+
+@pytest.fixture
+def shown() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def client(shown: list[str]) -> Client:
+    return Client(ReceiverApp(show=shown.append, clock=lambda: 7))
+
+
+def test_a_payload_is_accepted_shown_and_listed(client: Client, shown: list[str]) -> None:
+    assert client.post(PAYLOAD).status_code == 200
+    assert shown == [LINE]
+    listing = client.request("GET", "/deliveries").json()
+    assert listing == {"total": 1, "deliveries": [{"received_unix_ns": 7, "payload": PAYLOAD}]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"not json",
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b"null",
+        b"[" * 100_000,
+        msgspec.json.encode({**PAYLOAD, "version": "3"}),
+        msgspec.json.encode({**PAYLOAD, "status": "burning"}),
+        msgspec.json.encode({**PAYLOAD, "alerts": "many"}),
+        msgspec.json.encode({**PAYLOAD, "alerts": [{"status": "firing"}]}),
+    ],
+)
+def test_garbage_is_refused_for_good(client: Client, shown: list[str], body: bytes) -> None:
+    answer = client.post(body)
+    assert answer.status_code == 400
+    assert answer.text.startswith("not a webhook payload of version 4")
+    assert shown == []
+    assert client.request("GET", "/deliveries").json()["total"] == 0
+
+
+def test_a_large_body_is_refused_announced_or_not(client: Client) -> None:
+    assert client.post(b" " * (MAX_BODY_BYTES + 1)).status_code == 413
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b" " * 65536
+
+    assert client.request("POST", "/webhook", endless()).status_code == 413
+
+
+def test_memory_is_bounded(client: Client) -> None:
+    for _ in range(MAX_KEPT + 5):
+        client.app._accept(msgspec.json.encode(PAYLOAD))
+    listing = client.request("GET", "/deliveries").json()
+    assert listing["total"] == MAX_KEPT + 5
+    assert len(listing["deliveries"]) == MAX_KEPT
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/webhook", 405),
+        ("POST", "/deliveries", 405),
+        ("GET", "/", 404),
+        ("GET", "/-/healthy", 200),
+        ("HEAD", "/-/healthy", 200),
+        ("DELETE", "/-/healthy", 405),
+    ],
+)
+def test_other_requests(client: Client, method: str, path: str, status: int) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code == status
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+def test_text_from_elsewhere_cannot_steer_the_terminal(client: Client, shown: list[str]) -> None:
+    alert = {**PAYLOAD["alerts"][0], "annotations": {"summary": "a\x1b[2Jb\nFIRING forged"}}
+    client.post({**PAYLOAD, "alerts": [alert]})
+    assert shown == ["FIRING   TrainingStraggler run llama rank 2 host n1: a [2Jb FIRING forged"]
+
+
+def test_deliveries_are_appended_one_per_line(tmp_path: Path, shown: list[str]) -> None:
+    out = tmp_path / "out.jsonl"
+    client = Client(ReceiverApp(show=shown.append, out=out, clock=lambda: 7))
+    client.post(msgspec.json.format(msgspec.json.encode(PAYLOAD), indent=2))
+    client.post(PAYLOAD)
+    lines = [msgspec.json.decode(line) for line in out.read_bytes().splitlines()]
+    assert lines == [{"received_unix_ns": 7, "payload": PAYLOAD}] * 2
+
+
+def test_what_cannot_be_stored_is_asked_for_again(tmp_path: Path, shown: list[str]) -> None:
+    client = Client(ReceiverApp(show=shown.append, out=tmp_path))  # a folder: nobody can append to it
+    answer = client.post(PAYLOAD)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "5"
+    assert "cannot be written" in shown[0]
+    assert client.request("GET", "/deliveries").json()["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"), [("127.0.0.1:9099", ("127.0.0.1", 9099)), ("[::1]:0", ("::1", 0)), ("localhost:80", ("localhost", 80))]
+)
+def test_listen_addresses(text: str, parsed: tuple[str, int]) -> None:
+    assert parse_listen(text) == parsed
+    assert is_loopback(parsed[0])
+
+
+@pytest.mark.parametrize("text", ["", "9099", ":9099", "127.0.0.1", "::1:9099", "host:port", "host:70000"])
+def test_bad_listen_addresses(text: str) -> None:
+    with pytest.raises(ValueError, match=r"HOST:PORT|\[ADDRESS\]:PORT"):
+        parse_listen(text)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+def test_others_can_be_reached_from_elsewhere(host: str) -> None:
+    assert not is_loopback(host)
+
+
+@pytest.fixture
+def serving(tmp_path: Path, free_port: Callable[[], int], eventually: Any) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    port = free_port()
+    out = tmp_path / "deliveries.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankscope", "alerts", "serve", "--listen", f"127.0.0.1:{port}", "--out", out],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    url = f"http://127.0.0.1:{port}"
+
+    def healthy() -> bool:
+        assert process.poll() is None, process.communicate()
+        try:
+            return httpx.get(f"{url}/-/healthy").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        eventually(healthy)
+        yield process, url, out
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_real_process_receives_and_ends_cleanly(
+    serving: tuple[subprocess.Popen[str], str, Path], number: signal.Signals
+) -> None:
+    process, url, out = serving
+    assert httpx.post(f"{url}/webhook", json=PAYLOAD).status_code == 200
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))):  # a silent connection must not hold up the end
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert stdout == LINE + "\n"
+    assert stderr == f"listening on {url}/webhook\n"
+    assert len(out.read_bytes().splitlines()) == 1
+
+
+def test_it_does_not_listen_to_others_unless_told(cli: Callable[..., Any]) -> None:
+    done = cli("alerts", "serve", "--listen", "0.0.0.0:0")
+    assert done.returncode == 2
+    assert "--allow-remote" in done.stderr
+
+
+def test_a_port_in_use_is_one_clear_line(cli: Callable[..., Any]) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        done = cli("alerts", "serve", "--listen", f"127.0.0.1:{busy.getsockname()[1]}")
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert os.strerror(98) in done.stderr

@@ -1,0 +1,148 @@
+"""The rule file: it is sound, it uses only metrics that exist, and it does what the runbooks say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankscope.alerts.findings import ALERTED
+from rankscope.alerts.rules import export, rules_text, runbooks
+from rankscope.exporter.catalogue import CATALOGUE
+from rankscope.runs.errors import InputError
+from rankscope.runs.links import overview_url
+from rankscope.runs.metrics import RANK_METRICS
+
+CASES = Path(__file__).parent / "rules" / "rankscope.tests.yaml"
+WORDS = {"by", "on", "and", "or", "unless", "bool", "group_left", "group_right", "without", "ignoring", "offset"}
+
+
+def all_rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(rules_text())["groups"] for rule in group["rules"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for rule in all_rules() if "alert" in rule]
+
+
+def metrics_in(query: str) -> set[str]:
+    """Names of the series a query selects: what is left without strings, matchers, label lists, ranges and functions."""
+    query = re.sub(r'\\?"[^"]*"', "", query)
+    query = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", query)
+    query = re.sub(r"\b(by|on|group_left|group_right|without|ignoring)\s*\([^)]*\)", "", query)
+    names = re.findall(r"(?<![\w:])([a-zA-Z_:][\w:]*)\b(?!\s*\()", query)
+    return {name for name in names if name not in WORDS}
+
+
+def queries() -> list[str]:
+    """Every expression, and every query in an annotation."""
+    found = [rule["expr"] for rule in all_rules()]
+    for rule in alerts():
+        for text in rule["annotations"].values():
+            found += [query.replace('\\"', '"') for query in re.findall(r'printf\s+"((?:[^"\\]|\\.)*)"', text)]
+    return found
+
+
+def test_it_passes_promtool_with_every_lint(tmp_path: Path, require_program: Callable[[str], str]) -> None:
+    export(tmp_path)
+    command = [
+        require_program("promtool"),
+        "check",
+        "rules",
+        "--lint=all",
+        "--lint-fatal",
+        str(tmp_path / "rankscope.rules.yaml"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_alert_fires_and_stays_silent_as_the_cases_say(tmp_path: Path, require_program: Callable[[str], str]) -> None:
+    export(tmp_path)
+    (tmp_path / CASES.name).write_text(CASES.read_text())
+    done = subprocess.run(
+        [require_program("promtool"), "test", "rules", str(tmp_path / CASES.name)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_cases_show_every_alert_firing_and_silent() -> None:
+    cases = [case for test in yaml.safe_load(CASES.read_text())["tests"] for case in test.get("alert_rule_test", [])]
+    for alert in alerts():
+        mine = [bool(case["exp_alerts"]) for case in cases if case["alertname"] == alert["alert"]]
+        assert set(mine) == {True, False}, alert["alert"]
+
+
+def test_every_metric_used_is_one_that_somebody_publishes() -> None:
+    published = {metric.name for metric in RANK_METRICS} | {metric.name for metric in CATALOGUE}
+    recorded = {rule["record"] for rule in all_rules() if "record" in rule}
+    used = set().union(*map(metrics_in, queries()))
+    assert "rank_steps_total" in used
+    assert "gpu_up" in used
+    assert used <= published | recorded
+    assert recorded <= used, "recorded and used by nobody"
+
+
+def test_the_labels_that_rules_join_on_are_published() -> None:
+    labels = {metric.name: set(metric.labels) for metric in CATALOGUE} | {
+        metric.name: set(metric.labels) for metric in RANK_METRICS
+    }
+    assert labels["rank_info"] >= {"name", "host", "gpu_uuid"}
+    assert labels["rank_state"] >= {"run_id", "rank", "state"}
+    assert labels["gpu_up"] >= {"uuid"}
+    assert labels["gpu_info"] >= {"uuid", "index", "model", "host", "simulated"}
+    assert labels["rankscope_exporter_collector_success"] >= {"collector"}
+
+
+def test_every_alert_says_how_bad_it_is_what_it_means_and_where_to_look() -> None:
+    assert {rule["alert"] for rule in alerts()} == set(runbooks())
+    for rule in alerts():
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        assert "for" in rule
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url", "dashboard_url"}
+        assert rule["annotations"]["runbook_url"] == f"runbooks/{rule['alert']}.md"
+
+
+def test_what_the_watcher_sends_has_a_runbook_and_the_severity_of_the_rule() -> None:
+    severities = {rule["alert"]: rule["labels"]["severity"] for rule in alerts()}
+    for rule in ALERTED.values():
+        assert rule.alertname in runbooks()
+        assert severities[rule.alertname] == rule.severity
+
+
+def test_every_runbook_says_what_to_do_and_those_about_nodes_print_the_drain_commands() -> None:
+    for name, page in runbooks().items():
+        assert page.startswith(f"# {name}\n")
+        for heading in ("## What it means", "## How to confirm", "## What to do", "## When it is quiet"):
+            assert heading in page, (name, heading)
+        if name != "RecorderDisabled":
+            assert "scontrol update NodeName=HOST State=DRAIN Reason=" in page
+            assert "kubectl drain HOST --ignore-daemonsets" in page
+
+
+def test_exporting_puts_the_operators_addresses_in(tmp_path: Path) -> None:
+    written = export(tmp_path, dashboard_url="https://rankscope.example/", runbook_url="https://wiki.example/gpu/")
+    assert {path.name for path in written} == {"rankscope.rules.yaml", *(f"{name}.md" for name in runbooks())}
+    text = (tmp_path / "rankscope.rules.yaml").read_text()
+    links = [rule["annotations"]["dashboard_url"] for rule in yaml.safe_load(text)["groups"][1]["rules"]]
+    rendered = links[0].replace("{{ $labels.run_id | urlquery }}", "r1").replace("{{ $labels.rank }}", "2")
+    assert rendered == overview_url("https://rankscope.example", "r1", rank=2)
+    assert "runbook_url: https://wiki.example/gpu/GpuDown.md" in text
+    assert "127.0.0.1" not in text.partition("groups:")[2]
+
+
+@pytest.mark.parametrize("bad", ["", "x y", 'http://a"b', "http://{{ .Value }}", "http://a\nb", "http://a'b", "http://a#b"])
+def test_an_address_that_would_be_more_than_text_is_refused(bad: str) -> None:
+    with pytest.raises(ValueError, match="not a plain address"):
+        rules_text(dashboard_url=bad)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file"):
+        export(tmp_path / "file")

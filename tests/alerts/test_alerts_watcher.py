@@ -1,0 +1,405 @@
+"""The watcher over real run directories, with an analysis that says what the test wants."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.alerts.alert import Notice
+from rankscope.alerts.delivery import Delivery
+from rankscope.alerts.events import Event
+from rankscope.alerts.hysteresis import Policy
+from rankscope.alerts.ledger import Ledger
+from rankscope.alerts.post import DeliveryError
+from rankscope.alerts.state import load_ledger, save_ledger
+from rankscope.alerts.watched_run import RESTART_GRACE_S
+from rankscope.alerts.watcher import FORGET_AFTER_S, Options, Watcher
+from rankscope.analysis.result import Analysis
+from rankscope.runs.errors import InputError
+
+
+class Told:
+    """A receiver that notes what it is told, or refuses."""
+
+    def __init__(self, *, resend_after_s: float | None = None) -> None:
+        self.key = self.name = "told"
+        self.resend_after_s = resend_after_s
+        self.broken = False
+        self.calls: list[list[Notice]] = []
+
+    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+        if self.broken:
+            raise DeliveryError("answered 500")
+        self.calls.append(list(notices))
+
+    @property
+    def heard(self) -> list[tuple[str, str]]:
+        return [
+            ("resolved" if notice.ends_at_unix_ns else "firing", notice.alert.labels.get("rank", ""))
+            for call in self.calls
+            for notice in call
+        ]
+
+
+class World:
+    """A watcher, the clock it reads, and everything it says."""
+
+    def __init__(
+        self, path: Path, *, receiver: Told, ledger: Ledger | None = None, once: bool = False, fire_after: int = 2
+    ) -> None:
+        self.now_s = 1_700_000_100.0
+        self.answer: Analysis | Exception | None = None
+        self.analysed: list[Path] = []
+        self.reports: list[str] = []
+        self.events: list[Event] = []
+        self.saved: list[bytes] = []
+        self.receiver = receiver
+        self.watcher = Watcher(
+            path,
+            analyse=self.analyse,
+            delivery=Delivery([receiver], retry_after_s=5, report=self.reports.append),
+            ledger=ledger or Ledger(),
+            options=Options(policy=Policy(fire_after, 2), once=once),
+            report=self.reports.append,
+            emit=self.events.append,
+            save=lambda ledger: self.saved.append(msgspec.json.encode(ledger)),
+            clock=lambda: int(self.now_s * 1e9),
+        )
+
+    def analyse(self, paths: Sequence[Path]) -> Analysis:
+        self.analysed += paths
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        assert self.answer is not None
+        return self.answer
+
+    def evaluate(self, answer: Analysis | Exception | None = None, run: Any = None) -> bool:
+        """Five seconds later, with one more step in ``run``."""
+        self.now_s += 5
+        if answer is not None:
+            self.answer = answer
+        if run is not None:
+            run.grow(1)
+        return self.watcher.evaluate()
+
+    def said(self) -> list[str]:
+        return [event.event for event in self.events]
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def test_a_lasting_straggler_is_told_once_and_its_end_once(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for _ in range(4):
+        world.evaluate(make_analysis(2), run)
+    assert told.heard == [("firing", "2")]
+    for _ in range(4):
+        world.evaluate(make_analysis(), run)
+    assert told.heard == [("firing", "2"), ("resolved", "2")]
+    assert world.said() == ["firing", "resolved"]
+    assert world.watcher.ledger.entries == []
+
+
+def test_a_passing_straggler_is_never_told(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for answer in [make_analysis(2), make_analysis()] * 5:
+        world.evaluate(answer, run)
+    assert told.calls == []
+
+
+def test_without_a_straggler_nothing_is_sent(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run(slow=None)
+    world = World(run.path, receiver=told)
+    for _ in range(5):
+        world.evaluate(make_analysis(), run)
+    run.end()
+    assert world.evaluate()
+    assert told.calls == []
+    assert not (run.path / "findings.jsonl").exists()
+
+
+def test_old_evidence_is_not_evaluated_again(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for _ in range(5):
+        world.evaluate(make_analysis(2))
+    assert world.analysed == [run.path]
+    assert told.calls == []
+
+
+def test_the_end_of_a_run_resolves_and_ends_the_watch(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    assert not world.evaluate(make_analysis(2), run)
+    assert not world.evaluate(make_analysis(2), run)
+    run.end()
+    assert world.evaluate()
+    assert told.heard == [("firing", "2"), ("resolved", "2")]
+    assert world.said() == ["firing", "verdict", "resolved"]
+
+
+def test_a_run_too_short_for_the_hysteresis_is_told_by_its_final_evaluation(
+    make_run: Any, make_analysis: Any, told: Told
+) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told, fire_after=100)
+    world.evaluate(make_analysis(2), run)
+    run.end()
+    assert world.evaluate()
+    assert told.heard == [("firing", "2"), ("resolved", "2")]
+
+
+def test_ranks_that_died_may_be_restarted_before_the_run_counts_as_ended(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    world.evaluate(make_analysis(2), run)
+    world.evaluate(make_analysis(2), run)
+    run.end("killed", end_unix_ns=int(world.now_s * 1e9))
+    assert not world.evaluate()
+    world.now_s += RESTART_GRACE_S
+    assert world.evaluate()
+    assert told.heard[-1] == ("resolved", "2")
+
+
+def test_one_rank_still_running_keeps_the_run_alive(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    run.end(ranks=range(3))
+    assert not world.evaluate(make_analysis(2))
+
+
+def test_once_tells_about_a_finished_run_without_resolving(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    run.end()
+    world = World(run.path, receiver=told, once=True, fire_after=1)
+    world.evaluate(make_analysis(2))
+    assert told.heard == [("firing", "2")]
+    assert world.said() == ["verdict", "firing"]
+    # Asked again, with the state kept, it does not tell the webhook again.
+    again = World(run.path, receiver=told, once=True, fire_after=1, ledger=msgspec.json.decode(world.saved[-1], type=Ledger))
+    again.evaluate(make_analysis(2))
+    assert told.heard == [("firing", "2")]
+
+
+def test_a_restart_keeps_start_time_and_identity_and_tells_nobody_twice(
+    make_run: Any, make_analysis: Any, told: Told, tmp_path: Path
+) -> None:
+    run = make_run()
+    first = World(run.path, receiver=told)
+    first.evaluate(make_analysis(2), run)
+    first.evaluate(make_analysis(2), run)
+    state = tmp_path / "state" / "watcher.json"
+    save_ledger(state, first.watcher.ledger)
+
+    second = World(run.path, receiver=told, ledger=load_ledger(state))
+    second.now_s = first.now_s
+    second.evaluate(make_analysis(2), run)
+    assert told.heard == [("firing", "2")]
+    run.end()
+    second.evaluate()
+    [began], [ended] = told.calls
+    assert began.fingerprint == ended.fingerprint
+    assert began.starts_at_unix_ns == ended.starts_at_unix_ns
+
+
+def test_a_failed_delivery_is_reported_once_and_tried_again_at_the_next_evaluation(
+    make_run: Any, make_analysis: Any, told: Told
+) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    told.broken = True
+    for _ in range(4):
+        world.evaluate(make_analysis(2), run)
+    assert [line for line in world.reports if "answered 500" in line] == world.reports[:1]
+    assert world.watcher.flush() == ["told"]
+    told.broken = False
+    for _ in range(4):
+        world.evaluate(make_analysis(2), run)
+    assert told.heard == [("firing", "2")]
+    assert "delivered after" in world.reports[-1]
+    assert world.watcher.flush() == []
+
+
+def test_an_alert_that_ended_before_anybody_heard_of_it_is_not_told(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    told.broken = True
+    for _ in range(3):
+        world.evaluate(make_analysis(2), run)
+    for _ in range(3):
+        world.evaluate(make_analysis(), run)
+    told.broken = False
+    world.now_s += 1000
+    world.evaluate(make_analysis(), run)
+    assert told.calls == []
+    assert world.watcher.ledger.entries == []
+
+
+def test_an_end_that_was_overtaken_by_a_new_firing_is_dropped(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for _ in range(2):
+        world.evaluate(make_analysis(2), run)
+    told.broken = True
+    for answer in [make_analysis()] * 3 + [make_analysis(2)] * 3:
+        world.evaluate(answer, run)
+    told.broken = False
+    world.now_s += 1000
+    world.evaluate(make_analysis(2), run)
+    assert told.heard == [("firing", "2"), ("firing", "2")]
+    assert [call[0].ends_at_unix_ns for call in told.calls] == [None, None]
+
+
+def test_one_that_wants_it_is_told_again_while_it_fires(make_run: Any, make_analysis: Any) -> None:
+    run = make_run()
+    told = Told(resend_after_s=60)
+    world = World(run.path, receiver=told)
+    for _ in range(2 + 24):
+        world.evaluate(make_analysis(2), run)
+    assert len(told.calls) == 3  # at once, and after one and two minutes
+
+
+def test_several_ranks_of_a_run_arrive_together(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for _ in range(2):
+        world.evaluate(make_analysis(2, 3), run)
+    assert [len(call) for call in told.calls] == [2]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (InputError("x/steps.jsonl", "Permission denied"), "x/steps.jsonl: Permission denied"),
+        (ZeroDivisionError("oh"), "ZeroDivisionError: oh"),
+    ],
+)
+def test_an_analysis_that_fails_is_reported_once_and_changes_nothing(
+    make_run: Any, make_analysis: Any, told: Told, error: Exception, words: str
+) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for _ in range(2):
+        world.evaluate(make_analysis(2), run)
+    for _ in range(5):
+        world.evaluate(error, run)
+    assert [line for line in world.reports if words in line] == world.reports
+    assert len(world.reports) == 1
+    assert told.heard == [("firing", "2")]
+    # A run that ends unreadable has ended all the same.
+    run.end()
+    assert world.evaluate(error)
+    assert told.heard == [("firing", "2"), ("resolved", "2")]
+
+
+def test_too_little_data_is_neither_well_nor_ill(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for _ in range(2):
+        world.evaluate(make_analysis(2), run)
+    for _ in range(5):
+        world.evaluate(make_analysis(kind="insufficient_data"), run)
+    assert told.heard == [("firing", "2")]
+
+
+def test_a_run_that_vanishes_is_reported_and_forgotten_after_a_while(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run, other = make_run("llama"), make_run("other")
+    world = World(run.path.parent, receiver=told)
+    for _ in range(2):
+        run.grow(1)
+        world.evaluate(make_analysis(2))
+    shutil.rmtree(run.path)
+    assert not world.evaluate(make_analysis(3, run_id="other-1"), other)
+    assert told.heard == [("firing", "2")]
+    world.now_s += FORGET_AFTER_S
+    world.evaluate(make_analysis(run_id="other-1"), other)
+    assert ("resolved", "2") in told.heard
+    assert any(str(run.path) in line and "nothing new for 1 h" in line for line in world.reports)
+
+
+def test_a_followed_run_whose_folder_vanishes_is_waited_for(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for _ in range(2):
+        world.evaluate(make_analysis(2), run)
+    moved = run.path.rename(run.path.with_name("moved"))
+    for _ in range(3):
+        assert not world.evaluate(make_analysis(2))
+    assert len(world.reports) == 1
+    moved.rename(run.path)
+    run.end()
+    assert world.evaluate()
+    assert told.heard == [("firing", "2"), ("resolved", "2")]
+
+
+def test_in_a_folder_of_runs_an_unreadable_one_costs_only_itself(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    broken = run.path.with_name("broken")
+    broken.mkdir()
+    (broken / "run.json").write_text("{")
+    world = World(run.path.parent, receiver=told)
+    for _ in range(3):
+        world.evaluate(make_analysis(2), run)
+    assert told.heard == [("firing", "2")]
+    assert [line for line in world.reports if "broken/run.json: not JSON" in line] == world.reports
+    assert len(world.reports) == 1
+
+
+def test_in_a_folder_of_runs_those_already_over_are_history(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    run.end()
+    world = World(run.path.parent, receiver=told)
+    assert not world.evaluate(make_analysis(2))
+    assert world.analysed == []
+    assert told.calls == []
+
+
+def test_findings_are_written_beside_the_run(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    world.evaluate(make_analysis(2), run)
+    world.evaluate(make_analysis(2), run)
+    run.end()
+    world.evaluate()
+    lines = [msgspec.json.decode(line) for line in (run.path / "findings.jsonl").read_bytes().splitlines()]
+    assert [line["status"] for line in lines] == ["firing", "resolved"]
+    assert lines[0]["schema"] == "rankscope.finding/1"
+    assert lines[0]["finding"]["evidence"][0] == {"name": "own_excess", "value": 60.0, "unit": "ms", "detail": "per step"}
+    assert lines[0]["fingerprint"] == lines[1]["fingerprint"] == told.calls[0][0].fingerprint
+
+
+def test_findings_that_cannot_be_written_are_mentioned_once_and_alerts_go_out(
+    make_run: Any, make_analysis: Any, told: Told
+) -> None:
+    run = make_run()
+    (run.path / "findings.jsonl").mkdir()  # also root cannot append to a folder
+    world = World(run.path, receiver=told)
+    for _ in range(2):
+        world.evaluate(make_analysis(2), run)
+    run.end()
+    world.evaluate()
+    assert told.heard == [("firing", "2"), ("resolved", "2")]
+    assert len(world.reports) == 1
+    assert "findings.jsonl cannot be written" in world.reports[0]
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"schema": "something/9"}', "[]", '{"schema": "rankscope.alerts-state/2"}'])
+def test_a_state_file_that_is_none_is_an_error_naming_it(tmp_path: Path, content: str) -> None:
+    state = tmp_path / "state.json"
+    state.write_text(content)
+    with pytest.raises(InputError, match=r"state\.json"):
+        load_ledger(state)
+
+
+def test_no_state_file_is_an_empty_ledger(tmp_path: Path) -> None:
+    assert load_ledger(tmp_path / "none.json") == Ledger()

@@ -1,0 +1,156 @@
+"""Synthetic runs, written with the real writer, whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import (
+    PHASES,
+    AttemptInfo,
+    CollectiveRecord,
+    DeviceKind,
+    EndReason,
+    Phase,
+    PhaseTimes,
+    RankInfo,
+    RunInfo,
+    StepBreakdown,
+    StepRecord,
+)
+from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+
+USUAL_US: dict[Phase, float] = {"data": 5_000, "forward": 30_000, "backward": 50_000, "optimizer": 10_000, "between_steps": 5_000}
+"""A step of 100 ms."""
+
+
+@dataclass
+class Extra:
+    """What one rank has on top in one step: time in a phase, and how it shows."""
+
+    phase: Phase = "forward"
+    us: float = 0.0
+    cpu: bool = False
+    run_queue: bool = False
+    gc: bool = False
+    elements: float = 1.0
+    tags: list[str] = field(default_factory=list)
+
+
+Plan = Callable[[int, int], Extra | None]
+"""(rank, step) to what is planted there."""
+
+
+@dataclass
+class SyntheticRun:
+    """A run whose ranks synchronise in backward: whoever has the shortest own time is blocked the longest."""
+
+    path: Path
+    ranks: int = 4
+    steps: int = 40
+    noise: float = 0.05
+    seed: int = 0
+    plan: Plan = lambda _rank, _step: None
+    signals: bool = True
+    """False: no blocked time, so own time is unknown."""
+    device_kind: DeviceKind = "cuda"
+    simulated: bool = False
+    price: float | None = None
+    phases: dict[Phase, float] = field(default_factory=lambda: dict(USUAL_US))
+    transfer_us: float = 4_000
+    lost_after: dict[int, int] = field(default_factory=dict)
+    """Rank to the number of steps it lived to record."""
+    end_reasons: dict[int, EndReason] = field(default_factory=dict)
+
+    def write(self) -> Path:
+        rng = np.random.default_rng(self.seed)
+        create_run(
+            self.path,
+            RunInfo(
+                run_id="run-1", name="synthetic", start_unix_ns=10**18, simulated=self.simulated, price_per_gpu_hour=self.price, currency="EUR"
+            ),
+        )
+        create_attempt(self.path, AttemptInfo(attempt=0, start_unix_ns=10**18, world_size=self.ranks, backend="nccl"))
+        rows = self._records(rng)
+        for rank in range(self.ranks):
+            kept = rows[rank][: self.lost_after.get(rank, self.steps)]
+            if not kept:
+                continue
+            folder = rank_dir(self.path, 0, rank)
+            info = RankInfo(
+                rank=rank,
+                world_size=self.ranks,
+                host=f"n{rank // 2}",
+                pid=100 + rank,
+                device_kind=self.device_kind,
+                start_unix_ns=10**18,
+                end_reason=self.end_reasons.get(rank, "exit"),
+            )
+            write_record(folder / "rank.json", info)
+            append(folder, "steps", kept)
+        return self.path
+
+    def _records(self, rng: np.random.Generator) -> list[list[StepRecord]]:
+        rows: list[list[StepRecord]] = [[] for _ in range(self.ranks)]
+        start = 10**18
+        for step in range(self.steps):
+            own: list[dict[Phase, float]] = []
+            extras: list[Extra] = []
+            for rank in range(self.ranks):
+                extra = self.plan(rank, step) or Extra()
+                times = {phase: us * float(rng.lognormal(0, self.noise)) for phase, us in self.phases.items()}
+                times[extra.phase] = times.get(extra.phase, 0.0) + extra.us
+                own.append(times)
+                extras.append(extra)
+            wall = max(sum(times.values()) for times in own) + self.transfer_us
+            for rank, (times, extra) in enumerate(zip(own, extras, strict=True)):
+                total = sum(times.values())
+                blocked = wall - total
+                phases = {**times, "backward": times.get("backward", 0.0) + blocked}
+                rows[rank].append(
+                    StepRecord(
+                        step=step,
+                        start_unix_ns=start,
+                        wall_us=wall,
+                        phases_us=PhaseTimes(**{name: phases.get(name) for name in PHASES}),  # type: ignore[arg-type]
+                        blocked_us=PhaseTimes(backward=blocked) if self.signals else None,
+                        cpu_us=0.9 * (total - (0 if extra.cpu else extra.us)),
+                        run_queue_us=500.0 + (extra.us if extra.run_queue else 0.0),
+                        gc_us=extra.us if extra.gc else 0.0,
+                        samples=8,
+                        input_elements=int(4096 * extra.elements),
+                        tags=extra.tags,
+                    )
+                )
+            start += int(wall * 1000)
+        return rows
+
+
+def append(folder: Path, stream: Any, records: Iterable[msgspec.Struct]) -> None:
+    """Write records as the helper does."""
+    writer = JsonLinesWriter(folder, stream)
+    writer.append(*records)
+    writer.close()
+
+
+def add_windows(run: Path, rank: int, breakdowns: list[StepBreakdown], collectives: list[CollectiveRecord]) -> None:
+    """Add profiled steps to a rank of a run."""
+    append(rank_dir(run, 0, rank), "windows", breakdowns)
+    append(rank_dir(run, 0, rank), "collectives", collectives)
+
+
+@pytest.fixture
+def synthetic(tmp_path: Path) -> Callable[..., SyntheticRun]:
+    """``synthetic(plan=…, ranks=…).write()`` returns the folder of a run."""
+
+    def make(**options: Any) -> SyntheticRun:
+        return SyntheticRun(path=tmp_path / "run", **options)
+
+    return make

@@ -1,0 +1,257 @@
+"""The exporter's pages and manners, asked over real connections."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+
+HALF_A_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
+HEALTHY = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_simulated_gpus_say_so_everywhere(start_exporter: Callable[..., Any]) -> None:
+    exporter = start_exporter("--simulate", "2")
+
+    page = exporter.get("/metrics").text
+    assert page.startswith("# SIMULATED")
+    assert exporter.values("gpu_info", simulated="true") == [1.0, 1.0]
+    assert exporter.values("gpu_info", simulated="false") == []
+    assert exporter.values("rankscope_exporter_simulated") == [1.0]
+    assert "SIMULATED" in exporter.get("/").text
+    assert "SIMULATED" in exporter.stderr
+    assert "gpu: 2 GPUs" in exporter.stderr
+
+
+def test_real_gpus_are_not_called_simulated(start_exporter: Callable[..., Any], fake_nvml: Any) -> None:
+    exporter = start_exporter(env=fake_nvml.env)
+
+    assert "simulat" not in exporter.get("/").text.lower()
+    assert "simulat" not in exporter.stderr.lower()
+    assert exporter.values("rankscope_exporter_simulated") == [0.0]
+    assert not exporter.get("/metrics").text.startswith("# SIMULATED")
+
+
+def test_formats_by_the_accept_header(start_exporter: Callable[..., Any]) -> None:
+    exporter = start_exporter("--simulate", "1")
+
+    plain = exporter.get("/metrics")
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+    openmetrics = exporter.get("/metrics", accept="application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    families = {family.name: family for family in parse_openmetrics(openmetrics.text)}  # type: ignore[no-untyped-call]
+    assert families["gpu_energy_joules"].type == "counter"
+    assert families["gpu_info"].samples[0].labels["simulated"] == "true"
+
+    for nonsense in ("application/openmetrics-text;version=x.y", "text/plain;version=", ";;,=", "*/*"):
+        assert exporter.get("/metrics", accept=nonsense).status == 200
+
+
+def test_compression_only_for_those_who_ask(start_exporter: Callable[..., Any]) -> None:
+    exporter = start_exporter("--simulate", "1")
+
+    packed = exporter.get("/metrics", accept_encoding="gzip")
+    assert packed.headers["content-encoding"] == "gzip"
+    assert b"gpu_up" in gzip.decompress(packed.body)
+    assert "content-encoding" not in exporter.get("/metrics").headers
+
+
+def test_head_other_methods_and_unknown_paths(start_exporter: Callable[..., Any]) -> None:
+    exporter = start_exporter("--simulate", "1")
+
+    head = exporter.get("/metrics", method="HEAD")
+    assert (head.status, head.body) == (200, b"")
+    assert int(head.headers["content-length"]) > 1000
+    assert exporter.get("/nothing").status == 404
+    assert exporter.get("//metrics/../etc").status == 404
+    post = exporter.get("/metrics", method="POST")
+    assert (post.status, post.headers["allow"]) == (405, "GET, HEAD")
+    landing = exporter.get("/")
+    assert landing.headers["content-type"].startswith("text/html")
+    for path in ("/metrics", "/-/healthy", "/-/ready"):
+        assert f'href="{path}"' in landing.text
+
+
+def test_ready_says_which_collector_keeps_it_from_being_so(start_exporter: Callable[..., Any], tmp_path: Any) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    exporter = start_exporter("--simulate", "1")
+    assert exporter.get("/-/ready").status == 200
+
+    shutil.rmtree(spool)
+
+    exporter.wait_until(lambda: exporter.get("/-/ready").status == 503)
+    assert "spool: " in exporter.get("/-/ready").text
+    assert exporter.get("/-/healthy").status == 200
+    assert exporter.values("gpu_up") == [1.0]
+
+
+def test_stalled_connections_do_not_block_scrapes(start_exporter: Callable[..., Any]) -> None:
+    exporter = start_exporter("--simulate", "1")
+    with contextlib.ExitStack() as stack:
+        for number in range(200):
+            connection = stack.enter_context(socket.create_connection((exporter.host, exporter.port), timeout=20))
+            connection.sendall(HALF_A_REQUEST if number % 2 else b"")
+
+        for _ in range(3):
+            assert exporter.values("gpu_up") == [1.0]
+
+
+SHORT_DEADLINES = (
+    "import rankscope.exporter.server as server; "
+    "server.REQUEST_DEADLINE_S = server.RESPONSE_DEADLINE_S = 0.5; server.KEEP_ALIVE_S = 1"
+)
+
+
+@pytest.mark.parametrize("before", [b"", HEALTHY], ids=["first", "second"])
+@pytest.mark.parametrize("sent", [b"", HALF_A_REQUEST], ids=["nothing", "half"])
+def test_a_client_that_does_not_finish_its_request_is_cut_off(
+    start_exporter: Callable[..., Any], before: bytes, sent: bytes
+) -> None:
+    exporter = start_exporter("--simulate", "1", prelude=SHORT_DEADLINES)
+    with socket.create_connection((exporter.host, exporter.port), timeout=20) as connection:
+        if before:
+            connection.sendall(before)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        connection.sendall(sent)
+
+        # the end of the connection, by a reset or in order, and no time-out of ours
+        with contextlib.suppress(ConnectionResetError):
+            while connection.recv(4096):
+                pass
+
+    assert exporter.values("gpu_up") == [1.0]
+
+
+def test_a_client_that_does_not_read_is_cut_off(start_exporter: Callable[..., Any]) -> None:
+    exporter = start_exporter("--simulate", "64", prelude=SHORT_DEADLINES)
+    with socket.create_connection((exporter.host, exporter.port), timeout=20) as connection:
+        # given a client that asks and asks without reading a page
+        with contextlib.suppress(ConnectionError):
+            for _ in range(5000):
+                connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
+
+        # then the connection ends without any further reading of ours
+        poll = select.poll()
+        poll.register(connection, select.POLLHUP | select.POLLERR)
+        assert poll.poll(20_000)
+
+    assert len(exporter.values("gpu_up")) == 64
+
+
+def test_nonsense_on_the_line_gets_a_400_and_harms_nobody(start_exporter: Callable[..., Any]) -> None:
+    exporter = start_exporter("--simulate", "1")
+    with socket.create_connection((exporter.host, exporter.port), timeout=20) as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+
+    assert exporter.get("/-/healthy").status == 200
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_it_cleanly(start_exporter: Callable[..., Any], signal_number: int) -> None:
+    exporter = start_exporter("--simulate", "1")
+    stalled = socket.create_connection((exporter.host, exporter.port))
+
+    assert exporter.stop(signal_number) == 0
+    assert "Traceback" not in exporter.stderr
+    stalled.close()
+
+
+def test_a_port_in_use_is_one_clear_line(
+    start_exporter: Callable[..., Any], cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Any
+) -> None:
+    exporter = start_exporter("--simulate", "1")
+
+    result = cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", f"127.0.0.1:{exporter.port}")
+
+    assert result.returncode == 3
+    assert len(result.stderr.splitlines()) == 1
+    assert f"127.0.0.1:{exporter.port}" in result.stderr
+    assert "--listen" in result.stderr
+
+
+def test_ipv6(start_exporter: Callable[..., Any]) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+
+    exporter = start_exporter("--simulate", "1", "--listen", "[::1]:0")
+
+    assert exporter.host == "::1"
+    assert exporter.values("gpu_up") == [1.0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--listen", "nowhere"),
+        ("--listen", "localhost:99999"),
+        ("--interval", "0s"),
+        ("--interval", "soon"),
+        ("--simulate", "0"),
+        ("--no-collector.gpu", "--no-collector.spool"),
+        ("--no-collector.gpu", "--simulate", "1"),
+    ],
+)
+def test_wrong_usage_is_status_2(cli: Callable[..., subprocess.CompletedProcess[str]], arguments: tuple[str, ...]) -> None:
+    result = cli("exporter", *arguments, "--once")
+
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_what_cannot_be_used_is_status_3(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Any) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert cli("exporter", "--once", "--simulate", "1", "--spool", file).returncode == 3
+
+    result = cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", "192.0.2.1:9838")
+
+    assert result.returncode == 3
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_once_prints_one_page(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Any) -> None:
+    result = cli("exporter", "--once", "--simulate", "3", "--spool", tmp_path / "spool")
+
+    assert result.returncode == 0
+    assert result.stdout.startswith("# SIMULATED")
+    assert result.stdout.count("\ngpu_up{") == 3
+
+
+def test_help_shows_examples_that_can_be_copied(cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    lines = [line.strip() for line in cli("exporter", "--help").stdout.splitlines()]
+
+    assert any(line.startswith("rankscope exporter --simulate 4 --once  ") for line in lines)
+    assert not any("\\b" in line for line in lines)
+
+
+@pytest.mark.parametrize("missing", ["prometheus_client", "uvicorn", "pynvml"])
+def test_a_missing_extra_is_one_line_and_help_works_without_it(missing: str, tmp_path: Any) -> None:
+    hide = (
+        f"import sys; sys.modules[{missing!r}] = None; from rankscope.exporter.commands import exporter; exporter(sys.argv[1:])"
+    )
+
+    broken = subprocess.run(
+        [sys.executable, "-c", hide, "--once", "--spool", tmp_path / "spool"], capture_output=True, text=True, check=False
+    )
+    helped = subprocess.run([sys.executable, "-c", hide, "--help"], capture_output=True, text=True, check=False)
+
+    assert broken.returncode == 4
+    assert len(broken.stderr.splitlines()) == 1
+    assert "pip install 'rankscope[exporter]'" in broken.stderr
+    assert helped.returncode == 0
+    assert "--simulate" in helped.stdout

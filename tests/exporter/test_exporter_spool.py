@@ -1,0 +1,275 @@
+"""The spool: what ranks leave is relayed, whatever else lies there is refused and counted, and never costs the page."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.exporter.spool import MAX_FILES, MAX_SERIES_OF_USER, Spool, SpoolError
+from rankscope.exporter.spool_file import MAX_BYTES, MAX_SERIES, RejectedError, parse
+from rankscope.exporter.spool_folder import make_spool
+
+LABELS = 'run_id="r1",rank="3"'
+GOOD = f"""\
+# HELP rank_steps_total Training steps completed.
+# TYPE rank_steps_total counter
+rank_steps_total{{{LABELS}}} 40
+# HELP rank_last_step_timestamp_seconds Unix time at which the last step ended.
+# TYPE rank_last_step_timestamp_seconds gauge
+rank_last_step_timestamp_seconds{{{LABELS}}} 1.7e9
+"""
+
+
+def gauge(labels: str = LABELS, *, name: str = "rank_x", value: str = "1") -> bytes:
+    return f"# TYPE {name} gauge\n{name}{{{labels}}} {value}\n".encode()
+
+
+def spool_of(folder: Path, **options: Any) -> Spool:
+    return Spool(folder, **{"stale_s": 300.0, "forget_s": 86400.0, **options})
+
+
+def test_a_rank_on_the_page_and_its_silence(start_exporter: Callable[..., Any], tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    file = spool / "0-r1-3.prom"
+    file.write_text(GOOD + f'# TYPE rank_info gauge\nrank_info{{{LABELS},host="node1"}} 1\n')
+
+    # given a fresh file, when the page is scraped, then the rank is relayed as it wrote
+    exporter = start_exporter("--simulate", "1", "--spool-stale", "5m", "--spool-forget", "2h")
+    assert exporter.values("rank_steps_total", run_id="r1", rank="3") == [40.0]
+    assert exporter.values("rank_state", run_id="r1", rank="3", state="running") == [1.0]
+    assert exporter.values("rankscope_exporter_spool_files", state="ok") == [1.0]
+
+    # when nobody writes it any more, then it is silent, and only who it is and its last step are kept
+    long_ago = time.time() - 3600
+    os.utime(file, (long_ago, long_ago))
+    exporter.wait_until(
+        lambda: exporter.values("rank_state", run_id="r1", rank="3") == [1.0] and not exporter.values("rank_steps_total")
+    )
+    assert exporter.values("rank_state", run_id="r1", rank="3", state="silent") == [1.0]
+    assert exporter.values("rank_last_step_timestamp_seconds", run_id="r1", rank="3") == [1.7e9]
+    assert exporter.values("rank_info", host="node1") == [1.0]
+    assert exporter.values("rankscope_exporter_spool_files", state="stale") == [1.0]
+
+    # when that lasts, then it is forgotten
+    os.utime(file, (long_ago - 7200, long_ago - 7200))
+    exporter.wait_until(lambda: exporter.values("rank_state") == [])
+    assert exporter.values("rankscope_exporter_spool_files", state="stale") == [0.0]
+
+
+def test_hostile_files_cost_themselves_only(start_exporter: Callable[..., Any], tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    (spool / "good.prom").write_text(GOOD)
+    (tmp_path / "secret").write_text(GOOD.replace("r1", "stolen"))
+    (spool / "link.prom").symlink_to(tmp_path / "secret")
+    os.mkfifo(spool / "fifo.prom")
+    (spool / "folder.prom").mkdir()
+    with (spool / "huge.prom").open("wb") as huge:
+        huge.truncate(10 * 2**30)
+    (spool / "binary.prom").write_bytes(bytes(range(256)))
+    (spool / "prefix.prom").write_text("# TYPE node_load1 gauge\nnode_load1 99\n")
+    (spool / "exporters-own.prom").write_bytes(gauge(name="rankscope_exporter_simulated"))
+    (spool / "state.prom").write_bytes(gauge(LABELS + ',state="running"', name="rank_state"))
+    (spool / "other-name.txt").write_text("not for us")
+    (spool / "overflow.prom").write_bytes(gauge(value="9" * 400))
+
+    exporter = start_exporter("--simulate", "1")
+
+    assert exporter.values("rank_steps_total") == [40.0]
+    assert exporter.values("gpu_up") == [1.0]
+    assert exporter.values("rankscope_exporter_collector_success", collector="spool") == [1.0]
+    assert exporter.values("rankscope_exporter_spool_files", state="ok") == [1.0]
+    rejected = {
+        dict(labels)["reason"]: value
+        for (name, labels), value in exporter.page().items()
+        if name == "rankscope_exporter_spool_rejected_files"
+    }
+    assert rejected == {"not_regular": 3, "too_large": 1, "not_utf8": 1, "wrong_name": 3, "not_prometheus_text": 1}
+    page = exporter.get("/metrics").text
+    assert "node_load1" not in page
+    assert "stolen" not in page
+
+
+def test_labels_cannot_break_out_of_their_quotes(start_exporter: Callable[..., Any], tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    name = 'x\\"} 1\\ngpu_up{uuid=\\"forged'
+    (spool / "a.prom").write_bytes(gauge(f'{LABELS},name="{name}"', name="rank_info"))
+
+    exporter = start_exporter("--no-collector.gpu")
+
+    assert exporter.values("rank_info", name='x"} 1\ngpu_up{uuid="forged') == [1.0]
+    assert exporter.values("gpu_up") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b"rank_x{" + LABELS.encode() + b"} 1\n", "wrong_type"),
+        (gauge(name="rank_x_total"), "wrong_type"),
+        (f"# TYPE rank_h histogram\nrank_h_sum{{{LABELS}}} 1\n".encode(), "wrong_type"),
+        (gauge() + f"# TYPE rank_x_total counter\nrank_x_total{{{LABELS}}} 1\n".encode(), "wrong_type"),
+        (gauge('run_id="r1"'), "no_identity"),
+        (gauge('run_id="",rank="1"'), "no_identity"),
+        (gauge('run_id="r1",rank="one"'), "no_identity"),
+        (gauge() + gauge('run_id="r1",rank="4"'), "several_ranks"),
+        (gauge(value="1 1700000000000"), "timestamp"),
+        (gauge(LABELS + ',__name__="rank_y"'), "not_prometheus_text"),
+        (gauge(LABELS + ',"sp ace"="x"'), "wrong_labels"),
+        (gauge(LABELS + "".join(f',l{i}="x"' for i in range(20))), "wrong_labels"),
+        (gauge(LABELS + f',l="{"x" * 600}"'), "wrong_labels"),
+        (gauge(LABELS + f',l="{"x" * 5000}"'), "not_prometheus_text"),
+        (gauge(LABELS, value="one"), "not_prometheus_text"),
+        (gauge(LABELS + ',l="\x1b[2J"'), "not_prometheus_text"),
+        (b"# TYPE rank_x\n", "not_prometheus_text"),
+        (b"# TYPE rank_x gauge\n" + b"".join(gauge(f'{LABELS},l="{i}"') for i in range(MAX_SERIES + 1)), "too_many_series"),
+    ],
+)
+def test_a_file_that_is_not_as_agreed_is_refused_with_the_reason(content: bytes, reason: str) -> None:
+    with pytest.raises(RejectedError) as refused:
+        parse(content)
+    assert refused.value.reason == reason
+
+
+def test_of_two_files_for_one_series_the_fresher_counts(tmp_path: Path) -> None:
+    (tmp_path / "a.prom").write_bytes(gauge(value="1"))
+    (tmp_path / "b.prom").write_bytes(gauge(value="2"))
+    os.utime(tmp_path / "a.prom", (1000, 1000))
+    os.utime(tmp_path / "b.prom", (1050, 1050))
+
+    sample = spool_of(tmp_path, now=lambda: 1060.0).read()
+
+    assert [series.value for family in sample.families for series in family.series] == [2.0]
+    assert sample.duplicates == 1
+    assert sample.states == {("r1", "3"): "running"}
+
+
+def test_a_stale_duplicate_does_not_make_a_running_rank_silent(tmp_path: Path) -> None:
+    (tmp_path / "a.prom").write_text(GOOD)
+    (tmp_path / "b.prom").write_text(GOOD)
+    os.utime(tmp_path / "a.prom", (1000, 1000))
+    os.utime(tmp_path / "b.prom", (2000, 2000))
+
+    sample = spool_of(tmp_path, now=lambda: 2010.0).read()
+
+    assert sample.states == {("r1", "3"): "running"}
+    assert {family.name for family in sample.families} == {"rank_steps_total", "rank_last_step_timestamp_seconds"}
+
+
+def test_a_file_from_the_future_is_refused_because_it_would_never_be_silent(tmp_path: Path) -> None:
+    (tmp_path / "a.prom").write_text(GOOD)
+    os.utime(tmp_path / "a.prom", (9000, 9000))
+
+    sample = spool_of(tmp_path, now=lambda: 1000.0).read()
+
+    assert sample.rejected == {"from_the_future": 1}
+    assert sample.states == {}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
+def test_a_run_belongs_to_the_user_who_mentioned_it_first(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.prom"
+    mine.write_bytes(gauge(value="1"))
+    os.chown(mine, 1001, 1001)
+    spool = spool_of(tmp_path)
+    assert spool.read().ok_files == 1
+
+    forged = tmp_path / "forged.prom"
+    forged.write_bytes(gauge(value="2"))
+    os.chown(forged, 1002, 1002)
+    sample = spool.read()
+
+    assert [series.value for family in sample.families for series in family.series] == [1.0]
+    assert sample.rejected == {"foreign_owner": 1}
+
+
+def test_a_rewritten_file_is_read_again_and_a_removed_one_is_gone(tmp_path: Path) -> None:
+    spool = spool_of(tmp_path)
+    file, replacement = tmp_path / "a.prom", tmp_path / ".a.tmp"
+    for value in (1.0, 2.0):
+        replacement.write_bytes(gauge(value=str(value)))
+        replacement.replace(file)
+        assert [series.value for family in spool.read().families for series in family.series] == [value]
+
+    file.unlink()
+
+    assert spool.read().states == {}
+
+
+def test_the_number_of_files_is_bounded(tmp_path: Path) -> None:
+    for number in range(MAX_FILES + 5):
+        (tmp_path / f"{number:06d}.prom").write_bytes(b"")
+
+    sample = spool_of(tmp_path).read()
+
+    assert sample.rejected == {"too_many_files": 5, "empty": MAX_FILES}
+
+
+def test_a_user_with_too_many_series_loses_the_oldest_and_costs_nobody_else(tmp_path: Path) -> None:
+    per_file = 100
+    text = "".join(f'rank_x{{run_id="r1",rank="3",l="{number}"}} 1\n' for number in range(per_file))
+    files = MAX_SERIES_OF_USER // per_file + 2
+    for number in range(files):
+        file = tmp_path / f"{number}.prom"
+        file.write_text(f"# TYPE rank_x gauge\n{text}")
+        os.utime(file, (1000 + number, 1000 + number))
+    freshest = tmp_path / f"{files - 1}.prom"
+    freshest.write_text(GOOD.replace("r1", "r2"))
+    os.utime(freshest, (1500, 1500))
+
+    sample = spool_of(tmp_path, now=lambda: 1600.0, stale_s=1000.0).read()
+
+    assert sample.rejected == {"too_many_files": 1}
+    assert sample.states[("r2", "3")] == "running"
+
+
+def test_a_file_just_too_large_is_refused_and_one_at_the_limit_is_read(tmp_path: Path) -> None:
+    padding = "".join(f"# {'x' * 997}\n" for _ in range(MAX_BYTES // 1000 + 1))
+    at_limit = GOOD + padding[: MAX_BYTES - len(GOOD) - 1] + "\n"
+    (tmp_path / "a.prom").write_text(at_limit)
+    assert spool_of(tmp_path).read().ok_files == 1
+
+    (tmp_path / "a.prom").write_text(at_limit + "\n")
+
+    assert spool_of(tmp_path).read().rejected == {"too_large": 1}
+
+
+def test_a_missing_folder_is_an_error_that_names_it_and_heals(tmp_path: Path) -> None:
+    spool = spool_of(tmp_path / "later")
+    with pytest.raises(SpoolError, match=r"later: No such file"):
+        spool.read()
+
+    (tmp_path / "later").mkdir()
+
+    assert spool.read().states == {}
+
+
+def test_a_spool_for_all_users_is_like_tmp(tmp_path: Path) -> None:
+    assert make_spool(tmp_path / "new" / "spool", mode=0o1777)
+    assert (tmp_path / "new" / "spool").stat().st_mode & 0o7777 == 0o1777
+    (tmp_path / "file").write_text("")
+    assert not make_spool(tmp_path / "file" / "spool", mode=0o700)
+
+
+def test_without_the_system_folder_the_spool_is_the_users_own(tmp_path: Path) -> None:
+    script = (
+        "import os; from pathlib import Path; from rankscope.exporter import spool_folder as folder; "
+        f"folder.SYSTEM_SPOOL = Path({str(tmp_path)!r}, 'file', 'spool'); "
+        "print(folder.default_spool({'XDG_RUNTIME_DIR': '/run/user/7'})); print(folder.default_spool({})); print(os.getuid())"
+    )
+    (tmp_path / "file").write_text("")
+
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    with_variable, without, uid = result.stdout.split()
+    assert with_variable == "/run/user/7/rankscope/spool"
+    assert without == f"/tmp/rankscope-{uid}/spool"

@@ -1,0 +1,148 @@
+"""What our ``sitecustomize`` does to the Python processes of a job, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.profiler.launch import SITE_FOLDER, LaunchOptions, launch
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.runs.reader import RunReader, is_run
+
+JOB = Path(__file__).parent / "jobs" / "tiny_loop.py"
+
+
+def attached(run_dir: Path, *command: str | Path, python_path: str = "") -> subprocess.CompletedProcess[str]:
+    """Run Python as in a launched job."""
+    settings = RecorderSettings(run_dir=str(run_dir), run_id="r", name="r", start_unix_ns=1)
+    paths = [str(SITE_FOLDER), python_path]
+    environment = {**os.environ, **settings.environment(), "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_the_sitecustomize_it_hides_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.hidden = 'ran'")
+    script = "import sitecustomize; print(hidden, sitecustomize.__file__)"
+    result = attached(tmp_path / "run", "-c", script, python_path=str(tmp_path))
+    assert result.stdout == f"ran {tmp_path / 'sitecustomize.py'}\n"
+
+
+def test_a_script_without_torch_sees_one_idle_finder_and_no_recorder(tmp_path: Path) -> None:
+    script = "import sys; print([name for name in sys.modules if name.startswith(('torch', 'rankscope', 'msgspec'))])"
+    result = attached(tmp_path / "run", "-c", script)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
+    assert not (tmp_path / "run").exists()
+
+
+FINDERS = "import sys; print([type(finder).__name__ for finder in sys.meta_path].count('_WaitForTorch'))"
+
+
+@pytest.mark.parametrize(
+    ("file", "waits"),
+    [("train.py", 1), ("torchrun", 0), ("compile_worker/__main__.py", 0)],
+)
+def test_launchers_and_compile_workers_are_left_alone(tmp_path: Path, file: str, waits: int) -> None:
+    script = tmp_path / file
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(FINDERS)
+    # A training script may well have "torchrun" among its arguments.
+    assert attached(tmp_path / "run", script, "torchrun").stdout == f"{waits}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_a_python_without_rankscope_says_so_once_and_trains(tmp_path: Path) -> None:
+    (tmp_path / "rankscope").mkdir()
+    (tmp_path / "rankscope" / "__init__.py").touch()  # shadows the real one: it has no profiler
+    result = attached(tmp_path / "run", JOB, "accumulate", python_path=str(tmp_path))
+    assert result.returncode == 0
+    assert result.stderr.count("rankscope: not recording") == 1
+    assert not (tmp_path / "run").exists()
+
+
+BREAK = {
+    "the ring cannot be made": "import rankscope.profiler.session as s\ndef broken(*a): raise OSError(28, 'No space left on device')\ns.RingWriter = broken",
+    "the helper cannot start": "import rankscope.profiler.session as s\ndef broken(*a): raise OSError(12, 'no memory')\ns._start_helper = broken",
+    "the identity is odd": "import sys; sys.modules['rankscope.profiler.identity'] = None",
+    "a variable is damaged": "import os; os.environ['RANKSCOPE_WINDOW_EVERY'] = 'often'",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+@pytest.mark.parametrize("fault", BREAK)
+def test_a_recorder_that_cannot_start_is_one_line_and_the_training_is_the_same(
+    tmp_path: Path, fault: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Given what the script prints when it is alone
+    alone = subprocess.run([sys.executable, JOB, "plain"], capture_output=True, text=True, check=True)
+    # When the recorder cannot start
+    (tmp_path / "sitecustomize.py").write_text(BREAK[fault])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        result = launch([sys.executable, str(JOB), "plain"], LaunchOptions(run_dir=tmp_path / "run", name="x"))
+    # Then training is what it was, and the reason is said once
+    output = capfd.readouterr()
+    assert (result.status, output.out) == (0, alone.stdout)
+    assert output.err.count("rankscope:") == 1
+    assert output.err.count("\n") == 1
+    assert not is_run(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import itertools\nfrom rankscope.profiler.host import ThreadMeter\ncalls, read = itertools.count(), ThreadMeter.read\n"
+        "def broken(self):\n    if next(calls) > 10: raise RuntimeError('planted')\n    return read(self)\nThreadMeter.read = broken"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        result = launch([sys.executable, str(JOB), "plain"], LaunchOptions(run_dir=tmp_path / "run", name="x"))
+    assert result.status == 0
+    assert capfd.readouterr().err.count("switched itself off (RuntimeError: planted)") == 1
+    run = RunReader(tmp_path / "run")
+    info = run.rank(0, 0)
+    assert info is not None
+    assert (info.end_reason, info.disabled_reason) == ("disabled", "RuntimeError: planted")
+    assert [row.step for row in run.steps(0, 0)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_a_helper_that_dies_costs_the_record_not_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nif 'rankscope.profiler.helper' in sys.orig_argv: sys.exit(1)\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        result = launch([sys.executable, str(JOB), "plain"], LaunchOptions(run_dir=tmp_path / "run", name="x"))
+    assert result.status == 0
+    assert not is_run(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_one_line_in_the_script_records_without_a_launcher(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "profiler" / "examples" / "ddp_one_line.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", example, tmp_path / "run"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert ended.returncode == 0, ended.stderr
+    # The helpers share the captured stderr, so they are done when that is closed.
+    run = RunReader(tmp_path / "run")
+    assert run.info.name == "ddp_one_line"
+    for rank in (0, 1):
+        records = list(run.steps(0, rank))
+        assert [row.step for row in records] == list(range(32))
+        assert {row.samples for row in records} == {8}
+        assert all(row.blocked_us is not None and row.phases_us.data for row in records)
+        assert [row.step for row in run.windows(0, rank)] == [10, 11, 12]
+        info = run.rank(0, rank)
+        assert info is not None
+        assert info.end_reason == "exit"

@@ -1,0 +1,163 @@
+"""The helper as a real process, fed through a real ring; no torch anywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello, Window
+from rankscope.profiler.ring import End, RingWriter
+from rankscope.profiler.store import MAX_PENDING, RunStore
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+
+
+def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: str = "run") -> Hello:
+    """What a rank says first."""
+    return Hello(
+        run_dir=str(run_dir),
+        spool_dir=None if spool is None else str(spool),
+        keep_traces=0,
+        run=RunInfo(run_id=run_id, name="test", start_unix_ns=1),
+        attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=1),
+        rank=RankInfo(rank=rank, world_size=1, host="h", pid=1, start_unix_ns=1),
+    )
+
+
+def step(number: int) -> StepRecord:
+    """A record of that step."""
+    return StepRecord(step=number, start_unix_ns=10**18, wall_us=1000.0, phases_us=PhaseTimes(forward=1000.0))
+
+
+class Rank:
+    """The rank's side: a scratch folder, a ring, a helper."""
+
+    def __init__(self, scratch: Path, said: Hello) -> None:
+        scratch.mkdir()
+        self.scratch = scratch
+        self.ring = RingWriter(scratch / RING_FILE)
+        (scratch / HELLO_FILE).write_bytes(msgspec.json.encode(said))
+        command = [sys.executable, "-P", "-m", "rankscope.profiler.helper", str(scratch)]
+        self.helper = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def put(self, *numbers: int) -> None:
+        """Record steps."""
+        for number in numbers:
+            assert self.ring.put(EntryKind.STEP, msgspec.json.encode(step(number)))
+
+    def end(self) -> str:
+        """The rank is gone; returns what the helper said."""
+        _, said = self.helper.communicate(timeout=60)
+        self.ring.close()
+        assert self.helper.returncode == 0
+        assert not self.scratch.exists()
+        return said
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for something another process is about to do."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("end", "reason"), [(End.EXIT, "exit"), (End.CRASH, "crash"), (End.SILENT, "killed")])
+def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: End, reason: str) -> None:
+    (tmp_path / "spool").mkdir()
+    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run", spool=tmp_path / "spool"))
+    rank.put(*range(50))
+    rank.ring.set_cost(5000)
+    rank.ring.set_end(end)
+    assert rank.end() == ""
+    run = RunReader(tmp_path / "run")
+    assert [row.step for row in run.steps(0, 0)] == list(range(50))
+    info = run.rank(0, 0)
+    assert info is not None
+    assert (info.end_reason, info.recorder_cost_us, info.dropped_records) == (reason, 5.0, 0)
+    # Of a rank that did not say goodbye the last metrics stay, for an alert to see how old they are.
+    assert len(list((tmp_path / "spool").iterdir())) == (end is not End.EXIT)
+
+
+def test_a_live_rank_has_metrics_and_records(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run", spool=spool))
+    rank.put(0, 1, 2)
+    rank.ring.set_disabled("a reason")
+
+    def published() -> bool:
+        text = "".join(path.read_text() for path in spool.glob("*.prom"))
+        values = {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
+        return values.get("rank_steps_total") == 3 and values["rank_recorder_disabled"] == 1
+
+    eventually(published)
+    assert len(list(RunReader(tmp_path / "run").steps(0, 0))) == 3
+    rank.end()
+
+
+def test_a_folder_that_cannot_be_written_is_said_once_and_tried_again(tmp_path: Path) -> None:
+    # Given a run folder whose place is taken by a file
+    (tmp_path / "run").touch()
+    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
+    rank.put(0, 1)
+    assert rank.helper.stderr is not None
+    assert "cannot write to" in rank.helper.stderr.readline()
+    # When it becomes free
+    (tmp_path / "run").unlink()
+    rank.put(2)
+    # Then nothing is missing, and nothing more was said
+    assert rank.end() == ""
+    assert [row.step for row in RunReader(tmp_path / "run").steps(0, 0)] == [0, 1, 2]
+
+
+def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    store = RunStore(hello(tmp_path / "run"))
+    for number in range(MAX_PENDING + 10):
+        store.add("steps", step(number))
+    assert not store.flush()
+    (tmp_path / "run").unlink()
+    assert store.flush(now=True)
+    assert store.dropped == 10
+    assert next(RunReader(tmp_path / "run").steps(0, 0)).step == 10
+    store.close()
+
+
+def test_a_rank_that_is_there_already_is_not_mixed_with_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = RunStore(hello(tmp_path)), RunStore(hello(tmp_path, run_id="other"))
+    for number, store in enumerate((first, second)):
+        store.add("steps", step(number))
+        assert store.flush()
+        store.close()
+    assert [row.step for row in RunReader(tmp_path).steps(0, 0)] == [0]
+    assert "has this rank already" in capsys.readouterr().err
+    assert second.run.run_id == "run", "the run is that of whoever made it"
+
+
+def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
+    rank.put(0)
+    trace = rank.scratch / "window.json"
+    trace.write_text("{")
+    rank.ring.put(EntryKind.WINDOW, msgspec.json.encode(Window(str(trace), 5, 7)))
+    rank.ring.set_end(End.EXIT)
+    said = rank.end()
+    assert said.count("\n") == 1
+    assert "a profiler window was left out" in said
+    assert not list(RunReader(tmp_path / "run").windows(0, 0))
+
+
+def test_the_helper_never_loads_torch() -> None:
+    script = (
+        "import sys; import rankscope.profiler.helper, rankscope.analysis.reduce, rankscope.analysis.traces;"
+        "print([name for name in sys.modules if name.split('.')[0] == 'torch'])"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,104 @@
+"""The launcher: what it refuses, what it hands on, what it answers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rankscope.profiler.launch import SITE_FOLDER, LaunchOptions, launch
+from rankscope.profiler.settings import RecorderSettings, from_environment
+from rankscope.runs.errors import InputError
+from rankscope.runs.records import RunInfo
+from rankscope.runs.writer import create_run
+
+PRINT_ENVIRONMENT = "import os; print(*[f'{k}={v}' for k, v in sorted(os.environ.items()) if k.startswith(('RANKSCOPE', 'PYTHONPATH', 'KINETO'))], sep='\\n')"
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    marker = tmp_path / "marker"
+    for run_dir in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
+        with pytest.raises(InputError, match=f"^{run_dir}: cannot record here: "):
+            launch(["touch", str(marker)], LaunchOptions(run_dir=run_dir, name="x"))
+    assert not marker.exists()
+
+
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(InputError, match="is not empty and is no run"):
+        launch(["true"], LaunchOptions(run_dir=tmp_path, name="x"))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    create_run(tmp_path, RunInfo(schema="rankscope.run/2", run_id="x", name="x", start_unix_ns=1))
+    with pytest.raises(InputError, match="upgrade rankscope"):
+        launch(["true"], LaunchOptions(run_dir=tmp_path, name="x"))
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        (["sh", "-c", "exit 5"], 5),
+        (["sh", "-c", "kill -9 $$"], 128 + signal.SIGKILL),
+        (["no-such-command-here"], 127),
+        (["/etc/passwd"], 126),
+    ],
+)
+def test_the_status_is_what_a_shell_would_give(
+    tmp_path: Path, command: list[str], status: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x")).status == status
+    assert not (tmp_path / "run").exists(), "nothing was recorded"
+    said = capfd.readouterr().err
+    assert ("command not found" in said) == (status == 127)
+    assert said.count("\n") == (status in (126, 127))
+
+
+def test_settings_travel_through_the_environment(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", "/mine")
+        patch.setenv("RANKSCOPE_WINDOW_FIRST", "999")  # of a job around this one
+        patch.delenv("KINETO_LOG_LEVEL", raising=False)
+        options = LaunchOptions(
+            run_dir=tmp_path / "run", name="an experiment", window_every=7, simulated=True, price_per_gpu_hour=2.5, currency="EUR"
+        )
+        launch([sys.executable, "-c", PRINT_ENVIRONMENT], options)
+    environment = dict(line.split("=", 1) for line in capfd.readouterr().out.splitlines())
+    assert environment["PYTHONPATH"] == f"{SITE_FOLDER}{os.pathsep}/mine"
+    assert environment["KINETO_LOG_LEVEL"] == "6"
+    settings = from_environment(environment)
+    assert settings is not None
+    assert settings.run_dir == str(tmp_path / "run")
+    assert (settings.name, settings.window_first, settings.window_every) == ("an experiment", 20, 7)
+    assert (settings.simulated, settings.price_per_gpu_hour, settings.currency) == (True, 2.5, "EUR")
+
+
+def test_restarts_of_the_elastic_agent_are_attempts_of_their_own() -> None:
+    settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1, attempt=3)
+    assert settings.elastic_attempt({}) == 3
+    assert settings.elastic_attempt({"TORCHELASTIC_RESTART_COUNT": "2"}) == 5
+
+
+def test_without_a_run_directory_there_are_no_settings() -> None:
+    assert from_environment({"RANKSCOPE_NAME": "x"}) is None
+
+
+def test_a_signal_to_the_launcher_reaches_the_job(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from rankscope.profiler.launch import *\n"
+        "child = ['sh', '-c', 'trap \"exit 9\" TERM; echo up; while :; do sleep 0.1; done']\n"
+        "sys.exit(launch(child, LaunchOptions(run_dir=Path(sys.argv[1]), name='x')).status)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, tmp_path / "run"], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "up\n"
+        time.sleep(0.2)  # the launcher sets its handlers right after it has started the child
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(20) == 9

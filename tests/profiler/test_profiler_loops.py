@@ -1,0 +1,92 @@
+"""Kinds of training loops in one process, each recorded through the launcher."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.profiler.launch import LaunchOptions, launch
+from rankscope.runs.reader import RunReader, is_run
+from rankscope.runs.records import StepRecord
+
+JOB = Path(__file__).parent / "jobs" / "tiny_loop.py"
+STEPS = 12
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
+
+def record(run_dir: Path, kind: str, *, windows: int = 0) -> int:
+    """Record one kind of loop; returns the exit status."""
+    options = LaunchOptions(run_dir=run_dir, name=kind, window_first=4, window_every=0, window_steps=windows)
+    return launch([sys.executable, str(JOB), kind], options).status
+
+
+def recorded(run_dir: Path) -> list[StepRecord]:
+    """The step records of the only rank."""
+    return list(RunReader(run_dir).steps(0, 0))
+
+
+def test_a_world_of_one_waits_for_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert record(tmp_path / "run", "plain", windows=2) == 0
+    assert capfd.readouterr().err == ""
+    records = recorded(tmp_path / "run")
+    assert [row.step for row in records] == list(range(STEPS))
+    assert {row.blocked_total_us for row in records} == {0.0}
+    assert [row.step for row in records if "checkpoint" in row.tags] == [6]
+    assert len(list(RunReader(tmp_path / "run").windows(0, 0))) == 2
+
+
+def test_a_crash_is_told_from_an_exit_and_the_status_is_the_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert record(tmp_path / "run", "crash") == 1
+    info = RunReader(tmp_path / "run").rank(0, 0)
+    assert info is not None
+    assert info.end_reason == "crash"
+    assert len(recorded(tmp_path / "run")) == STEPS
+    assert "the script's own error" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        # Without a data loader nobody sees where the first step began: it has a number but no record.
+        ("accumulate", range(1, STEPS)),
+        ("scaler", range(1, STEPS)),
+        ("compiled", range(1, STEPS)),
+        ("gan", range(1, STEPS)),
+        ("inside_backward", range(1, STEPS)),
+    ],
+)
+def test_steps_are_counted_as_the_script_means_them(
+    tmp_path: Path, kind: str, numbers: range, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert record(tmp_path / "run", kind) == 0
+    assert capfd.readouterr().out == ("1 graph\n" if kind == "compiled" else "")
+    records = recorded(tmp_path / "run")
+    assert [row.step for row in records] == list(numbers)
+    assert all(row.phases_us.data is None for row in records), "there was no data loader"
+    if kind == "scaler":
+        assert [row.step for row in records if "optimizer_skipped" in row.tags] == [2, 5, 8, 11]
+
+
+def test_the_scripts_own_profiler_goes_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # The script starts its profiler in the middle of a window.
+    assert record(tmp_path / "run", "profiled", windows=3) == 0
+    output = capfd.readouterr()
+    assert "own profile True" in output.out
+    assert "another profiler was started" in output.err
+    assert not list(RunReader(tmp_path / "run").windows(0, 0))
+    assert len(recorded(tmp_path / "run")) == STEPS - 1
+
+
+def test_a_job_without_training_leaves_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print('torch' in sys.modules, *sys.argv[1:]); sys.exit(7)")
+    options = LaunchOptions(run_dir=tmp_path / "deep" / "run", name="none")
+    result = launch([sys.executable, str(script), "--flag"], options)
+    assert result.status == 7
+    assert not is_run(result.run_dir)
+    assert not (tmp_path / "deep").exists()
+    output = capfd.readouterr()
+    assert (output.out, output.err) == ("False --flag\n", "")

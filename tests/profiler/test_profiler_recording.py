@@ -1,0 +1,154 @@
+"""Real torchrun jobs, recorded from outside by environment alone."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import PHASES, Phase, StepRecord
+
+JOBS = Path(__file__).parent / "jobs"
+STEPS = 16
+PAUSE_US = 20_000
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
+
+def torchrun(run_dir: Path, *args: str, windows: int = 0, spool: Path | None = None) -> LaunchResult:
+    """Record ``tiny_ddp.py`` on two ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOBS / "tiny_ddp.py")]
+    options = LaunchOptions(run_dir=run_dir, name="tiny", window_first=6, window_every=0, window_steps=windows, spool_dir=spool)
+    return launch([*command, "--steps", str(STEPS), *args], options)
+
+
+def steps(run: RunReader, rank: int, attempt: int = 0) -> list[StepRecord]:
+    """All records of a rank."""
+    return list(run.steps(attempt, rank))
+
+
+def typical(records: list[StepRecord], phase: Phase, *, own: bool = False) -> float:
+    """Median time of a phase in microseconds, without waiting for others if ``own``."""
+    times = [
+        (record.phases_us.get(phase) or 0.0) - (record.blocked_us.get(phase) or 0.0 if own and record.blocked_us else 0.0)
+        for record in records[2:]
+    ]
+    return statistics.median(times)
+
+
+@pytest.fixture(scope="module")
+def single_thread() -> None:
+    """Two ranks on a small machine must not fight over its cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="module")
+def slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[LaunchResult, RunReader, Path]:
+    """A job whose rank 1 waits for its data, with a profiler window."""
+    folder = tmp_path_factory.mktemp("slow-data")
+    (folder / "spool").mkdir()
+    result = torchrun(folder / "run", "--fault", "data:1", windows=2, spool=folder / "spool")
+    return result, RunReader(folder / "run"), folder
+
+
+def test_every_step_of_every_rank_is_recorded(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
+    result, run, _ = slow_data
+    assert (result.status, result.attempt) == (0, 0)
+    assert run.attempts() == [0]
+    assert run.ranks(0) == [0, 1]
+    for rank in (0, 1):
+        records = steps(run, rank)
+        assert [record.step for record in records] == list(range(STEPS))
+        assert {record.samples for record in records} == {4}
+        assert {record.input_elements for record in records} == {64}
+        assert all(record.cpu_us for record in records)
+    assert run.skipped_lines == 0
+
+
+def test_the_phases_of_a_step_sum_to_its_wall_time(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
+    _, run, _ = slow_data
+    for rank in (0, 1):
+        for record in steps(run, rank):
+            assert sum(record.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(record.wall_us, abs=0.01)
+            blocked = record.blocked_us
+            assert blocked is not None
+            assert all((blocked.get(phase) or 0) <= (record.phases_us.get(phase) or 0) for phase in PHASES)
+
+
+def test_a_slow_loader_is_in_the_data_phase_of_its_rank_and_the_others_wait(
+    slow_data: tuple[LaunchResult, RunReader, Path],
+) -> None:
+    _, run, _ = slow_data
+    fast, slow = steps(run, 0), steps(run, 1)
+    assert typical(slow, "data") > PAUSE_US
+    assert typical(fast, "data") < PAUSE_US / 2
+    waited = [statistics.median(record.blocked_total_us or 0 for record in records[2:]) for records in (fast, slow)]
+    assert waited[0] > waited[1] + PAUSE_US / 2
+    # The collectives make the walls equal: only own time tells the two apart.
+    assert statistics.median(record.own_us or 0 for record in slow[2:]) > 2 * statistics.median(
+        record.own_us or 0 for record in fast[2:]
+    )
+
+
+def test_windows_and_collectives_are_of_the_same_steps_on_all_ranks(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
+    _, run, _ = slow_data
+    for rank in (0, 1):
+        assert [window.step for window in run.windows(0, rank)] == [6, 7]
+        assert {row.step for row in run.collectives(0, rank)} == {6, 7}
+        assert {row.step for row in run.kernels(0, rank)} == {6, 7}
+        assert [record.step for record in steps(run, rank) if record.profiled] == [6, 7]
+    ops = [[(row.step, row.group, row.index, row.op) for row in run.collectives(0, rank)] for rank in (0, 1)]
+    assert ops[0] == ops[1]
+
+
+def test_the_run_says_what_it_was(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
+    _, run, folder = slow_data
+    assert "tiny_ddp.py" in (run.info.launcher or "")
+    attempt = run.attempt(0)
+    assert attempt is not None
+    assert (attempt.world_size, attempt.backend) == (2, "gloo")
+    assert "torch" in attempt.versions
+    for rank in (0, 1):
+        info = run.rank(0, rank)
+        assert info is not None
+        assert (info.end_reason, info.local_rank, info.dropped_records, info.disabled_reason) == ("exit", rank, 0, None)
+        assert info.recorder_cost_us
+        assert (info.end_unix_ns or 0) > info.start_unix_ns
+    assert not any((folder / "spool").iterdir()), "the text files of ranks that said goodbye are gone"
+    assert {path.name for path in (folder / "run").iterdir()} == {"run.json", "attempts"}
+
+
+def test_a_stall_late_in_backward_is_own_backward_time_of_its_rank(tmp_path: Path) -> None:
+    assert torchrun(tmp_path / "run", "--fault", "backward:1").status == 0
+    run = RunReader(tmp_path / "run")
+    fast, slow = steps(run, 0), steps(run, 1)
+    # Both see a long backward …
+    assert min(typical(fast, "backward"), typical(slow, "backward")) > PAUSE_US / 2
+    # … but only one of them needed it.
+    assert typical(slow, "backward", own=True) > PAUSE_US
+    assert typical(fast, "backward", own=True) < PAUSE_US / 2
+    assert not list(run.windows(0, 0)), "no windows were asked for"
+
+
+def test_a_killed_rank_leaves_a_readable_run_and_the_next_launch_is_another_attempt(tmp_path: Path) -> None:
+    # Given a job whose rank 1 is killed in the middle
+    result = torchrun(tmp_path / "run", "--fault", "kill:1")
+    assert result.status != 0
+    run = RunReader(tmp_path / "run")
+    info = run.rank(0, 1)
+    assert info is not None
+    assert info.end_reason == "killed"
+    assert info.end_unix_ns is not None
+    assert [record.step for record in steps(run, 1)] == list(range(STEPS // 2 + 1))
+    # When it is started again into the same run
+    again = torchrun(tmp_path / "run")
+    # Then both are there
+    assert (again.status, again.attempt) == (0, 1)
+    run = RunReader(tmp_path / "run")
+    assert run.attempts() == [0, 1]
+    assert len(steps(run, 1, attempt=1)) == STEPS
