@@ -168,6 +168,7 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(alertmanager: tupl
         "lost GPU": {"alertname": "GpuDown", "severity": "critical", "uuid": "GPU-1", "gpu_uuid": "GPU-1"},
         "rank on it": {"alertname": "RankSilent", "severity": "critical", "run_id": "r3", "rank": "0", "gpu_uuid": "GPU-1"},
         "rank on another": {"alertname": "RankSilent", "severity": "critical", "run_id": "r4", "rank": "0", "gpu_uuid": "GPU-2"},
+        "two labels": {"alertname": "TrainingStraggler", "rank": "2"},
         "no run": {"alertname": "ExporterCollectorFailing", "severity": "warning", "instance": "n1:9838"},
     }
     with http_client() as client:

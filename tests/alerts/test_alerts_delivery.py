@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -14,8 +14,11 @@ import stamina
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.alertmanager import Alertmanager
+from rankscope.alerts.delivery import Delivery
+from rankscope.alerts.hysteresis import Track
+from rankscope.alerts.ledger import Entry, Ledger
 from rankscope.alerts.payload import MAX_ALERTS, Payload, build_payload
-from rankscope.alerts.post import DeliveryError, http_client, post_json, receiver_key, redact
+from rankscope.alerts.post import DeliveryError, _plain, http_client, post_json, receiver_key, redact
 from rankscope.alerts.webhook import Webhook
 
 SECRET = "s3cr3t-token"
@@ -155,6 +158,56 @@ def test_nobody_there_is_an_error_that_tells_no_secret(client: httpx.Client, fre
     if not url.endswith(".invalid/x"):  # a host name is not a secret
         assert SECRET not in str(caught.value)
     assert str(caught.value)
+
+
+def test_an_error_that_quotes_the_address_is_not_repeated() -> None:
+    error = httpx.ConnectError(f"cannot reach /hooks/{SECRET}")
+    assert _plain(error, f"https://h.example/hooks/{SECRET}") == "ConnectError"
+    assert _plain(httpx.ConnectError("Connection refused"), f"https://h.example/hooks/{SECRET}") == "Connection refused"
+
+
+class Note:
+    """A receiver that notes what it is told, or refuses."""
+
+    resend_after_s: float | None = None
+
+    def __init__(self, key: str, *, broken: bool = False) -> None:
+        self.key = self.name = key
+        self.broken = broken
+        self.heard: list[tuple[str, bool]] = []
+
+    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+        if self.broken:
+            raise DeliveryError("answered 500")
+        self.heard += [(one.alert.labels["rank"], one.ends_at_unix_ns is not None) for one in notices]
+
+
+def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_heard() -> None:
+    # Given two receivers, of which one is broken while rank 2 fires
+    working, broken = Note("working"), Note("broken", broken=True)
+    reports: list[str] = []
+    delivery = Delivery([working, broken], retry_after_s=1, report=reports.append)
+
+    def entry(rank: int) -> Entry:
+        one = notice(rank)
+        return Entry(run="r", fingerprint=one.fingerprint, alert=one.alert, track=Track("firing"), starts_at_unix_ns=1)
+
+    ledger = Ledger(entries=[entry(2)])
+    delivery.deliver(ledger, now_unix_ns=0)
+    assert delivery.undelivered(ledger) == ["broken"]
+    # When both fail to hear of its end, work again, and rank 3 of the same run fires
+    working.broken = True
+    ledger.resolve("r", now_unix_ns=2)
+    delivery.deliver(ledger, now_unix_ns=10**9)
+    working.broken = broken.broken = False
+    ledger.entries.append(entry(3))
+    delivery.deliver(ledger, now_unix_ns=10**12)
+    # Then each is told what it can understand, and the one that has ended is forgotten
+    assert sorted(working.heard) == [("2", False), ("2", True), ("3", False)]
+    assert broken.heard == [("3", False)]
+    assert [one.alert.labels["rank"] for one in ledger.entries] == ["3"]
+    assert len([line for line in reports if "not delivered" in line]) == 2
+    assert all("answered 500" in line or "delivered after" in line for line in reports)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def test_findings_about_the_job_as_a_whole_wake_nobody(make_analysis: Callable[.
 def test_the_fingerprint_depends_on_names_and_values_not_on_their_order() -> None:
     # The offset basis of 64-bit FNV-1a; the values are compared with a real Alertmanager elsewhere.
     assert fingerprint({}) == "cbf29ce484222325"
+    assert fingerprint({"alertname": "TrainingStraggler", "rank": "2"}) == "2ecc576732256f4b"
     assert fingerprint({"a": "b", "c": "d"}) == fingerprint({"c": "d", "a": "b"})
     assert fingerprint({"a": "bc"}) != fingerprint({"ab": "c"})
 

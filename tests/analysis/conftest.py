@@ -44,8 +44,8 @@ class Extra:
     tags: list[str] = field(default_factory=list)
 
 
-Plan = Callable[[int, int], Extra | None]
-"""(rank, step) to what is planted there."""
+Plan = Callable[[int, int], dict[str, Any] | None]
+"""(rank, step) to the fields of the ``Extra`` that is planted there."""
 
 
 @dataclass
@@ -74,7 +74,12 @@ class SyntheticRun:
         create_run(
             self.path,
             RunInfo(
-                run_id="run-1", name="synthetic", start_unix_ns=10**18, simulated=self.simulated, price_per_gpu_hour=self.price, currency="EUR"
+                run_id="run-1",
+                name="synthetic",
+                start_unix_ns=10**18,
+                simulated=self.simulated,
+                price_per_gpu_hour=self.price,
+                currency="EUR",
             ),
         )
         create_attempt(self.path, AttemptInfo(attempt=0, start_unix_ns=10**18, world_size=self.ranks, backend="nccl"))
@@ -104,7 +109,7 @@ class SyntheticRun:
             own: list[dict[Phase, float]] = []
             extras: list[Extra] = []
             for rank in range(self.ranks):
-                extra = self.plan(rank, step) or Extra()
+                extra = Extra(**(self.plan(rank, step) or {}))
                 times = {phase: us * float(rng.lognormal(0, self.noise)) for phase, us in self.phases.items()}
                 times[extra.phase] = times.get(extra.phase, 0.0) + extra.us
                 own.append(times)
@@ -119,7 +124,7 @@ class SyntheticRun:
                         step=step,
                         start_unix_ns=start,
                         wall_us=wall,
-                        phases_us=PhaseTimes(**{name: phases.get(name) for name in PHASES}),  # type: ignore[arg-type]
+                        phases_us=PhaseTimes(**{name: phases.get(name) for name in PHASES}),
                         blocked_us=PhaseTimes(backward=blocked) if self.signals else None,
                         cpu_us=0.9 * (total - (0 if extra.cpu else extra.us)),
                         run_queue_us=500.0 + (extra.us if extra.run_queue else 0.0),
@@ -140,10 +145,15 @@ def append(folder: Path, stream: Any, records: Iterable[msgspec.Struct]) -> None
     writer.close()
 
 
-def add_windows(run: Path, rank: int, breakdowns: list[StepBreakdown], collectives: list[CollectiveRecord]) -> None:
-    """Add profiled steps to a rank of a run."""
-    append(rank_dir(run, 0, rank), "windows", breakdowns)
-    append(rank_dir(run, 0, rank), "collectives", collectives)
+@pytest.fixture
+def add_windows() -> Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]:
+    """``add_windows(run, rank, breakdowns, collectives)`` adds profiled steps to a rank of a run."""
+
+    def add(run: Path, rank: int, breakdowns: list[StepBreakdown], collectives: list[CollectiveRecord]) -> None:
+        append(rank_dir(run, 0, rank), "windows", breakdowns)
+        append(rank_dir(run, 0, rank), "collectives", collectives)
+
+    return add
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def step_record(rank: int, step: int, *, slow_rank: int | None, noise: float) ->
 
 
 def window(rank: int, record: StepRecord, *, slow_rank: int | None) -> tuple[StepBreakdown, CollectiveRecord]:
-    """The profiled step that belongs to a step record: compute, one all-reduce half hidden behind it, idle while data is loaded."""
+    """The profiled step that belongs to a step record: compute, one all-reduce partly hidden, idle while data is loaded."""
     blocked = record.blocked_total_us or 0.0
     data = record.phases_us.data or 0.0
     hidden = 2_000.0
@@ -75,7 +75,9 @@ def window(rank: int, record: StepRecord, *, slow_rank: int | None) -> tuple[Ste
     exposed = communication - hidden
     compute = record.wall_us - exposed - data - 60.0
     arrival = START_NS + record.step * 80_000_000 + int((data + COMPUTE_US) * 1e3)
-    end = START_NS + record.step * 80_000_000 + int(((SLOW_DATA_US if slow_rank is not None else data) + COMPUTE_US + 1_800) * 1e3)
+    end = (
+        START_NS + record.step * 80_000_000 + int(((SLOW_DATA_US if slow_rank is not None else data) + COMPUTE_US + 1_800) * 1e3)
+    )
     return (
         StepBreakdown(
             step=record.step,
@@ -126,8 +128,13 @@ def write_run() -> Callable[..., Path]:
         start_unix_ns: int = START_NS,
     ) -> Path:
         random = np.random.default_rng(7)
-        create_run(run, RunInfo(run_id=run_id, name=name, start_unix_ns=start_unix_ns, price_per_gpu_hour=2.5, currency="USD", simulated=simulated))
-        create_attempt(run, AttemptInfo(attempt=0, start_unix_ns=start_unix_ns, world_size=ranks, backend="gloo"))
+        create_run(
+            run,
+            RunInfo(
+                run_id=run_id, name=name, start_unix_ns=start_unix_ns, price_per_gpu_hour=2.5, currency="USD", simulated=simulated
+            ),
+        )
+        create_attempt(run, AttemptInfo(attempt=0, start_unix_ns=start_unix_ns, world_size=ranks or 4, backend="gloo"))
         for rank in range(ranks):
             folder = rank_dir(run, 0, rank)
             info = RankInfo(
@@ -152,7 +159,7 @@ def append_steps(
     folder: Path, rank: int, steps: range, *, slow_rank: int | None, windows: bool, random: np.random.Generator
 ) -> None:
     """Append step records, and windows for the profiled ones, to a rank's folder."""
-    writers = {stream: JsonLinesWriter(folder, stream) for stream in ("steps", "windows", "collectives")}  # type: ignore[arg-type]
+    writers = {stream: JsonLinesWriter(folder, stream) for stream in ("steps", "windows", "collectives")}
     for step in steps:
         record = step_record(rank, step, slow_rank=slow_rank, noise=float(random.uniform(-1, 1)))
         writers["steps"].append(record)
@@ -198,7 +205,15 @@ def analysis() -> Analysis:
     summary = "Rank 2 on host node-1 makes the other 3 ranks wait 40 ms per step (52 % of the step): its data loader is slow."
     return Analysis(
         source=Source(
-            kind="run", path="runs/bert", ranks=4, world_size=4, steps=60, coverage=1.0, simulated=False, run_id="run-1", name="bert-base"
+            kind="run",
+            path="runs/bert",
+            ranks=4,
+            world_size=4,
+            steps=60,
+            coverage=1.0,
+            simulated=False,
+            run_id="run-1",
+            name="bert-base",
         ),
         ranks=[_rank(rank) for rank in range(4)],
         collectives=CollectiveMatching(matched=3, unmatched=0, excluded={}, method="sequence", clock_residual_us=4.0),
@@ -221,7 +236,10 @@ def analysis() -> Analysis:
             gpu_hours_lost=12.4,
             cost=Cost(amount=31.0, currency="USD"),
             summary=summary,
-            next=["rankscope analyze runs/bert --format json", "Look at the data loader of rank 2: workers, storage, augmentation."],
+            next=[
+                "rankscope analyze runs/bert --format json",
+                "Look at the data loader of rank 2: workers, storage, augmentation.",
+            ],
         ),
         findings=[
             Finding(
@@ -232,7 +250,9 @@ def analysis() -> Analysis:
                 phase="data",
                 summary=summary,
                 evidence=[
-                    Evidence(name="own_time_excess", value=40_000.0, unit="us", detail="per step, against the median of the others"),
+                    Evidence(
+                        name="own_time_excess", value=40_000.0, unit="us", detail="per step, against the median of the others"
+                    ),
                     Evidence(name="p_value", value=0.001, unit="", detail="permutation test"),
                 ],
             )
@@ -254,8 +274,8 @@ class MemoryRuns:
         """Add or replace the run ``run_id`` (default ``run-1``)."""
         run = replace(
             RunSummary(
-                run_id="run-1", name="bert-base", path="runs/bert", revision="a", status="finished", world_size=4, ranks=4, hosts=2,
-                attempts=1, start_unix_ns=START_NS,
+                run_id="run-1", name="bert-base", path="runs/bert", revision="a", status="finished", world_size=4, ranks=4,
+                hosts=2, attempts=1, start_unix_ns=START_NS,
             ),
             **summary,
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
@@ -171,8 +172,14 @@ class RunningExporter:
     def stop(self, signal_number: int) -> int:
         self.process.send_signal(signal_number)
         status = self.process.wait(20)
-        self._reader.join(5)
+        self.close()
         return status
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        # Before its descriptor is closed: a reader that is late would read from whatever gets that number next.
+        self._reader.join()
 
 
 @pytest.fixture
@@ -181,19 +188,16 @@ def start_exporter(tmp_path: Path) -> Iterator[Callable[..., RunningExporter]]:
 
     ``prelude`` is Python to run first, in the same process.
     """
-    processes: list[subprocess.Popen[bytes]] = []
+    with contextlib.ExitStack() as stack:
 
-    def start(*args: str | Path, env: Mapping[str, str] | None = None, prelude: str | None = None) -> RunningExporter:
-        defaults = ["--listen", "127.0.0.1:0", "--interval", "0.5", "--host", "node1", "--spool", tmp_path / "spool"]
-        launch = ["-m", "rankscope"] if prelude is None else ["-c", f"{prelude}; from rankscope.cli.main import main; main()"]
-        command = [sys.executable, *launch, "exporter", *map(str, [*defaults, *args])]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **(env or {})})
-        processes.append(process)
-        return RunningExporter(process)
+        def start(*args: str | Path, env: Mapping[str, str] | None = None, prelude: str | None = None) -> RunningExporter:
+            defaults = ["--listen", "127.0.0.1:0", "--interval", "0.5", "--host", "node1", "--spool", tmp_path / "spool"]
+            launch = ["-m", "rankscope"] if prelude is None else ["-c", f"{prelude}; from rankscope.cli.main import main; main()"]
+            command = [sys.executable, *launch, "exporter", *map(str, [*defaults, *args])]
+            process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **(env or {})}))
+            stack.callback(process.kill)
+            exporter = RunningExporter(process)
+            stack.callback(exporter.close)
+            return exporter
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
+        yield start

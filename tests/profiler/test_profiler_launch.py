@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from rankscope.runs.errors import InputError
 from rankscope.runs.records import RunInfo
 from rankscope.runs.writer import create_run
 
-PRINT_ENVIRONMENT = "import os; print(*[f'{k}={v}' for k, v in sorted(os.environ.items()) if k.startswith(('RANKSCOPE', 'PYTHONPATH', 'KINETO'))], sep='\\n')"
+PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_settings_travel_through_the_environment(tmp_path: Path, capfd: pytest.C
             run_dir=tmp_path / "run", name="an experiment", window_every=7, simulated=True, price_per_gpu_hour=2.5, currency="EUR"
         )
         launch([sys.executable, "-c", PRINT_ENVIRONMENT], options)
-    environment = dict(line.split("=", 1) for line in capfd.readouterr().out.splitlines())
+    environment = json.loads(capfd.readouterr().out)
     assert environment["PYTHONPATH"] == f"{SITE_FOLDER}{os.pathsep}/mine"
     assert environment["KINETO_LOG_LEVEL"] == "6"
     settings = from_environment(environment)

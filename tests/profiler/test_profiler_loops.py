@@ -70,12 +70,16 @@ def test_steps_are_counted_as_the_script_means_them(
         assert [row.step for row in records if "optimizer_skipped" in row.tags] == [2, 5, 8, 11]
 
 
-def test_the_scripts_own_profiler_goes_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    # The script starts its profiler in the middle of a window.
-    assert record(tmp_path / "run", "profiled", windows=3) == 0
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("profiled", "another profiler was started"), ("scheduled", "another profiler is on")],
+)
+def test_the_scripts_own_profiler_goes_first(tmp_path: Path, kind: str, reason: str, capfd: pytest.CaptureFixture[str]) -> None:
+    # The script's profiler starts in the middle of a window, or is warming up when one is due.
+    assert record(tmp_path / "run", kind, windows=3) == 0
     output = capfd.readouterr()
     assert "own profile True" in output.out
-    assert "another profiler was started" in output.err
+    assert reason in output.err
     assert not list(RunReader(tmp_path / "run").windows(0, 0))
     assert len(recorded(tmp_path / "run")) == STEPS - 1
 

@@ -45,7 +45,7 @@ def main() -> None:
     model = nn.Sequential(first, nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1))
     if mine == "backward":
         # The first layer's gradient is the last to be ready.
-        first.weight.register_hook(lambda _gradient: time.sleep(args.pause))
+        first.weight.register_hook(lambda _gradient: time.sleep(args.pause))  # type: ignore[no-untyped-call]
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
     loader = DataLoader(Noise(args.pause / 4 if mine == "data" else 0.0), batch_size=4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 
 import torch
@@ -114,11 +113,19 @@ def profiled() -> None:
     print("own profile", "aten::linear" in {event.name for event in events or []})
 
 
-def wait_for_signal() -> None:
-    """Trains, says so, and waits."""
-    plain()
-    print("waiting", flush=True)
-    time.sleep(60)
+def scheduled() -> None:
+    """The script's profiler warms up while the recorder's window is due, and records after it."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    schedule = torch.profiler.schedule(wait=2, warmup=4, active=2, repeat=1)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule) as own:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.ones(4, 8)).mean().backward()
+            optimizer.step()
+            own.step()
+    events = own.events()
+    print("own profile", "aten::linear" in {event.name for event in events or []})
 
 
 if __name__ == "__main__":

@@ -106,4 +106,4 @@ class Delivery:
 def _news(entry: Entry, receiver: Receiver) -> bool:
     """Whether the receiver does not know the entry's state yet. Of an alert it never heard of, it need not hear the end."""
     told = entry.told.get(receiver.key)
-    return told is None if entry.track.state == "firing" else told == "firing"
+    return told != "firing" if entry.track.state == "firing" else told == "firing"

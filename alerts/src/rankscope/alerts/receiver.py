@@ -28,7 +28,7 @@ _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+class Received(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted payload, exactly as it came."""
 
     received_unix_ns: int
@@ -39,7 +39,7 @@ class Deliveries(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to ``GET /deliveries``: the last accepted payloads, oldest first, and how many there were in all."""
 
     total: int
-    deliveries: list[Delivery]
+    deliveries: list[Received]
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, not an error of ours
@@ -56,14 +56,14 @@ class ReceiverApp:
     """The ASGI application.
 
     ``show`` takes one line per alert. With ``out`` every accepted payload is appended to that file as one line of JSON
-    (``Delivery``) before it is acknowledged.
+    (``Received``) before it is acknowledged.
     """
 
     def __init__(self, *, show: Callable[[str], None], out: Path | None = None, clock: Callable[[], int] = time.time_ns) -> None:
         self._show = show
         self._out = out
         self._clock = clock
-        self._kept: deque[Delivery] = deque(maxlen=MAX_KEPT)
+        self._kept: deque[Received] = deque(maxlen=MAX_KEPT)
         self._total = 0
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
@@ -104,7 +104,7 @@ class ReceiverApp:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _Refused(400, f"not a webhook payload of version 4: {error}") from error
         # Formatted anew: a line of the file must not contain the sender's line breaks.
-        delivery = Delivery(received_unix_ns=self._clock(), payload=msgspec.Raw(msgspec.json.format(body, indent=-1)))
+        delivery = Received(received_unix_ns=self._clock(), payload=msgspec.Raw(msgspec.json.format(body, indent=-1)))
         if self._out is not None:
             try:
                 with self._out.open("ab") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 from rankscope.cli.terminal import use_color, width
 from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
 from rankscope.runs.errors import RankscopeError
+from rankscope.runs.paths import SPOOL_DIR
 from rankscope.runs.reader import is_run
 
 
@@ -33,7 +35,7 @@ The training script needs no change and its output is left alone; the verdict go
 )
 @click.option("--name", help="Name of the run.  [default: the script's name]")
 @click.option(
-    "--spool-dir", type=click.Path(path_type=Path), help="Folder where the node's exporter picks up the ranks' metrics."
+    "--spool-dir", type=click.Path(path_type=Path), help=f"Folder where the node's exporter picks up the ranks' metrics.  [default: {SPOOL_DIR}, if it is there]"
 )
 @click.option("--window-first", type=click.IntRange(min=1), default=20, show_default=True, help="First profiled step.")
 @click.option(
@@ -85,7 +87,7 @@ def run(
     options = LaunchOptions(
         run_dir=run_dir or Path("rankscope-runs") / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}",
         name=name,
-        spool_dir=spool_dir,
+        spool_dir=spool_dir or (SPOOL_DIR if os.access(SPOOL_DIR, os.W_OK) else None),
         window_first=window_first,
         window_every=window_every,
         window_steps=window_steps,

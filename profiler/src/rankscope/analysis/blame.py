@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.clock import Clocks
 from rankscope.analysis.intervals import EMPTY, Spans, join, measure, subtract, union
-from rankscope.analysis.matching import Match
+from rankscope.analysis.matching import Match, arrival_ns
 from rankscope.runs.records import CollectiveRecord
 
 
@@ -47,11 +47,6 @@ class Blame:
         """This rank's part of all imposed wait, or ``None`` when nobody waited."""
         total = sum(self.imposed_us.values())
         return self.imposed_us[rank] / total if total > 0 else None
-
-
-def arrival_ns(record: CollectiveRecord) -> int:
-    """When a rank was there."""
-    return record.enqueue_unix_ns if record.stream is None else record.start_unix_ns
 
 
 def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int]) -> Blame:

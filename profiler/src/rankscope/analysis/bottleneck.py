@@ -73,8 +73,13 @@ def shares_of_windows(breakdowns: Sequence[StepBreakdown], *, wait_us: float | N
 
 
 def shares_of_steps(table: StepTable, *, on_cpu: bool) -> Shares:
-    """Shares of the always-on records: the median over ranks of the mean over steps."""
-    wall = table.matrix("wall_us")
+    """Shares of the always-on records: the median over ranks of the mean over steps.
+
+    What a rank is blocked while others still have own work to do is waiting; the rest of it is communication.
+    """
+    wall, own, blocked = (table.matrix(name) for name in ("wall_us", "own_us", "blocked_us"))
+    longest = np.where(np.isfinite(own), own, -np.inf).max(axis=0, initial=-np.inf)
+    waiting = np.minimum(longest - own, blocked)
 
     def share(values: Matrix) -> float | None:
         both = np.isfinite(values) & np.isfinite(wall)
@@ -84,6 +89,7 @@ def shares_of_steps(table: StepTable, *, on_cpu: bool) -> Shares:
 
     return Shares(
         input=share(table.matrix("data_us")),
-        communication=share(table.matrix("blocked_us")),
+        communication=share(blocked - waiting),
+        waiting=share(waiting),
         compute=share(table.matrix("cpu_us")) if on_cpu else None,
     )

@@ -69,7 +69,7 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
     CauseRow("input", None, lambda s: s.phase in ("data", "h2d"), "its data loader is slow"),
     CauseRow("compute", None, lambda s: s.part(s.device_busy_us) >= 0.5, "its device needs longer for the same work"),
     CauseRow("compute", "cpu_contention", lambda s: s.part(s.run_queue_us) >= 0.5, "it waits for a CPU that something else uses"),
-    CauseRow("compute", None, lambda s: s.part(s.cpu_us) >= 0.5, "its CPU needs longer for the same work"),
+    CauseRow("compute", None, lambda s: s.part(s.cpu_us) >= 0.5, "its processor needs longer for the same work"),
     CauseRow(
         "host",
         None,
@@ -81,7 +81,9 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
 
 
 def _uses_processor(signals: Signals) -> bool:
-    return signals.part(signals.cpu_us) >= 0.3 or signals.part(signals.device_busy_us) >= 0.3
+    # Who needs more CPU also queues longer for it where CPUs are short, so both together are what the work costs.
+    cpu, queue = signals.part(signals.cpu_us), signals.part(signals.run_queue_us)
+    return (cpu >= 0.15 and cpu + max(queue, 0.0) >= 0.4) or signals.part(signals.device_busy_us) >= 0.3
 
 
 def cause_of(signals: Signals) -> CauseRow:

@@ -25,6 +25,14 @@ def analyze(paths: Sequence[Path], *, price_per_gpu_hour: float | None = None, c
     """
     if not paths:
         raise InputError(os.curdir, "nothing to analyse: name a run directory or traces")
+    try:
+        return _analyze(paths, price_per_gpu_hour, currency)
+    except OSError as error:
+        # A folder that may not be looked into, a disk that fails: readers translate what they expect, this is the rest.
+        raise InputError(error.filename or paths[0], error.strerror or str(error)) from error
+
+
+def _analyze(paths: Sequence[Path], price_per_gpu_hour: float | None, currency: str) -> Analysis:
     runs = [path for path in paths if is_run(path)]
     if not runs:
         return analyze_traces(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency)

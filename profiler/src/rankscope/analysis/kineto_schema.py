@@ -100,17 +100,22 @@ def decode_trace(path: Path, data: bytes) -> tuple[TraceFile, int]:
     if data.startswith(b"\xef\xbb\xbf"):
         data = data[3:]
     try:
-        return _decode_strictly(data, is_list=bare == b"[")
-    except msgspec.ValidationError:
-        return _decode_leniently(path, data, is_list=bare == b"[")
+        return _decode(path, data, is_list=bare == b"[")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        repaired = _reason(error) != "truncated" and repair(data)
+        repaired = b"" if _reason(error) == "truncated" else repair(data)
         if not repaired or repaired == data:
             raise _unreadable(path, error) from error
     try:
-        return _decode_leniently(path, repaired, is_list=bare == b"[")
+        return _decode(path, repaired, is_list=bare == b"[")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(path, error) from error
+
+
+def _decode(path: Path, data: bytes, *, is_list: bool) -> tuple[TraceFile, int]:
+    try:
+        return _decode_strictly(data, is_list=is_list)
+    except msgspec.ValidationError:
+        return _decode_leniently(path, data, is_list=is_list)
 
 
 def _decode_strictly(data: bytes, *, is_list: bool) -> tuple[TraceFile, int]:

@@ -47,6 +47,11 @@ class Matching:
     method: Literal["sequence", "order"] | None = None
 
 
+def arrival_ns(record: CollectiveRecord) -> int:
+    """When a rank was there: its kernel's start on a device, the calling thread's enqueue on the CPU."""
+    return record.enqueue_unix_ns if record.stream is None else record.start_unix_ns
+
+
 def exclusion(record: CollectiveRecord) -> str | None:
     """Why a collective says nothing about waiting, or ``None``."""
     return "p2p" if record.p2p else EXCLUDED_OPERATIONS.get(record.op)

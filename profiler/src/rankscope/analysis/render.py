@@ -60,12 +60,12 @@ def _headline(analysis: Analysis, width: int, *, color: bool) -> str:
 def _source(analysis: Analysis, width: int) -> str:
     source = analysis.source
     of_world = f" of {source.world_size}" if source.world_size is not None else ""
-    text = f"{source.path}: {_count(source.ranks, 'rank')}{of_world}, {_count(source.steps, 'step')}"
+    text = f"{_count(source.ranks, 'rank')}{of_world}, {_count(source.steps, 'step')}"
     if source.coverage is not None:
         text += f", coverage {source.coverage:.0%}"
     if source.simulated:
         text += ", SIMULATED DATA"
-    lines = textwrap.wrap(text, width, break_long_words=False)
+    lines = [source.path, *textwrap.wrap(text, width)]
     for warning in source.warnings:
         lines += textwrap.wrap(f"warning: {warning}", width, subsequent_indent="  ", break_long_words=False)
     return "\n".join(lines)
@@ -119,7 +119,8 @@ def _imposed_table(analysis: Analysis) -> str:
     if not rows:
         return ""
     cells = [["rank", "imposed", "exposed", "share"], *(_imposed_row(row) for row in rows[:8])]
-    where = "matched collectives" if analysis.collectives.matched else "step records"
+    sources = {"steps": "step records", "windows": "collectives of the profiled steps", "traces": "collectives"}
+    where = sources[analysis.imposed_wait_source or "steps"]
     lines = [f"imposed wait, summed over the ranks that waited (from {where})", *_aligned(cells)]
     if len(rows) > 8:
         lines.append(f"and {len(rows) - 8} more")

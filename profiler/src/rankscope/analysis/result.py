@@ -176,6 +176,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     collectives: CollectiveMatching
     imposed_wait: list[ImposedWait]
     """Most imposed first."""
+    imposed_wait_source: Literal["steps", "windows", "traces"] | None = None
+    """What ``imposed_wait`` was read from; ``None`` when it is empty. Windows see a few steps sharply, step records all steps."""
     verdict: Verdict
     findings: list[Finding]
     """Most costly first."""

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankscope.analysis.blame import assign_blame
-from rankscope.analysis.clock import fit_clocks
+from rankscope.analysis.clock import consistent, fit_clocks
 from rankscope.analysis.matching import match_collectives
 from rankscope.analysis.own_time import imposed_wait, judge
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
 from rankscope.analysis.run_verdict import RunEvidence, run_verdict
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.steps import MAX_US, StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.runs.reader import RunReader
 
@@ -28,6 +28,7 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
     verdict, findings = run_verdict(run, price_per_gpu_hour, currency)
     table = run.table
     evidence = table.has_record
+    imposed = _imposed(run)
     return Analysis(
         source=Source(
             kind="run",
@@ -56,7 +57,8 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
         collectives=matching_result(run.matching, run.clocks)
         if any(reduction.collectives for reduction in run.windows.values())
         else CollectiveMatching(matched=0, unmatched=0, excluded={}, method=None, clock_residual_us=None),
-        imposed_wait=_imposed(run),
+        imposed_wait=imposed,
+        imposed_wait_source=("windows" if run.matching.matches else "steps") if imposed else None,
         verdict=verdict,
         findings=findings,
     )
@@ -68,18 +70,24 @@ def _read(path: os.PathLike[str]) -> RunEvidence:
     attempt = table.attempt
     ranks = [int(rank) for rank in table.ranks]
     infos = {rank: info for rank in ranks if (info := reader.rank(attempt, rank)) is not None}
-    windows = {
-        rank: Reduction(
-            breakdowns=list(reader.windows(attempt, rank)),
-            collectives=list(reader.collectives(attempt, rank)),
+    windows: dict[int, Reduction] = {}
+    damaged = table.damaged
+    for rank in ranks:
+        breakdowns = list(reader.windows(attempt, rank))
+        collectives = list(reader.collectives(attempt, rank))
+        windows[rank] = Reduction(
+            breakdowns=[row for row in breakdowns if 0 < row.window_us < MAX_US],
+            collectives=[row for row in collectives if 0 <= row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns < 2**62],
         )
-        for rank in ranks
-    }
+        damaged += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
     about = reader.attempt(attempt)
     world_size = about.world_size if about else max((info.world_size for info in infos.values()), default=None)
     matching = match_collectives({rank: reduction.collectives for rank, reduction in windows.items()}, world_size=world_size)
-    clocks = fit_clocks(matching.matches)
-    return RunEvidence(reader, table, infos, windows, world_size, matching, clocks, assign_blame(matching.matches, clocks, ranks))
+    clocks = fit_clocks(matching.matches, {rank: info.host for rank, info in infos.items()})
+    matching = consistent(matching, clocks)
+    return RunEvidence(
+        reader, table, infos, windows, world_size, matching, clocks, assign_blame(matching.matches, clocks, ranks), damaged
+    )
 
 
 def _coverage(run: RunEvidence) -> float | None:
@@ -110,6 +118,8 @@ def _warnings(run: RunEvidence) -> list[str]:
         warnings.append(f"{dropped} records were dropped because a ring was full")
     if run.reader.skipped_lines:
         warnings.append(f"{run.reader.skipped_lines} damaged lines skipped")
+    if run.damaged:
+        warnings.append(f"{run.damaged} records left out, their times make no sense")
     return warnings
 
 

@@ -35,6 +35,8 @@ class RunEvidence:
     matching: Matching
     clocks: Clocks
     blame: Blame
+    damaged: int
+    """Records with impossible times, left out."""
 
     @property
     def path(self) -> str:
@@ -70,7 +72,7 @@ def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
 
 
 def _shares(run: RunEvidence) -> Shares:
-    """Communication and compute from windows where there are any, for only they see what compute hides; input from the records."""
+    """Communication and compute from windows where there are any, for only they see what compute hides; input from records."""
     on_cpu = not any(info.device_kind != "cpu" for info in run.infos.values())
     always = shares_of_steps(run.table, on_cpu=on_cpu)
     breakdowns = [row for reduction in run.windows.values() for row in reduction.breakdowns]

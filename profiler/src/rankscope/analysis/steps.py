@@ -47,6 +47,9 @@ METRICS: Final[dict[str, Metric]] = {
 }
 """Names that ``StepTable.matrix`` knows."""
 
+MAX_US: Final = 366 * 86_400 * 1e6
+"""Nothing in training takes a year: a longer time is damage."""
+
 _Getter = Callable[[StepRecord], float | int | None]
 
 
@@ -79,6 +82,39 @@ _GETTERS: Final[dict[str, _Getter]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class _Columns:
+    """One rank's records, one entry per record in the order in which they were written."""
+
+    step: NDArray[np.int64]
+    start: NDArray[np.int64]
+    profiled: NDArray[np.bool_]
+    values: dict[str, NDArray[np.float64]]
+    tags: dict[str, list[int]]
+    damaged: int
+
+    @classmethod
+    def of(cls, records: Iterable[StepRecord]) -> Self:
+        everything = list(records)
+        rows = [
+            row for row in everything if 0 <= row.step < 2**53 and 0 <= row.start_unix_ns < 2**62 and 0 <= row.wall_us < MAX_US
+        ]
+        tags: dict[str, list[int]] = {}
+        for number, row in enumerate(rows):
+            for tag in row.tags:
+                tags.setdefault(tag, []).append(number)
+        return cls(
+            step=np.array([row.step for row in rows], dtype=np.int64),
+            start=np.array([row.start_unix_ns for row in rows], dtype=np.int64),
+            profiled=np.array([row.profiled for row in rows], dtype=bool),
+            values={
+                name: np.array([get(row) for row in rows], dtype=np.float64) for name, get in _GETTERS.items()
+            },  # None becomes NaN
+            tags=tags,
+            damaged=len(everything) - len(rows),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StepTable:
     """Step records of one attempt. Matrices are float64 [ranks, steps], NaN where a rank has no record or no signal."""
 
@@ -94,6 +130,8 @@ class StepTable:
     """[ranks, steps]: the profiler was on, so the times include its cost."""
     tags: dict[str, NDArray[np.bool_]]
     """Tag to [ranks, steps]: where it was set."""
+    damaged: int = 0
+    """Records left out because their times or step numbers are impossible."""
 
     @classmethod
     def load(cls, reader: RunReader, attempt: int | None = None) -> Self:
@@ -111,22 +149,22 @@ class StepTable:
     def from_records(cls, attempt: int, records: dict[int, Iterable[StepRecord]]) -> Self:
         """Table of the records of each rank. A step recorded twice by a rank counts as last written."""
         ranks = sorted(records)
-        rows: list[list[StepRecord]] = [list(records[rank]) for rank in ranks]
-        steps = np.unique(np.array([record.step for row in rows for record in row], dtype=np.int64))
+        # Columns per rank first: a thousand ranks' records as objects would fill memory, their numbers do not.
+        columns = [_Columns.of(records[rank]) for rank in ranks]
+        steps = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(one.step for one in columns)]))
         shape = (len(ranks), len(steps))
         values = {name: np.full(shape, np.nan) for name in METRICS}
         start = np.zeros(shape, dtype=np.int64)
         profiled = np.zeros(shape, dtype=bool)
         tags: dict[str, NDArray[np.bool_]] = {}
-        for at, row in enumerate(rows):
-            columns = np.searchsorted(steps, np.array([record.step for record in row], dtype=np.int64))
-            for name, get in _GETTERS.items():
-                values[name][at, columns] = np.array([get(record) for record in row], dtype=np.float64)  # None becomes NaN
-            start[at, columns] = [record.start_unix_ns for record in row]
-            profiled[at, columns] = [record.profiled for record in row]
-            for record, column in zip(row, columns, strict=True):
-                for tag in record.tags:
-                    tags.setdefault(tag, np.zeros(shape, dtype=bool))[at, column] = True
+        for row, one in enumerate(columns):
+            at = np.searchsorted(steps, one.step)
+            for name, column in one.values.items():
+                values[name][row, at] = column
+            start[row, at] = one.start
+            profiled[row, at] = one.profiled
+            for tag, where in one.tags.items():
+                tags.setdefault(tag, np.zeros(shape, dtype=bool))[row, at[where]] = True
         return cls(
             attempt=attempt,
             ranks=np.array(ranks, dtype=np.int64),
@@ -135,6 +173,7 @@ class StepTable:
             start_unix_ns=start,
             profiled=profiled,
             tags=tags,
+            damaged=sum(one.damaged for one in columns),
         )
 
     def matrix(self, metric: str) -> Matrix:
@@ -156,6 +195,7 @@ class StepTable:
             start_unix_ns=self.start_unix_ns[:, keep],
             profiled=self.profiled[:, keep],
             tags={name: matrix[:, keep] for name, matrix in self.tags.items()},
+            damaged=self.damaged,
         )
 
     @property

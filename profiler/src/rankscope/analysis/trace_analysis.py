@@ -14,7 +14,7 @@ import numpy as np
 from rankscope.analysis.blame import Blame, assign_blame
 from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.cause import cause_of
-from rankscope.analysis.clock import Clocks, fit_clocks
+from rankscope.analysis.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.own_time import Slow
@@ -24,6 +24,7 @@ from rankscope.analysis.result import Analysis, CollectiveMatching, Evidence, Fi
 from rankscope.analysis.traces import read_trace
 from rankscope.analysis.verdict import Named, Setting, insufficient, limits, nobody, straggler
 from rankscope.runs.errors import InputError
+from rankscope.runs.reader import is_run
 from rankscope.runs.records import DeviceKind
 
 SUFFIXES: Final = (".json", ".json.gz")
@@ -53,6 +54,8 @@ def find_traces(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
     named: set[Path] = set()
     for path in paths:
         if path.is_dir():
+            if runs := sorted(child for child in path.iterdir() if is_run(child)):
+                raise InputError(path, f"a folder of runs; name one of them, such as {runs[-1]}")
             inside = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
             if not inside:
                 raise InputError(path, "neither a run directory (no run.json) nor a folder with traces (*.json, *.json.gz)")
@@ -73,7 +76,8 @@ def analyze_traces(paths: Sequence[Path], *, price_per_gpu_hour: float | None = 
     files, named = find_traces(paths)
     traces, warnings = _read_all(files, named)
     matching = match_collectives({trace.rank: trace.reduction.collectives for trace in traces}, world_size=_world_size(traces))
-    clocks = fit_clocks(matching.matches)
+    clocks = fit_clocks(matching.matches, {trace.rank: trace.host for trace in traces if trace.host})
+    matching = consistent(matching, clocks)
     blame = assign_blame(matching.matches, clocks, [trace.rank for trace in traces])
     verdict, findings = _verdict(traces, blame, matching, price_per_gpu_hour, currency)
     steps = sorted({number for trace in traces for number in trace.steps})
@@ -102,6 +106,7 @@ def analyze_traces(paths: Sequence[Path], *, price_per_gpu_hour: float | None = 
         ],
         collectives=matching_result(matching, clocks),
         imposed_wait=imposed_result(blame) if matching.matches else [],
+        imposed_wait_source="traces" if matching.matches else None,
         verdict=verdict,
         findings=findings,
     )
@@ -210,7 +215,7 @@ def _world_size(traces: Sequence[_RankTrace]) -> int | None:
 
 
 def _coverage(traces: Sequence[_RankTrace], files: Sequence[Path], steps: Sequence[int]) -> float:
-    expected = max(_world_size(traces) or 0, len(files))
+    expected = max(_world_size(traces) or len(files), len(traces))
     return sum(max(1, len(trace.steps)) for trace in traces) / (expected * max(1, len(steps)))
 
 

@@ -6,6 +6,7 @@ function it wraps.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from rankscope.profiler.kineto import note_begun, note_ended
 from rankscope.profiler.recorder import Recorder
 from rankscope.profiler.settings import from_environment
 
@@ -63,6 +65,14 @@ def use(recorder: Recorder) -> None:
         os.register_at_fork(after_in_child=_forked)
 
 
+def adopt_existing(recorder: Recorder) -> None:
+    """Find the DDP models that were made before the wrappers were in place; some tens of milliseconds."""
+    for thing in gc.get_objects():
+        # Not isinstance: it would ask objects that answer with code of their own.
+        if issubclass(type(thing), DistributedDataParallel):
+            recorder.adopt(thing)
+
+
 def _forked() -> None:
     if _recorder is not None:
         _recorder.forked()
@@ -88,6 +98,7 @@ def _wrap_everything() -> None:
     _replace(GradScaler, "step", _scaler)
     _replace(profiler.profile, "_prepare_trace", _foreign_profiler)
     _replace(profiler.profile, "_start_trace", _foreign_profiler)
+    _replace(profiler.profile, "__exit__", _foreign_profiler_ends)
     _replace(DistributedDataParallel, "__init__", _wrapped_model)
     # Broadcasting buffers waits for rank 0, before forward.
     _replace(DistributedDataParallel, "_sync_buffers", _waiting)
@@ -165,11 +176,21 @@ def _scaler(original: Callable[..., Any]) -> Callable[..., Any]:
 def _foreign_profiler(original: Callable[..., Any]) -> Callable[..., Any]:
     def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = _listening()
-        if recorder is not None:
-            recorder.give_way(self)
+        if note_begun(self) and recorder is not None:
+            recorder.give_way()
         return original(self, *args, **kwargs)
 
     return begin
+
+
+def _foreign_profiler_ends(original: Callable[..., Any]) -> Callable[..., Any]:
+    def end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            note_ended(self)
+
+    return end
 
 
 def _wrapped_model(original: Callable[..., None]) -> Callable[..., None]:

@@ -22,6 +22,7 @@ import msgspec
 
 from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_hello
 from rankscope.profiler.ring import End, RingReader
+from rankscope.profiler.scratch import hold, sweep
 from rankscope.profiler.spool import SpoolFile, Totals, render, samples
 from rankscope.profiler.store import RunStore
 from rankscope.runs.errors import InputError
@@ -40,11 +41,13 @@ class Helper:
         self._scratch = scratch
         self._hello = read_hello(scratch)
         self._ring = RingReader(scratch / RING_FILE)
+        self._hold = hold(scratch)
         self._store = RunStore(self._hello)
         self._totals = Totals()
         self._windows: deque[Window] = deque()
         self._spool: SpoolFile | None = None
         self._spool_due = 0.0
+        self._spool_failed = False
         self._disabled = False
         self._missed_windows = 0
         self._traces: deque[Path] = deque()
@@ -52,6 +55,7 @@ class Helper:
     def run(self) -> None:
         """Work until the rank is gone, then finish."""
         parent = os.getppid()
+        sweep()
         os.set_blocking(0, False)
         while True:
             # Asked before the ring is read: after the rank's end one more reading sees everything.
@@ -109,6 +113,9 @@ class Helper:
         if self._hello.keep_traces:
             self._keep(path)
         path.unlink(missing_ok=True)
+        if path.parent != self._scratch:
+            with suppress(OSError):
+                path.parent.rmdir()
 
     def _keep(self, path: Path) -> None:
         kept = self._store.folder / "traces" / f"{path.stem}.json.gz"
@@ -137,9 +144,12 @@ class Helper:
             dropped=self._dropped(),
             disabled=self._ring.disabled_reason is not None,
         )
-        # A spool folder that cannot be written shows as a missing series; the run directory does not depend on it.
-        with suppress(OSError):
+        try:
             self._spool.write(render(run.run_id, rank.rank, values))
+        except OSError as error:
+            if not self._spool_failed:
+                self._spool_failed = True
+                self._say(f"cannot write metrics to {self._hello.spool_dir} ({error.strerror or error}); will try again")
 
     def _dropped(self) -> int:
         return self._ring.dropped + self._store.dropped

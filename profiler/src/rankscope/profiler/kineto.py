@@ -6,6 +6,7 @@ What this torch lacks is found when a window starts and reported as ``KinetoUnav
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +20,27 @@ class KinetoUnavailable(Exception):  # noqa: N818  # it is a circumstance, not a
     """No window can be recorded now; the message says why."""
 
 
+_ours: weakref.WeakSet[Any] = weakref.WeakSet()
+_others: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def note_begun(profile: object) -> bool:
+    """Somebody prepares or starts a torch profile. Returns whether it is not one of ours."""
+    if profile in _ours:
+        return False
+    _others.add(profile)
+    return True
+
+
+def note_ended(profile: object) -> None:
+    """A torch profile has ended."""
+    _others.discard(profile)
+
+
 def busy() -> bool:
-    """Whether somebody's profiler is on."""
+    """Whether somebody's profiler is on, or warming up."""
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
-    return bool(enabled is not None and enabled())
+    return bool(_others) or bool(enabled is not None and enabled())
 
 
 class KinetoSession:
@@ -35,11 +53,8 @@ class KinetoSession:
             self._profile: Any = profiler.profile(use_kineto=True, use_device=device)
         except (TypeError, AssertionError, RuntimeError) as error:
             raise KinetoUnavailable(f"torch {torch.__version__}: {error}") from error
+        _ours.add(self._profile)
         self._mark: Any = None
-
-    def owns(self, profile: object) -> bool:
-        """Whether ``profile`` is the torch object behind this session."""
-        return profile is self._profile
 
     def start(self) -> None:
         """Begin recording. Raises ``KinetoUnavailable``."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from rankscope.profiler.session import make_scratch
+from rankscope.profiler.scratch import hold, make_scratch
 from rankscope.profiler.settings import PREFIX, RecorderSettings
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader, is_run
@@ -71,11 +71,13 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
     run_dir = options.run_dir.absolute()
     created = _check_run_dir(run_dir)
     scratch = make_scratch("job")
+    held = hold(scratch)
     try:
         settings = _settings(command, options, run_dir, scratch)
         status = _run(command, _environment(settings))
         _wait_for_helpers(scratch)
     finally:
+        os.close(held)
         shutil.rmtree(scratch, ignore_errors=True)
         for folder in created:
             # Only what is still empty: a job that trained nothing leaves nothing.
@@ -185,7 +187,7 @@ def _in_foreground() -> bool:
 def _wait_for_helpers(scratch: Path) -> None:
     """Every recording rank has a folder in ``scratch`` until its helper is done."""
     deadline = time.monotonic() + DRAIN_SECONDS
-    while any(scratch.iterdir()):
+    while any(entry.is_dir() for entry in scratch.iterdir()):
         if time.monotonic() > deadline:
             print("rankscope: some ranks are still writing their records; they may be incomplete", file=sys.stderr)
             return

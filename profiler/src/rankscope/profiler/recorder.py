@@ -11,10 +11,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -25,6 +23,7 @@ from rankscope.profiler.batch import measure
 from rankscope.profiler.boundary import StepBoundary
 from rankscope.profiler.clock import now
 from rankscope.profiler.ddp import LastGradient
+from rankscope.profiler.guard import guarded
 from rankscope.profiler.handover import EntryKind
 from rankscope.profiler.host import GC_TAG, GcMeter, ThreadMeter, ThreadUse
 from rankscope.profiler.identity import identify
@@ -36,32 +35,6 @@ from rankscope.profiler.windows import Schedule, Windows
 from rankscope.runs.records import PhaseTimes, StepRecord
 
 _MAX_TAGS: Final = 8
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _guarded(
-    default: _R,
-) -> Callable[[Callable[Concatenate[Recorder, _P], _R]], Callable[Concatenate[Recorder, _P], _R]]:
-    """A method that does nothing on other threads or when the recorder is off, books its own time, and never raises."""
-
-    def decorate(method: Callable[Concatenate[Recorder, _P], _R]) -> Callable[Concatenate[Recorder, _P], _R]:
-        @wraps(method)
-        def guarded(self: Recorder, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-            if self.off or threading.get_ident() != self.thread:
-                return default
-            began = now()
-            try:
-                return method(self, *args, **kwargs)
-            except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
-                self.disable(f"{type(error).__name__}: {error}")
-                return default
-            finally:
-                self.cost_ns += now() - began
-
-        return cast("Callable[Concatenate[Recorder, _P], _R]", guarded)
-
-    return decorate
 
 
 class Recorder:
@@ -109,7 +82,7 @@ class Recorder:
 
     # What training does, as told by the wrappers in ``attach`` and by ``StepProfiler``.
 
-    @_guarded(default=False)
+    @guarded(default=False)
     def enter_data(self) -> bool:
         """A batch is being asked for. False: do not report its arrival."""
         if self._inside("data") or not (self.explicit or torch.is_grad_enabled()):
@@ -117,7 +90,7 @@ class Recorder:
         self._running(whole=True).enter("data", now())
         return True
 
-    @_guarded(default=None)
+    @guarded(default=None)
     def leave_data(self, batch: object = None) -> None:
         """The batch is there, or there is none."""
         self._running().leave(now())
@@ -127,7 +100,7 @@ class Recorder:
         if elements is not None:
             self._elements = (self._elements or 0) + elements
 
-    @_guarded(default=False)
+    @guarded(default=False)
     def enter_backward(self) -> bool:
         """A backward pass starts. False: it is part of another, do not report its end."""
         if self._inside("backward"):
@@ -137,7 +110,7 @@ class Recorder:
         self._inner_optimizer = False
         return True
 
-    @_guarded(default=None)
+    @guarded(default=None)
     def leave_backward(self) -> None:
         """The backward pass has returned or raised."""
         clock, ended = self._running(), now()
@@ -156,7 +129,7 @@ class Recorder:
         if self._inner_optimizer and not self._boundary.knows_optimizers and not self.explicit:
             self._close_step(now())
 
-    @_guarded(default=None)
+    @guarded(default=None)
     def before_optimizer(self, optimizer: object) -> None:
         """``optimizer.step`` begins."""
         if self._inside("backward") and not self._inside("optimizer"):
@@ -172,7 +145,7 @@ class Recorder:
         self._optimizer = optimizer
         clock.enter("optimizer", now())
 
-    @_guarded(default=None)
+    @guarded(default=None)
     def after_optimizer(self, optimizer: object) -> None:
         """``optimizer.step`` has returned."""
         if self._optimizer is not optimizer:
@@ -184,12 +157,12 @@ class Recorder:
         if self._boundary.after_optimizer(optimizer) and not self.explicit:
             self._close_step(ended)
 
-    @_guarded(default=-1)
+    @guarded(default=-1)
     def before_scaler(self) -> int:
         """A gradient scaler decides whether the optimizer steps; hand the answer to ``after_scaler``."""
         return self._optimizers_seen
 
-    @_guarded(default=None)
+    @guarded(default=None)
     def after_scaler(self, optimizer: object, seen: int) -> None:
         """The scaler has decided: a skipped step is a step of training all the same."""
         if self._optimizers_seen == seen:
@@ -197,7 +170,7 @@ class Recorder:
             self.before_optimizer(optimizer)
             self.after_optimizer(optimizer)
 
-    @_guarded(default=0)
+    @guarded(default=0)
     def enter_wait(self) -> int:
         """The thread is about to wait for other ranks; returns when. 0: it is waiting already."""
         if self._wait_started or self._clock is None:
@@ -205,7 +178,7 @@ class Recorder:
         self._wait_started = now()
         return self._wait_started
 
-    @_guarded(default=None)
+    @guarded(default=None)
     def leave_wait(self, started: int) -> None:
         """The wait that began at ``started`` is over."""
         self._wait_started = 0
@@ -217,18 +190,18 @@ class Recorder:
         if clock.inside("backward") and ready is not None and started >= ready:
             self._waited_before_ready += waited
 
-    @_guarded(default=None)
+    @guarded(default=None)
     def adopt(self, model: DistributedDataParallel) -> None:
         """A model was wrapped for distributed data parallelism."""
         self.gradients.adopt(model)
 
-    @_guarded(default=None)
-    def give_way(self, profile: object) -> None:
+    @guarded(default=None)
+    def give_way(self) -> None:
         """The script starts a profiler of its own."""
         if self._windows is not None:
-            self._windows.give_way(profile)
+            self._windows.give_way()
 
-    @_guarded(default=None)
+    @guarded(default=None)
     def tag(self, tag: str) -> None:
         """Something worth knowing happens in this step."""
         self._note(tag)
@@ -237,12 +210,12 @@ class Recorder:
         if tag not in self._tags and len(self._tags) < _MAX_TAGS:
             self._tags.append(tag[:32])
 
-    @_guarded(default=None)
+    @guarded(default=None)
     def begin(self) -> None:
         """Explicit mode: the first step starts here."""
         self._running(whole=True)
 
-    @_guarded(default=None)
+    @guarded(default=None)
     def step(self, samples: int | None = None, tokens: int | None = None) -> None:
         """Explicit mode: the step ends here."""
         if samples is not None:
@@ -409,23 +382,3 @@ def _note_crashes(recorder: Recorder) -> None:
         previous(kind, error, trace)
 
     sys.excepthook = hook
-
-
-def counted(loader: Iterable[_R], recorder: Recorder) -> Iterable[_R]:
-    """The batches of ``loader``, with the time each took reported."""
-    iterator = iter(loader)
-    while True:
-        reported = recorder.enter_data()
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            if reported:
-                recorder.leave_data()
-            return
-        except BaseException:
-            if reported:
-                recorder.leave_data()
-            raise
-        if reported:
-            recorder.leave_data(batch)
-        yield batch

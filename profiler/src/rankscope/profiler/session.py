@@ -6,28 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
 from rankscope.profiler.ring import RingWriter
+from rankscope.profiler.scratch import make_scratch
 from rankscope.profiler.settings import PREFIX
-
-LOCAL_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # memory shared between processes is what it is for
-
-
-def make_scratch(name: str, parent: str | None = None) -> Path:
-    """A private folder on local memory: in ``parent`` if that is here, else in /dev/shm, else in the temporary folder.
-
-    Raises ``OSError``.
-    """
-    if parent is not None and Path(parent).is_dir():
-        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
-    base = LOCAL_MEMORY if os.access(LOCAL_MEMORY, os.W_OK | os.X_OK) else None
-    return Path(tempfile.mkdtemp(prefix=f"rankscope-{os.getuid()}-{name}-", dir=base))
 
 
 class Session:

@@ -6,13 +6,13 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from rankscope.profiler import attach
-from rankscope.profiler.recorder import Recorder, counted
+from rankscope.profiler.recorder import Recorder
 from rankscope.profiler.ring import End
 from rankscope.profiler.settings import RecorderSettings
 
@@ -81,6 +81,7 @@ class StepProfiler:
             recorder = Recorder(self._settings, explicit=True)
             try:
                 attach.use(recorder)
+                attach.adopt_existing(recorder)
             except RuntimeError as error:
                 recorder.disable(str(error))
             self._recorder = recorder
@@ -94,7 +95,7 @@ class StepProfiler:
 
     def data(self, loader: Iterable[_T]) -> Iterable[_T]:
         """The batches of ``loader``, any iterable; the time each takes is the step's data phase."""
-        return loader if self._recorder is None else counted(loader, self._recorder)
+        return loader if self._recorder is None else _counted(loader, self._recorder)
 
     def step(self, *, samples: int | None = None, tokens: int | None = None) -> None:
         """The step ends here.
@@ -108,3 +109,23 @@ class StepProfiler:
         """Note what happens in this step: ``"eval"``, ``"checkpoint"``, or a word of your own."""
         if self._recorder is not None:
             self._recorder.tag(tag)
+
+
+def _counted(loader: Iterable[_T], recorder: Recorder) -> Iterator[_T]:
+    """The batches of ``loader``, with the time each took reported."""
+    iterator = iter(loader)
+    while True:
+        reported = recorder.enter_data()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            if reported:
+                recorder.leave_data()
+            return
+        except BaseException:
+            if reported:
+                recorder.leave_data()
+            raise
+        if reported:
+            recorder.leave_data(batch)
+        yield batch

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from rankscope.profiler.handover import EntryKind, Window
 from rankscope.profiler.kineto import KinetoSession, KinetoUnavailable
-
-_MIN_FREE_BYTES: Final = 512 * 1024 * 1024
-"""A trace is some tens of megabytes of local memory until the helper has read it; below this training needs the memory more."""
+from rankscope.profiler.scratch import trace_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +38,7 @@ class Windows:
         self._put = put
         self._session: KinetoSession | None = None
         self._first = 0
+        self._path = scratch
         self._skip_until = -1
         self._warm = schedule.steps <= 0
 
@@ -67,8 +64,8 @@ class Windows:
         self._warm = True
         self._first = step
         try:
-            memory = os.statvfs(self._scratch)
-            if memory.f_bavail * memory.f_frsize < _MIN_FREE_BYTES:
+            folder = trace_folder(self._scratch)
+            if folder is None:
                 raise KinetoUnavailable("too little local memory for a trace")  # noqa: TRY301  # all reasons end below
             session = KinetoSession()
             session.start()
@@ -76,19 +73,19 @@ class Windows:
             self._miss(str(error))
             return
         self._session = session
+        self._path = folder / f"window-{step:09d}.json"
         session.begin_step(step)
 
     def _finish(self, last: int) -> None:
         session, self._session = self._session, None
         assert session is not None
-        path = self._scratch / f"window-{self._first:09d}.json"
         try:
             session.stop()
-            session.export(path)
+            session.export(self._path)
         except (KinetoUnavailable, RuntimeError, OSError) as error:
             self._put(EntryKind.MISSED_WINDOW, str(error).encode()[:500])
             return
-        self._put(EntryKind.WINDOW, msgspec.json.encode(Window(str(path), self._first, last)))
+        self._put(EntryKind.WINDOW, msgspec.json.encode(Window(str(self._path), self._first, last)))
 
     def _miss(self, reason: str) -> None:
         # The rest of this window would be steps the other ranks have and this one has not: skip it whole.
@@ -110,12 +107,11 @@ class Windows:
         except (KinetoUnavailable, RuntimeError):
             return
 
-    def give_way(self, profile: object) -> None:
+    def give_way(self) -> None:
         """Somebody starts a profiler of their own: theirs goes first, our window is dropped."""
-        session = self._session
-        if session is None or session.owns(profile):
+        if self._session is None:
             return
-        self._session = None
+        session, self._session = self._session, None
         session.stop()
         self._miss("another profiler was started")
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal
 
+SPOOL_DIR: Final = Path("/run/rankscope/spool")
+"""Where the ranks of a node leave their metrics (``*.prom``) for the exporter, unless told otherwise."""
+
 Stream = Literal["steps", "windows", "collectives", "kernels"]
 STREAMS: Final[tuple[Stream, ...]] = ("steps", "windows", "collectives", "kernels")
 

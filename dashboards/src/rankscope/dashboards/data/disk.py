@@ -20,6 +20,10 @@ from rankscope.runs.reader import RunReader, is_run
 SILENT_AFTER_S: Final = 120.0
 """A run whose ranks have not ended is called silent when nothing was written for this long."""
 
+_REST_FACTOR: Final = 4.0
+"""After an analysis a live run is shown unchanged for this many times as long as the analysis took, so that following a run of
+thousands of ranks does not keep a core busy. Small runs take milliseconds; nobody notices."""
+
 _KEPT_ANALYSES: Final = 64
 _KEPT_TABLES: Final = 2
 """Step tables are large (1,024 ranks x 1,000 steps: about 200 MB)."""
@@ -40,6 +44,8 @@ class DiskRuns:
         self._clock_s = clock_s
         self._where: dict[str, Path] = {}
         """Folder in which a run was last seen, so that asking for one run does not look at all."""
+        self._resting: dict[str, tuple[float, RunSummary]] = {}
+        """Folder to (until when, the summary that was analysed)."""
         self._summaries: Memo[RunSummary] = Memo(1024)
         self._analyses: Memo[Analysis] = Memo(_KEPT_ANALYSES)
         self._tables: Memo[StepMatrices] = Memo(_KEPT_TABLES)
@@ -72,12 +78,19 @@ class DiskRuns:
     def analysis(self, run_id: str) -> Analysis:
         """The verdict and its evidence, computed once per state of the files."""
         summary = self._readable(run_id)
-        return self._analyses.get(summary.path, summary.revision, lambda: analyze([Path(summary.path)]))
+        return self._analyses.get(summary.path, summary.revision, lambda: self._analyze(summary))
 
     def steps(self, run_id: str) -> StepMatrices:
         """Per-step values, read once per state of the files."""
         summary = self._readable(run_id)
         return self._tables.get(summary.path, summary.revision, lambda: StepTable.load(RunReader(Path(summary.path))))
+
+    def _analyze(self, summary: RunSummary) -> Analysis:
+        started = self._clock_s()
+        analysis = analyze([Path(summary.path)])
+        ended = self._clock_s()
+        self._resting[summary.path] = (ended + _REST_FACTOR * (ended - started), summary)
+        return analysis
 
     def _readable(self, run_id: str) -> RunSummary:
         summary = self.summary(run_id)
@@ -96,6 +109,9 @@ class DiskRuns:
     def _summary(self, folder: Path) -> RunSummary:
         print_ = footprint(folder)
         read = self._summaries.get(str(folder), print_.revision, lambda: _read(folder, print_))
+        until, analysed = self._resting.get(str(folder), (0.0, read))
+        if read.status == analysed.status == "live" and self._clock_s() < until:
+            read = analysed
         if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
             # Decided on every call: silence is what does not change the files.
             return replace(read, status="silent")

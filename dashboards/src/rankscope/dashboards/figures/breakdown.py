@@ -84,7 +84,12 @@ def breakdown_bars(
     figure = _stack(times, at, names, colors)
     framed(figure, colors, height=64 + 34 * max(len(labels), 2))
     figure.update_yaxes(
-        tickmode="array", tickvals=list(range(len(labels))), ticktext=labels, range=[len(labels) - 0.5, -0.5], showgrid=False, zeroline=False
+        tickmode="array",
+        tickvals=list(range(len(labels))),
+        ticktext=labels,
+        range=[len(labels) - 0.5, -0.5],
+        showgrid=False,
+        zeroline=False,
     )
     for row in sorted({row_of[rank] for rank in (blamed, picked) if rank in row_of}):
         figure.add_shape(

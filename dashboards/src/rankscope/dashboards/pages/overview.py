@@ -103,7 +103,7 @@ def _steps(state: OverviewState, analysis: Analysis) -> Component:
             dmc.Select(
                 id="rank-pick",
                 label="Picked rank",
-                data=[{"value": str(rank.rank), "label": f"rank {rank.rank}"} for rank in analysis.ranks],
+                data=rank_options(analysis),
                 value=None if state.rank is None else str(state.rank),
                 placeholder="none",
                 searchable=True,
@@ -115,6 +115,11 @@ def _steps(state: OverviewState, analysis: Analysis) -> Component:
             ),
         ],
     )
+
+
+def rank_options(analysis: Analysis) -> list[dict[str, str]]:
+    """Choices of the picked rank."""
+    return [{"value": str(rank.rank), "label": f"rank {rank.rank}"} for rank in analysis.ranks]
 
 
 def metric_options() -> list[dict[str, Any]]:

@@ -75,8 +75,13 @@ def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
     ]
 
 
+def grid_style(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Size of the table: as high as its rows, up to about fourteen."""
+    return {"height": f"{min(110 + 38 * max(len(rows), 2), 640)}px", "width": "100%"}
+
+
 def rank_grid(rows: list[dict[str, Any]], *, file_name: str) -> Component:
-    """The table; about sixteen rows are in view, the rest scrolls (only rows in view are in the page)."""
+    """The table; what does not fit scrolls, and only rows in view are in the page."""
     grid: Component = dag.AgGrid(
         id="rank-table",
         rowData=rows,
@@ -97,6 +102,6 @@ def rank_grid(rows: list[dict[str, Any]], *, file_name: str) -> Component:
             "tooltipShowDelay": 300,
             "enableCellTextSelection": True,
         },
-        style={"height": f"{min(110 + 38 * max(len(rows), 2), 640)}px", "width": "100%"},
+        style=grid_style(rows),
     )
     return grid

@@ -79,11 +79,17 @@ def _place(analysis: Analysis) -> list[Component]:
 
 def _facts(analysis: Analysis) -> list[Component]:
     verdict, source = analysis.verdict, analysis.source
-    facts = [
-        _fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence),
-        _fact("Steps take", wording.slowdown(verdict.slowdown), why="Step time as it is over step time without the cause"),
-        _fact("GPU time lost", wording.gpu_hours(verdict.gpu_hours_lost), why="Excess time x number of ranks, so far"),
-    ]
+    facts = [_fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence)]
+    # Where nobody is to blame there is no loss to speak of; where somebody is, an unknown loss is said to be unknown.
+    if verdict.slowdown is not None or verdict.rank is not None:
+        facts.append(
+            _fact("Steps take", wording.slowdown(verdict.slowdown), why="Step time as it is over step time without the cause")
+        )
+    on_gpus = any(rank.device_kind != "cpu" for rank in analysis.ranks)
+    if verdict.gpu_hours_lost is not None or (verdict.rank is not None and on_gpus):
+        facts.append(
+            _fact("GPU time lost", wording.gpu_hours(verdict.gpu_hours_lost), why="Excess time x number of ranks, so far")
+        )
     if verdict.cost is not None:
         facts.append(_fact("Cost so far", wording.money(verdict.cost.amount, verdict.cost.currency)))
     facts += [

@@ -1,0 +1,84 @@
+"""Folders on local memory: where a rank and its helper meet, and how what a killed pair left behind is cleared away."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+LOCAL_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # memory shared between processes is what it is for
+_LOCK_FILE: Final = "lock"
+ABANDONED_SECONDS: Final = 600.0
+MIN_FREE_BYTES: Final = 256 * 1024 * 1024
+"""A trace is some tens of megabytes until the helper has read it; below this training needs the room more."""
+
+
+def make_scratch(name: str, parent: str | None = None) -> Path:
+    """A private folder on local memory: in ``parent`` if that is here, else in /dev/shm, else in the temporary folder.
+
+    Raises ``OSError``.
+    """
+    if parent is not None and Path(parent).is_dir():
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+    base = LOCAL_MEMORY if os.access(LOCAL_MEMORY, os.W_OK | os.X_OK) else None
+    return Path(tempfile.mkdtemp(prefix=f"{_prefix()}{name}-", dir=base))
+
+
+def trace_folder(scratch: Path) -> Path | None:
+    """Where a trace fits: ``scratch``, or a new private folder on the temporary disk, or nowhere.
+
+    Containers often have little /dev/shm.
+    """
+    if _free(scratch) >= MIN_FREE_BYTES:
+        return scratch
+    if _free(Path(tempfile.gettempdir())) >= 4 * MIN_FREE_BYTES:
+        return Path(tempfile.mkdtemp(prefix=f"{_prefix()}trace-"))
+    return None
+
+
+def _free(folder: Path) -> int:
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize
+
+
+def _prefix() -> str:
+    return f"rankscope-{os.getuid()}-"
+
+
+def hold(scratch: Path) -> int:
+    """Mark ``scratch`` as in use until the returned file handle is closed or this process ends, however it ends.
+
+    Raises ``OSError``.
+    """
+    handle = os.open(scratch / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    return handle
+
+
+def sweep(base: Path = LOCAL_MEMORY, *, older_than: float = ABANDONED_SECONDS) -> None:
+    """Remove old folders of this user that nobody holds: everybody who used them was killed. Never raises ``OSError``."""
+    limit = time.time() - older_than
+    with suppress(OSError):
+        for folder in base.glob(f"{_prefix()}*"):
+            locks = [*folder.glob(_LOCK_FILE), *folder.glob(f"*/{_LOCK_FILE}")]
+            if folder.stat().st_mtime < limit and not any(_held(lock) for lock in locks):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _held(lock: Path) -> bool:
+    try:
+        handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False

@@ -1,0 +1,138 @@
+"""What may be given to ``analyze``, and what it says to the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.analysis.engine import analyze
+from rankscope.runs.errors import InputError
+
+
+def trace(path: Path, *, late: bool = False, steps: int = 10, **distributed: Any) -> Path:
+    events: list[dict[str, Any]] = []
+    for step in range(steps):
+        at = step * 1000
+        arrive = 700 if late else 300
+        events += [
+            {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": at, "dur": 1000, "pid": 1, "tid": 1},
+            kernel("gemm", at, 300, 7),
+            kernel("ncclDevKernel_AllReduce_Sum_f32", at + arrive, 900 - arrive, 9),
+        ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"traceEvents": events, "distributedInfo": distributed, "host_name": "n1"}))
+    return path
+
+
+def kernel(name: str, ts: int, dur: int, stream: int) -> dict[str, Any]:
+    return {"ph": "X", "cat": "kernel", "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": stream, "args": {"stream": stream}}
+
+
+def test_files_folders_and_patterns_find_the_same_traces(tmp_path: Path) -> None:
+    files = [trace(tmp_path / "t" / f"rank-{rank}.json", late=rank == 1) for rank in range(3)]
+    by_file = analyze(files)
+    by_folder = analyze([tmp_path / "t"])
+    by_pattern = analyze([tmp_path / "t" / "rank-*.json"])
+    assert by_file.verdict == by_folder.verdict == by_pattern.verdict
+    assert by_file.ranks == by_folder.ranks == by_pattern.ranks
+    assert (by_file.verdict.kind, by_file.verdict.rank) == ("straggler", 1)
+    assert by_file.verdict.steps == (0, 10)
+    assert by_file.verdict.summary.startswith("Rank 1 on host n1 makes the other 2 ranks wait")
+
+
+def test_an_unreadable_trace_is_an_error_when_it_was_named(tmp_path: Path) -> None:
+    good = trace(tmp_path / "rank-0.json")
+    bad = tmp_path / "rank-1.json"
+    bad.write_text("{")
+    with pytest.raises(InputError, match=r"rank-1\.json"):
+        analyze([good, bad])
+    with pytest.raises(InputError, match=r"rank-1\.json"):
+        analyze([bad])
+
+
+def test_an_unreadable_trace_in_a_folder_lowers_coverage_and_is_named(tmp_path: Path) -> None:
+    for rank in range(3):
+        trace(tmp_path / f"rank-{rank}.json")
+    (tmp_path / "rank-3.json").write_text("{")
+    for path in (tmp_path, tmp_path / "rank-?.json"):
+        analysis = analyze([path])
+        assert [row.rank for row in analysis.ranks] == [0, 1, 2]
+        assert analysis.source.coverage == pytest.approx(0.75)
+        assert any("rank-3.json" in warning and "truncated" in warning for warning in analysis.source.warnings)
+
+
+def test_a_folder_whose_only_trace_is_unreadable_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.json").write_text("{")
+    with pytest.raises(InputError, match=r"rank-0\.json.*truncated"):
+        analyze([tmp_path])
+
+
+def test_two_traces_of_one_rank_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="second trace of rank 0"):
+        analyze([trace(tmp_path / "a" / "rank-0.json"), trace(tmp_path / "b" / "rank-0.json")])
+
+
+def test_among_several_traces_each_must_tell_its_rank(tmp_path: Path) -> None:
+    nameless = trace(tmp_path / "trace.json")
+    assert analyze([nameless]).ranks[0].rank == 0
+    with pytest.raises(InputError, match="whose trace"):
+        analyze([nameless, trace(tmp_path / "rank-1.json")])
+
+
+def test_nothing_there_is_an_error_that_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        analyze([tmp_path / "gone"])
+    with pytest.raises(InputError, match="no file matches"):
+        analyze([tmp_path / "*.json"])
+    with pytest.raises(InputError, match=r"no run\.json"):
+        analyze([tmp_path])
+    with pytest.raises(InputError, match="nothing to analyse"):
+        analyze([])
+
+
+def test_a_folder_of_runs_says_which_runs_there_are(synthetic: Callable[..., Any]) -> None:
+    run = synthetic(steps=3).write()
+    with pytest.raises(InputError, match=f"a folder of runs; name one of them, such as {run}"):
+        analyze([run.parent])
+
+
+def test_several_runs_and_runs_mixed_with_traces_are_refused(synthetic: Callable[..., Any], tmp_path: Path) -> None:
+    run = synthetic(steps=3).write()
+    with pytest.raises(InputError, match="one run at a time"):
+        analyze([run, run])
+    with pytest.raises(InputError, match="not both"):
+        analyze([run, trace(tmp_path / "rank-0.json")])
+
+
+def test_a_trace_of_one_rank_of_a_larger_world_judges_nobody(tmp_path: Path) -> None:
+    analysis = analyze([trace(tmp_path / "rank-0.json", rank=0, world_size=8)])
+    assert analysis.verdict.kind == "insufficient_data"
+    assert "1 rank of 8" in analysis.verdict.summary
+    assert analysis.source.coverage == pytest.approx(1 / 8)
+
+
+def test_a_trace_of_a_job_of_one_is_judged_for_what_limits_it(tmp_path: Path) -> None:
+    analysis = analyze([trace(tmp_path / "rank-0.json", rank=0, world_size=1)])
+    assert analysis.verdict.kind in {"communication_bound", "balanced"}
+    assert "one rank" in analysis.verdict.summary
+
+
+def test_equal_ranks_accuse_nobody(tmp_path: Path) -> None:
+    for rank in range(4):
+        trace(tmp_path / f"rank-{rank}.json", rank=rank, world_size=4)
+    analysis = analyze([tmp_path])
+    assert analysis.verdict.kind == "communication_bound"
+    assert all(row.imposed_us == 0 and row.share is None for row in analysis.imposed_wait)
+    assert analysis.collectives.matched == 10
+
+
+def test_few_collectives_are_said_to_be_too_few(tmp_path: Path) -> None:
+    for rank in range(2):
+        trace(tmp_path / f"rank-{rank}.json", late=rank == 1, steps=3)
+    verdict = analyze([tmp_path]).verdict
+    assert verdict.kind == "insufficient_data"
+    assert "rank 1 was last" in verdict.summary

@@ -1,0 +1,300 @@
+"""Verdicts on synthetic runs whose truth is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.result import Analysis
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import AttemptInfo, CollectiveRecord, StepBreakdown
+from rankscope.runs.writer import create_attempt
+
+Synthetic = Callable[..., Any]
+Plan = Callable[[int, int], dict[str, Any] | None]
+
+
+def always(rank: int, **extra: Any) -> Plan:
+    return lambda one, _step: extra if one == rank else None
+
+
+def result(run: Any) -> Analysis:
+    return analyze([run.write()])
+
+
+@pytest.mark.parametrize(
+    ("extra", "cause", "explained_by", "phase"),
+    [
+        ({"phase": "data", "us": 60_000}, "input", None, "data"),
+        ({"phase": "data", "us": 60_000, "cpu": True}, "input", None, "data"),
+        ({"phase": "forward", "us": 60_000}, "host", None, "forward"),
+        ({"phase": "backward", "us": 60_000}, "host", None, "backward"),
+        ({"phase": "optimizer", "us": 60_000}, "host", None, "optimizer"),
+        ({"phase": "forward", "us": 60_000, "cpu": True}, "compute", None, "forward"),
+        ({"phase": "forward", "us": 60_000, "run_queue": True}, "compute", "cpu_contention", "forward"),
+        ({"phase": "backward", "us": 60_000, "cpu": True, "elements": 2.0}, "imbalance", None, "backward"),
+        ({"phase": "backward", "us": 60_000, "elements": 2.0}, "host", None, "backward"),
+        ({"phase": "forward", "us": 60_000, "cpu": True, "gc": True}, "gc", None, "forward"),
+        ({"phase": "between_steps", "us": 60_000, "tags": ["checkpoint"]}, "checkpoint", None, "between_steps"),
+    ],
+)
+def test_a_planted_cause_is_found(
+    synthetic: Synthetic, extra: dict[str, Any], cause: str, explained_by: str | None, phase: str
+) -> None:
+    analysis = result(synthetic(plan=always(2, **extra)))
+    verdict = analysis.verdict
+    assert (verdict.kind, verdict.rank, verdict.ranks, verdict.pattern) == ("straggler", 2, [2], "fixed")
+    assert (verdict.cause, verdict.explained_by, verdict.phase) == (cause, explained_by, phase)
+    assert verdict.evidence_source == "steps"
+    assert verdict.confidence is not None
+    assert verdict.confidence > 0.9
+    assert "Rank 2 on host n1 makes the other 3 ranks wait" in verdict.summary
+    assert verdict.next
+    assert analysis.findings[0].summary == verdict.summary
+    assert {evidence.name for evidence in analysis.findings[0].evidence} >= {"imposed_wait", "saved", "p_value"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("noise", [0.02, 0.3])
+def test_with_nothing_planted_nobody_is_accused(synthetic: Synthetic, noise: float, seed: int) -> None:
+    verdict = result(synthetic(noise=noise, seed=seed)).verdict
+    assert verdict.kind in {"balanced", "compute_bound", "communication_bound"}
+    assert verdict.rank is None
+    assert verdict.gpu_hours_lost is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_fault_is_found_in_heavy_noise(synthetic: Synthetic, seed: int) -> None:
+    verdict = result(synthetic(noise=0.3, seed=seed, plan=always(1, phase="backward", us=60_000))).verdict
+    assert (verdict.kind, verdict.rank, verdict.cause, verdict.phase) == ("straggler", 1, "host", "backward")
+
+
+def test_a_small_but_certain_lag_accuses_nobody(synthetic: Synthetic) -> None:
+    assert result(synthetic(noise=0.005, plan=always(1, us=2_500))).verdict.kind != "straggler"
+
+
+def test_one_terrible_step_accuses_nobody(synthetic: Synthetic) -> None:
+    verdict = result(synthetic(plan=lambda rank, step: {"us": 5_000_000} if (rank, step) == (3, 20) else None)).verdict
+    assert verdict.kind != "straggler"
+
+
+def test_slow_first_steps_accuse_nobody(synthetic: Synthetic) -> None:
+    verdict = result(synthetic(plan=lambda rank, step: {"us": 900_000} if rank == 0 and step < 4 else None)).verdict
+    assert verdict.kind != "straggler"
+
+
+def test_a_rank_that_is_slow_now_and_then_is_intermittent(synthetic: Synthetic) -> None:
+    plan: Plan = lambda rank, step: {"us": 200_000} if rank == 3 and step % 4 == 0 else None  # noqa: E731
+    verdict = result(synthetic(steps=80, plan=plan)).verdict
+    assert (verdict.kind, verdict.rank, verdict.pattern, verdict.cause) == ("straggler", 3, "intermittent", "host")
+    assert "now and then" in verdict.summary
+
+
+def test_a_slowness_that_moves_is_rotating_and_names_no_single_rank(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(plan=lambda rank, step: {"us": 90_000} if step % 4 == rank else None))
+    verdict = analysis.verdict
+    assert (verdict.kind, verdict.rank, verdict.pattern, verdict.ranks) == ("straggler", None, "rotating", [0, 1, 2, 3])
+    assert verdict.cause == "host"
+
+
+def test_all_slow_ranks_of_a_host_are_named(synthetic: Synthetic) -> None:
+    run = synthetic(ranks=8, plan=lambda rank, _step: {"us": 60_000 + 1000 * rank} if rank in (4, 5) else None)
+    verdict = result(run).verdict
+    assert (verdict.kind, verdict.rank, verdict.ranks, verdict.pattern) == ("straggler", 5, [4, 5], "fixed")
+    assert verdict.slowdown is not None
+    assert verdict.slowdown > 1.3
+
+
+def test_slowdown_is_the_step_over_the_step_without_the_cause(synthetic: Synthetic) -> None:
+    verdict = result(synthetic(noise=0.001, plan=always(2, us=52_000))).verdict
+    assert verdict.slowdown == pytest.approx(156 / 104, rel=0.01)
+    assert verdict.gpu_hours_lost == pytest.approx(0.052 * 40 * 4 / 3600, rel=0.02)
+
+
+def test_the_recorded_price_is_used_unless_another_is_given(synthetic: Synthetic) -> None:
+    run = synthetic(plan=always(2, us=60_000), price=2.5).write()
+    recorded = analyze([run]).verdict
+    given = analyze([run], price_per_gpu_hour=10, currency="CHF").verdict
+    assert recorded.cost is not None
+    assert given.cost is not None
+    assert recorded.gpu_hours_lost is not None
+    assert (recorded.cost.currency, given.cost.currency) == ("EUR", "CHF")
+    assert recorded.cost.amount == pytest.approx(2.5 * recorded.gpu_hours_lost)
+    assert given.cost.amount == pytest.approx(10 * recorded.gpu_hours_lost)
+
+
+def test_ranks_on_cpus_lose_no_gpu_hours(synthetic: Synthetic) -> None:
+    verdict = result(synthetic(plan=always(2, us=60_000), device_kind="cpu")).verdict
+    assert (verdict.kind, verdict.gpu_hours_lost, verdict.cost) == ("straggler", None, None)
+
+
+def test_simulated_data_is_labelled(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(plan=always(2, us=60_000), simulated=True))
+    assert analysis.source.simulated
+    assert analysis.verdict.summary.startswith("Simulated data: ")
+    assert all(finding.summary.startswith("Simulated data: ") for finding in analysis.findings)
+
+
+def test_imposed_wait_from_step_records_is_the_culprits(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(noise=0.001, plan=always(2, us=60_000)))
+    assert analysis.imposed_wait[0].rank == 2
+    share = analysis.imposed_wait[0].share
+    assert share is not None
+    assert share > 0.99
+    # 35 judged steps, three victims, 60 ms each.
+    assert analysis.imposed_wait[0].imposed_us == pytest.approx(35 * 3 * 60_000, rel=0.02)
+    assert analysis.collectives.matched == 0
+    assert analysis.imposed_wait_source == "steps"
+
+
+def test_limits_are_named_when_nobody_stands_out(synthetic: Synthetic) -> None:
+    slow_input = {"data": 60_000.0, "forward": 20_000.0, "backward": 20_000.0}
+    assert result(synthetic(phases=slow_input)).verdict.kind == "input_bound"
+
+
+def test_communication_limits_when_blocked_time_is_not_waiting_for_anybody(synthetic: Synthetic) -> None:
+    verdict = result(synthetic(noise=0.01, transfer_us=90_000)).verdict
+    assert verdict.kind == "communication_bound"
+
+
+def test_waiting_for_a_straggler_is_not_called_communication(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(noise=0.01, plan=always(2, us=200_000)))
+    assert [finding.kind for finding in analysis.findings] == ["straggler"]
+
+
+def test_one_rank_cannot_be_a_straggler(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(ranks=1, plan=always(0, us=60_000)))
+    assert analysis.verdict.kind in {"balanced", "compute_bound"}
+    assert "one rank" in analysis.verdict.summary
+    assert analysis.imposed_wait == []
+
+
+def test_no_step_yet_is_insufficient_data_and_says_so(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(steps=0))
+    assert analysis.verdict.kind == "insufficient_data"
+    assert "yet" in analysis.verdict.summary
+    assert (analysis.source.coverage, analysis.source.steps) == (None, 0)
+
+
+def test_too_few_steps_are_insufficient_data(synthetic: Synthetic) -> None:
+    verdict = result(synthetic(steps=4, plan=always(2, us=60_000))).verdict
+    assert verdict.kind == "insufficient_data"
+    assert "4 steps recorded" in verdict.summary
+
+
+def test_without_own_time_and_windows_the_verdict_says_what_is_missing(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(signals=False, plan=always(2, us=60_000)))
+    assert analysis.verdict.kind == "insufficient_data"
+    assert "own time" in analysis.verdict.summary
+    assert all(row.blocked_us is None and row.own_us is None for row in analysis.ranks)
+
+
+def test_windows_decide_where_step_records_cannot(
+    synthetic: Synthetic, add_windows: Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
+) -> None:
+    path = synthetic(signals=False, plan=always(2, us=60_000)).write()
+    for rank in range(4):
+        late = 60_000 if rank == 2 else 0
+        breakdowns, collectives = [], []
+        for step in range(20, 26):
+            start = 10**18 + step * 160_000_000
+            breakdowns.append(
+                StepBreakdown(
+                    step=step,
+                    start_unix_ns=start,
+                    device_kind="cuda",
+                    window_us=160_000,
+                    compute_us=90_000,
+                    communication_us=70_000 - late,
+                    overlap_us=0,
+                    exposed_communication_us=70_000 - late,
+                    memcpy_us=0,
+                    exposed_memcpy_us=0,
+                    idle_us=late,
+                    events=10,
+                )
+            )
+            arrive = start + (90_000 + late) * 1000
+            collectives.append(
+                CollectiveRecord(
+                    step=step,
+                    group="0",
+                    index=0,
+                    op="all_reduce",
+                    enqueue_unix_ns=arrive - 1000,
+                    start_unix_ns=arrive,
+                    end_unix_ns=start + 160_000_000,
+                    stream=9,
+                )
+            )
+        add_windows(path, rank, breakdowns, collectives)
+    analysis = analyze([path])
+    verdict = analysis.verdict
+    assert (verdict.kind, verdict.rank, verdict.cause, verdict.evidence_source) == ("straggler", 2, "host", "windows")
+    assert verdict.slowdown == pytest.approx(160 / 100)
+    assert analysis.imposed_wait[0].imposed_us == pytest.approx(6 * 3 * 60_000)
+    assert analysis.imposed_wait_source == "windows"
+    assert analysis.ranks[2].window_us == 6 * 160_000
+    assert (analysis.ranks[0].wait_us, analysis.ranks[2].wait_us) == (6 * 60_000, 0)
+
+
+def test_a_killed_rank_is_named_and_lowers_coverage(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(lost_after={3: 25}, end_reasons={3: "killed"}, plan=always(2, us=60_000)))
+    assert any("rank 3 killed" in warning for warning in analysis.source.warnings)
+    assert analysis.source.coverage == pytest.approx((3 * 40 + 25) / 160)
+    assert (analysis.verdict.kind, analysis.verdict.rank) == ("straggler", 2)
+    assert analysis.ranks[3].end_reason == "killed"
+
+
+def test_a_rank_without_any_record_is_named(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(lost_after={1: 0}, plan=always(2, us=60_000)))
+    assert "no records of rank 1" in analysis.source.warnings
+    assert analysis.source.coverage == pytest.approx(0.75)
+    assert [row.rank for row in analysis.ranks] == [0, 2, 3]
+    assert analysis.verdict.rank == 2
+
+
+def test_torn_and_damaged_lines_are_counted_and_cost_nothing_else(synthetic: Synthetic) -> None:
+    path = synthetic(plan=always(2, us=60_000)).write()
+    file = next(rank_dir(path, 0, 1).glob("steps-*.jsonl"))
+    file.write_bytes(b"\x00garbage\n" + file.read_bytes() + b'{"step": 40, "start_un')
+    analysis = analyze([path])
+    assert "2 damaged lines skipped" in analysis.source.warnings
+    assert analysis.verdict.rank == 2
+
+
+def test_the_last_attempt_is_analysed(synthetic: Synthetic) -> None:
+    path = synthetic(plan=always(2, us=60_000)).write()
+    create_attempt(path, AttemptInfo(attempt=1, start_unix_ns=2 * 10**18, world_size=4))
+    analysis = analyze([path])
+    assert analysis.verdict.kind == "insufficient_data"
+    assert any("attempt" in warning for warning in analysis.source.warnings)
+
+
+def test_profiled_steps_do_not_count_against_a_rank(synthetic: Synthetic) -> None:
+    path = synthetic(noise=0.01).write()
+    file = next(rank_dir(path, 0, 1).glob("steps-*.jsonl"))
+    rows = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+    for row in rows[10:34]:
+        row["profiled"] = True
+        row["wall_us"] += 500_000
+    file.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    assert analyze([path]).verdict.kind != "straggler"
+
+
+def test_the_same_run_gets_the_same_answer(synthetic: Synthetic) -> None:
+    path = synthetic(noise=0.3, plan=always(2, us=60_000)).write()
+    assert analyze([path]) == analyze([path])
+
+
+def test_the_result_is_the_published_json(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(plan=always(2, us=60_000)))
+    text = msgspec.json.encode(analysis)
+    assert msgspec.json.decode(text, type=Analysis) == analysis
+    assert not re.search(rb"NaN|Infinity", text)

@@ -1,0 +1,133 @@
+"""``rankscope dashboard``: the real command, its server and its exit statuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rankscope.dashboards.commands import is_loopback
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@contextmanager
+def serving(path: Path, *args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command on a port of its choice; yields the process and the address it printed."""
+    command = [sys.executable, "-m", "rankscope", "dashboard", str(path), "--listen", "127.0.0.1:0", *args]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        match = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        assert match is not None, line + process.stderr.read()
+        yield process, match[0]
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def get(url: str) -> tuple[int, str]:
+    with _opener.open(url, timeout=30) as response:
+        return response.status, response.read().decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path) as (process, url):
+        assert get(f"{url}-/healthy") == (200, "ok\n")
+        assert "rankscope" in get(url)[1]
+        process.send_signal(number)
+        assert process.wait(timeout=30) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.slow
+def test_every_worker_can_serve_every_script(tmp_path: Path) -> None:
+    """A worker that has not built a page itself must know the scripts all the same."""
+    with serving(tmp_path, "--workers", "3") as (_process, url):
+        page = get(url)[1]
+        scripts = re.findall(r'<script src="(/_dash-component-suites/[^"]+)"', page)
+        assert len(scripts) > 5
+        for script in scripts * 3:
+            assert get(url + script.removeprefix("/"))[0] == 200
+
+
+@pytest.mark.slow
+def test_a_path_that_is_no_folder_ends_with_status_3(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "file").write_text("")
+    for path, reason in ((tmp_path / "nothing", "no such file or folder"), (tmp_path / "file", "not a folder")):
+        done = cli("dashboard", path)
+        assert done.returncode == 3
+        assert done.stderr.count("\n") == 1
+        assert str(path) in done.stderr
+        assert reason in done.stderr
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_one_line(tmp_path: Path, cli: Cli) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = cli("dashboard", tmp_path, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "in use" in done.stderr
+    assert "--listen" in done.stderr
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:8050", "[::]:8050", "192.0.2.1:80", "example.org:80"])
+def test_other_machines_are_let_in_only_on_demand(tmp_path: Path, address: str, cli: Cli) -> None:
+    done = cli("dashboard", tmp_path, "--listen", address)
+    assert done.returncode == 2
+    assert "no login" in done.stderr
+    assert "--allow-remote" in done.stderr
+
+
+@pytest.mark.parametrize("address", ["8050", "127.0.0.1", "127.0.0.1:99999", "::1:80", "localhost:http", ""])
+def test_a_malformed_address_is_a_usage_error(tmp_path: Path, address: str, cli: Cli) -> None:
+    done = cli("dashboard", tmp_path, "--listen", address)
+    assert done.returncode == 2
+    assert "HOST:PORT" in done.stderr
+
+
+def test_a_missing_extra_says_what_to_install(tmp_path: Path) -> None:
+    """As on a machine without Dash."""
+    script = (
+        "import sys; sys.modules['dash'] = None; sys.argv = ['rankscope', 'dashboard', sys.argv[1]]\n"
+        "from rankscope.cli.main import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'rankscope[dashboards]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("myhost", False),
+    ],
+)
+def test_loopback_is_what_only_this_machine_can_reach(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

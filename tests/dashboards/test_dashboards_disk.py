@@ -1,0 +1,190 @@
+"""Runs on disk: what is found, how it is doing, and that nothing is computed twice."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.result import Analysis
+from rankscope.dashboards.data.disk import SILENT_AFTER_S, DiskRuns
+from rankscope.dashboards.data.footprint import footprint
+from rankscope.dashboards.data.memo import Memo
+from rankscope.dashboards.data.source import UnknownRunError
+from rankscope.runs.errors import InputError, RankscopeError
+from rankscope.runs.paths import rank_dir
+
+WriteRun = Callable[..., Path]
+
+
+def test_a_folder_of_runs_lists_them_newest_first(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "a", run_id="old", start_unix_ns=1_000)
+    write_run(tmp_path / "b", run_id="new", start_unix_ns=2_000, simulated=True)
+    (tmp_path / "not-a-run").mkdir()
+    (tmp_path / "notes.txt").write_text("hello")
+
+    new, old = DiskRuns(tmp_path).runs()
+
+    assert (new.run_id, old.run_id) == ("new", "old")
+    assert new.simulated
+    assert not old.simulated
+    assert (old.status, old.world_size, old.ranks, old.hosts, old.attempts) == ("finished", 4, 4, 2, 1)
+
+
+def test_a_run_directory_is_a_list_of_one(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run")
+    source = DiskRuns(run)
+    assert [summary.run_id for summary in source.runs()] == ["run-1"]
+    assert source.analysis("run-1").verdict.rank == 2
+    assert source.steps("run-1").matrix("own_us").shape == (4, 60)
+
+
+def test_a_path_that_is_no_folder_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="no such file or folder"):
+        DiskRuns(tmp_path / "nothing")
+    with pytest.raises(InputError, match="not a folder"):
+        DiskRuns(tmp_path / "file")
+
+
+def test_an_empty_folder_has_no_runs_until_one_appears(tmp_path: Path, write_run: WriteRun) -> None:
+    source = DiskRuns(tmp_path)
+    assert source.runs() == []
+    write_run(tmp_path / "first")
+    assert [summary.run_id for summary in source.runs()] == ["run-1"]
+
+
+def test_an_unknown_run_id_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UnknownRunError):
+        DiskRuns(tmp_path).summary("nope")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"schema": "rankscope.run/9", "run_id": "x"}'])
+def test_an_unreadable_run_is_listed_with_the_reason(tmp_path: Path, content: bytes, write_run: WriteRun) -> None:
+    write_run(tmp_path / "good")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_bytes(content)
+    source = DiskRuns(tmp_path)
+
+    broken = source.summary("broken")
+
+    assert broken.status == "unreadable"
+    assert str(tmp_path / "broken") in (broken.problem or "")
+    with pytest.raises(RankscopeError, match="broken"):
+        source.analysis("broken")
+    assert source.summary("run-1").problem is None, "the other runs are not affected"
+
+
+def test_two_folders_with_one_run_id_are_both_listed(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "a", steps=12)
+    write_run(tmp_path / "copy", steps=12)
+    source = DiskRuns(tmp_path)
+    by_id = {summary.run_id: summary for summary in source.runs()}
+    assert by_id["run-1"].path.endswith("/a")
+    assert "same run id" in (by_id["copy"].problem or "")
+
+
+def test_a_run_is_starting_live_silent_finished(tmp_path: Path, write_run: WriteRun) -> None:
+    now = [0.0]
+    source = DiskRuns(tmp_path, clock_s=lambda: now[0])
+    write_run(tmp_path / "starting", run_id="starting", ranks=0)
+    live = write_run(tmp_path / "live", run_id="live", finished=False, steps=12)
+    write_run(tmp_path / "finished", run_id="finished", steps=12)
+
+    now[0] = footprint(live).newest_unix_ns / 1e9 + 1
+    assert {run.run_id: run.status for run in source.runs()} == {"starting": "starting", "live": "live", "finished": "finished"}
+    now[0] += SILENT_AFTER_S
+    assert source.summary("live").status == "silent"
+    assert source.summary("finished").status == "finished", "a finished run may be old"
+
+
+def test_the_revision_changes_with_the_evidence_only(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run", steps=12)
+    before = footprint(run).revision
+    (run / "control").mkdir()
+    (run / "control" / "request").write_text("x")
+    (run / ".run.json.tmp").write_text("x")
+    assert footprint(run).revision == before
+    steps = next(rank_dir(run, 0, 1).glob("steps-*.jsonl"))
+    with steps.open("ab") as file:
+        file.write(b"{}\n")
+    assert footprint(run).revision != before
+
+
+def test_an_unchanged_run_is_analysed_once(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run", steps=12)
+    source = DiskRuns(run)
+    analysis, table = source.analysis("run-1"), source.steps("run-1")
+
+    assert source.analysis("run-1") is analysis
+    assert source.steps("run-1") is table
+
+    os.utime(run / "run.json", ns=(1, 1))
+    assert source.analysis("run-1") is not analysis, "what changed is analysed again"
+    assert source.steps("run-1") is not table
+
+
+def test_a_live_run_that_is_costly_to_analyse_is_given_a_rest(
+    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", steps=12, finished=False)
+    now = [footprint(run).newest_unix_ns / 1e9]
+
+    def slow_analyze(paths: list[Path]) -> Analysis:
+        now[0] += 10
+        return analyze(paths)
+
+    monkeypatch.setattr("rankscope.dashboards.data.disk.analyze", slow_analyze)
+    source = DiskRuns(run, clock_s=lambda: now[0])
+    first = source.analysis("run-1")
+
+    with next(rank_dir(run, 0, 1).glob("steps-*.jsonl")).open("ab") as file:
+        file.write(b"{}\n")
+    assert source.analysis("run-1") is first, "it has just been analysed, and that took long"
+    now[0] += 45
+    second = source.analysis("run-1")
+    assert second is not first
+
+    write_run(run, steps=0, finished=True)
+    assert source.summary("run-1").status == "finished"
+    assert source.analysis("run-1") is not second, "the last word is never held back"
+
+
+def test_concurrent_callers_share_one_computation() -> None:
+    memo: Memo[int] = Memo(4)
+    made: list[int] = []
+    together = threading.Barrier(4)
+
+    def make() -> int:
+        made.append(1)
+        return 42
+
+    def ask() -> None:
+        together.wait()
+        assert memo.get("key", "1", make) == 42
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_memory_is_bounded_and_failures_are_not_remembered() -> None:
+    memo: Memo[str] = Memo(2)
+    for key in ("a", "b", "c"):
+        memo.get(key, "1", lambda key=key: key)  # type: ignore[misc]
+    assert memo.get("c", "1", lambda: "again") == "c"
+    assert memo.get("a", "1", lambda: "again") == "again", "the oldest was dropped"
+
+    def fail() -> str:
+        raise InputError("x", "broken")
+
+    with pytest.raises(InputError):
+        memo.get("d", "1", fail)
+    assert memo.get("d", "1", lambda: "mended") == "mended"
