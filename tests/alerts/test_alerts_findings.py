@@ -69,9 +69,9 @@ def test_what_is_not_known_is_left_out(make_analysis: Callable[..., Analysis]) -
     assert all(found.alert.annotations.values())
 
 
-def test_a_simulated_run_is_called_simulated(make_analysis: Callable[..., Analysis]) -> None:
+def test_a_run_with_simulated_gpus_says_so(make_analysis: Callable[..., Analysis]) -> None:
     [found] = candidates(make_analysis(2, simulated=True))
-    assert found.alert.annotations["summary"].startswith("[simulated] ")
+    assert found.alert.annotations["summary"].startswith("[simulated GPUs] ")
     assert found.alert.annotations["simulated"] == "true"
 
 

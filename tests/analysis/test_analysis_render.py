@@ -40,9 +40,9 @@ def test_a_large_job_shows_the_interesting_ranks_only(synthetic: Callable[..., A
     assert f"{64 - SHOWN_RANKS} more ranks not shown" in text
 
 
-def test_simulated_data_and_warnings_are_shown(synthetic: Callable[..., Any]) -> None:
+def test_simulated_gpus_and_warnings_are_shown(synthetic: Callable[..., Any]) -> None:
     text = render_text(analyze([synthetic(simulated=True, lost_after={3: 0}).write()]))
-    assert "SIMULATED DATA" in text
+    assert "GPU readings SIMULATED" in text
     assert "warning: no records of rank 3" in text
 
 

@@ -140,6 +140,12 @@ def test_impossible_times_cost_their_event_and_not_the_file(tmp_path: Path) -> N
     assert reduce_file(trace).breakdowns[0].compute_us == 5
 
 
+@pytest.mark.parametrize("base", [2**63, 2**64 - 1, -5])
+def test_an_impossible_base_time_is_no_base_time(tmp_path: Path, base: int) -> None:
+    trace = read_trace(write(tmp_path / "rank-0.json", {"traceEvents": [event(ts=10)], "baseTimeNanoseconds": base}))
+    assert trace.start.tolist() == [10_000]
+
+
 @pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-Infinity", "NaN"])
 def test_numbers_that_json_does_not_have_cost_their_event_and_not_the_file(tmp_path: Path, value: str) -> None:
     text = json.dumps({"traceEvents": [event(), event(ts=20, dur=123456789)]}).replace("123456789", value)

@@ -84,7 +84,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, cli: Cli) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         done = cli("dashboard", tmp_path, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stderr.count("\n") == 1
     assert "in use" in done.stderr
     assert "--listen" in done.stderr

@@ -123,6 +123,8 @@ def test_unknown_fields_are_ignored(run: Path) -> None:
         (b'{"schema": "rankscope.run/2"}', "upgrade rankscope"),
         (b'{"schema": "something.else/1"}', "not a rankscope run"),
         (b"{}", "not a rankscope run"),
+        (b'{"schema": "rankscope.run/1", "run_id": "\xff"}', "not JSON"),
+        (b'{"schema": "rankscope.run/1", "run_id": 1, "name": "\xff"}', "run.json"),
         (b'{"schema": "rankscope.run/1"}', "run_id"),
     ],
 )

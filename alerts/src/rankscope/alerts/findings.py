@@ -77,7 +77,7 @@ def _annotations(analysis: Analysis, finding: Finding) -> dict[str, str]:
     simulated = analysis.source.simulated
     verdict = analysis.verdict
     texts = {
-        "summary": f"[simulated] {finding.summary}" if simulated else finding.summary,
+        "summary": f"[simulated GPUs] {finding.summary}" if simulated else finding.summary,
         "simulated": "true" if simulated else "",
         "gpu_uuid": next((rank.gpu_uuid or "" for rank in analysis.ranks if rank.rank == finding.rank), ""),
         "cause": finding.cause or "",

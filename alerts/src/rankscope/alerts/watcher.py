@@ -172,7 +172,7 @@ class Watcher:
                     time_unix_ns=now,
                     run=str(run),
                     run_id=analysis.source.run_id or str(run),
-                    summary=("[simulated] " if analysis.source.simulated else "") + analysis.verdict.summary,
+                    summary=("[simulated GPUs] " if analysis.source.simulated else "") + analysis.verdict.summary,
                     kind=analysis.verdict.kind,
                 )
             )

@@ -61,7 +61,7 @@ The training script needs no change and its output is left alone; the verdict go
 )
 @click.option("--price-per-gpu-hour", type=click.FloatRange(min=0), help="To price the loss in money.")
 @click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
-@click.option("--simulated", is_flag=True, help="Mark the run as simulated wherever it is shown.")
+@click.option("--simulated", is_flag=True, help="The GPU readings of this node are simulated: say so wherever the run is shown.")
 @click.option("--verdict/--no-verdict", default=True, show_default=True, help="Print the verdict when the job has ended.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 def run(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 import msgspec
 
+from rankscope.alerts.findings_log import FindingRecord
 from rankscope.analysis.result import Analysis
 from rankscope.runs.records import RECORD_TYPES
 
-SCHEMAS: dict[str, type[msgspec.Struct]] = {"analysis": Analysis, **RECORD_TYPES}
+SCHEMAS: dict[str, type[msgspec.Struct]] = {"analysis": Analysis, **RECORD_TYPES, "findings": FindingRecord}
 
 
 @click.command()

@@ -8,14 +8,14 @@ from typing import Any, Final
 import dash
 from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
 
-from rankscope.runs.errors import RankscopeError
+from rankscope.runs.errors import InputError
 
 _THREADS: Final = 4
 _BACKLOG: Final = 128
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; port 0 takes any free one. Raises ``RankscopeError`` when the address cannot be had.
+    """A listening TCP socket; port 0 takes any free one. Raises ``InputError`` when the address cannot be had.
 
     It is opened here, not by gunicorn, which would try again for seconds and then say it in many lines.
     """
@@ -27,9 +27,8 @@ def listen(host: str, port: int) -> socket.socket:
         sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
-        raise RankscopeError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --listen"
-        ) from error
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise InputError(where, f"cannot listen there: {error.strerror or error}; choose another with --listen") from error
     return sock
 
 

@@ -24,8 +24,11 @@ MINIMUM_EFFECT: Final = 0.05
 WARM_UP: Final = 5
 """Steps at the start that are left out (at most a fifth of all): caches fill, allocators and buckets settle."""
 
-FIXED: Final = 0.5
+FIXED: Final = 0.6
 """A rank that is the last in this share of the steps is always slow; below it, now and then."""
+
+HALF: Final = 0.5
+"""A rank that is last in fewer steps than this must stick out when it is, to be told from noise that lasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,7 @@ def find_slow(judged: Judged) -> Slow | None:
         return None
     last = slow[own.argmax(axis=0)]
     pattern: Pattern = "fixed" if last.mean() >= FIXED else "intermittent"
-    if pattern == "intermittent" and not _sticks_out(gain, rest):
+    if last.mean() < HALF and not _sticks_out(gain, rest):
         return None
     return Slow(
         ranks=[judged.ranks[row] for row in named],

@@ -64,7 +64,7 @@ def _source(analysis: Analysis, width: int) -> str:
     if source.coverage is not None:
         text += f", coverage {source.coverage:.0%}"
     if source.simulated:
-        text += ", SIMULATED DATA"
+        text += ", GPU readings SIMULATED"
     lines = [source.path, *textwrap.wrap(text, width)]
     for warning in source.warnings:
         lines += textwrap.wrap(f"warning: {warning}", width, subsequent_indent="  ", break_long_words=False)

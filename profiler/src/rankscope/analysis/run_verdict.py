@@ -67,7 +67,6 @@ def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
         price_per_gpu_hour=price,
         currency=currency,
         run=run.path,
-        simulated=run.reader.info.simulated,
     )
 
 
@@ -87,7 +86,7 @@ def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[V
     setting = _setting(run, price, currency)
 
     def too_little(missing: str) -> tuple[Verdict, list[Finding]]:
-        return insufficient(missing, run=run.path, simulated=setting.simulated), []
+        return insufficient(missing, run=run.path), []
 
     if not len(run.table.steps):
         return too_little("no step has been recorded yet" if run.ranks else "no rank has recorded anything yet")

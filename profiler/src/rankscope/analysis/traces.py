@@ -37,6 +37,10 @@ _ABSURD_US: Final = 366 * 86_400 * 1e6
 """A duration of more than a year is damage, not an event."""
 
 
+_ABSURD_TIME_US: Final = 4e15
+"""Unix time until the year 2096; with a base of the same size it still fits 64 bits of nanoseconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """One rank's trace as columns, one row per event that can be work, a launch or an annotation, in file order.
@@ -102,7 +106,7 @@ def _columns(path: Path, file: TraceFile, damaged: int) -> Trace:
             codes.append(code)
     start_us = np.array([number(event.ts) for event in kept], dtype=np.float64)
     length_us = np.array([number(event.dur) for event in kept], dtype=np.float64)
-    sane = np.isfinite(start_us) & (np.abs(start_us) < 9.2e15) & (length_us >= 0) & (length_us < _ABSURD_US)
+    sane = np.isfinite(start_us) & (np.abs(start_us) < _ABSURD_TIME_US) & (length_us >= 0) & (length_us < _ABSURD_US)
     if not sane.all():
         damaged += int((~sane).sum())
         rows = np.flatnonzero(sane)
@@ -110,6 +114,8 @@ def _columns(path: Path, file: TraceFile, damaged: int) -> Trace:
         codes = [codes[row] for row in rows]
         start_us, length_us = start_us[sane], length_us[sane]
     base = file.baseTimeNanoseconds or 0
+    if not 0 <= base < 2**62:
+        base = 0
     start = _nanoseconds(start_us) + base
     names: dict[str, int] = {}
     threads: dict[tuple[object, object], int] = {}

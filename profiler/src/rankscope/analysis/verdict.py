@@ -31,7 +31,6 @@ class Setting:
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
     run: str | None = None
-    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ def nobody(shares: Shares, setting: Setting, *, confidence: float | None, why: s
     """The verdict when no rank stands out: what limits the step, or balanced. ``why`` says how that is known."""
     findings = limits(shares, setting, lead=f"{why}; ", confidence=confidence)
     kind: Kind = findings[0].kind if findings else "balanced"
-    calm = _labelled(f"{why}, and nothing else dominates the {setting.unit}", setting)
+    calm = f"{why}, and nothing else dominates the {setting.unit}."
     verdict = Verdict(
         kind=kind,
         steps=setting.steps,
@@ -125,7 +124,7 @@ def limits(shares: Shares, setting: Setting, *, lead: str, confidence: float | N
             kind=row.kind,
             steps=setting.steps,
             confidence=confidence,
-            summary=_labelled(f"{lead}{share:.0%} {row.says.replace('the step', f'the {setting.unit}')}", setting),
+            summary=f"{lead}{share:.0%} {row.says.replace('the step', f'the {setting.unit}')}.",
             evidence=[
                 Evidence(name=f"share.{name}", value=value, unit="ratio", detail=f"of the {setting.unit}, from {measured}")
                 for name in ("input", "communication", "waiting", "compute", "idle")
@@ -135,12 +134,11 @@ def limits(shares: Shares, setting: Setting, *, lead: str, confidence: float | N
     ]
 
 
-def insufficient(missing: str, *, run: str | None = None, simulated: bool = False) -> Verdict:
+def insufficient(missing: str, *, run: str | None = None) -> Verdict:
     """The verdict when there is too little to say anything; ``missing`` says what."""
-    label = "Simulated data: " if simulated else ""
     return Verdict(
         kind="insufficient_data",
-        summary=f"{label}Not enough data for a verdict: {missing}.",
+        summary=f"Not enough data for a verdict: {missing}.",
         next=next_actions("insufficient_data", run=run),
     )
 
@@ -194,11 +192,7 @@ def _sentence(named: Named, setting: Setting) -> str:
             else (f"Rank {named.ranks[0]}{where} makes {others} wait {per}")
         )
         text += f": {cause.says} ({known})"
-    return _labelled(text, setting)
-
-
-def _labelled(text: str, setting: Setting) -> str:
-    return ("Simulated data: " if setting.simulated else "") + text + "."
+    return text + "."
 
 
 def _listed(ranks: list[int]) -> str:

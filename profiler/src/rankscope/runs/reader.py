@@ -56,7 +56,7 @@ class RunReader:
         data = _read_bytes(file)
         try:
             head = msgspec.json.decode(data, type=dict[str, object])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(file, f"not JSON: {error}") from error
         schema = str(head.get("schema"))
         if schema.partition("/")[0] != RUN_SCHEMA.partition("/")[0]:
@@ -144,5 +144,5 @@ def _read_bytes(path: Path) -> bytes:
 def _decode_file(path: Path, data: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(path, str(error)) from error

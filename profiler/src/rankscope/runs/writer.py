@@ -89,7 +89,10 @@ class JsonLinesWriter:
         if self._file is None:
             self._open()
         assert self._file is not None
-        self._file.write(data)
+        written = 0
+        while written < len(data):
+            # A full disk may take a part; the rest then raises, rather than being lost unseen.
+            written += self._file.write(data[written:])
         self._size += len(data)
 
     def _open(self) -> None:

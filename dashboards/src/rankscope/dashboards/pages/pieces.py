@@ -26,7 +26,7 @@ def status_badges(run: RunSummary) -> list[Component]:
     tones = {"starting": "live", "live": "live", "silent": "fair", "finished": "plain", "unreadable": "bad"}
     badges = [badge(STATUS_LABELS[run.status], tone=tones[run.status])]
     if run.simulated:
-        badges.append(badge("Simulated", tone="simulated", title="This run, or its hardware readings, were made up"))
+        badges.append(badge("Simulated GPUs", tone="simulated", title="The GPU readings of this run are made up"))
     return badges
 
 

@@ -38,7 +38,7 @@ def verdict_card(analysis: Analysis) -> list[Component]:
 
 def _simulated_band() -> Component:
     return html.Div(
-        [html.Strong("SIMULATED"), " This run, or its hardware readings, were made up. It says nothing about a real machine."],
+        [html.Strong("SIMULATED GPUS"), " The GPU readings of this run are made up. The times of its ranks were measured."],
         className="simulated-band",
         role="note",
     )
