@@ -52,7 +52,9 @@ def test_every_verb_is_in_the_documentation() -> None:
 
 
 def test_the_commands_page_is_current() -> None:
-    printed = subprocess.run([sys.executable, ROOT / "scripts" / "cli_docs.py"], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "cli_docs.py"], capture_output=True, text=True, check=True
+    ).stdout
     assert (ROOT / "docs" / "cli.md").read_text() == printed, "run `make docs`"
 
 

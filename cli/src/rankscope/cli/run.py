@@ -35,7 +35,9 @@ The training script needs no change and its output is left alone; the verdict go
 )
 @click.option("--name", help="Name of the run.  [default: the script's name]")
 @click.option(
-    "--spool-dir", type=click.Path(path_type=Path), help=f"Folder where the node's exporter picks up the ranks' metrics.  [default: {SPOOL_DIR}, if it is there]"
+    "--spool-dir",
+    type=click.Path(path_type=Path),
+    help=f"Folder where the node's exporter picks up the ranks' metrics.  [default: {SPOOL_DIR}, if it is there]",
 )
 @click.option("--window-first", type=click.IntRange(min=1), default=20, show_default=True, help="First profiled step.")
 @click.option(

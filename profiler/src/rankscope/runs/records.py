@@ -31,8 +31,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     price_per_gpu_hour: float | None = None
     currency: str | None = None
     simulated: bool = False
-    """True when the GPU readings that belong to the run are simulated, as in a demonstration without a GPU; shown wherever the run
-    is. What ranks record about their steps is always measured."""
+    """True when the GPU readings that belong to the run are simulated, as in a demonstration without a GPU. Shown wherever the
+    run is shown. What ranks record about their steps is always measured."""
 
 
 class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -60,7 +60,7 @@ def _named(verdict: Verdict) -> str:
     return f", rank {verdict.rank}, cause {verdict.cause}" + (f", phase {verdict.phase}" if verdict.phase else "")
 
 
-class FaultType(click.ParamType):
+class FaultType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
     """``KIND:RANK`` or ``none``."""
 
     name = "fault"

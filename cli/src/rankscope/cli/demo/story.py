@@ -115,7 +115,7 @@ def tell(story: Story) -> None:
 def _start_exporter(story: Story, spool: Path, detail: list[str]) -> None:
     story.simulated = not has_gpus()
     port = free_port(EXPORTER_PORT)
-    arguments = ["exporter", "--listen", f"{HOST}:{port}", "--spool", spool]
+    arguments: list[str | Path] = ["exporter", "--listen", f"{HOST}:{port}", "--spool", spool]
     if story.simulated:
         story.say(f"no GPU here: the exporter SIMULATES {SIMULATED_GPUS} GPUs; their readings are made up, the training is real")
         arguments += ["--simulate", str(SIMULATED_GPUS)]

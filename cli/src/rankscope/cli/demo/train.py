@@ -109,7 +109,7 @@ def main() -> None:
     model = LanguageModel(width=args.width, layers=args.layers, pause=pause if kind == "host" else 0.0).to(device)
     if pause and kind == "backward":
         # The embedding's gradient is the last to be ready.
-        model.embed.weight.register_hook(lambda _gradient: time.sleep(pause))
+        model.embed.weight.register_hook(lambda _gradient: time.sleep(pause))  # type: ignore[no-untyped-call,unused-ignore]
     parallel = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=3e-4)
     loss_function = nn.CrossEntropyLoss()
