@@ -49,7 +49,7 @@ def test_the_demo_refuses_a_fault_that_does_not_exist_and_a_folder_that_does(cli
 @pytest.fixture
 def live_demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
     """The demo as `make demo` starts it, once it has printed its addresses."""
-    with socket.socket() as taken:
+    with socket.socket() as taken, (tmp_path / "stderr").open("w") as stderr:
         # A port in use is stepped over.
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -60,7 +60,7 @@ def live_demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str,
         process = subprocess.Popen(
             [sys.executable, "-m", "rankscope", "demo", "--run-dir", str(tmp_path / "run"), "--format", "json"],
             stdout=subprocess.PIPE,
-            stderr=(tmp_path / "stderr").open("w"),
+            stderr=stderr,
             text=True,
             start_new_session=True,
         )
@@ -78,6 +78,8 @@ def live_demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str,
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
 
 
 def descendants(pid: int) -> set[int]:

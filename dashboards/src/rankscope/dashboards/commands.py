@@ -79,7 +79,10 @@ def dashboard(path: Path, listen: tuple[str, int], workers: int, open_browser: b
     sock = server.listen(host, port)
     app = create_app(source, DashboardConfig(allow_any_host=allow_remote))
     url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/"
-    click.echo(f"rankscope dashboard of {path}: {url}  (Ctrl-C ends it)", err=True)
-    if open_browser:
-        click.launch(url)
-    server.serve(app, sock, workers=workers)
+
+    def announce() -> None:
+        click.echo(f"rankscope dashboard of {path}: {url}  (Ctrl-C ends it)", err=True)
+        if open_browser:
+            click.launch(url)
+
+    server.serve(app, sock, workers=workers, ready=announce)

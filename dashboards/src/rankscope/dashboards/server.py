@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 import dash
@@ -61,6 +64,10 @@ class _Server(BaseApplication):  # type: ignore[misc]
         return self._app.server
 
 
-def serve(app: dash.Dash, sock: socket.socket, *, workers: int) -> None:
-    """Serve until SIGINT or SIGTERM; then raises ``SystemExit(0)``."""
+def serve(app: dash.Dash, sock: socket.socket, *, workers: int, ready: Callable[[], None]) -> None:
+    """Call ``ready``, then serve until SIGINT or SIGTERM, which raise ``SystemExit(0)``."""
+    # Until gunicorn takes them over: whoever has read the address may already end it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    ready()
     _Server(app, sock, workers).run()
