@@ -128,7 +128,7 @@ def _imposed_table(analysis: Analysis) -> str:
         residual = analysis.collectives.clock_residual_us
         lines.append(
             f"{_count(analysis.collectives.matched, 'collective')} matched, {analysis.collectives.unmatched} not"
-            + (f"; clocks agree within {duration(residual)}" if residual is not None else "")
+            + (f"; ends agree within {duration(residual)}" if residual is not None else "")
         )
     return "\n".join(lines)
 

@@ -1,0 +1,122 @@
+"""The set-up behind every make target: finds a Python that works, survives half-made environments, says what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# An interpreter that only notes what it is asked. `-m venv` and `-m virtualenv` make a folder with a copy of it inside.
+STUB = """#!/bin/sh
+echo "$0 $*" >>"$LOG"
+case "$*" in
+    "-m venv"*) [ -z "${NO_VENV:-}" ] || { echo "ensurepip is not available"; exit 1; } ;;
+    "-m virtualenv"*) [ -z "${NO_VIRTUALENV:-}" ] || { echo "No module named virtualenv"; exit 1; } ;;
+    *"import torch"*) exit "${NO_TORCH:-0}" ;;
+    *) exit 0 ;;
+esac
+for last; do :; done
+mkdir -p "$last/bin" && cp "$0" "$last/bin/python"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "setup", tmp_path / "scripts" / "setup")
+    stub = tmp_path / "bin" / "python3"
+    stub.parent.mkdir()
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    return tmp_path
+
+
+def setup(folder: Path, part: str = "run", **variables: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Run it with the stub as the only Python; returns also what the stub was asked."""
+    log = folder / "log"
+    log.write_text("")
+    env = {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}:/usr/bin:/bin",
+        "LOG": str(log),
+        "PYTHON": "python3",
+        "TORCH": "",
+        **variables,
+    }
+    done = subprocess.run(
+        ["sh", "scripts/setup", ".venv", part], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    return done, log.read_text()
+
+
+def test_it_makes_an_environment_once_and_then_does_nothing(folder: Path) -> None:
+    first, asked = setup(folder)
+    assert first.returncode == 0, first.stderr
+    assert "-m pip install --quiet --constraint constraints.txt --editable .[all]" in asked
+    again, asked = setup(folder)
+    assert again.returncode == 0
+    assert "pip" not in asked
+
+
+def test_a_usable_torch_is_left_alone_and_otherwise_the_wanted_one_is_installed(folder: Path) -> None:
+    done, asked = setup(folder, TORCH="torch==2.13.0")
+    assert "Using the torch that is there" in done.stderr
+    assert "torch==2.13.0" not in asked
+    shutil.rmtree(folder / ".venv")
+    _, asked = setup(folder, TORCH="torch==2.13.0", TORCH_ARGS="--index-url https://example.invalid/cpu", NO_TORCH="1")
+    assert "pip install --quiet --index-url https://example.invalid/cpu torch==2.13.0" in asked
+
+
+def test_a_half_made_environment_is_made_again(folder: Path) -> None:
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "litter").touch()
+    done, _ = setup(folder)
+    assert done.returncode == 0
+    assert not (folder / ".venv" / "litter").exists()
+
+
+def test_without_venv_it_falls_back_to_virtualenv_with_a_hint(folder: Path) -> None:
+    done, asked = setup(folder, NO_VENV="1")
+    assert done.returncode == 0
+    assert "-m virtualenv .venv" in asked
+    hints = [line for line in done.stderr.splitlines() if "python3-venv" in line]
+    assert len(hints) == 1
+
+
+def test_without_either_it_says_what_to_install_and_leaves_nothing(folder: Path) -> None:
+    done, _ = setup(folder, NO_VENV="1", NO_VIRTUALENV="1")
+    assert done.returncode == 1
+    assert "Install python3-venv or virtualenv" in done.stderr
+    assert not (folder / ".venv").exists()
+
+
+def test_a_python_that_does_not_run_is_named(folder: Path) -> None:
+    done, _ = setup(folder, PYTHON="/nowhere/python3.12")
+    assert done.returncode == 1
+    assert "/nowhere/python3.12" in done.stderr
+
+
+def test_no_working_python_at_all_is_one_hint(folder: Path) -> None:
+    # given shims on PATH that are there but do not work
+    empty = folder / "broken"
+    empty.mkdir()
+    for name in ("python3.14", "python3.13", "python3.12", "python3.11", "python3", "python"):
+        (empty / name).write_text("#!/bin/sh\nexit 127\n")
+        (empty / name).chmod(0o755)
+    done, _ = setup(folder, PATH=f"{empty}:/usr/bin:/bin", PYTHON="")
+    assert done.returncode == 1
+    assert "No working Python >= 3.11" in done.stderr
+
+
+def test_the_constraints_pin_neither_torch_nor_cuda() -> None:
+    names = [line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    assert len(names) > 50
+    assert [name for name in names if name in {"torch", "triton"} or name.startswith("nvidia-")] == []
+    assert "://" not in (ROOT / "constraints.txt").read_text()
