@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.render import SHOWN_RANKS, render_text
 from rankscope.analysis.verdict import duration
@@ -63,3 +65,16 @@ def test_durations_for_people() -> None:
         "93 s",
         "17 h",
     ]
+
+
+def test_no_escape_sequence_of_a_run_reaches_the_terminal(synthetic: Callable[..., Any]) -> None:
+    # given a host name that would retitle the terminal
+    analysis = analyze([synthetic().write()])
+    hostile = msgspec.structs.replace(analysis.ranks[0], host="h\x1b]0;pwned\x07")
+    analysis = msgspec.structs.replace(analysis, ranks=[hostile, *analysis.ranks[1:]])
+    # then it is shown without, and our own colours are the only ones
+    assert "\x1b" not in render_text(analysis)
+    assert "\x07" not in render_text(analysis)
+    coloured = render_text(analysis, color=True)
+    assert coloured.count("\x1b") == 2
+    assert coloured.startswith("\x1b[")

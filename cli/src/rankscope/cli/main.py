@@ -121,6 +121,11 @@ def main() -> NoReturn:
     except RankscopeError as error:
         click.echo(f"rankscope: {error}", err=True)
         sys.exit(EXIT_INPUT if isinstance(error, InputError) else EXIT_MISSING if isinstance(error, MissingError) else 1)
+    except OSError as error:
+        # A file or folder that the system refuses: the reason is its own, and names the place.
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"rankscope: {where}{error.strerror or error}", err=True)
+        sys.exit(EXIT_INPUT)
     except ModuleNotFoundError as error:
         verb = next((arg for arg in sys.argv[1:] if arg in VERBS), "")
         try:

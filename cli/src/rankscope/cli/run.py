@@ -117,13 +117,14 @@ def _print_verdict(result: LaunchResult) -> None:
             err=True,
         )
         return
+    # Whatever happens here: the job is what counts, and a verdict that cannot be had must not change its exit status.
     try:
         from rankscope.analysis.engine import analyze
         from rankscope.analysis.render import render_text
 
         text = render_text(analyze([result.run_dir]), width=width(), color=use_color(sys.stderr))
-    except (RankscopeError, ModuleNotFoundError) as error:
-        # The job is what counts: a verdict that cannot be had must not change its exit status.
-        click.echo(f"rankscope: recorded in {result.run_dir}, but there is no verdict: {error}", err=True)
+    except Exception as error:  # noqa: BLE001  # see above
+        kind = "" if isinstance(error, RankscopeError) else f"{type(error).__name__}: "
+        click.echo(f"rankscope: recorded in {result.run_dir}, but there is no verdict: {kind}{error}", err=True)
         return
     click.echo(text, err=True, color=True)

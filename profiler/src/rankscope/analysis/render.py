@@ -26,21 +26,28 @@ _UNKNOWN: Final = "-"
 def render_text(analysis: Analysis, *, width: int = 100, color: bool = False) -> str:
     """Verdict, ranks, imposed wait and what to do next, in lines of at most ``width`` columns (tables may need 80)."""
     parts = [
-        _headline(analysis, width, color=color),
+        _headline(analysis, width),
         _source(analysis, width),
         _rank_table(analysis),
         _imposed_table(analysis),
         _more_findings(analysis, width),
         _next(analysis, width),
     ]
-    return "\n\n".join(part for part in parts if part)
+    text = _printable("\n\n".join(part for part in parts if part))
+    if not color:
+        return text
+    kind, rest = text.split("\n", 1)
+    return f"{_COLORS.get(analysis.verdict.kind, _OTHER_COLOR)}{kind}{_RESET}\n{rest}"
 
 
-def _headline(analysis: Analysis, width: int, *, color: bool) -> str:
+def _printable(text: str) -> str:
+    """Host names and paths come from run directories, which anybody may have written: no escape sequences from there."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _headline(analysis: Analysis, width: int) -> str:
     verdict = analysis.verdict
-    kind = verdict.kind.replace("_", " ").upper()
-    label = f"{_COLORS.get(verdict.kind, _OTHER_COLOR)}{kind}{_RESET}" if color else kind
-    lines = [label, *textwrap.wrap(verdict.summary, width)]
+    lines = [verdict.kind.replace("_", " ").upper(), *textwrap.wrap(verdict.summary, width)]
     facts = []
     if verdict.slowdown is not None:
         facts.append(f"slowdown {verdict.slowdown:.2f}x")

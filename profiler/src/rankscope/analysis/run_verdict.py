@@ -130,10 +130,7 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Shares) -> tuple[V
             shares, by_windows, confidence=None, why="In the profiled steps no rank makes the others wait beyond chance"
         )
     # Blame sums over the profiled steps; verdicts speak of one step.
-    steps = max(counts)
-    named = late_named(late, run.blame, window, run.windows)
-    per_step = replace(named, gain_us=named.gain_us / steps, wait_us=named.wait_us / steps, step_us=named.step_us / steps)
-    verdict, finding = straggler(per_step, by_windows)
+    verdict, finding = straggler(late_named(late, run.blame, window, run.windows, steps=max(counts)), by_windows)
     return verdict, [finding]
 
 

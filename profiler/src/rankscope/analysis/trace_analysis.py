@@ -134,8 +134,8 @@ def imposed_result(blame: Blame) -> list[ImposedWait]:
     return sorted(rows, key=lambda row: (-row.imposed_us, row.rank))
 
 
-def late_named(slow: Slow, blame: Blame, window_us: float, traces_of: dict[int, Reduction]) -> Named:
-    """What there is to say of a rank that was late in windows."""
+def late_named(slow: Slow, blame: Blame, window_us: float, traces_of: dict[int, Reduction], *, steps: int = 1) -> Named:
+    """What there is to say of a rank that was late in windows, of ``window_us`` and ``steps`` steps each: per step."""
     rank = slow.ranks[0]
     signals = device_signals(rank, slow.gain_us, {one: reduction.breakdowns for one, reduction in traces_of.items()})
     victims = max(1, len(blame.ranks) - 1)
@@ -143,7 +143,12 @@ def late_named(slow: Slow, blame: Blame, window_us: float, traces_of: dict[int, 
     evidence = [
         Evidence(name="imposed_wait", value=blame.imposed_us[rank], unit="us", detail="summed over the victims"),
         Evidence(name="imposed_wait_exposed", value=blame.exposed_us[rank], unit="us", detail="the part that no compute hid"),
-        Evidence(name="saved", value=slow.gain_us, unit="us", detail="per window, had it come with the last of the others"),
+        Evidence(
+            name="saved",
+            value=slow.gain_us / steps,
+            unit="us",
+            detail=f"per {'window' if steps == 1 else 'step'}, had it come with the last of the others",
+        ),
         Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the collectives with a clear last rank"),
     ]
     if share is not None:
@@ -155,9 +160,9 @@ def late_named(slow: Slow, blame: Blame, window_us: float, traces_of: dict[int, 
         pattern=slow.pattern,
         cause=cause_of(signals),
         phase=None,
-        gain_us=slow.gain_us,
-        wait_us=blame.exposed_us[rank] / victims,
-        step_us=window_us,
+        gain_us=slow.gain_us / steps,
+        wait_us=blame.exposed_us[rank] / victims / steps,
+        step_us=window_us / steps,
         confidence=round(min(0.99, slow.stability * (1 - (slow.p_value or 0.0))), 3),
         evidence=evidence,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -58,19 +59,24 @@ def demo(*, fault: Fault, once: bool, run_dir: Path | None, output_format: str) 
         click.echo(f"[{time.monotonic() - started:5.1f} s] {text}", err=True)
 
     logs = Path(tempfile.mkdtemp(prefix="rankscope-demo-logs-"))
-    with Services(logs) as services:
-        story = Story(run_dir=run_dir, fault=fault, services=services, say=say)
-        tell(story)
-        _print_result(story, output_format)
-        if not once:
-            click.echo("\nLook at it:", err=True)
-            announce(story)
-            click.echo("\nCtrl-C ends it and leaves nothing running.", err=True)
-            _stay()
-            say("stopping ...")
-    ok = all(part.ok for part in story.parts)
-    if not ok:
-        click.echo(f"What each part printed is in {logs}", err=True)
+    ok = True
+    try:
+        with Services(logs) as services:
+            story = Story(run_dir=run_dir, fault=fault, services=services, say=say)
+            tell(story)
+            _print_result(story, output_format)
+            ok = all(part.ok for part in story.parts)
+            if not once:
+                click.echo("\nLook at it:", err=True)
+                announce(story)
+                click.echo("\nCtrl-C ends it and leaves nothing running.", err=True)
+                _stay()
+                say("stopping ...")
+    finally:
+        if ok:
+            shutil.rmtree(logs, ignore_errors=True)
+        else:
+            click.echo(f"What each part printed is in {logs}", err=True)
     return 0 if ok else 1
 
 

@@ -42,7 +42,8 @@ class Fault:
     def judge(self, verdict: Verdict) -> tuple[bool, str]:
         """Whether the verdict is the planted truth, and a sentence that says so."""
         if self.rank is None:
-            return verdict.kind != "straggler", f"planted nothing; verdict {verdict.kind}" + _named(verdict)
+            calm = verdict.kind not in ("straggler", "hang", "insufficient_data")
+            return calm, f"planted nothing; verdict {verdict.kind}" + _named(verdict)
         expected = EXPECTATIONS[self.kind]
         said = f"planted {self}; verdict {verdict.kind}{_named(verdict)}"
         right = (

@@ -91,9 +91,12 @@ class Services:
         self._children[name] = child
         return child
 
-    def running(self, name: str) -> bool:
-        """Whether a child was started and still runs."""
-        return name in self._children and self._children[name].poll() is None
+    def wait(self, name: str, *, timeout: float) -> int | None:
+        """Exit status of a child once it has ended, or ``None`` when it still runs after ``timeout`` seconds."""
+        try:
+            return self._children[name].wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
 
     def wait_for(self, name: str, url: str, *, timeout: float = 60.0) -> None:
         """Wait until ``url`` answers. Raises ``RankscopeError`` with the child's last line when it does not."""

@@ -6,8 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,13 +91,14 @@ def has_gpus() -> bool:
 
 def tell(story: Story) -> None:
     """Everything, in order; the result is in ``story.parts`` and ``story.analysis``."""
-    with tempfile.TemporaryDirectory(prefix="rankscope-spool-") as spool:
-        with story.part("exporter") as detail:
-            _start_exporter(story, Path(spool), detail)
-        with story.part("receiver") as detail:
-            _start_receiver(story, detail)
-        with story.part("training") as detail:
-            _train(story, Path(spool), detail)
+    spool = story.services.logs / "spool"
+    spool.mkdir()
+    with story.part("exporter") as detail:
+        _start_exporter(story, spool, detail)
+    with story.part("receiver") as detail:
+        _start_receiver(story, detail)
+    with story.part("training") as detail:
+        _train(story, spool, detail)
     checks: list[tuple[str, Callable[[Story, list[str]], None]]] = [
         ("recording", _check_recording),
         ("verdict", _check_verdict),
@@ -229,7 +228,10 @@ def _check_metrics(story: Story, detail: list[str]) -> None:
     expect("metrics" in story.urls, "there is no exporter")
     ranks = set(re.findall(r'^rank_steps_total\{[^}]*\brank="(\d+)"', story.page, re.MULTILINE))
     expect(len(ranks) == WORLD_SIZE, f"while training, /metrics had the ranks {sorted(ranks)}")
+    get(story.urls["metrics"].replace("/metrics", "/-/ready"))
     page = get(story.urls["metrics"])
+    failing = re.findall(r'^rankscope_exporter_collector_success\{collector="(\w+)"\} 0', page, re.MULTILINE)
+    expect(not failing, f"the exporter's collectors {failing} fail")
     temperatures = len(re.findall(r"^gpu_temperature_celsius\{", page, re.MULTILINE))
     expect(temperatures, "/metrics has no GPU temperature")
     labelled = "rankscope_exporter_simulated 1" in page
@@ -305,12 +307,10 @@ def _check_alert(story: Story, detail: list[str]) -> None:
 
 def _wait_for_watcher(story: Story) -> None:
     """The watcher ends by itself once the run has ended and everything is delivered."""
-    done = threading.Event()
-    deadline = time.monotonic() + 30
-    while story.services.running("watcher"):
-        if time.monotonic() > deadline:
-            raise CheckFailedError(f"the watcher still runs 30 s after the training: {story.services.last_line('watcher')}")
-        done.wait(0.2)
+    status = story.services.wait("watcher", timeout=30)
+    said = story.services.last_line("watcher")
+    expect(status is not None, f"the watcher still runs 30 s after the training; it said: {said}")
+    expect(status == 0, f"the watcher ended with status {status}; it said: {said}")
 
 
 def announce(story: Story) -> None:

@@ -1,0 +1,89 @@
+"""`rankscope run` leaves the job's exit status alone and says what became of the recording."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankscope.cli import run as run_module
+from rankscope.profiler.launch import LaunchResult
+from rankscope.runs.records import RunInfo
+from rankscope.runs.writer import create_run
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_a_job_without_training_keeps_its_status_and_leaves_nothing(cli: Cli, tmp_path: Path, status: int) -> None:
+    done = cli(
+        "run", "--run-dir", tmp_path / "runs" / "x", "--", sys.executable, "-c", f"print('out'); raise SystemExit({status})"
+    )
+    assert (done.returncode, done.stdout) == (status, "out\n")
+    assert "nothing was recorded" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_command_that_does_not_exist_is_127_as_in_a_shell(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "--run-dir", tmp_path / "x", "--", "no-such-program")
+    assert done.returncode == 127
+    assert "no-such-program" in done.stderr
+
+
+def test_no_command_is_a_usage_error(cli: Cli) -> None:
+    assert cli("run").returncode == 2
+
+
+@pytest.mark.parametrize("kind", ["a file", "somebody's folder", "below a file"])
+def test_a_folder_that_cannot_hold_a_run_stops_before_the_job_starts(cli: Cli, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.tex").touch()
+    path = {"a file": "file", "somebody's folder": "folder", "below a file": "file/run"}[kind]
+    done = cli("run", "--run-dir", tmp_path / path, "--", sys.executable, "-c", "print('started')")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert str(tmp_path / path) in done.stderr
+
+
+def test_an_analysis_that_fails_does_not_change_the_jobs_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given a recorded run whose analysis has a bug
+    create_run(tmp_path, RunInfo(run_id="r", name="r", start_unix_ns=1))
+    monkeypatch.setattr(run_module, "launch", lambda *_: LaunchResult(status=5, run_dir=tmp_path, attempt=0))
+    monkeypatch.setattr("rankscope.analysis.engine.analyze", lambda _: 1 / 0)
+    # when the job ends
+    status = run_module.run.main(["--run-dir", str(tmp_path), "--", "job"], standalone_mode=False)
+    # then
+    assert status == 5
+    assert "there is no verdict: ZeroDivisionError" in capsys.readouterr().err
+
+
+VERBS_WITH_A_PATH = (
+    ["analyze"],
+    ["dashboard"],
+    ["alerts", "watch"],
+    ["demo", "--once", "--run-dir"],
+    ["exporter", "--once", "--spool"],
+)
+
+
+@pytest.mark.parametrize("verb", VERBS_WITH_A_PATH, ids=lambda words: words[0])
+def test_a_folder_one_may_not_look_into_is_one_line_with_status_3(tmp_path: Path, verb: list[str]) -> None:
+    # given a closed folder, and a process that closed folders hold up, also when it is root's
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    # when a verb is pointed into it
+    done = subprocess.run(
+        [*drop, sys.executable, "-m", "rankscope", *verb, str(closed / "run")], capture_output=True, text=True, check=False
+    )
+    # then
+    assert done.returncode == 3, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert str(closed) in done.stderr
