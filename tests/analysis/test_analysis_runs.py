@@ -193,10 +193,14 @@ def test_without_own_time_and_windows_the_verdict_says_what_is_missing(synthetic
     assert all(row.blocked_us is None and row.own_us is None for row in analysis.ranks)
 
 
-def test_windows_decide_where_step_records_cannot(
-    synthetic: Synthetic, add_windows: Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
+@pytest.mark.parametrize(("phase", "cause"), [("forward", "host"), ("data", "input")])
+def test_windows_decide_where_step_records_cannot_and_step_records_still_tell_the_cause(
+    synthetic: Synthetic,
+    add_windows: Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None],
+    phase: str,
+    cause: str,
 ) -> None:
-    path = synthetic(signals=False, plan=always(2, us=60_000)).write()
+    path = synthetic(signals=False, plan=always(2, us=60_000, phase=phase)).write()
     for rank in range(4):
         late = 60_000 if rank == 2 else 0
         breakdowns, collectives = [], []
@@ -234,7 +238,8 @@ def test_windows_decide_where_step_records_cannot(
         add_windows(path, rank, breakdowns, collectives)
     analysis = analyze([path])
     verdict = analysis.verdict
-    assert (verdict.kind, verdict.rank, verdict.cause, verdict.evidence_source) == ("straggler", 2, "host", "windows")
+    assert (verdict.kind, verdict.rank, verdict.evidence_source) == ("straggler", 2, "windows")
+    assert (verdict.cause, verdict.phase) == (cause, phase)
     assert verdict.slowdown == pytest.approx(160 / 100)
     assert analysis.imposed_wait[0].imposed_us == pytest.approx(6 * 3 * 60_000)
     assert analysis.imposed_wait_source == "windows"

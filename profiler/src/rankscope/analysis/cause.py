@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.own_time import Judged, excess
+from rankscope.analysis.own_time import excess
 from rankscope.analysis.result import Cause
-from rankscope.analysis.steps import Matrix
+from rankscope.analysis.steps import Matrix, StepTable
 from rankscope.runs.records import PHASES, Phase
 
 
@@ -92,28 +92,39 @@ def cause_of(signals: Signals) -> CauseRow:
 
 
 def signals_of(
-    judged: Judged, rank: int, affected: NDArray[np.bool_], peers: Sequence[int], device_busy_us: float | None
+    table: StepTable,
+    rank: int,
+    affected: NDArray[np.bool_],
+    peers: Sequence[int],
+    *,
+    device_busy_us: float | None,
+    own_us: float | None = None,
 ) -> Signals:
-    """Signals of one rank in the steps marked ``affected`` against the ranks ``peers``."""
-    rows = [int(np.flatnonzero(judged.table.ranks == one)[0]) for one in (rank, *peers)]
+    """Signals of one rank in the steps marked ``affected`` [steps] against the ranks ``peers``.
+
+    ``own_us``: the excess per step where the records do not tell own time from waiting. Phases are then compared by their wall
+    times: whoever waits does so in another phase than the one in which the slow rank is late, or no phase stands out.
+    """
+    rows = [int(np.flatnonzero(table.ranks == one)[0]) for one in (rank, *peers)]
+    kind = "own_" if own_us is None else ""
 
     def mean_excess(metric: str) -> float | None:
-        return _mean_excess(judged.table.matrix(metric)[rows][:, affected])
+        return _mean_excess(table.matrix(metric)[rows][:, affected])
 
     phases: dict[Phase, float] = {}
     for phase in PHASES:
-        over = mean_excess(f"own_{phase}_us")
+        over = mean_excess(f"{kind}{phase}_us")
         if over is not None:
             phases[phase] = over
-    tagged = judged.table.tagged("checkpoint")[rows][:, affected]
-    work = _relative(judged.table.matrix("input_elements")[rows][:, affected])
+    tagged = table.tagged("checkpoint")[rows][:, affected]
+    work = _relative(table.matrix("input_elements")[rows][:, affected])
     return Signals(
-        own_us=mean_excess("own_us") or 0.0,
+        own_us=own_us if own_us is not None else mean_excess("own_us") or 0.0,
         phases_us=phases,
         cpu_us=mean_excess("cpu_us"),
         run_queue_us=mean_excess("run_queue_us"),
         gc_us=mean_excess("gc_us"),
-        work=work if work is not None else _relative(judged.table.matrix("samples")[rows][:, affected]),
+        work=work if work is not None else _relative(table.matrix("samples")[rows][:, affected]),
         checkpoint=bool(tagged.size and tagged[0].mean() >= 0.5 and tagged[1:].mean() < 0.5),
         device_busy_us=device_busy_us,
     )

@@ -9,11 +9,11 @@ import numpy as np
 
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import Shares, shares_of_steps, shares_of_windows
-from rankscope.analysis.cause import cause_of, signals_of
+from rankscope.analysis.cause import Signals, cause_of, signals_of
 from rankscope.analysis.clock import Clocks
 from rankscope.analysis.late import busy_excess, find_late
 from rankscope.analysis.matching import Matching
-from rankscope.analysis.own_time import MINIMUM_STEPS, Judged, Slow, find_rotating, find_slow, imposed_wait, judge
+from rankscope.analysis.own_time import MINIMUM_STEPS, WARM_UP, Judged, Slow, find_rotating, find_slow, imposed_wait, judge
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Evidence, Finding, Verdict
 from rankscope.analysis.steps import StepTable
@@ -130,8 +130,20 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Shares) -> tuple[V
             shares, by_windows, confidence=None, why="In the profiled steps no rank makes the others wait beyond chance"
         )
     # Blame sums over the profiled steps; verdicts speak of one step.
-    verdict, finding = straggler(late_named(late, run.blame, window, run.windows, steps=max(counts)), by_windows)
+    steps = max(counts)
+    signals = _signals_beside_windows(run, late.ranks[0], late.gain_us / steps)
+    verdict, finding = straggler(late_named(late, run.blame, window, signals, steps=steps), by_windows)
     return verdict, [finding]
+
+
+def _signals_beside_windows(run: RunEvidence, rank: int, gain_us: float) -> Signals:
+    """Why a rank was late that windows named: what its step records show besides."""
+    table = run.table
+    count = len(table.steps)
+    usual = (np.arange(count) >= min(WARM_UP, count // 5)) & ~table.profiled.any(axis=0)
+    busy = busy_excess(rank, {one: reduction.breakdowns for one, reduction in run.windows.items()})
+    peers = [one for one in run.ranks if one != rank]
+    return signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
 
 
 def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
@@ -143,7 +155,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     if slow.pattern == "rotating":
         affected = affected & (judged.own.argmax(axis=0) == judged.ranks.index(worst))
         peers = [rank for rank in judged.ranks if rank != worst]
-    signals = signals_of(judged, worst, affected, peers, busy)
+    signals = signals_of(judged.table, worst, affected, peers, device_busy_us=busy)
     imposed = imposed_wait(judged)
     steps = judged.own.shape[1]
     victims = max(1, len(judged.ranks) - (1 if slow.pattern == "rotating" else len(slow.ranks)))

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankscope.analysis.blame import Blame, assign_blame
 from rankscope.analysis.bottleneck import shares_of_windows
-from rankscope.analysis.cause import cause_of
+from rankscope.analysis.cause import Signals, cause_of
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.matching import Matching, match_collectives
@@ -134,10 +134,9 @@ def imposed_result(blame: Blame) -> list[ImposedWait]:
     return sorted(rows, key=lambda row: (-row.imposed_us, row.rank))
 
 
-def late_named(slow: Slow, blame: Blame, window_us: float, traces_of: dict[int, Reduction], *, steps: int = 1) -> Named:
+def late_named(slow: Slow, blame: Blame, window_us: float, signals: Signals, *, steps: int = 1) -> Named:
     """What there is to say of a rank that was late in windows, of ``window_us`` and ``steps`` steps each: per step."""
     rank = slow.ranks[0]
-    signals = device_signals(rank, slow.gain_us, {one: reduction.breakdowns for one, reduction in traces_of.items()})
     victims = max(1, len(blame.ranks) - 1)
     share = blame.share(rank)
     evidence = [
@@ -159,7 +158,7 @@ def late_named(slow: Slow, blame: Blame, window_us: float, traces_of: dict[int, 
         ranks=slow.ranks,
         pattern=slow.pattern,
         cause=cause_of(signals),
-        phase=None,
+        phase=signals.phase,
         gain_us=slow.gain_us / steps,
         wait_us=blame.exposed_us[rank] / victims / steps,
         step_us=window_us / steps,
@@ -262,5 +261,6 @@ def _verdict(
     if late is None:
         return nobody(shares, setting, confidence=None, why="No rank makes the others wait beyond chance")
     reductions = {trace.rank: trace.reduction for trace in traces}
-    verdict, finding = straggler(late_named(late, blame, window, reductions), setting)
+    signals = device_signals(late.ranks[0], late.gain_us, {one: reduction.breakdowns for one, reduction in reductions.items()})
+    verdict, finding = straggler(late_named(late, blame, window, signals), setting)
     return verdict, [finding, *limits(shares, setting, lead="Besides that, ")]
