@@ -13,8 +13,8 @@ import pytest
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Analysis
 from rankscope.runs.paths import rank_dir
-from rankscope.runs.records import AttemptInfo, CollectiveRecord, StepBreakdown
-from rankscope.runs.writer import create_attempt
+from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown
+from rankscope.runs.writer import create_attempt, write_record
 
 Synthetic = Callable[..., Any]
 Plan = Callable[[int, int], dict[str, Any] | None]
@@ -301,3 +301,15 @@ def test_the_result_is_the_published_json(synthetic: Synthetic) -> None:
     text = msgspec.json.encode(analysis)
     assert msgspec.json.decode(text, type=Analysis) == analysis
     assert not re.search(rb"NaN|Infinity", text)
+
+
+def test_what_the_recorder_lost_is_said(synthetic: Synthetic) -> None:
+    # given a rank that had to drop records and leave out a window
+    path = synthetic().write()
+    file = rank_dir(path, 0, 1) / "rank.json"
+    info = msgspec.json.decode(file.read_bytes(), type=RankInfo)
+    write_record(file, msgspec.structs.replace(info, dropped_records=7, missed_windows=2))
+    # then the analysis says both
+    warnings = " ".join(analyze([path]).source.warnings)
+    assert "7 records were dropped" in warnings
+    assert "2 profiler windows were left out" in warnings

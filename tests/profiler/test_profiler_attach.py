@@ -40,6 +40,19 @@ def test_a_script_without_torch_sees_one_idle_finder_and_no_recorder(tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+def test_a_loader_that_cannot_be_followed_still_loads_torch(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nfrom importlib.machinery import ModuleSpec\n"
+        "class Loader:\n    __slots__ = ()\n    def create_module(self, spec): pass\n"
+        "    def exec_module(self, module): module.loaded = True\n"
+        "class Finder:\n    def find_spec(self, name, *_): return ModuleSpec(name, Loader()) if name == 'torch' else None\n"
+        "sys.meta_path.insert(1, Finder())"
+    )
+    result = attached(tmp_path / "run", "-c", "import torch; print(torch.loaded)", python_path=str(tmp_path))
+    assert result.stdout == "True\n"
+    assert result.stderr.count("rankscope: not recording") == result.stderr.count("\n") == 1
+
+
 FINDERS = "import sys; print([type(finder).__name__ for finder in sys.meta_path].count('_WaitForTorch'))"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
@@ -82,8 +83,8 @@ def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: En
     info = run.rank(0, 0)
     assert info is not None
     assert (info.end_reason, info.recorder_cost_us, info.dropped_records) == (reason, 5.0, 0)
-    # Of a rank that did not say goodbye the last metrics stay, for an alert to see how old they are.
-    assert len(list((tmp_path / "spool").iterdir())) == (end is not End.EXIT)
+    # Of a rank that vanished the last metrics stay, for an alert to see how old they are.
+    assert len(list((tmp_path / "spool").iterdir())) == (end is End.SILENT)
 
 
 def test_a_live_rank_has_metrics_and_records(tmp_path: Path) -> None:
@@ -131,6 +132,31 @@ def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_disk_that_stays_full_neither_repeats_records_nor_litters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Given a store that has begun, and a disk that takes a part of what comes next
+    store = RunStore(hello(tmp_path / "run"))
+    store.add("steps", step(0))
+    assert store.flush()
+    numbers = range(1, 1001)
+    store.add("steps", *(step(number) for number in numbers))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+    try:
+        for _ in range(5):
+            assert not store.flush(now=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    # When there is room again
+    assert store.flush(now=True)
+    store.close()
+    # Then every record is there once
+    run = RunReader(tmp_path / "run")
+    assert [row.step for row in run.steps(0, 0)] == [0, *numbers]
+    assert run.skipped_lines == 0
+    assert len(list(store.folder.glob("*.jsonl"))) == 1
+    assert capsys.readouterr().err.count("cannot write to") == 1
+
+
 def test_a_rank_that_is_there_already_is_not_mixed_with_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = RunStore(hello(tmp_path)), RunStore(hello(tmp_path, run_id="other"))
     for number, store in enumerate((first, second)):
@@ -153,6 +179,39 @@ def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path) -> None:
     assert said.count("\n") == 1
     assert "a profiler window was left out" in said
     assert not list(RunReader(tmp_path / "run").windows(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("import sys; sys.modules['numpy'] = None", "numpy"),
+        ("import rankscope.analysis.traces as t\ndef odd(_): raise KeyError('odd')\nt.read_trace = odd", "KeyError: 'odd'"),
+    ],
+)
+def test_a_window_that_cannot_be_reduced_costs_the_window_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
+) -> None:
+    # Given a helper that cannot reduce any trace
+    (tmp_path / "sitecustomize.py").write_text(fault)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
+    # When two windows come between the steps
+    rank.put(0)
+    for number in (1, 2):
+        trace = rank.scratch / f"window-{number}.json"
+        trace.write_text('{"traceEvents": []}')
+        rank.ring.put(EntryKind.WINDOW, msgspec.json.encode(Window(str(trace), number, number)))
+    rank.put(1)
+    rank.ring.set_end(End.EXIT)
+    # Then it says so once, counts them, and goes on to the end
+    said = rank.end()
+    assert said.count("\n") == 1
+    assert reason in said
+    run = RunReader(tmp_path / "run")
+    assert [row.step for row in run.steps(0, 0)] == [0, 1]
+    info = run.rank(0, 0)
+    assert info is not None
+    assert (info.end_reason, info.missed_windows) == ("exit", 2)
 
 
 def test_the_helper_never_loads_torch() -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from rankscope.profiler.launch import SITE_FOLDER, LaunchOptions, launch
+from rankscope.profiler.launch import SITE_FOLDER, LaunchOptions, _wait_for_helpers, launch
+from rankscope.profiler.scratch import hold
 from rankscope.profiler.settings import RecorderSettings, from_environment
 from rankscope.runs.errors import InputError
 from rankscope.runs.records import RunInfo
@@ -103,3 +107,87 @@ def test_a_signal_to_the_launcher_reaches_the_job(tmp_path: Path) -> None:
         time.sleep(0.2)  # the launcher sets its handlers right after it has started the child
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(20) == 9
+
+
+def test_a_name_that_no_file_can_have_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot record here: "):
+        launch(["true"], LaunchOptions(run_dir=tmp_path / ("x" * 300), name="x"))
+
+
+@pytest.mark.parametrize("call", ["exists", "is_dir", "iterdir"])
+def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    (tmp_path / "run").mkdir()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, call, refuse)
+    with pytest.raises(InputError, match="cannot record here: Permission denied"):
+        launch(["true"], LaunchOptions(run_dir=tmp_path / "run", name="x"))
+
+
+def test_a_folder_whose_name_cannot_be_written_down_is_refused(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    for options in (LaunchOptions(run_dir=odd, name="x"), LaunchOptions(run_dir=tmp_path / "run", spool_dir=odd, name="x")):
+        with pytest.raises(InputError, match="is not UTF-8"):
+            launch(["true"], options)
+    assert not any(tmp_path.iterdir())
+
+
+def test_without_local_memory_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise OSError(28, "No space left on device", "/dev/shm/x")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with pytest.raises(InputError, match=r"^/dev/shm/x: cannot make a folder in local memory: No space"):
+        launch(["true"], LaunchOptions(run_dir=tmp_path / "deep" / "run", name="x"))
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_launcher_does_not_wait_for_a_helper_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Given a rank's folder that its helper held until it was killed, and one whose helper is at work
+    for name in ("killed", "alive"):
+        (tmp_path / name).mkdir()
+    os.close(hold(tmp_path / "killed"))
+    alive = hold(tmp_path / "alive")
+    waiting = threading.Thread(target=_wait_for_helpers, args=[tmp_path])
+    # When the one that lives is done, the launcher goes on
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    shutil.rmtree(tmp_path / "alive")
+    os.close(alive)
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert "the helper of 1 rank(s) was killed" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_reaches_the_job_once_even_with_its_input_redirected(tmp_path: Path) -> None:
+    # Given a launcher in the foreground of a terminal, reading from somewhere else
+    job = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True))\n"
+        "print('up', flush=True)\n"
+        "sys.stdin.read()"
+    )
+    script = (
+        "import os, sys; from pathlib import Path; from rankscope.profiler.launch import *\n"
+        "os.open(sys.argv[2], os.O_RDWR)\n"  # the first terminal of a new session becomes its own
+        f"launch([sys.executable, '-c', {job!r}], LaunchOptions(run_dir=Path(sys.argv[1]), name='x'))"
+    )
+    keyboard, terminal = os.openpty()
+    command = [sys.executable, "-c", script, str(tmp_path / "run"), os.ttyname(terminal)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, start_new_session=True, **pipes) as launcher:  # type: ignore[call-overload]
+        assert launcher.stdout.readline() == "up\n"
+        time.sleep(0.2)  # the launcher sets its handlers right after it has started the child
+        # When Ctrl-C is pressed
+        os.write(keyboard, b"\x03")
+        # Then the job hears of it once
+        assert launcher.stdout.readline() == "interrupted\n"
+        time.sleep(0.2)
+        rest, _ = launcher.communicate(timeout=20)
+    os.close(keyboard)
+    os.close(terminal)
+    assert rest == ""

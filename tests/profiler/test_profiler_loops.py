@@ -56,6 +56,9 @@ def test_a_crash_is_told_from_an_exit_and_the_status_is_the_jobs(tmp_path: Path,
         ("compiled", range(1, STEPS)),
         ("gan", range(1, STEPS)),
         ("inside_backward", range(1, STEPS)),
+        ("closures", range(1, STEPS)),
+        # As with data below, and one more: only that the new optimizer steps again tells that the old one is over.
+        ("replaced", range(1, STEPS - 3)),
     ],
 )
 def test_steps_are_counted_as_the_script_means_them(
@@ -68,6 +71,14 @@ def test_steps_are_counted_as_the_script_means_them(
     assert all(row.phases_us.data is None for row in records), "there was no data loader"
     if kind == "scaler":
         assert [row.step for row in records if "optimizer_skipped" in row.tags] == [2, 5, 8, 11]
+
+
+def test_recording_goes_on_when_an_optimizer_that_raised_is_replaced(tmp_path: Path) -> None:
+    assert record(tmp_path / "run", "replaced_with_data") == 0
+    records = recorded(tmp_path / "run")
+    # One record spans the step that raised, the first of the new optimizer, which may still be one of several, and its second.
+    assert [row.step for row in records] == list(range(STEPS - 2))
+    assert [row.step for row in records if row.samples == 3 * 4] == [STEPS // 2 - 1]
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,13 @@ def test_the_last_gradient_is_watched_after_it_was_learned(tmp_path: object) -> 
         assert set(hooked) & {"0.weight", "0.bias"}
         with model.no_sync():
             assert not watch.synchronises()
+        other = LastGradient()
+        other.adopt(model)
+        for closed in (watch, other):
+            closed.close()
+            assert not closed.present
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()), "all hooks are off again"
+        watch.adopt(model)
         del model
         gc.collect()
         assert not watch.synchronises()

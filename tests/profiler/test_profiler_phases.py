@@ -77,3 +77,15 @@ def test_phases_sum_to_the_wall_time_whatever_happens(events: list[tuple[str, in
             depth -= 1
     assert clock.finish(at) == at == sum(clock.times.values())
     assert clock.times.keys() <= set(PHASES)
+
+
+def test_a_phase_that_an_exception_went_through_is_let_go_and_the_ones_around_it_stay() -> None:
+    clock = PhaseClock(0)
+    clock.enter("optimizer", 0)  # it raised, nobody said
+    clock.enter("backward", 10)
+    clock.abandon("optimizer")
+    assert clock.inside("backward")
+    assert not clock.inside("optimizer")
+    clock.leave(30)
+    assert clock.finish(35) == 35
+    assert clock.times == {"optimizer": 10, "backward": 20, "between_steps": 5}

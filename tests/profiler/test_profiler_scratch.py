@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,16 @@ def test_a_scratch_folder_is_private_and_in_the_launchers_where_that_is(tmp_path
         elsewhere.rmdir()
 
 
-def test_only_old_folders_that_nobody_holds_are_swept(tmp_path: Path) -> None:
+@pytest.fixture
+def nothing_else_to_sweep(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = tmp_path_factory.mktemp("empty")
+    monkeypatch.setattr(scratch, "LOCAL_MEMORY", empty)
+    monkeypatch.setattr(tempfile, "tempdir", str(empty))
+
+
+@pytest.mark.usefixtures("nothing_else_to_sweep")
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_only_old_folders_that_nobody_holds_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     prefix = f"rankscope-{os.getuid()}-"
     held, left, young, foreign = (
         tmp_path / name for name in (f"{prefix}held", f"{prefix}left", f"{prefix}young", "rankscope-x-1")
@@ -33,11 +43,16 @@ def test_only_old_folders_that_nobody_holds_are_swept(tmp_path: Path) -> None:
         if folder != young:
             os.utime(folder, (0, 0))
     handle = scratch.hold(held / "rank0")
-    scratch.sweep(tmp_path)
+    assert (scratch.is_left(held / "rank0"), scratch.is_left(left / "rank0"), scratch.is_left(tmp_path)) == (False, True, False)
+    if place == "memory":
+        monkeypatch.setattr(scratch, "LOCAL_MEMORY", tmp_path)
+    else:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scratch.sweep()
     assert set(tmp_path.iterdir()) == {held, young, foreign}
     # The lock goes with its holder, however that ends.
     os.close(handle)
-    scratch.sweep(tmp_path)
+    scratch.sweep()
     assert set(tmp_path.iterdir()) == {young, foreign}
 
 
@@ -50,6 +65,8 @@ def test_a_trace_goes_to_disk_where_memory_is_short_and_nowhere_where_both_are(
     folder = scratch.trace_folder(tmp_path)
     assert folder is not None
     assert folder != tmp_path
-    folder.rmdir()
+    (folder / "trace.json").touch()
+    scratch.remove_trace(folder / "trace.json", tmp_path)
+    assert not folder.exists()
     monkeypatch.setattr(scratch, "_free", lambda _folder: 0)
     assert scratch.trace_folder(tmp_path) is None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import resource
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -152,6 +156,62 @@ def test_segments_rotate_and_a_restarted_writer_never_overwrites(run: Path) -> N
         writer.close()
     assert len(list(folder.glob("steps-*.jsonl"))) > 2
     assert [row.step for row in RunReader(run).steps(0, 0)] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+@contextmanager
+def disk_with_room_for(file_bytes: int) -> Iterator[None]:
+    """No file of this process may grow beyond that; a write takes what still fits, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_records_that_did_not_fit_are_not_there_in_part_and_may_be_appended_again(run: Path) -> None:
+    # given a disk that takes two records and a half
+    writer = JsonLinesWriter(rank_dir(run, 0, 0), "steps")
+    writer.append(step(0))
+    size = segment(rank_dir(run, 0, 0), "steps", 0).stat().st_size
+    batch = [step(number) for number in range(1, 5)]
+    # when a batch is tried again and again
+    with disk_with_room_for(size * 5 // 2):
+        for _ in range(3):
+            with pytest.raises(OSError, match="File too large"):
+                writer.append(*batch)
+            assert [row.step for row in RunReader(run).steps(0, 0)] == [0]
+    # then, once there is room, every record is there once, in one file
+    writer.append(*batch)
+    writer.close()
+    reader = RunReader(run)
+    assert [row.step for row in reader.steps(0, 0)] == [0, 1, 2, 3, 4]
+    assert reader.skipped_lines == 0
+    assert [path.name for path in rank_dir(run, 0, 0).iterdir()] == ["steps-000000.jsonl"]
+
+
+class StubbornFile(io.FileIO):
+    """A file that does not get shorter."""
+
+    def truncate(self, size: int | None = None) -> int:
+        raise OSError(116, "Stale file handle")
+
+
+def test_where_a_part_cannot_be_taken_back_the_next_record_is_on_a_line_of_its_own(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "open", lambda path, mode, **_: StubbornFile(path, mode.replace("b", "")))
+    writer = JsonLinesWriter(rank_dir(run, 0, 0), "steps")
+    writer.append(step(0))
+    size = segment(rank_dir(run, 0, 0), "steps", 0).stat().st_size
+    with disk_with_room_for(size * 3 // 2), pytest.raises(OSError, match="File too large"):
+        writer.append(step(1))
+    writer.append(step(1))
+    writer.close()
+    monkeypatch.undo()
+    reader = RunReader(run)
+    assert [row.step for row in reader.steps(0, 0)] == [0, 1]
+    assert reader.skipped_lines == 1
 
 
 def test_an_atomic_write_that_fails_leaves_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -126,6 +127,62 @@ def scheduled() -> None:
             own.step()
     events = own.events()
     print("own profile", "aten::linear" in {event.name for event in events or []})
+
+
+class Failing(torch.optim.SGD):
+    """Its step number ``STEPS // 2`` raises."""
+
+    taken = 0
+
+    def step(self, closure: Any = None) -> Any:
+        """Step, or not."""
+        self.taken += 1
+        if self.taken == STEPS // 2:
+            raise RuntimeError("out of memory")
+        return super().step(closure)
+
+
+def replaced() -> None:
+    """An optimizer whose step raises is replaced by a new one, and kept."""
+    model = nn.Linear(8, 1)
+    optimizers: list[torch.optim.Optimizer] = [Failing(model.parameters(), lr=0.01)]
+    for _ in range(STEPS):
+        model(torch.ones(4, 8)).mean().backward()
+        try:
+            optimizers[-1].step()
+        except RuntimeError:
+            optimizers.append(torch.optim.SGD(model.parameters(), lr=0.01))
+
+
+def replaced_with_data() -> None:
+    """As ``replaced``, with a data loader."""
+    model = nn.Linear(8, 1)
+    optimizers: list[torch.optim.Optimizer] = [Failing(model.parameters(), lr=0.01)]
+    for batch in DataLoader(torch.ones(STEPS * 4, 8), batch_size=4):  # type: ignore[arg-type]
+        model(batch).mean().backward()
+        try:
+            optimizers[-1].step()
+        except RuntimeError:
+            optimizers.append(torch.optim.SGD(model.parameters(), lr=0.01))
+
+
+def closures() -> None:
+    """An optimizer that is made of another and runs forward and backward between two halves of its step."""
+
+    class Sharpness(torch.optim.Optimizer):
+        def __init__(self, base: torch.optim.Optimizer) -> None:
+            super().__init__(base.param_groups, {})
+            self.base = base
+
+        def step(self, closure: Any = None) -> Any:
+            closure()
+            return self.base.step()
+
+    model = nn.Linear(8, 1)
+    optimizer = Sharpness(torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in range(STEPS):
+        model(torch.ones(4, 8)).mean().backward()
+        optimizer.step(lambda: model(torch.ones(4, 8)).mean().backward())
 
 
 if __name__ == "__main__":

@@ -116,6 +116,9 @@ def _warnings(run: RunEvidence) -> list[str]:
     dropped = sum(info.dropped_records for info in run.infos.values())
     if dropped:
         warnings.append(f"{dropped} records were dropped because a ring was full")
+    missed = sum(info.missed_windows for info in run.infos.values())
+    if missed:
+        warnings.append(f"{missed} profiler windows were left out, counted over the ranks; the job's stderr says why")
     if run.reader.skipped_lines:
         warnings.append(f"{run.reader.skipped_lines} damaged lines skipped")
     if run.damaged:

@@ -52,6 +52,12 @@ class _Instance:
             for key in self._handles.keys() - self._last:
                 self._handles.pop(key).remove()
 
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+
 
 class LastGradient:
     """Over all DDP models of this process. ``ready_ns`` is the last readiness seen since ``begin``, or ``None``."""
@@ -82,6 +88,12 @@ class LastGradient:
         self._instances = [instance for instance in self._instances if instance.model() is not None]
         models = [model for instance in self._instances if (model := instance.model()) is not None]
         return any(getattr(model, "require_backward_grad_sync", True) for model in models)
+
+    def close(self) -> None:
+        """Take all hooks off and forget the models: nobody will ask again."""
+        for instance in self._instances:
+            instance.close()
+        self._instances = []
 
     def end(self) -> None:
         """A synchronising backward pass has ended."""

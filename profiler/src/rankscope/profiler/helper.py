@@ -22,7 +22,7 @@ import msgspec
 
 from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_hello
 from rankscope.profiler.ring import End, RingReader
-from rankscope.profiler.scratch import hold, sweep
+from rankscope.profiler.scratch import hold, remove_trace, sweep
 from rankscope.profiler.spool import SpoolFile, Totals, render, samples
 from rankscope.profiler.store import RunStore
 from rankscope.runs.errors import InputError
@@ -94,15 +94,17 @@ class Helper:
         self._missed_windows += 1
 
     def _reduce(self, window: Window) -> None:
-        # Imported for the first window: the rank of a run without windows needs no numpy.
-        from rankscope.analysis.reduce import reduce_trace
-        from rankscope.analysis.traces import read_trace
-
         path = Path(window.path)
         try:
+            # Imported for the first window: the rank of a run without windows needs no numpy.
+            from rankscope.analysis.reduce import reduce_trace
+            from rankscope.analysis.traces import read_trace
+
             reduction = reduce_trace(read_trace(path))
         except InputError as error:
             self._missed(str(error))
+        except Exception as error:  # noqa: BLE001  # no trace, however odd, may cost the step records
+            self._missed(f"{type(error).__name__}: {error}")
         else:
             self._store.add("windows", *reduction.breakdowns)
             self._store.add("collectives", *reduction.collectives)
@@ -112,10 +114,7 @@ class Helper:
             self._store.flush()
         if self._hello.keep_traces:
             self._keep(path)
-        path.unlink(missing_ok=True)
-        if path.parent != self._scratch:
-            with suppress(OSError):
-                path.parent.rmdir()
+        remove_trace(path, self._scratch)
 
     def _keep(self, path: Path) -> None:
         kept = self._store.folder / "traces" / f"{path.stem}.json.gz"
@@ -160,6 +159,7 @@ class Helper:
             end_unix_ns=end_unix_ns,
             end_reason=end_reason,
             dropped_records=self._dropped(),
+            missed_windows=self._missed_windows,
             recorder_cost_us=self._ring.cost_ns / 1000,
             disabled_reason=self._ring.disabled_reason,
         )
@@ -175,8 +175,9 @@ class Helper:
                 break
             time.sleep(POLL_SECONDS)
         self._store.close()
-        # The file of a rank that was killed stays: its last step's age is what an alert looks at.
-        if self._spool is not None and self._ring.end is End.EXIT:
+        # The file of a rank that vanished stays: its last step's age is what an alert looks at. A crash is no riddle: the
+        # launcher has reported it.
+        if self._spool is not None and self._ring.end is not End.SILENT:
             self._spool.remove()
         self._ring.close()
 

@@ -31,10 +31,10 @@ def identify(settings: RecorderSettings) -> Hello:
         spool_dir=settings.spool_dir,
         keep_traces=settings.keep_traces,
         run=RunInfo(
-            run_id=settings.run_id,
-            name=settings.name,
+            run_id=_text(settings.run_id),
+            name=_text(settings.name),
             start_unix_ns=settings.start_unix_ns,
-            launcher=settings.launcher,
+            launcher=None if settings.launcher is None else _text(settings.launcher),
             price_per_gpu_hour=settings.price_per_gpu_hour,
             currency=settings.currency,
             simulated=settings.simulated,
@@ -61,6 +61,11 @@ def identify(settings: RecorderSettings) -> Hello:
             start_unix_ns=started,
         ),
     )
+
+
+def _text(text: str) -> str:
+    # Command lines may hold file names that are not UTF-8: lone surrogates, which JSON cannot.
+    return text.encode(errors="replace").decode()
 
 
 def _integer(variable: str) -> int | None:

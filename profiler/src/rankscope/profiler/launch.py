@@ -12,13 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from rankscope.profiler.scratch import hold, make_scratch
+from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch
 from rankscope.profiler.settings import PREFIX, RecorderSettings
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader, is_run
@@ -69,42 +69,56 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
     Raises ``InputError`` when the run directory cannot be used; the command is not started then.
     """
     run_dir = options.run_dir.absolute()
-    created = _check_run_dir(run_dir)
-    scratch = make_scratch("job")
-    held = hold(scratch)
-    try:
+    for folder in (run_dir, options.spool_dir):
+        _check_name(folder)
+    with ExitStack() as leaving:
+        # Only what is still empty: a job that trained nothing leaves nothing.
+        leaving.callback(_remove_empty, _check_run_dir(run_dir))
+        try:
+            scratch = make_scratch("job")
+            leaving.callback(shutil.rmtree, scratch, ignore_errors=True)
+            leaving.callback(os.close, hold(scratch))
+        except OSError as error:
+            reason = f"cannot make a folder in local memory: {error.strerror or error}"
+            raise InputError(error.filename or LOCAL_MEMORY, reason) from error
         settings = _settings(command, options, run_dir, scratch)
         status = _run(command, _environment(settings))
         _wait_for_helpers(scratch)
-    finally:
-        os.close(held)
-        shutil.rmtree(scratch, ignore_errors=True)
-        for folder in created:
-            # Only what is still empty: a job that trained nothing leaves nothing.
-            with suppress(OSError):
-                folder.rmdir()
     return LaunchResult(status=status, run_dir=run_dir, attempt=settings.attempt)
+
+
+def _check_name(folder: Path | None) -> None:
+    try:
+        # The helpers get it in JSON, and so does everybody who reads an analysis.
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(str(folder), "cannot record here: the name is not UTF-8") from error
 
 
 def _check_run_dir(run_dir: Path) -> list[Path]:
     """Make the folder and write into it once. Returns the folders made, innermost first."""
-    missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
-    if run_dir.exists():
-        if not run_dir.is_dir():
-            raise InputError(run_dir, "cannot record here: it is a file")
-        if not is_run(run_dir) and any(run_dir.iterdir()):
-            raise InputError(run_dir, "cannot record here: the folder is not empty and is no run")
+    missing: list[Path] = []
     try:
+        missing += [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+        if run_dir.exists():
+            if not run_dir.is_dir():
+                raise InputError(run_dir, "cannot record here: it is a file")
+            if not is_run(run_dir) and any(run_dir.iterdir()):
+                raise InputError(run_dir, "cannot record here: the folder is not empty and is no run")
         run_dir.mkdir(parents=True, exist_ok=True)
         probe = run_dir / f".probe-{os.getpid()}"
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
-        for folder in missing:
-            with suppress(OSError):
-                folder.rmdir()
+        _remove_empty(missing)
         raise InputError(run_dir, f"cannot record here: {error.strerror or error}") from error
     return missing
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scratch: Path) -> RecorderSettings:
@@ -179,15 +193,28 @@ def _forwarding_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _in_foreground() -> bool:
     try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):
+        # Not stdin: that may be a file while the terminal still sends its signals here.
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False  # without a terminal nobody but the sender of the signal has told the job
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
         return False
+    finally:
+        os.close(terminal)
 
 
 def _wait_for_helpers(scratch: Path) -> None:
     """Every recording rank has a folder in ``scratch`` until its helper is done."""
     deadline = time.monotonic() + DRAIN_SECONDS
-    while any(entry.is_dir() for entry in scratch.iterdir()):
+    left: set[Path] = set()
+    while folders := {entry for entry in scratch.iterdir() if entry.is_dir()}:
+        before, left = left, {folder for folder in folders if is_left(folder)}
+        # Seen twice: a helper that starts has the lock file a moment before it holds it.
+        if folders <= before & left:
+            print(f"rankscope: the helper of {len(folders)} rank(s) was killed; their records are incomplete", file=sys.stderr)
+            return
         if time.monotonic() > deadline:
             print("rankscope: some ranks are still writing their records; they may be incomplete", file=sys.stderr)
             return

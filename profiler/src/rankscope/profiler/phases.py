@@ -48,9 +48,9 @@ class PhaseClock:
         self._charge(_END, now)
         self._last = self._open.pop()
 
-    def abandon(self) -> None:
-        """Forget the phases that are open: an exception went through them."""
-        self._open.clear()
+    def abandon(self, phase: Timed) -> None:
+        """Forget that ``phase`` is open: an exception went through it."""
+        self._open = [other for other in self._open if other != phase]
 
     def wait(self, nanoseconds: int) -> None:
         """``nanoseconds`` up to now were spent waiting for other ranks."""

@@ -11,6 +11,8 @@ import os
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -60,25 +62,35 @@ class Recorder:
         self._gc: GcMeter | None = None
         self._use: ThreadUse | None = None
         self._start_unix_ns = 0
-        self._optimizer: object | None = None
+        # Weak: an optimizer whose step raised may have been thrown away, and its state is large.
+        self._optimizer: weakref.ref[object] | None = None
+        self._data_since_optimizer = False
+        self._inner: int | None = None
+        self._backward_since_inner = False
         self._optimizers_seen = 0
         self._inner_optimizer = False
         self._wait_started = 0
         self._waited = False
-        self._waited_before_ready = 0
+        self._waits: list[tuple[int, int]] = []
         self._tail_unknown = False
         self._samples: int | None = None
         self._elements: int | None = None
         self._tags: list[str] = []
+        self._forget_crashes: Callable[[], None] | None = None
 
     def claim(self) -> None:
         """Before the first step: an optimizer steps on this thread, so this thread trains (Ray's is not the main one)."""
-        here = threading.get_ident()
-        foreign = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  # torch's own threads
-        if self.session is None and here != self.thread and not foreign:
-            self.thread = here
-            self._clock = self._optimizer = None
-            self._release()
+        # Not ``guarded``, which is for the thread that trains.
+        try:
+            here = threading.get_ident()
+            foreign = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  # torch's own threads
+            if self.session is None and here != self.thread and not foreign:
+                self.thread = here
+                self._clock = self._optimizer = None
+                # The models stay: they may have been wrapped on the other thread.
+                self._release_meters()
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            self.disable(f"{type(error).__name__}: {error}")
 
     # What training does, as told by the wrappers in ``attach`` and by ``StepProfiler``.
 
@@ -87,6 +99,7 @@ class Recorder:
         """A batch is being asked for. False: do not report its arrival."""
         if self._inside("data") or not (self.explicit or torch.is_grad_enabled()):
             return False
+        self._data_since_optimizer = True
         self._running(whole=True).enter("data", now())
         return True
 
@@ -107,6 +120,7 @@ class Recorder:
             return False
         self._running().enter("backward", now())
         self.gradients.begin()
+        self._waits.clear()
         self._inner_optimizer = False
         return True
 
@@ -120,12 +134,12 @@ class Recorder:
                 self._tail_unknown = True
             else:
                 # Waits inside the tail are part of it already.
-                clock.blocked["backward"] = clock.blocked.get("backward", 0) - self._waited_before_ready
-                clock.wait(ended - ready)
+                inside = sum(waited for started, waited in self._waits if started >= ready)
+                clock.wait(ended - ready - inside)
             self.gradients.end()
-        self._waited_before_ready = 0
         clock.leave(ended)
         self._boundary.backward_done()
+        self._backward_since_inner = True
         if self._inner_optimizer and not self._boundary.knows_optimizers and not self.explicit:
             self._close_step(now())
 
@@ -135,20 +149,36 @@ class Recorder:
         if self._inside("backward") and not self._inside("optimizer"):
             self._inner_optimizer = True
             return
-        if self._optimizer is not None and self._optimizer is not optimizer:
-            return  # an optimizer made of optimizers
+        if self._is_inner(optimizer):
+            return
         clock = self._running()
-        if self._optimizer is optimizer:
-            clock.abandon()  # its last step raised
+        if self._optimizer is not None:
+            clock.abandon("optimizer")  # that step raised
         if not self.explicit and self._boundary.before_optimizer(optimizer):
             self._close_step(now())
-        self._optimizer = optimizer
+        self._optimizer, self._inner = weakref.ref(optimizer), None
+        self._data_since_optimizer = False
         clock.enter("optimizer", now())
+
+    def _is_inner(self, optimizer: object) -> bool:
+        """Whether ``optimizer`` steps inside the step of another, as in an optimizer made of optimizers.
+
+        Nobody says when a step raises, so the one last heard of may be over: it is gone, data was asked for since, or one that
+        steps inside it steps again after another backward. A backward alone proves nothing: closures have them.
+        """
+        outer = None if self._optimizer is None else self._optimizer()
+        if outer is None or outer is optimizer or self._data_since_optimizer:
+            return False
+        if self._inner == id(optimizer) and self._backward_since_inner:
+            return False
+        if self._inner is None:
+            self._inner, self._backward_since_inner = id(optimizer), False
+        return True
 
     @guarded(default=None)
     def after_optimizer(self, optimizer: object) -> None:
         """``optimizer.step`` has returned."""
-        if self._optimizer is not optimizer:
+        if self._optimizer is None or self._optimizer() is not optimizer:
             return
         self._optimizer = None
         self._optimizers_seen += 1
@@ -186,9 +216,8 @@ class Recorder:
         waited = now() - started
         clock = self._running()
         clock.wait(waited)
-        ready = self.gradients.ready_ns
-        if clock.inside("backward") and ready is not None and started >= ready:
-            self._waited_before_ready += waited
+        if clock.inside("backward") and self.gradients.present:
+            self._waits.append((started, waited))
 
     @guarded(default=None)
     def adopt(self, model: DistributedDataParallel) -> None:
@@ -220,6 +249,9 @@ class Recorder:
         """Explicit mode: the step ends here."""
         if samples is not None:
             self._samples = samples
+        if self._optimizer is not None:
+            self._running().abandon("optimizer")  # its step raised
+            self._optimizer = None
         self._close_step(now(), tokens)
 
     # The machinery.
@@ -277,7 +309,7 @@ class Recorder:
         schedule = Schedule(self.settings.window_first, self.settings.window_every, self.settings.window_steps)
         self._windows = Windows(schedule, session.scratch, session.ring.put)
         atexit.register(self.close, End.EXIT)
-        _note_crashes(self)
+        self._forget_crashes = _note_crashes(self)
 
     def _record(self, clock: PhaseClock, ended: int, tokens: int | None) -> StepRecord:
         assert self._windows is not None
@@ -351,10 +383,20 @@ class Recorder:
             self.session.ring.set_end(end)
         with suppress(Exception):
             self.session.close()
-        self.session = None
+        self._windows = self.session = None
         self._release()
+        # A script may record many times: nothing of a finished recording may stay.
+        with suppress(Exception):
+            atexit.unregister(self.close)
+            if self._forget_crashes is not None:
+                self._forget_crashes()
 
     def _release(self) -> None:
+        self._release_meters()
+        with suppress(Exception):
+            self.gradients.close()
+
+    def _release_meters(self) -> None:
         with suppress(Exception):
             if self._gc is not None:
                 self._gc.close()
@@ -369,16 +411,22 @@ class Recorder:
         self.off = True
         with suppress(Exception):
             self.session.forget()
-        self.session = None
+        self._windows = self.session = None
         self._release()
 
 
-def _note_crashes(recorder: Recorder) -> None:
-    """An exception that ends the script makes it a crash."""
+def _note_crashes(recorder: Recorder) -> Callable[[], None]:
+    """An exception that ends the script makes it a crash. Returns how to stop noting."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         recorder.close(End.EXIT if issubclass(kind, KeyboardInterrupt) else End.CRASH)
         previous(kind, error, trace)
 
+    def forget() -> None:
+        # Whoever came after us may call our hook.
+        if sys.excepthook is hook:
+            sys.excepthook = previous
+
     sys.excepthook = hook
+    return forget

@@ -14,6 +14,8 @@ from typing import Final
 LOCAL_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # memory shared between processes is what it is for
 _LOCK_FILE: Final = "lock"
 ABANDONED_SECONDS: Final = 600.0
+ABANDONED_ON_DISK_SECONDS: Final = 86_400.0
+"""Longer: a trace on disk has no lock, and a helper that lags comes to it late."""
 MIN_FREE_BYTES: Final = 256 * 1024 * 1024
 """A trace is some tens of megabytes until the helper has read it; below this training needs the room more."""
 
@@ -29,16 +31,32 @@ def make_scratch(name: str, parent: str | None = None) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{_prefix()}{name}-", dir=base))
 
 
-def trace_folder(scratch: Path) -> Path | None:
-    """Where a trace fits: ``scratch``, or a new private folder on the temporary disk, or nowhere.
+def room_for_trace(scratch: Path) -> Path | None:
+    """Where a trace fits: ``scratch``, the temporary disk (containers often have little /dev/shm), or nowhere.
 
-    Containers often have little /dev/shm.
+    Raises ``OSError``.
     """
     if _free(scratch) >= MIN_FREE_BYTES:
         return scratch
-    if _free(Path(tempfile.gettempdir())) >= 4 * MIN_FREE_BYTES:
-        return Path(tempfile.mkdtemp(prefix=f"{_prefix()}trace-"))
-    return None
+    disk = Path(tempfile.gettempdir())
+    return disk if _free(disk) >= 4 * MIN_FREE_BYTES else None
+
+
+def trace_folder(scratch: Path) -> Path | None:
+    """A folder for one trace: ``scratch`` or a new private one, see ``room_for_trace``. Raises ``OSError``."""
+    base = room_for_trace(scratch)
+    if base is None or base == scratch:
+        return base
+    return Path(tempfile.mkdtemp(prefix=f"{_prefix()}trace-", dir=base))
+
+
+def remove_trace(path: Path, scratch: Path) -> None:
+    """Remove a trace, if it is there, and the folder that ``trace_folder`` made for it. Never raises ``OSError``."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+    if path.parent != scratch:
+        with suppress(OSError):
+            path.parent.rmdir()
 
 
 def _free(folder: Path) -> int:
@@ -60,8 +78,19 @@ def hold(scratch: Path) -> int:
     return handle
 
 
-def sweep(base: Path = LOCAL_MEMORY, *, older_than: float = ABANDONED_SECONDS) -> None:
+def sweep() -> None:
     """Remove old folders of this user that nobody holds: everybody who used them was killed. Never raises ``OSError``."""
+    _sweep(LOCAL_MEMORY, older_than=ABANDONED_SECONDS)
+    _sweep(Path(tempfile.gettempdir()), older_than=ABANDONED_ON_DISK_SECONDS)
+
+
+def is_left(scratch: Path) -> bool:
+    """Whether ``scratch`` was held once and nobody holds it now."""
+    lock = scratch / _LOCK_FILE
+    return lock.exists() and not _held(lock)
+
+
+def _sweep(base: Path, *, older_than: float) -> None:
     limit = time.time() - older_than
     with suppress(OSError):
         for folder in base.glob(f"{_prefix()}*"):

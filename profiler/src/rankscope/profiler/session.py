@@ -39,13 +39,15 @@ class Session:
         if self.helper_ended():
             # Nobody else will.
             shutil.rmtree(self.scratch, ignore_errors=True)
+        self.ring.close()
         if self._helper.stdin is not None:
             self._helper.stdin.close()
         # Popen would warn of a child that is still running when it is collected; that the helper outlives us is the point.
         self._helper.returncode = 0
 
     def forget(self) -> None:
-        """In a forked child: let go of the pipe, or the helper would not notice the end of the rank."""
+        """In a forked child: let go of the ring, and of the pipe, or the helper would not notice the end of the rank."""
+        self.ring.close()
         if self._helper.stdin is not None:
             self._helper.stdin.close()
         self._helper.returncode = 0

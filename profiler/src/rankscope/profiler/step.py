@@ -30,8 +30,9 @@ class StepProfiler:
                 prof.step(samples=len(batch))
 
     Steps end where ``step`` is called; phases and waiting are seen as without it. Under ``rankscope run`` the launcher's run
-    directory and settings hold instead of these. Like all of the recorder it never raises: what goes wrong is said once on
-    stderr and training goes on.
+    directory and settings hold instead of these for the first one; a rank is in a run once, so a later one records where these
+    say. One entered while another recording goes on adds nothing to it. Like all of the recorder it never raises: what goes wrong
+    is said once on stderr and training goes on.
 
     ``run_dir`` must be the same folder on all ranks and hold no earlier run of this script.
     ``window_*``: profile ``window_steps`` steps from step ``window_first``, then every ``window_every`` (0: once).

@@ -101,10 +101,6 @@ class RunStore:
 
     def _complain(self, error: OSError) -> None:
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        for writer in self._writers.values():
-            # A write that failed may have left a part of a line: go on in a new segment.
-            with suppress(OSError):
-                writer.close()
         if not self._complained:
             self._complained = True
             _say(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({error.strerror or error}); will try again")

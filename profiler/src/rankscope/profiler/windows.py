@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from rankscope.profiler.handover import EntryKind, Window
 from rankscope.profiler.kineto import KinetoSession, KinetoUnavailable
-from rankscope.profiler.scratch import trace_folder
+from rankscope.profiler.scratch import remove_trace, room_for_trace, trace_folder
+
+_NO_ROOM: Final = "too little local memory for a trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,6 @@ class Windows:
         self._put = put
         self._session: KinetoSession | None = None
         self._first = 0
-        self._path = scratch
         self._skip_until = -1
         self._warm = schedule.steps <= 0
 
@@ -64,28 +66,35 @@ class Windows:
         self._warm = True
         self._first = step
         try:
-            folder = trace_folder(self._scratch)
-            if folder is None:
-                raise KinetoUnavailable("too little local memory for a trace")  # noqa: TRY301  # all reasons end below
+            if room_for_trace(self._scratch) is None:
+                raise KinetoUnavailable(_NO_ROOM)  # noqa: TRY301  # all reasons end below
             session = KinetoSession()
             session.start()
         except (KinetoUnavailable, OSError) as error:
             self._miss(str(error))
             return
         self._session = session
-        self._path = folder / f"window-{step:09d}.json"
         session.begin_step(step)
 
     def _finish(self, last: int) -> None:
         session, self._session = self._session, None
         assert session is not None
+        path = None
         try:
             session.stop()
-            session.export(self._path)
+            # Made only now: a window that is dropped before its end leaves nothing to clear away.
+            folder = trace_folder(self._scratch)
+            if folder is None:
+                raise KinetoUnavailable(_NO_ROOM)  # noqa: TRY301  # all reasons end below
+            path = folder / f"window-{self._first:09d}.json"
+            session.export(path)
         except (KinetoUnavailable, RuntimeError, OSError) as error:
+            taken = False
             self._put(EntryKind.MISSED_WINDOW, str(error).encode()[:500])
-            return
-        self._put(EntryKind.WINDOW, msgspec.json.encode(Window(str(self._path), self._first, last)))
+        else:
+            taken = self._put(EntryKind.WINDOW, msgspec.json.encode(Window(str(path), self._first, last)))
+        if not taken and path is not None:
+            remove_trace(path, self._scratch)
 
     def _miss(self, reason: str) -> None:
         # The rest of this window would be steps the other ranks have and this one has not: skip it whole.

@@ -68,6 +68,8 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``None`` while running. ``killed``: the process vanished without saying goodbye (SIGKILL, OOM killer, node lost)."""
     dropped_records: int = 0
     """Records the full ring had to drop; they are missing from the files."""
+    missed_windows: int = 0
+    """Profiler windows that were due and left out; the helper says why the first was."""
     recorder_cost_us: float | None = None
     """What the recorder itself cost the training thread, windows included."""
     disabled_reason: str | None = None
@@ -107,7 +109,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     blocked_us: PhaseTimes | None = None
     """Time inside each phase spent waiting for other ranks. ``None``: no signal at all, own time is unknown."""
     cpu_us: float | None = None
-    """CPU time of the training thread plus the autograd thread where it can be read."""
+    """CPU time of the training thread. Backward on a device runs on threads of its own, which are not in it."""
     run_queue_us: float | None = None
     """Time the training thread was runnable but not running (``/proc/thread-self/schedstat``): CPU contention."""
     voluntary_switches: int | None = None

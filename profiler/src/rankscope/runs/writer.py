@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -79,7 +80,8 @@ class JsonLinesWriter:
     def append(self, *records: msgspec.Struct | bytes) -> None:
         """Append records (structs, or already encoded JSON objects without newline) in one write.
 
-        Raises ``OSError``; the records of a failed call may be partly on disk, which readers skip and count.
+        Raises ``OSError``; then none of them is in the file, so they may be appended again. Where even taking back what was
+        written fails, the next call starts a new segment.
         """
         if not records:
             return
@@ -90,10 +92,23 @@ class JsonLinesWriter:
             self._open()
         assert self._file is not None
         written = 0
-        while written < len(data):
-            # A full disk may take a part; the rest then raises, rather than being lost unseen.
-            written += self._file.write(data[written:])
+        try:
+            while written < len(data):
+                # A full disk may take a part; the rest then raises, rather than being lost unseen.
+                written += self._file.write(data[written:])
+        except OSError:
+            self._take_back(self._file)
+            raise
         self._size += len(data)
+
+    def _take_back(self, file: BinaryIO) -> None:
+        try:
+            file.truncate(self._size)
+            file.seek(self._size)
+        except OSError:
+            # A part of a line may stay; the next record must not be glued to it.
+            with suppress(OSError):
+                self.close()
 
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -105,5 +120,5 @@ class JsonLinesWriter:
     def close(self) -> None:
         """Close the open segment, if any."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            file.close()

@@ -45,32 +45,42 @@ class _WaitForTorch:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec("torch")
-        if spec is None or spec.loader is None:
-            return spec
-        loader = spec.loader
-        execute = loader.exec_module
-
-        def execute_and_attach(module: ModuleType) -> None:
-            execute(module)
-            _attach()
-
-        loader.exec_module = execute_and_attach  # type: ignore[method-assign]
+        try:
+            _attach_after(spec)
+        except Exception as error:  # noqa: BLE001  # a loader of somebody's own must still load torch
+            _say(f"torch's loader cannot be followed: {error}. Training goes on.")
         return spec
+
+
+def _attach_after(spec: importlib.machinery.ModuleSpec | None) -> None:
+    loader = None if spec is None else spec.loader
+    if loader is None:
+        return
+    execute = loader.exec_module
+
+    def execute_and_attach(module: ModuleType) -> None:
+        execute(module)
+        _attach()
+
+    loader.exec_module = execute_and_attach  # type: ignore[method-assign]
 
 
 def _attach() -> None:
     try:
         from rankscope.profiler.attach import install
     except Exception as error:  # noqa: BLE001  # a broken installation must not break training
-        if not os.environ.get(_SAID) and os.environ.get("LOCAL_RANK", "0") == "0":
-            os.environ[_SAID] = "1"
-            print(  # the one line that explains why there will be no record
-                f"rankscope: not recording: this Python ({sys.executable}) cannot load the recorder: {error}; "
-                "install rankscope into it. Training goes on.",
-                file=sys.stderr,
-            )
+        _say(
+            f"this Python ({sys.executable}) cannot load the recorder: {error}; install rankscope into it. Training goes on.",
+        )
         return
     install()
+
+
+def _say(reason: str) -> None:
+    """The one line that explains why there will be no record."""
+    if not os.environ.get(_SAID) and os.environ.get("LOCAL_RANK", "0") == "0":
+        os.environ[_SAID] = "1"
+        print(f"rankscope: not recording: {reason}", file=sys.stderr)
 
 
 def _run_hidden() -> None:
