@@ -91,3 +91,9 @@ def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture
+def without_privilege() -> list[str]:
+    """What to put before a command so that permissions hold for it, also where root runs the tests."""
+    return ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getuid() == 0 else []

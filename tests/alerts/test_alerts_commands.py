@@ -16,6 +16,7 @@ import yaml
 
 from rankscope.alerts.rules import runbooks
 from rankscope.alerts.state import default_state_file, load_ledger
+from rankscope.runs.paths import rank_dir
 
 
 @pytest.fixture
@@ -104,6 +105,56 @@ def test_once_finds_the_straggler_of_a_finished_run_and_delivers_it(watch: Any, 
     assert len(sink.accepted) == 1
 
 
+def test_a_run_is_the_same_run_however_its_folder_is_written(watch: Any, make_run: Any, sink: Any, state: Path) -> None:
+    run = make_run(slow=2)
+    run.end()
+    other = run.path.with_name("link")
+    other.symlink_to(run.path)
+    for path in (os.path.relpath(run.path), run.path, other):
+        assert watch(path, "--once", "--webhook", sink.url).returncode == 0
+    assert len(sink.accepted) == 1
+    [entry] = load_ledger(state).entries
+    assert entry.run == str(run.path)
+
+
+def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(watch: Any, make_run: Any) -> None:
+    run = make_run(slow=2)
+    run.end()
+    (rank_dir(run.path, 0, 0) / "steps-99999.jsonl").mkdir()  # also root cannot read a folder as a file
+    done = watch(run.path, "--interval", "10ms")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "steps-99999.jsonl" in done.stderr
+
+
+def test_a_folder_one_may_not_look_into_is_one_clear_line(make_run: Any, state: Path, without_privilege: list[str]) -> None:
+    run = make_run()
+    run.path.parent.chmod(0)
+    try:
+        for path in (run.path, run.path.parent):
+            command = [*without_privilege, sys.executable, "-m", "rankscope", "alerts", "watch", path, "--state", state]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 3
+            assert done.stderr == f"rankscope: {path}: Permission denied\n"
+    finally:
+        run.path.parent.chmod(0o755)
+
+
+def test_somebodys_private_folder_does_not_keep_the_other_runs_from_being_watched(
+    make_run: Any, state: Path, without_privilege: list[str]
+) -> None:
+    run, private = make_run("llama", slow=2), make_run("private")
+    run.end()
+    private.path.chmod(0)
+    try:
+        command = [*without_privilege, sys.executable, "-m", "rankscope", "alerts", "watch", run.path.parent, "--once"]
+        done = subprocess.run([*command, "--state", state], capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        private.path.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    assert "FIRING" in done.stdout
+
+
 def test_without_a_straggler_nothing_is_sent(watch: Any, make_run: Any, sink: Any) -> None:
     run = make_run(slow=None)
     run.end()
@@ -157,6 +208,7 @@ def test_a_path_that_cannot_be_watched_is_one_clear_line(watch: Any, tmp_path: P
         ["--alertmanager", "http://"],
         ["--interval", "0"],
         ["--interval", "soon"],
+        ["--interval", "5 s"],
         ["--fire-after", "0"],
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -17,7 +18,6 @@ import msgspec
 import pytest
 
 from rankscope.alerts.receiver import MAX_BODY_BYTES, MAX_KEPT, ReceiverApp
-from rankscope.alerts.serve import is_loopback, parse_listen
 
 PAYLOAD: dict[str, Any] = {
     "version": "4",
@@ -163,31 +163,22 @@ def test_what_cannot_be_stored_is_asked_for_again(tmp_path: Path, shown: list[st
     assert client.request("GET", "/deliveries").json()["total"] == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "parsed"), [("127.0.0.1:9099", ("127.0.0.1", 9099)), ("[::1]:0", ("::1", 0)), ("localhost:80", ("localhost", 80))]
+SHORT_DEADLINES = (
+    "import rankscope.alerts.serve as serve; serve.REQUEST_DEADLINE_S = serve.RESPONSE_DEADLINE_S = 0.5; "
+    "from rankscope.cli.main import main; main()"
 )
-def test_listen_addresses(text: str, parsed: tuple[str, int]) -> None:
-    assert parse_listen(text) == parsed
-    assert is_loopback(parsed[0])
-
-
-@pytest.mark.parametrize("text", ["", "9099", ":9099", "127.0.0.1", "::1:9099", "host:port", "host:70000"])
-def test_bad_listen_addresses(text: str) -> None:
-    with pytest.raises(ValueError, match=r"HOST:PORT|\[ADDRESS\]:PORT"):
-        parse_listen(text)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
-def test_others_can_be_reached_from_elsewhere(host: str) -> None:
-    assert not is_loopback(host)
 
 
 @pytest.fixture
-def serving(tmp_path: Path, free_port: Callable[[], int], eventually: Any) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+def serving(
+    tmp_path: Path, free_port: Callable[[], int], eventually: Any, request: pytest.FixtureRequest
+) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    """The real process, its address and file; a parameter is Python to run instead of the command, in the same process."""
     port = free_port()
     out = tmp_path / "deliveries.jsonl"
+    launch = ["-c", request.param] if hasattr(request, "param") else ["-m", "rankscope"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "rankscope", "alerts", "serve", "--listen", f"127.0.0.1:{port}", "--out", out],
+        [sys.executable, *launch, "alerts", "serve", "--listen", f"127.0.0.1:{port}", "--out", out],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -225,8 +216,27 @@ def test_the_real_process_receives_and_ends_cleanly(
     assert len(out.read_bytes().splitlines()) == 1
 
 
-def test_it_does_not_listen_to_others_unless_told(cli: Callable[..., Any]) -> None:
-    done = cli("alerts", "serve", "--listen", "0.0.0.0:0")
+@pytest.mark.slow
+@pytest.mark.parametrize("serving", [SHORT_DEADLINES], indirect=True, ids=["short deadlines"])
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"POST /webhook HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"POST /webhook HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"],
+    ids=["nothing", "half a head", "half a body"],
+)
+def test_connections_that_stall_do_not_keep_others_out(
+    serving: tuple[subprocess.Popen[str], str, Path], sent: bytes, eventually: Any
+) -> None:
+    _, url, _ = serving
+    with contextlib.ExitStack() as stack:
+        for _ in range(70):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20))
+            connection.sendall(sent)
+        eventually(lambda: httpx.post(f"{url}/webhook", json=PAYLOAD).status_code == 200)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", ":0", "[::]:0"])
+def test_it_does_not_listen_to_others_unless_told(cli: Callable[..., Any], address: str) -> None:
+    done = cli("alerts", "serve", "--listen", address)
     assert done.returncode == 2
     assert "--allow-remote" in done.stderr
 

@@ -17,8 +17,8 @@ from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.post import DeliveryError
 from rankscope.alerts.state import load_ledger, save_ledger
-from rankscope.alerts.watched_run import RESTART_GRACE_S
-from rankscope.alerts.watcher import FORGET_AFTER_S, Options, Watcher
+from rankscope.alerts.watched_run import RESTART_GRACE_S, Glance, glance
+from rankscope.alerts.watcher import FINAL_TRIES, FORGET_AFTER_S, Options, Watcher
 from rankscope.analysis.result import Analysis
 from rankscope.runs.errors import InputError
 
@@ -296,10 +296,51 @@ def test_an_analysis_that_fails_is_reported_once_and_changes_nothing(
     assert [line for line in world.reports if words in line] == world.reports
     assert len(world.reports) == 1
     assert told.heard == [("firing", "2")]
-    # A run that ends unreadable has ended all the same.
+    # A run that ends unreadable has ended all the same, and the watcher knows that it owes a verdict.
     run.end()
+    for _ in range(FINAL_TRIES - 1):
+        assert not world.evaluate(error)
     assert world.evaluate(error)
     assert told.heard == [("firing", "2"), ("resolved", "2")]
+    assert world.watcher.troubled
+
+
+def test_a_final_evaluation_that_fails_is_made_again(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told, fire_after=100)
+    world.evaluate(make_analysis(2), run)
+    run.end()
+    assert not world.evaluate(InputError("x/steps.jsonl", "Stale file handle"))
+    assert world.evaluate(make_analysis(2))
+    assert told.heard == [("firing", "2"), ("resolved", "2")]
+    assert not world.watcher.troubled
+
+
+def test_a_run_whose_evaluations_failed_until_its_end_is_no_history(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path.parent, receiver=told)
+    world.evaluate(InputError("x/steps.jsonl", "Stale file handle"), run)
+    run.end()
+    world.evaluate(make_analysis(2))
+    assert told.heard == [("firing", "2"), ("resolved", "2")]
+
+
+def test_a_run_that_may_not_be_looked_at_costs_only_itself(
+    make_run: Any, make_analysis: Any, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, locked = make_run("llama"), make_run("locked")
+
+    def refuse(path: Path, *, now_unix_ns: int) -> Glance:
+        if path == locked.path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return glance(path, now_unix_ns=now_unix_ns)
+
+    monkeypatch.setattr("rankscope.alerts.watcher.glance", refuse)
+    world = World(run.path.parent, receiver=told)
+    for _ in range(3):
+        world.evaluate(make_analysis(2), run)
+    assert told.heard == [("firing", "2")]
+    assert world.reports == [f"{locked.path}: Permission denied"]
 
 
 def test_too_little_data_is_neither_well_nor_ill(make_run: Any, make_analysis: Any, told: Told) -> None:

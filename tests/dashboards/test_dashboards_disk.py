@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +58,19 @@ def test_an_empty_folder_has_no_runs_until_one_appears(tmp_path: Path, write_run
     assert source.runs() == []
     write_run(tmp_path / "first")
     assert [summary.run_id for summary in source.runs()] == ["run-1"]
+
+
+def test_somebodys_private_folder_does_not_hide_the_other_runs(
+    tmp_path: Path, write_run: WriteRun, without_privilege: list[str]
+) -> None:
+    write_run(tmp_path / "open", steps=12)
+    (tmp_path / "private").mkdir(mode=0)
+    script = (
+        "import sys; from pathlib import Path; from rankscope.dashboards.data.disk import DiskRuns; "
+        "source = DiskRuns(Path(sys.argv[1])); print([run.run_id for run in source.runs()])"
+    )
+    command = [*without_privilege, sys.executable, "-c", script, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "['run-1']\n"
 
 
 def test_an_unknown_run_id_is_an_error(tmp_path: Path) -> None:

@@ -218,10 +218,25 @@ def test_what_cannot_be_used_is_status_3(cli: Callable[..., subprocess.Completed
     file.write_text("")
     assert cli("exporter", "--once", "--simulate", "1", "--spool", file).returncode == 3
 
-    result = cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", "192.0.2.1:9838")
+    for address in ("192.0.2.1:9838", "a..b:9838"):
+        result = cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", address)
 
-    assert result.returncode == 3
-    assert len(result.stderr.splitlines()) == 1
+        assert result.returncode == 3
+        assert len(result.stderr.splitlines()) == 1
+        assert address in result.stderr
+
+
+def test_a_spool_one_may_not_look_into_is_status_3(tmp_path: Any, without_privilege: list[str]) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0)
+
+    for spool in (locked, locked / "spool"):
+        command = [*without_privilege, sys.executable, "-m", "rankscope", "exporter", "--once", "--simulate", "1"]
+        result = subprocess.run([*command, "--spool", spool], capture_output=True, text=True, timeout=60, check=False)
+
+        assert result.returncode == 3
+        assert len(result.stderr.splitlines()) == 1
+        assert f"{spool}: Permission denied" in result.stderr
 
 
 def test_once_prints_one_page(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Any) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 
 from rankscope.exporter.spool import MAX_FILES, MAX_SERIES_OF_USER, Spool, SpoolError
 from rankscope.exporter.spool_file import MAX_BYTES, MAX_SERIES, RejectedError, parse
-from rankscope.exporter.spool_folder import make_spool
+from rankscope.exporter.spool_folder import SpoolFolder, default_spool, make_spool
 
 LABELS = 'run_id="r1",rank="3"'
 GOOD = f"""\
@@ -32,7 +30,7 @@ def gauge(labels: str = LABELS, *, name: str = "rank_x", value: str = "1") -> by
 
 
 def spool_of(folder: Path, **options: Any) -> Spool:
-    return Spool(folder, **{"stale_s": 300.0, "forget_s": 86400.0, **options})
+    return Spool(SpoolFolder(folder), **{"stale_s": 300.0, "forget_s": 86400.0, **options})
 
 
 def test_a_rank_on_the_page_and_its_silence(start_exporter: Callable[..., Any], tmp_path: Path) -> None:
@@ -254,22 +252,99 @@ def test_a_missing_folder_is_an_error_that_names_it_and_heals(tmp_path: Path) ->
 
 
 def test_a_spool_for_all_users_is_like_tmp(tmp_path: Path) -> None:
-    assert make_spool(tmp_path / "new" / "spool", mode=0o1777)
+    assert make_spool(SpoolFolder(tmp_path / "new" / "spool"), mode=0o1777)
     assert (tmp_path / "new" / "spool").stat().st_mode & 0o7777 == 0o1777
     (tmp_path / "file").write_text("")
-    assert not make_spool(tmp_path / "file" / "spool", mode=0o700)
+    assert not make_spool(SpoolFolder(tmp_path / "file" / "spool"), mode=0o700)
 
 
-def test_without_the_system_folder_the_spool_is_the_users_own(tmp_path: Path) -> None:
-    script = (
-        "import os; from pathlib import Path; from rankscope.exporter import spool_folder as folder; "
-        f"folder.SYSTEM_SPOOL = Path({str(tmp_path)!r}, 'file', 'spool'); "
-        "print(folder.default_spool({'XDG_RUNTIME_DIR': '/run/user/7'})); print(folder.default_spool({})); print(os.getuid())"
-    )
+@pytest.fixture
+def no_system_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where nobody made one and nobody here may."""
     (tmp_path / "file").write_text("")
+    monkeypatch.setattr("rankscope.exporter.spool_folder.SYSTEM_SPOOL", tmp_path / "file" / "spool")
 
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
-    with_variable, without, uid = result.stdout.split()
-    assert with_variable == "/run/user/7/rankscope/spool"
-    assert without == f"/tmp/rankscope-{uid}/spool"
+def test_without_the_system_folder_the_spool_is_the_users_own(no_system_spool: None) -> None:
+    runtime = SpoolFolder(Path("/run/user/7/rankscope/spool"), private=True)
+    assert default_spool({"XDG_RUNTIME_DIR": "/run/user/7"}) == runtime
+    assert default_spool({}) == SpoolFolder(Path(f"/tmp/rankscope-{os.getuid()}/spool"), private=True)
+
+
+def test_a_spool_of_ones_own_is_closed_to_others_and_read(no_system_spool: None, tmp_path: Path) -> None:
+    folder = default_spool({"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
+    assert make_spool(folder, mode=0o1777)
+    assert [path.stat().st_mode & 0o7777 for path in (folder.path.parent, folder.path)] == [0o700, 0o700]
+    (folder.path / "a.prom").write_text(GOOD)
+
+    assert Spool(folder, stale_s=300.0, forget_s=86400.0).read().ok_files == 1
+
+
+def _foreign(path: Path) -> None:
+    os.chown(path, 65534, 65534)
+
+
+def _group(path: Path) -> None:
+    path.chmod(0o770)
+
+
+def _open(path: Path) -> None:
+    path.chmod(0o1777)
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("level", ["spool", "parent"])
+@pytest.mark.parametrize(
+    ("take_over", "words"),
+    [
+        pytest.param(_foreign, "belongs to another user", marks=pytest.mark.skipif(os.getuid() != 0, reason="needs root")),
+        (_group, "can be written by other users"),
+        (_open, "can be written by other users"),
+        (_link, "a link"),
+    ],
+)
+def test_a_spool_of_ones_own_is_never_read_when_others_could_write_there(
+    take_over: Callable[[Path], None], words: str, level: str, no_system_spool: None, tmp_path: Path
+) -> None:
+    folder = default_spool({"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
+    make_spool(folder, mode=0o700)
+    (folder.path / "a.prom").write_text(GOOD)
+    taken = folder.path if level == "spool" else folder.path.parent
+    take_over(taken)
+
+    with pytest.raises(SpoolError, match=rf"{taken}: {words}.*--spool"):
+        Spool(folder, stale_s=300.0, forget_s=86400.0).read()
+
+
+def test_a_folder_that_others_made_first_gets_no_spool(no_system_spool: None, tmp_path: Path) -> None:
+    folder = default_spool({"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
+    folder.path.parent.mkdir(parents=True)
+    folder.path.parent.chmod(0o1777)
+
+    assert not make_spool(folder, mode=0o700)
+    assert not folder.path.exists()
+
+
+def test_a_spool_that_cannot_be_trusted_is_reported_and_the_rest_goes_on(
+    start_exporter: Callable[..., Any], tmp_path: Path
+) -> None:
+    spool = tmp_path / "runtime" / "rankscope" / "spool"
+    spool.mkdir(parents=True)
+    spool.chmod(0o777)
+    (spool / "a.prom").write_text(GOOD)
+    prelude = (
+        "import sys; from pathlib import Path; import rankscope.exporter.spool_folder as folder; "
+        "folder.SYSTEM_SPOOL = Path('/dev/null/spool'); at = sys.argv.index('--spool'); del sys.argv[at : at + 2]"
+    )
+
+    exporter = start_exporter("--simulate", "1", prelude=prelude, env={"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
+
+    assert exporter.values("rank_steps_total") == []
+    assert exporter.values("gpu_up") == [1.0]
+    assert exporter.values("rankscope_exporter_collector_success", collector="spool") == [0.0]
+    assert "can be written by other users" in exporter.get("/-/ready").text
+    assert f"{spool}: can be written by other users" in exporter.stderr

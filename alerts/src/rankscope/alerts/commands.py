@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -12,10 +13,12 @@ from urllib.parse import urlsplit
 
 import click
 
+from rankscope.alerts.address import Address, bind, host_port, is_loopback
 from rankscope.runs.errors import InputError
 
 DRAIN_S: Final = 60.0
 """After a followed run has ended, deliveries that fail are tried again for this long."""
+_UNIT_S: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class _Stop(BaseException):
@@ -29,12 +32,11 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _seconds(text: str) -> float:
-    """``5``, ``5s``, ``500ms``, ``2m``, ``1h`` in seconds; more than nothing. Raises ``click.BadParameter``."""
-    for suffix, factor in (("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("", 1.0)):
-        number = text.removesuffix(suffix)
-        if text.endswith(suffix) and number.replace(".", "", 1).isdecimal() and float(number) > 0:
-            return float(number) * factor
-    raise click.BadParameter(f"{text!r} is not a duration such as 5s, 500ms or 2m")
+    """``5``, ``5s``, ``500ms``, ``2m``, ``1h``, ``1d`` in seconds; more than nothing. Raises ``click.BadParameter``."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)?", text)
+    if match is None or float(match[1]) == 0:
+        raise click.BadParameter(f"{text!r} is not a duration such as 5s, 500ms or 2m")
+    return float(match[1]) * _UNIT_S[match[2] or "s"]
 
 
 def _http_url(text: str) -> str:
@@ -89,7 +91,7 @@ def rules(out: Path | None, print_: bool, dashboard_url: str, runbook_url: str) 
 
 
 @alerts.command()
-@click.argument("path", type=click.Path(path_type=Path), metavar="RUN|ROOT")
+@click.argument("path", type=click.Path(path_type=Path, readable=False), metavar="RUN|ROOT")  # we ask, and say it our way
 @click.option(
     "--alertmanager", multiple=True, type=_http_url, metavar="URL", help="Alertmanager to send to, http://host:9093. Repeatable."
 )
@@ -148,10 +150,13 @@ def watch(
     \b
     Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
     """  # noqa: D301 - \b is for click
+    from rankscope.alerts.watched_run import discover
     from rankscope.alerts.watching import Addresses, prepare
 
-    if not path.is_dir():
-        raise InputError(path, "no such folder" if not path.exists() else "not a folder")
+    try:
+        discover(path)
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error)) from error
     watcher = prepare(
         path,
         addresses=Addresses(alertmanagers=alertmanager, webhooks=webhook, dashboard=dashboard_url, runbooks=runbook_url),
@@ -182,15 +187,15 @@ def watch(
             signal.signal(number, handler)
     if undelivered:
         click.echo(f"rankscope: not delivered to {', '.join(undelivered)}", err=True)
-    if undelivered or (once and watcher.troubled):
+    if undelivered or watcher.troubled:
         ctx.exit(1)
 
 
 @alerts.command()
-@click.option("--listen", default="127.0.0.1:9099", show_default=True, metavar="HOST:PORT", help="Where to listen.")
+@click.option("--listen", type=Address(), default="127.0.0.1:9099", show_default=True, help="Where to listen.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Append every delivery to this file (JSON Lines).")
 @click.option("--allow-remote", is_flag=True, help="Listen on an address that other machines can reach.")
-def serve(listen: str, out: Path | None, allow_remote: bool) -> None:
+def serve(listen: tuple[str, int], out: Path | None, allow_remote: bool) -> None:
     """Receive webhooks and show them: one line per alert.
 
     \b
@@ -201,20 +206,15 @@ def serve(listen: str, out: Path | None, allow_remote: bool) -> None:
     It asks nobody who they are, so it listens on this machine only unless --allow-remote is given.
     """  # noqa: D301 - \b is for click
     from rankscope.alerts.receiver import ReceiverApp
-    from rankscope.alerts.serve import bind, is_loopback, parse_listen
     from rankscope.alerts.serve import serve as serve_app
 
-    try:
-        host, port = parse_listen(listen)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--listen") from error
+    host, port = listen
     if not allow_remote and not is_loopback(host):
         raise click.UsageError(
-            f"{listen} can be reached from other machines, where anyone could send and read alerts; --allow-remote permits it"
+            f"{host} can be reached from other machines, where anyone could send and read alerts; --allow-remote permits it"
         )
     sock = bind(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    click.echo(f"listening on http://{shown}:{sock.getsockname()[1]}/webhook", err=True)
+    click.echo(f"listening on http://{host_port(host, sock.getsockname()[1])}/webhook", err=True)
     serve_app(ReceiverApp(show=_show, out=out), sock)
 
 

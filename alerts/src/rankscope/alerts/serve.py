@@ -1,69 +1,77 @@
-"""Serving the receiver: the socket, who may reach it, and a clean end."""
+"""Serving the receiver so that no client can hold it up, and a clean end."""
 
 from __future__ import annotations
 
-import ipaddress
+import asyncio
 import signal
 import socket
+from typing import Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rankscope.alerts.receiver import ReceiverApp
-from rankscope.runs.errors import InputError
 
-STOP_S = 2
+REQUEST_DEADLINE_S: Final = 10.0
+RESPONSE_DEADLINE_S: Final = 30.0
+"""Longer than the receiver itself waits for a body, so that the sender gets an answer."""
+KEEP_ALIVE_S: Final = 5
+STOP_S: Final = 2
 """Requests still running after a signal get this long."""
 
 
-def parse_listen(text: str) -> tuple[str, int]:
-    """``HOST:PORT`` or ``[IPV6]:PORT``. Raises ``ValueError``."""
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError("an IPv6 address is written as [ADDRESS]:PORT")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError("expected HOST:PORT")
-    return host, int(port)
+class DeadlineProtocol(H11Protocol):
+    """An HTTP connection that ends when the client does not.
 
+    The stock protocol waits for ever for the rest of a request, and for a client that does not read its response; as connections
+    are counted, a few such clients would keep everybody out. The exporter has the same few lines: it imports nobody, and is
+    imported for its catalogue only.
+    """
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    _deadline: asyncio.TimerHandle | None = None
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The first request has to arrive within the deadline."""
+        super().connection_made(transport)
+        self._close_after(REQUEST_DEADLINE_S)
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ``InputError`` naming the address when that is not possible."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-        except OSError:
-            sock.close()
-            raise
-    except OSError as error:
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        raise InputError(where, f"cannot listen there: {error.strerror or error}; choose another with --listen") from error
-    return sock
+    def handle_events(self) -> None:
+        """A complete request head has to be followed by its body, and by a response that is read."""
+        cycle = self.cycle
+        super().handle_events()
+        if self.cycle is not cycle:
+            self._close_after(RESPONSE_DEADLINE_S)
+
+    def on_response_complete(self) -> None:
+        """The next request may take its time to begin, and then has to arrive."""
+        # Before the original: that one may begin with a request which already waits.
+        self._close_after(KEEP_ALIVE_S + REQUEST_DEADLINE_S)
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is left to be closed."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _close_after(self, seconds: float) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
 
 def serve(app: ReceiverApp, sock: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT."""
     config = uvicorn.Config(
         app,
+        http=DeadlineProtocol,
+        ws="none",
         lifespan="off",
         log_level="warning",
         access_log=False,
         server_header=False,
         limit_concurrency=64,
-        timeout_keep_alive=5,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_S,
     )
     # uvicorn raises a signal again after it has shut down; the end was clean, so that second one is ours to swallow.

@@ -26,10 +26,21 @@ class Glance:
 
 
 def discover(path: Path) -> list[Path]:
-    """``path`` if it is a run, else the runs directly inside it, by name. Raises ``OSError`` if ``path`` cannot be listed."""
+    """``path`` if it is a run, else the runs directly inside it, by name. Raises ``OSError`` if ``path`` cannot be looked into.
+
+    A folder inside it that cannot be looked into is nobody's business here: it does not count as a run.
+    """
     if is_run(path):
         return [path]
-    return sorted(entry for entry in path.iterdir() if is_run(entry))
+    return sorted(entry for entry in path.iterdir() if is_visible_run(entry))
+
+
+def is_visible_run(folder: Path) -> bool:
+    """Whether ``folder`` is a run and may be looked into."""
+    try:
+        return is_run(folder)
+    except OSError:
+        return False
 
 
 def last_attempt(run: Path) -> int | None:

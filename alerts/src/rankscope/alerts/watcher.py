@@ -7,6 +7,7 @@ because what cannot be read is neither well nor ill.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ from rankscope.alerts.watched_run import Glance, discover, glance, last_attempt
 from rankscope.analysis.result import Analysis
 from rankscope.runs.errors import InputError, RankscopeError
 
+FINAL_TRIES: Final = 5
+"""So often is a run that is over evaluated when that fails, one evaluation after the other: a file server may be back soon."""
 FORGET_AFTER_S: Final = 3600.0
 """Alerts of a run that has been gone, unreadable or without a new record for this long are ended: nothing else would end them."""
 
@@ -74,6 +77,7 @@ class Watcher:
         self._clock = clock
         self._seen: dict[Path, Glance] = {}
         self._over: dict[Path, Glance] = {}
+        self._final_failures: Counter[Path] = Counter()
         self._trouble: dict[tuple[str, Path], str] = {}
         self._fresh_unix_ns: dict[str, int] = {}
         self._log_failed: set[Path] = set()
@@ -126,29 +130,43 @@ class Watcher:
     def _evaluate_run(self, run: Path) -> bool:
         """Evaluate one run; returns whether it is over, and was not before. Never raises for what a run can do wrong."""
         now = self._clock()
-        try:
-            # One that is over wakes up only by a new attempt; its many files need no second look.
-            if run in self._over and last_attempt(run) == self._over[run].content[0]:
-                return False
-            seen = glance(run, now_unix_ns=now)
-        except RankscopeError as error:
-            self._complain("read", run, str(error), error)
+        seen = self._glance(run, now)
+        if seen is None:
             return False
-        self._trouble.pop(("read", run), None)
-        followed = run == self._single or run in self._seen or str(run) in self.ledger.runs()
+        followed = run == self._single or str(run) in self._fresh_unix_ns or str(run) in self.ledger.runs()
         if seen.ended and not followed and not self._options.once:
             # It was over before anybody watched it: history, not news.
             self._over[run] = seen
             return False
         if self._seen.get(run) != seen:
             self._fresh_unix_ns[str(run)] = now
-        if (seen.ended or self._seen.get(run) != seen) and self._judge(run, final=seen.ended):
-            self._trouble.pop(("analyse", run), None)
-            self._seen[run] = seen
+        if seen.ended or self._seen.get(run) != seen:
+            if self._judge(run, final=seen.ended):
+                self._trouble.pop(("analyse", run), None)
+                self._seen[run] = seen
+            elif seen.ended:
+                self._final_failures[run] += 1
+                if self._final_failures[run] < FINAL_TRIES:
+                    return False
         if seen.ended:
             self._over[run] = seen
             self._seen.pop(run, None)
+            del self._final_failures[run]
         return seen.ended
+
+    def _glance(self, run: Path, now_unix_ns: int) -> Glance | None:
+        """Look at a run; ``None`` when it cannot be read, or was over before and still is."""
+        try:
+            # One that is over wakes up only by a new attempt; its many files need no second look.
+            if run in self._over and last_attempt(run) == self._over[run].content[0]:
+                return None
+            seen = glance(run, now_unix_ns=now_unix_ns)
+        except (RankscopeError, OSError) as error:
+            problem = InputError(run, error.strerror or str(error)) if isinstance(error, OSError) else error
+            self._complain("read", run, str(problem), problem)
+            return None
+        self._trouble.pop(("read", run), None)
+        return seen
 
     def _judge(self, run: Path, *, final: bool) -> bool:
         """Analyse a run and take in what was found; returns whether that worked."""
@@ -220,7 +238,8 @@ class Watcher:
         try:
             append_finding(run, record)
         except OSError as error:
-            if run not in self._log_failed and run.exists():
+            # Of a run that has been removed nobody expects it.
+            if run not in self._log_failed and not isinstance(error, FileNotFoundError):
                 self._report(f"{run}: findings.jsonl cannot be written: {error.strerror or error}; alerts are not affected")
             self._log_failed.add(run)
 

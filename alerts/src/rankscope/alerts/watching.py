@@ -61,6 +61,8 @@ def prepare(
     json_lines: bool,
 ) -> Watcher:
     """A watcher over ``path`` that prints, delivers and remembers. Raises ``InputError`` for an unusable state file."""
+    # One name for one folder, wherever the command was started: both the state file and the entries in it go by it.
+    path = path.resolve()
     # A retry is not worth a log line, and the libraries' own lines would quote addresses.
     stamina.instrumentation.set_on_retry_hooks([])
     state = state or default_state_file(path)

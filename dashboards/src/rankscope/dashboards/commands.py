@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
+from rankscope.alerts.address import Address, bind, host_port, is_loopback
 from rankscope.runs.errors import MissingError
 
 DEFAULT_PATH: Final = "rankscope-runs"
 """Where ``rankscope run`` records by default."""
-
-
-class _Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """``HOST:PORT`` or ``[IPV6]:PORT``; the value is (host, port)."""
-
-    name = "host:port"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value[0], value[1]
-        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+)):([0-9]{1,5})", str(value))
-        if match is None or int(match[3]) > 65535:
-            self.fail(f"{value!r} is not HOST:PORT or [IPV6]:PORT", param, ctx)
-        return match[1] or match[2], int(match[3])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``. A name other than ``localhost`` may lead anywhere: no."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @click.command(
@@ -46,9 +23,9 @@ Examples:
   rankscope dashboard /shared/runs --listen 127.0.0.1:9000
 """
 )
-@click.argument("path", default=DEFAULT_PATH, type=click.Path(path_type=Path))
+@click.argument("path", default=DEFAULT_PATH, type=click.Path(path_type=Path, readable=False))  # we ask, and say it our way
 @click.option(
-    "--listen", type=_Address(), default="127.0.0.1:8050", show_default=True, help="Where to serve; port 0 for any free one."
+    "--listen", type=Address(), default="127.0.0.1:8050", show_default=True, help="Where to serve; port 0 for any free one."
 )
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes that answer.")
 @click.option("--open/--no-open", "open_browser", default=False, show_default=True, help="Open the page in the browser.")
@@ -76,9 +53,9 @@ def dashboard(path: Path, listen: tuple[str, int], workers: int, open_browser: b
             f"`rankscope dashboard` needs the Python package {error.name!r}: pip install 'rankscope[dashboards]'"
         ) from error
     source = DiskRuns(path)
-    sock = server.listen(host, port)
+    sock = bind(host, port)
     app = create_app(source, DashboardConfig(allow_any_host=allow_remote))
-    url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/"
+    url = f"http://{host_port(host, sock.getsockname()[1])}/"
 
     def announce() -> None:
         click.echo(f"rankscope dashboard of {path}: {url}  (Ctrl-C ends it)", err=True)

@@ -11,28 +11,7 @@ from typing import Any, Final
 import dash
 from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
 
-from rankscope.runs.errors import InputError
-
 _THREADS: Final = 4
-_BACKLOG: Final = 128
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; port 0 takes any free one. Raises ``InputError`` when the address cannot be had.
-
-    It is opened here, not by gunicorn, which would try again for seconds and then say it in many lines.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        sock.close()
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        raise InputError(where, f"cannot listen there: {error.strerror or error}; choose another with --listen") from error
-    return sock
 
 
 class _Server(BaseApplication):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -14,7 +15,7 @@ from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class _Duration(click.ParamType[float]):
+class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
     """``500ms``, ``1s``, ``5m``, ``24h``; a bare number is seconds. The value is seconds."""
 
     name = "duration"
@@ -28,15 +29,15 @@ class _Duration(click.ParamType[float]):
         return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
-class _Address(click.ParamType[tuple[str, int]]):
+class _Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
     """``HOST:PORT``, ``:PORT`` for all addresses, ``[IPV6]:PORT``."""
 
     name = "host:port"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         if isinstance(value, tuple):
-            return value
-        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]|([^:\[\]]*)):([0-9]{1,5})", value)
+            return value[0], value[1]
+        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[^%\[\]]+)?)\]|([^:\[\]]*)):([0-9]{1,5})", value)
         if match is None or int(match[3]) > 65535:
             self.fail(f"{value!r} is not HOST:PORT, :PORT or [IPV6]:PORT", param, ctx)
         return match[1] or match[2] or "0.0.0.0", int(match[3])  # noqa: S104  a node exporter is there to be reached
@@ -68,7 +69,7 @@ Exit status: 0 ended by a signal, 2 usage, 3 an address or folder that cannot be
 )
 @click.option(
     "--spool",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # we ask, and say it our way
     help="Folder where ranks leave their text files.  [default: /run/rankscope/spool, or one of your own without it]",
 )
 @click.option("--spool-stale", type=_DURATION, default="5m", show_default=True, help="A rank is silent when its file is older.")
@@ -101,11 +102,11 @@ def exporter(  # noqa: PLR0917  options arrive by name
         raise click.UsageError("nothing to do: both collectors are off")
     if simulate and not collect_gpu:
         raise click.UsageError("--simulate needs the gpu collector")
-    if spool is not None and spool.exists() and not spool.is_dir():
-        raise ExporterInputError(f"{spool}: not a folder; name one with --spool")
+    if spool is not None:
+        _look_into(spool)
     try:
         from rankscope.exporter import daemon
-        from rankscope.exporter.spool_folder import default_spool
+        from rankscope.exporter.spool_folder import SpoolFolder, default_spool
     except ModuleNotFoundError as error:
         raise ExporterMissingError(f"the exporter needs {error.name}: pip install 'rankscope[exporter]'") from error
     options = daemon.ExporterOptions(
@@ -113,7 +114,7 @@ def exporter(  # noqa: PLR0917  options arrive by name
         simulate=simulate or 0,
         collect_gpu=collect_gpu,
         collect_spool=collect_spool,
-        spool_dir=spool or default_spool(),
+        spool=SpoolFolder(spool) if spool is not None else default_spool(),
         spool_stale_s=spool_stale,
         spool_forget_s=spool_forget,
         host=host or socket.gethostname(),
@@ -122,3 +123,13 @@ def exporter(  # noqa: PLR0917  options arrive by name
         click.echo(daemon.render_once(options), nl=False)
     else:
         daemon.run(options, host=listen[0], port=listen[1])
+
+
+def _look_into(folder: Path) -> None:
+    """Raises ``ExporterInputError`` for a spool that will never work; one that is missing can be made, now or later."""
+    try:
+        os.scandir(folder).close()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ExporterInputError(f"{folder}: {error.strerror or error}; name another folder with --spool") from error

@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from rankscope.exporter.app import App
@@ -19,7 +18,7 @@ from rankscope.exporter.server import listen, serve
 from rankscope.exporter.simulated import SimulatedSource
 from rankscope.exporter.source import GpuSource, NodeSample
 from rankscope.exporter.spool import Spool, SpoolSample
-from rankscope.exporter.spool_folder import PRIVATE_MODE, SHARED_MODE, make_spool
+from rankscope.exporter.spool_folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, make_spool
 
 _FIRST_SAMPLE_S: Final = 3.0
 _ONCE_S: Final = 30.0
@@ -30,7 +29,7 @@ _STOP_S: Final = 0.5
 class ExporterOptions:
     """What the command line decides.
 
-    ``simulate``: number of invented GPUs, 0 for the real ones. ``spool_dir``: where ranks leave their text files; such a file is
+    ``simulate``: number of invented GPUs, 0 for the real ones. ``spool``: where ranks leave their text files; such a file is
     silent after ``spool_stale_s`` and forgotten after ``spool_forget_s``. ``host`` is the host label of ``gpu_info``.
     """
 
@@ -38,7 +37,7 @@ class ExporterOptions:
     simulate: int
     collect_gpu: bool
     collect_spool: bool
-    spool_dir: Path
+    spool: SpoolFolder
     spool_stale_s: float
     spool_forget_s: float
     host: str
@@ -83,8 +82,8 @@ class _Exporter:
             self._source = source
         if options.collect_spool:
             # For all users where root runs the exporter; otherwise only this user's ranks could be meant.
-            make_spool(options.spool_dir, mode=SHARED_MODE if os.getuid() == 0 else PRIVATE_MODE)
-            reader = Spool(options.spool_dir, stale_s=options.spool_stale_s, forget_s=options.spool_forget_s)
+            make_spool(options.spool, mode=SHARED_MODE if os.getuid() == 0 else PRIVATE_MODE)
+            reader = Spool(options.spool, stale_s=options.spool_stale_s, forget_s=options.spool_forget_s)
             spool = CollectorLoop("spool", reader.read, interval_s=options.interval_s)
         simulated = self._source is not None and self._source.simulated
         self.page = Page(host=options.host, simulated=simulated, gpu=gpu, spool=spool)
@@ -116,7 +115,8 @@ def _banner(options: ExporterOptions, page: Page, sock: socket.socket) -> str:
         count = "no sample yet" if state.last is None else f"{len(state.last.gpus)} GPUs"
         lines.append(f"  gpu: {count}{f' ({state.reason})' if state.reason and state.reason != count else ''}")
     if page.spool is not None:
-        lines.append(f"  spool: {options.spool_dir}")
+        reason = page.spool.latest().reason
+        lines.append(f"  spool: {options.spool.path}{f' ({reason})' if reason else ''}")
     if page.simulated:
         lines.append("  *** SIMULATED GPUs: the hardware values are invented ***")
     return "\n".join(lines)

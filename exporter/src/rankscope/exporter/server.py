@@ -68,8 +68,8 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         dual = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, backlog=512, dualstack_ipv6=dual)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:  # the latter for a host that could never be a name
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ExporterInputError(
             f"cannot listen on {host}:{port}: {reason.lower()}; stop what uses it or choose another address with --listen"
         ) from error

@@ -9,10 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Literal
 
 from rankscope.exporter.spool_file import Labels, RejectedError, SpoolFamily, SpoolFile, SpoolSeries, parse, read_regular
+from rankscope.exporter.spool_folder import SpoolFolder, foreign_hand
 
 MAX_FILES: Final = 1024
 MAX_SERIES_OF_USER: Final = 8000
@@ -26,7 +26,7 @@ State = Literal["running", "silent"]
 
 
 class SpoolError(Exception):
-    """The folder itself cannot be read; the message names it and says why."""
+    """The folder itself cannot be read or trusted; the message names it and says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,12 @@ class Spool:
 
     A file older than ``stale_s`` says that its rank is silent: of its series only identity and time of the last step are kept.
     After ``forget_s`` the file is ignored. Of two files for the same series the fresher one counts, and a run belongs to the user
-    whose file mentioned it first. Freshest first, each user's files are read until they are too many.
+    whose file mentioned it first. Freshest first, each user's files are read until they are too many. A private folder is read
+    only as long as nobody else can put files into it.
     """
 
-    def __init__(self, folder: Path, *, stale_s: float, forget_s: float, now: Callable[[], float] = time.time) -> None:
-        self.folder = folder
+    def __init__(self, folder: SpoolFolder, *, stale_s: float, forget_s: float, now: Callable[[], float] = time.time) -> None:
+        self._folder = folder
         self._stale_s = stale_s
         self._forget_s = forget_s
         self._now = now
@@ -106,11 +107,14 @@ class Spool:
         self._owners: dict[str, int] = {}
 
     def read(self) -> SpoolSample:
-        """All files as they are now; raises ``SpoolError`` when the folder cannot be read."""
+        """All files as they are now; raises ``SpoolError`` when the folder cannot be read, or not be trusted."""
+        path = self._folder.path
         try:
-            folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if self._folder.private and (reason := foreign_hand(path.parent, path)) is not None:
+                raise SpoolError(f"{reason}; it is not read: remove it, or name another folder with --spool")
+            folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise SpoolError(f"{self.folder}: {error.strerror}") from error
+            raise SpoolError(f"{path}: {error.strerror}") from error
         try:
             return self._read(folder_fd)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,30 +17,58 @@ SHARED_MODE: Final = 0o1777
 PRIVATE_MODE: Final = 0o700
 
 
-def default_spool(environ: Mapping[str, str] = os.environ) -> Path:
+@dataclass(frozen=True, slots=True)
+class SpoolFolder:
+    """The folder, and whether it has to be this user's alone: one that was not chosen by anybody must not be trusted blindly."""
+
+    path: Path
+    private: bool = False
+
+
+def default_spool(environ: Mapping[str, str] = os.environ) -> SpoolFolder:
     """``/run/rankscope/spool`` where it exists or can be made, else a folder of this user alone.
 
     The latter is ``$XDG_RUNTIME_DIR/rankscope/spool``, or ``/tmp/rankscope-UID/spool`` without that variable.
     """
-    if SYSTEM_SPOOL.is_dir() or make_spool(SYSTEM_SPOOL, mode=SHARED_MODE):
-        return SYSTEM_SPOOL
+    if make_spool(SpoolFolder(SYSTEM_SPOOL), mode=SHARED_MODE):
+        return SpoolFolder(SYSTEM_SPOOL)
     runtime = environ.get("XDG_RUNTIME_DIR")
-    own = Path(runtime) / "rankscope" if runtime else Path(f"/tmp/rankscope-{os.getuid()}")  # noqa: S108  checked in make_spool
-    return own / "spool"
+    own = Path(runtime) / "rankscope" if runtime else Path(f"/tmp/rankscope-{os.getuid()}")  # noqa: S108  see foreign_hand
+    return SpoolFolder(own / "spool", private=True)
 
 
-def make_spool(folder: Path, *, mode: int) -> bool:
-    """Make the folder if it is missing; False when that is not possible, or when its parent is another user's."""
+def make_spool(folder: SpoolFolder, *, mode: int) -> bool:
+    """Make the folder if it is missing, with ``mode``, or for this user alone; False when that is not possible."""
+    path = folder.path
     try:
-        if folder.is_dir():
+        if path.is_dir():
             return True
-        folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        parent = folder.parent.lstat()
-        # In /tmp somebody else may have been there first.
-        if not stat.S_ISDIR(parent.st_mode) or (parent.st_uid != os.getuid() and not os.access(folder.parent, os.W_OK)):
-            return False
-        folder.mkdir(exist_ok=True)
-        folder.chmod(mode)
+        if folder.private:
+            path.parent.mkdir(mode=PRIVATE_MODE, parents=True, exist_ok=True)
+            # Somebody else may have been there first: then nothing is put there.
+            if foreign_hand(path.parent) is not None:
+                return False
+        else:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path.mkdir()
+        path.chmod(PRIVATE_MODE if folder.private else mode)
     except OSError:
         return False
     return True
+
+
+def foreign_hand(*folders: Path) -> str | None:
+    """Why others than this user could put files into one of the folders, or exchange it; None when they cannot.
+
+    In /tmp, and wherever else a variable points, another user may have made the folder first and would speak for our ranks.
+    Raises ``OSError`` for a folder that is missing or cannot be asked.
+    """
+    for folder in folders:
+        status = folder.lstat()  # a link would lead to where its owner wants
+        if not stat.S_ISDIR(status.st_mode):
+            return f"{folder}: a link or a file where a folder of this user should be"
+        if status.st_uid != os.getuid():
+            return f"{folder}: belongs to another user (uid {status.st_uid})"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"{folder}: can be written by other users (mode {stat.S_IMODE(status.st_mode):o})"
+    return None

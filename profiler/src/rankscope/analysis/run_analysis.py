@@ -110,6 +110,17 @@ def _warnings(run: RunEvidence) -> list[str]:
         ended = [rank for rank, info in run.infos.items() if info.end_reason == reason]
         if ended:
             warnings.append(f"{_ranks(ended)} {text} before the end of training")
+    warnings += _recorder_warnings(run)
+    if run.reader.skipped_lines:
+        warnings.append(f"{run.reader.skipped_lines} damaged lines skipped")
+    if run.damaged:
+        warnings.append(f"{run.damaged} records left out, their times make no sense")
+    return warnings
+
+
+def _recorder_warnings(run: RunEvidence) -> list[str]:
+    """What the recorder itself lost."""
+    warnings: list[str] = []
     disabled = [rank for rank, info in run.infos.items() if info.disabled_reason]
     if disabled:
         warnings.append(f"the recorder switched itself off on {_ranks(disabled)}: {run.infos[disabled[0]].disabled_reason}")
@@ -119,10 +130,6 @@ def _warnings(run: RunEvidence) -> list[str]:
     missed = sum(info.missed_windows for info in run.infos.values())
     if missed:
         warnings.append(f"{missed} profiler windows were left out, counted over the ranks; the job's stderr says why")
-    if run.reader.skipped_lines:
-        warnings.append(f"{run.reader.skipped_lines} damaged lines skipped")
-    if run.damaged:
-        warnings.append(f"{run.damaged} records left out, their times make no sense")
     return warnings
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from rankscope.alerts.watched_run import discover, is_visible_run
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.steps import StepTable
@@ -15,7 +16,7 @@ from rankscope.dashboards.data.footprint import Footprint, footprint
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.source import RunSummary, Status, StepMatrices, UnknownRunError
 from rankscope.runs.errors import InputError, RankscopeError
-from rankscope.runs.reader import RunReader, is_run
+from rankscope.runs.reader import RunReader
 
 SILENT_AFTER_S: Final = 120.0
 """A run whose ranks have not ended is called silent when nothing was written for this long."""
@@ -32,14 +33,18 @@ _KEPT_TABLES: Final = 2
 class DiskRuns:
     """``RunSource`` over ``path``: a run directory, or a folder whose sub-folders are run directories.
 
-    Raises ``InputError`` when ``path`` is not a folder.
+    Raises ``InputError`` when ``path`` is not a folder, or one that may not be looked into.
     """
 
     def __init__(self, path: Path, *, clock_s: Callable[[], float] = time.time) -> None:
-        if not path.exists():
-            raise InputError(path, "no such file or folder")
-        if not path.is_dir():
-            raise InputError(path, "not a folder: give a run directory, or a folder of run directories")
+        try:
+            if not path.exists():
+                raise InputError(path, "no such file or folder")
+            if not path.is_dir():
+                raise InputError(path, "not a folder: give a run directory, or a folder of run directories")
+            discover(path)
+        except OSError as error:
+            raise InputError(path, error.strerror or str(error)) from error
         self._path = path.resolve()
         self._clock_s = clock_s
         self._where: dict[str, Path] = {}
@@ -66,7 +71,7 @@ class DiskRuns:
     def summary(self, run_id: str) -> RunSummary:
         """One run as it is now."""
         folder = self._where.get(run_id)
-        if folder is not None and is_run(folder):
+        if folder is not None and is_visible_run(folder):
             summary = self._summary(folder)
             if summary.run_id == run_id and summary.problem is None:
                 return summary
@@ -99,10 +104,8 @@ class DiskRuns:
         return summary
 
     def _folders(self) -> list[Path]:
-        if is_run(self._path):
-            return [self._path]
         try:
-            return sorted(entry for entry in self._path.iterdir() if is_run(entry))
+            return discover(self._path)
         except OSError as error:
             raise InputError(self._path, error.strerror or str(error)) from error
 
