@@ -90,10 +90,6 @@ def main() -> None:
                 row = next((row for row in mine["ranks"] if row["rank"] == rank), {})
                 fields = [name for name in truth if name.endswith("_us")]
                 error = max(abs((row.get(name) or 0.0) - truth[name]) / (1.0 + 1e-4 * truth[name]) for name in fields)
-                    abs((row.get(name) or 0.0) - truth[name]) / (1.0 + 1e-4 * truth[name])
-                    for name in truth
-                    if name.endswith("_us")
-                )
                 worst = max(worst, error)
                 answers = {"rankscope": row.get("overlap_ratio"), "hta": theirs["overlap"].get(str(rank))}
                 for tool, answer in answers.items():
