@@ -1,7 +1,15 @@
-# Works with make 3.81 and a POSIX shell. Every target explains itself: `make help`.
+# Works with make 3.81 and a POSIX shell.
 #
-# make demo      set everything up, train with a planted straggler, show it, alert about it
-# make test      set everything up and run the tests
+# make install     .venv with the run-time parts
+# make demo        set everything up, train with a planted straggler, show it, alert about it
+# make test        set everything up and run the tests
+# make check       format, lint, types, import arrows, fast tests
+# make bench       measurements against peers, in .venv-bench
+# make campaign    every fault on every rank, many quiet runs: long
+# make format      format the code
+# make docs        write docs/cli.md and the tables of docs/exporter.md
+# make constraints refresh the versions in constraints.txt
+# make clean       remove environments, caches and recorded runs of this folder
 #
 # Variables (make VAR=value TARGET):
 #   PYTHON      interpreter to use                        default: the newest working python >= 3.11 on PATH
@@ -58,6 +66,7 @@ campaign:
 docs:
 	@$(SETUP) .venv run
 	$(BIN)/python scripts/cli_docs.py >docs/cli.md
+	$(BIN)/python -m rankscope.exporter.reference docs/exporter.md
 
 constraints:
 	@$(SETUP) .venv check

@@ -22,7 +22,8 @@ def page() -> str:
 
 def _sections(command: click.Command, words: str, parent: click.Context | None) -> list[str]:
     name = words.rsplit(maxsplit=1)[-1]
-    context = click.Context(command, info_name=name, parent=parent, terminal_width=110, max_content_width=110, color=False)
+    settings = {**cli.context_settings, "max_content_width": 110}
+    context = click.Context(command, info_name=name, parent=parent, terminal_width=110, color=False, **settings)
     text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     sections = [f"\n## {words}\n\n```text\n{text}\n```\n"]
     if isinstance(command, click.Group):

@@ -178,9 +178,24 @@ def test_text_has_no_colour_codes_when_it_is_not_a_terminal(cli: Cli, shared_dat
 
 def test_a_reader_that_goes_away_is_no_error(shared_data: Path) -> None:
     traces = shared_data / "traces" / "dlrm_8ranks_v100"
-    shell = f"{sys.executable} -m rankscope analyze {traces} --format json | head -c 10"
+    shell = f"{sys.executable} -m rankscope analyze {traces} --format json | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_output_that_cannot_be_written_is_one_line(shared_data: Path) -> None:
+    command = [sys.executable, "-m", "rankscope", "analyze", str(shared_data / "traces" / "dlrm_8ranks_v100")]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "rankscope: No space left on device\n")
+    closed = subprocess.run(["bash", "-c", f"{' '.join(command)} >&-"], capture_output=True, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("price", ["nan", "inf", "-1", "1e300", "free"])
+def test_a_price_one_cannot_reckon_with_is_a_usage_error(cli: Cli, tmp_path: Path, price: str) -> None:
+    assert cli("analyze", tmp_path, "--price-per-gpu-hour", price).returncode == 2
+    assert cli("run", "--price-per-gpu-hour", price, "--", "true").returncode == 2
 
 
 def test_doctor_reports_every_part(cli: Cli) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from rankscope.cli import run as run_module
 from rankscope.profiler.launch import LaunchResult
+from rankscope.runs.reader import is_run
 from rankscope.runs.records import RunInfo
 from rankscope.runs.writer import create_run
 
@@ -37,6 +38,50 @@ def test_no_command_is_a_usage_error(cli: Cli) -> None:
     assert cli("run").returncode == 2
 
 
+def test_a_mistyped_option_is_not_taken_for_the_command(cli: Cli) -> None:
+    done = cli("run", "--wndow-every", "5", "--", "true")
+    assert done.returncode == 2
+    assert "--window-every" in done.stderr
+
+
+TRAINING = """
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(12):
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_jobs_of_one_name_that_start_together_are_runs_of_their_own(tmp_path: Path) -> None:
+    # given three jobs started at once, with a name that is no folder's
+    command = [sys.executable, "-m", "rankscope", "run", "--name", "../a b/c", "--", sys.executable, "-c", TRAINING]
+    jobs = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    printed = [job.communicate(timeout=120)[1] for job in jobs]
+    # then each has a folder, below the usual one, and a verdict
+    runs = list((tmp_path / "rankscope-runs").iterdir())
+    assert len([run for run in runs if is_run(run)]) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["rankscope-runs"]
+    assert all("1 rank of 1" in text for text in printed), printed
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_a_second_job_in_a_run_is_announced_as_an_attempt_and_without_training_gets_no_other_jobs_verdict(
+    cli: Cli, tmp_path: Path
+) -> None:
+    first = cli("run", "--run-dir", tmp_path / "run", "--", sys.executable, "-c", TRAINING)
+    assert "1 rank of 1" in first.stderr
+    second = cli("run", "--run-dir", tmp_path / "run", "--", sys.executable, "-c", "pass")
+    assert "attempt 1" in second.stderr
+    assert "nothing was recorded" in second.stderr
+    assert "1 rank of 1" not in second.stderr
+
+
 @pytest.mark.parametrize("kind", ["a file", "somebody's folder", "below a file"])
 def test_a_folder_that_cannot_hold_a_run_stops_before_the_job_starts(cli: Cli, tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").touch()
@@ -54,7 +99,7 @@ def test_an_analysis_that_fails_does_not_change_the_jobs_status(
 ) -> None:
     # given a recorded run whose analysis has a bug
     create_run(tmp_path, RunInfo(run_id="r", name="r", start_unix_ns=1))
-    monkeypatch.setattr(run_module, "launch", lambda *_: LaunchResult(status=5, run_dir=tmp_path, attempt=0))
+    monkeypatch.setattr(run_module, "launch", lambda *_: LaunchResult(status=5, run_dir=tmp_path, attempt=0, recorded=True))
     monkeypatch.setattr("rankscope.analysis.engine.analyze", lambda _: 1 / 0)
     # when the job ends
     status = run_module.run.main(["--run-dir", str(tmp_path), "--", "job"], standalone_mode=False)

@@ -10,7 +10,7 @@ import msgspec
 
 from rankscope.analysis.engine import analyze as run_analysis
 from rankscope.analysis.render import render_text
-from rankscope.cli.terminal import format_option, use_color, width
+from rankscope.cli.terminal import PRICE, format_option, use_color, width
 
 
 @click.command(
@@ -27,7 +27,7 @@ Examples:
 @format_option
 @click.option(
     "--price-per-gpu-hour",
-    type=click.FloatRange(min=0),
+    type=PRICE,
     help="Price the loss in money. Default: the price recorded with the run.",
 )
 @click.option("--currency", default="USD", show_default=True, help="Currency of that price.")

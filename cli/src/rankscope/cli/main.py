@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, cast
 
 import click
@@ -18,6 +20,7 @@ from rankscope.runs.errors import InputError, MissingError, RankscopeError
 
 EXIT_INPUT: Final = 3
 EXIT_MISSING: Final = 4
+EXIT_PIPE: Final = 141
 
 
 class Verb(NamedTuple):
@@ -74,6 +77,25 @@ def _missing(verb: str, error: ModuleNotFoundError) -> RankscopeError:
     return MissingError(f"`rankscope {verb}` needs the Python package {error.name!r}: pip install 'rankscope[{extra}]'")
 
 
+def _invoke() -> int:
+    """Run the verb; its exit status. Raises what the verb raises."""
+    try:
+        status = cli.main(prog_name="rankscope", standalone_mode=False)
+    except SystemExit:
+        # click ends with 1 when whoever read our output has gone; that status means something else here. It tells only by
+        # what it puts in the place of stdout.
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
+            raise BrokenPipeError from None
+        raise
+    return status if isinstance(status, int) else 0
+
+
+def _drop_output() -> None:
+    """What is still buffered cannot be written: keep the interpreter from trying, and complaining, at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 EPILOG = """
 \b
 Start here:
@@ -103,11 +125,14 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line; the one place that prints errors and chooses the exit status."""
+    # A stream that was closed by the shell (`>&-`) is None: nobody wants to hear.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  # open until the end
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115  # as above
     try:
-        status = cli.main(prog_name="rankscope", standalone_mode=False)
-        # A pipe that closed early (`| head`) shows only when the buffer is written out.
+        status = _invoke()
+        # A pipe that closed early (`| head`) or a full disk shows only when the buffer is written out.
         sys.stdout.flush()
-        sys.exit(status if isinstance(status, int) else 0)
+        sys.exit(status)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -115,14 +140,14 @@ def main() -> NoReturn:
         click.echo("Interrupted.", err=True)
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read our output has gone. Keep the interpreter from complaining about it when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        _drop_output()
+        sys.exit(EXIT_PIPE)
     except RankscopeError as error:
         click.echo(f"rankscope: {error}", err=True)
         sys.exit(EXIT_INPUT if isinstance(error, InputError) else EXIT_MISSING if isinstance(error, MissingError) else 1)
     except OSError as error:
         # A file or folder that the system refuses: the reason is its own, and names the place.
+        _drop_output()
         where = f"{error.filename}: " if error.filename else ""
         click.echo(f"rankscope: {where}{error.strerror or error}", err=True)
         sys.exit(EXIT_INPUT)

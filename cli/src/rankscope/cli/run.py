@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
-from rankscope.cli.terminal import use_color, width
+from rankscope.cli.terminal import PRICE, use_color, width
 from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
 from rankscope.runs.errors import RankscopeError
 from rankscope.runs.paths import SPOOL_DIR
-from rankscope.runs.reader import is_run
 
 
 @click.command(
@@ -61,7 +62,7 @@ The training script needs no change and its output is left alone; the verdict go
     show_default=True,
     help="Keep the raw traces of the last N windows of each rank.",
 )
-@click.option("--price-per-gpu-hour", type=click.FloatRange(min=0), help="To price the loss in money.")
+@click.option("--price-per-gpu-hour", type=PRICE, help="To price the loss in money.")
 @click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
 @click.option("--simulated", is_flag=True, help="The GPU readings of this node are simulated: say so wherever the run is shown.")
 @click.option("--verdict/--no-verdict", default=True, show_default=True, help="Print the verdict when the job has ended.")
@@ -85,9 +86,11 @@ def run(
 
     COMMAND is what you would type without rankscope: torchrun, python, srun, accelerate launch.
     """
+    if command[0].startswith("-"):
+        raise click.NoSuchOption(command[0], possibilities=_similar(command[0]))
     name = name or _default_name(command)
     options = LaunchOptions(
-        run_dir=run_dir or Path("rankscope-runs") / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}",
+        run_dir=run_dir or _default_run_dir(name),
         name=name,
         spool_dir=spool_dir or (SPOOL_DIR if os.access(SPOOL_DIR, os.W_OK) else None),
         window_first=window_first,
@@ -106,14 +109,27 @@ def run(
 
 def _default_name(command: tuple[str, ...]) -> str:
     script = next((Path(word).stem for word in command if word.endswith(".py")), Path(command[0]).name)
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in script) or "run"
+    return script or "run"
+
+
+def _default_run_dir(name: str) -> Path:
+    """A folder of its own, also for jobs of one name that start in the same second."""
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)[:80].strip("-.") or "run"
+    return Path("rankscope-runs") / f"{safe}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _similar(option: str) -> list[str]:
+    known = [name for parameter in run.params if isinstance(parameter, click.Option) for name in parameter.opts]
+    return get_close_matches(option.partition("=")[0], known)
 
 
 def _print_verdict(result: LaunchResult) -> None:
-    if not is_run(result.run_dir):
+    if not result.recorded:
+        if result.status in (126, 127):
+            return  # the job did not start, and that has been said
         click.echo(
             "rankscope: nothing was recorded: the job took no optimizer step under torch, or its Python could not load "
-            "the recorder (python -I, -E and -S keep it out).",
+            "the recorder (python -I, -E and -S keep it out), or another job records into that folder.",
             err=True,
         )
         return

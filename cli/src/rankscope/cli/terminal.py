@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -17,6 +18,20 @@ format_option = click.option(
     show_default=True,
     help="For people, or for programs.",
 )
+
+
+class _Price(click.FloatRange):
+    """Money per hour: a number one can reckon with."""
+
+    name = "price"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse what no range refuses: nan."""
+        price = super().convert(value, param, ctx)
+        return price if math.isfinite(price) else self.fail(f"{value!r} is no price", param, ctx)
+
+
+PRICE = _Price(0, 1_000_000)
 
 
 def use_color(stream: IO[Any] | None = None) -> bool:

@@ -76,4 +76,4 @@ class FaultType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gen
         if kind in EXPECTATIONS and rank.isdecimal() and int(rank) < WORLD_SIZE:
             return Fault(kind, int(rank))
         kinds = ", ".join(f"{kind}:R" for kind in EXPECTATIONS)
-        return self.fail(f"{value!r}: there are none, {kinds} with R from 0 to {WORLD_SIZE - 1}", param, ctx)
+        return self.fail(f"{value!r} is no fault; choose none or one of {kinds}, with R from 0 to {WORLD_SIZE - 1}", param, ctx)
