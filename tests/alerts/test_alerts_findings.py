@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from rankscope.alerts.alert import fingerprint, rfc3339
-from rankscope.alerts.findings import candidates
-from rankscope.analysis.result import Analysis
+from rankscope.alerts.findings import candidates, reading
+from rankscope.analysis.result import Analysis, Evidence
 
 
 def test_a_straggler_becomes_an_alert(make_analysis: Callable[..., Analysis]) -> None:
@@ -32,7 +32,7 @@ def test_a_straggler_becomes_an_alert(make_analysis: Callable[..., Analysis]) ->
         "slowdown": "1.5x",
         "gpu_hours_lost": "0.25",
         "confidence": "96%",
-        "evidence": "own_excess 60 ms (per step)",
+        "evidence": "own excess 60 ms (per step)",
         "explained_by": "cpu_contention",
         "cost": "0.50 USD",
         "next": "look at the data loader",
@@ -73,6 +73,32 @@ def test_a_run_with_simulated_gpus_says_so(make_analysis: Callable[..., Analysis
     [found] = candidates(make_analysis(2, simulated=True))
     assert found.alert.annotations["summary"].startswith("[simulated GPUs] ")
     assert found.alert.annotations["simulated"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "unit", "said"),
+    [
+        ("imposed_wait", 77_280.0, "us", ("imposed wait", "77 ms")),
+        ("phase_excess.data", -1_500_000.0, "us", ("phase excess data", "-1.5 s")),
+        ("gc_excess", 0.0, "us", ("gc excess", "none")),
+        ("last", 1.0, "ratio", ("last", "100%")),
+        ("share.input", 0.004, "ratio", ("share input", "0.4%")),
+        ("work_excess", 0.0, "ratio", ("work excess", "0%")),
+        ("p_value", 0.0004998, "probability", ("p =", "0.0005")),
+        ("steps_judged", 1_048.0, "steps", ("steps judged", "1,048")),
+        ("temperature", 88.04, "celsius", ("temperature", "88.04 celsius")),
+    ],
+)
+def test_evidence_is_said_in_units_that_people_use(name: str, value: float, unit: str, said: tuple[str, str]) -> None:
+    assert reading(Evidence(name=name, value=value, unit=unit)) == said
+
+
+def test_a_probability_is_written_as_one(make_analysis: Callable[..., Analysis]) -> None:
+    analysis = make_analysis(2)
+    evidence = [Evidence(name="p_value", value=0.0004998, unit="probability", detail="permutation test")]
+    finding = msgspec.structs.replace(analysis.findings[0], evidence=evidence)
+    [found] = candidates(msgspec.structs.replace(analysis, findings=[finding]))
+    assert found.alert.annotations["evidence"] == "p = 0.0005 (permutation test)"
 
 
 @pytest.mark.parametrize("kind", ["balanced", "communication_bound", "input_bound", "compute_bound", "host_bound"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import (
     AttemptInfo,
     CollectiveRecord,
+    EndReason,
     PhaseTimes,
     RankInfo,
     RunInfo,
@@ -112,7 +113,10 @@ def window(rank: int, record: StepRecord, *, slow_rank: int | None) -> tuple[Ste
 
 @pytest.fixture
 def write_run() -> Callable[..., Path]:
-    """``write_run(folder, …)`` writes a run of 4 ranks; rank 2's data loader is slow unless ``slow_rank`` says otherwise."""
+    """``write_run(folder, …)`` writes a run of 4 ranks; rank 2's data loader is slow unless ``slow_rank`` says otherwise.
+
+    ``ends``: how ranks ended that did not end as the others did.
+    """
 
     def write(
         run: Path,
@@ -124,6 +128,7 @@ def write_run() -> Callable[..., Path]:
         slow_rank: int | None = SLOW_RANK,
         windows: bool = True,
         finished: bool = True,
+        ends: Mapping[int, EndReason] | None = None,
         simulated: bool = False,
         start_unix_ns: int = START_NS,
     ) -> Path:
@@ -146,7 +151,7 @@ def write_run() -> Callable[..., Path]:
                 gpu_uuid=f"GPU-{rank:08x}-5d1f-4a52-9c3e-0123456789ab",
                 start_unix_ns=start_unix_ns,
                 end_unix_ns=start_unix_ns + steps * 80_000_000 if finished else None,
-                end_reason="exit" if finished else None,
+                end_reason=(ends or {}).get(rank, "exit" if finished else None),
             )
             write_record(folder / "rank.json", info)
             append_steps(folder, rank, range(steps), slow_rank=slow_rank, windows=windows, random=random)
@@ -253,7 +258,7 @@ def analysis() -> Analysis:
                     Evidence(
                         name="own_time_excess", value=40_000.0, unit="us", detail="per step, against the median of the others"
                     ),
-                    Evidence(name="p_value", value=0.001, unit="", detail="permutation test"),
+                    Evidence(name="p_value", value=0.0004998, unit="probability", detail="permutation test"),
                 ],
             )
         ],

@@ -11,14 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result import Analysis, Verdict
 from rankscope.analysis.steps import StepTable
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.pages import wording
+from rankscope.dashboards.pages.rank_table import COLUMNS
 from rankscope.runs.errors import InputError
 
 PAGE = "page.children"
+START_NS = 1_790_000_000_000_000_000
 
 
 def texts(component: Any) -> str:
@@ -52,6 +55,23 @@ def _find(component: Any, identifier: str) -> dict[str, Any] | None:
 def open_page(client: Any, path: str, search: str = "") -> Any:
     response = client(PAGE, {"url.pathname": path, "url.search": search}, triggered="url.pathname")
     return response["page"]["children"]
+
+
+def listed_verdict(client: Any, run_id: str = "run-1") -> Any:
+    """What the list says of a run once it has been analysed."""
+    identifier = {"type": "run-verdict", "run": run_id}
+    key = json.dumps(identifier, sort_keys=True, separators=(",", ":"))
+    output = next(spec["output"] for spec in client.http.get("/_dash-dependencies").json if "run-verdict" in spec["output"])
+    answer = client.http.post(
+        "/_dash-update-component",
+        json={
+            "output": output,
+            "outputs": {"id": identifier, "property": "children"},
+            "inputs": [{"id": identifier, "property": "id", "value": identifier}],
+            "changedPropIds": [f"{key}.id"],
+        },
+    )
+    return next(iter(answer.json["response"].values()))
 
 
 def test_the_page_of_a_run_says_who_why_how_much_what_next(memory_runs: Any, caller: Any) -> None:
@@ -98,7 +118,7 @@ def test_warnings_and_what_is_not_known_are_said(memory_runs: Any, analysis: Ana
 
 def test_unknown_addresses_lead_back_to_the_list(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
-    for path in ("/run/nope", "/run/<script>", "/somewhere/else"):
+    for path in ("/run/nope", "/run/<script>", "/somewhere/else", 5, ["x"], {"a": 1}):
         said = texts(open_page(client, path))
         assert "There is no such" in said
         assert "See all runs /" in said
@@ -120,19 +140,66 @@ def test_the_list_shows_each_run_with_its_verdict(memory_runs: Any, analysis: An
     assert "/run/run-1" in said
     assert "broken/run.json: not JSON" in said
 
-    identifier = {"type": "run-verdict", "run": "run-1"}
-    key = json.dumps(identifier, sort_keys=True, separators=(",", ":"))
-    output = next(spec["output"] for spec in client.http.get("/_dash-dependencies").json if "run-verdict" in spec["output"])
-    answer = client.http.post(
-        "/_dash-update-component",
-        json={
-            "output": output,
-            "outputs": {"id": identifier, "property": "children"},
-            "inputs": [{"id": identifier, "property": "id", "value": identifier}],
-            "changedPropIds": [f"{key}.id"],
-        },
+    assert "makes the other 3 ranks wait" in texts(listed_verdict(client))
+
+
+def test_runs_of_one_name_are_told_apart_by_folder_and_second(
+    tmp_path: Path, write_run: Callable[..., Path], caller: Any
+) -> None:
+    for second in (1, 2):
+        write_run(tmp_path / f"job-{second}", run_id=f"run-{second}", start_unix_ns=START_NS + second * 10**9, steps=3)
+    said = texts(open_page(caller(create_app(DiskRuns(tmp_path))), "/"))
+    for second in (1, 2):
+        assert f"job-{second}" in said
+        assert wording.moment(START_NS + second * 10**9) in said
+    assert wording.moment(START_NS) != wording.moment(START_NS + 10**9)
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ({"status": "failed", "losses": "rank 1 killed"}, "Ended badly: rank 1 killed"),
+        ({"status": "live", "losses": "rank 1 killed"}, "rank 1 killed"),
+        ({"status": "silent"}, "Silent"),
+    ],
+)
+def test_a_run_that_lost_ranks_says_so_first_and_is_never_green(
+    memory_runs: Any, analysis: Analysis, caller: Any, about: dict[str, Any], expected: str
+) -> None:
+    table = memory_runs.tables["run-1"]
+    sound = msgspec.structs.replace(
+        analysis,
+        source=msgspec.structs.replace(analysis.source, warnings=["rank 1 killed before the end of training", "and so on"]),
+        verdict=Verdict(kind="balanced", summary="No rank stands out."),
     )
-    assert "makes the other 3 ranks wait" in texts(next(iter(answer.json["response"].values())))
+    memory_runs.put(sound, table, **about)
+    memory_runs.put(analysis, table, run_id="another")
+    client = caller(create_app(memory_runs))
+    page, listed, verdict = open_page(client, "/run/run-1"), open_page(client, "/"), listed_verdict(client)
+
+    for said in (texts(find(page, "run-head")), texts(listed)):
+        assert expected in said
+    assert texts(page).index(expected) < texts(page).index("No rank stands out.")
+    assert "rank 1 killed before the end of training (and 1 more)" in texts(verdict)
+    for shown in (page, verdict):
+        assert "Balanced" in texts(shown)
+        assert "badge-plain" in json.dumps(shown)
+        assert "good" not in json.dumps(shown)
+
+
+def test_a_recorder_that_gave_up_is_said(memory_runs: Any, caller: Any) -> None:
+    memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], unrecorded="rank 2")
+    assert "recorder off: rank 2" in texts(open_page(caller(create_app(memory_runs)), "/run/run-1"))
+
+
+def test_evidence_is_shown_in_units_that_people_use(memory_runs: Any, caller: Any) -> None:
+    said = texts(open_page(caller(create_app(memory_runs)), "/run/run-1"))
+    assert "own time excess 40 ms per step" in said
+    assert "p = 0.0005 permutation test" in said
+
+
+def test_every_column_has_a_dash_for_what_is_not_known() -> None:
+    assert all("null ? '-'" in column["valueFormatter"]["function"] for column in COLUMNS)
 
 
 def test_an_empty_folder_says_how_to_record_a_run_and_looks_again(
@@ -232,6 +299,10 @@ def test_a_live_run_is_followed_until_it_ends(memory_runs: Any, analysis: Analys
     assert "verdict" not in unchanged
     assert memory_runs.analysed == before, "what has not changed is not analysed"
 
+    memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], status="silent")
+    assert "Silent" in texts(poll()["run-head"]["children"])
+    assert "verdict" in poll(), "its verdict is seen in another light"
+
     later = msgspec.structs.replace(analysis, verdict=msgspec.structs.replace(analysis.verdict, summary="All is well now."))
     memory_runs.put(later, table, status="finished", revision="b")
     changed = poll()
@@ -268,6 +339,17 @@ def test_a_run_without_a_step_says_what_is_missing(tmp_path: Path, write_run: Ca
     values = {"run.data": {"run_id": "run-1", "revision": "a"}, "address.search": ""}
     heat = client("step-heatmap.figure", values, triggered="run.data")["step-heatmap"]["figure"]
     assert "No step has been recorded yet" in heat["layout"]["annotations"][0]["text"]
+
+
+def test_a_verdict_on_nobody_does_not_list_what_it_could_not_know(
+    memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any
+) -> None:
+    nothing = Verdict(kind="insufficient_data", summary="Not enough data for a verdict.")
+    memory_runs.put(msgspec.structs.replace(analysis, verdict=nothing), table)
+    facts = texts(find(open_page(caller(create_app(memory_runs)), "/run/run-1"), "verdict"))
+    assert "Confidence" not in facts
+    assert "not known" not in facts
+    assert "Evidence 60 steps" in facts
 
 
 def test_every_response_forbids_what_pages_do_not_need(memory_runs: Any, caller: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -52,6 +53,37 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path, number: signal.Signa
         assert process.wait(timeout=30) == 0
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_without_a_word_while_a_worker_is_busy(number: signal.Signals) -> None:
+    # given a worker in the middle of something long
+    script = (
+        "import socket, sys, time, dash; from rankscope.dashboards.server import serve\n"
+        "app, sock = dash.Dash(), socket.create_server(('127.0.0.1', 0)); app.layout = dash.html.Div()\n"
+        "app.server.add_url_rule('/long', view_func=lambda: (print('busy', file=sys.stderr, flush=True), time.sleep(600)))\n"
+        "serve(app, sock, workers=2, ready=lambda: print(sock.getsockname()[1], file=sys.stderr, flush=True))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    try:
+        with socket.create_connection(("127.0.0.1", int(process.stderr.readline()))) as asking:
+            asking.sendall(b"GET /long HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert process.stderr.readline() == "busy\n"
+            # when it is told to stop, Ctrl-C being heard by all of its processes
+            if number == signal.SIGINT:
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
+            # then it does, and says nothing
+            assert process.wait(timeout=30) == 0
+        assert process.stderr.read() == ""
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
 
 
 @pytest.mark.slow

@@ -117,6 +117,44 @@ def test_a_run_is_starting_live_silent_finished(tmp_path: Path, write_run: Write
     assert source.summary("finished").status == "finished", "a finished run may be old"
 
 
+@pytest.mark.parametrize(
+    ("ends", "losses"),
+    [
+        ({1: "killed"}, "rank 1 killed"),
+        ({1: "crash", 0: "killed", 2: "killed"}, "rank 1 crashed, ranks 0 and 2 killed"),
+        (dict.fromkeys(range(4), "killed"), "all 4 ranks killed"),
+    ],
+)
+def test_a_run_that_lost_ranks_has_failed_and_says_which(
+    tmp_path: Path, write_run: WriteRun, ends: dict[int, str], losses: str
+) -> None:
+    write_run(tmp_path / "over", run_id="over", steps=12, ends=ends)
+    write_run(tmp_path / "going-on", run_id="going-on", steps=12, finished=False, ends={3: "killed"})
+    source = DiskRuns(tmp_path)
+
+    assert (source.summary("over").status, source.summary("over").losses) == ("failed", losses)
+    # the others have not ended yet, whether they wait for it in vain or not
+    assert (source.summary("going-on").status, source.summary("going-on").losses) == ("live", "rank 3 killed")
+
+
+def test_many_lost_ranks_are_counted(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path, steps=1, ranks=8, ends=dict.fromkeys(range(6), "killed"))
+    assert DiskRuns(tmp_path).summary("run-1").losses == "ranks 0, 1, 2 and 3 more killed"
+
+
+def test_a_recorder_that_gave_up_is_no_failure_of_the_job(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path, steps=12, ends={2: "disabled"})
+    summary = DiskRuns(tmp_path).summary("run-1")
+    assert (summary.status, summary.losses, summary.unrecorded) == ("finished", None, "rank 2")
+
+
+def test_live_runs_come_before_newer_ones(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "a", run_id="live", start_unix_ns=1_000, finished=False, steps=12)
+    write_run(tmp_path / "b", run_id="old", start_unix_ns=2_000, steps=12)
+    write_run(tmp_path / "c", run_id="new", start_unix_ns=3_000, steps=12)
+    assert [run.run_id for run in DiskRuns(tmp_path).runs()] == ["live", "new", "old"]
+
+
 def test_the_revision_changes_with_the_evidence_only(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=12)
     before = footprint(run).revision

@@ -124,6 +124,12 @@ def test_heatmap_without_anything_to_draw_says_why(
     assert said in note_of(figure)
 
 
+@pytest.mark.parametrize(("steps", "tick"), [(3, 1), (60, None)])
+def test_few_steps_are_labelled_one_by_one(steps: int, tick: int | None) -> None:
+    figure = step_heatmap(np.full((1, steps), 9_000.0), [0], range(steps), LIGHT, label="own time", unit="us")
+    assert figure.layout.xaxis.dtick == tick
+
+
 def test_noise_does_not_fill_the_colour_scale() -> None:
     matrix = 100_000.0 + np.arange(20.0).reshape(2, 10)
     heat = step_heatmap(matrix, [0, 1], range(10), LIGHT, label="step time", unit="us").data[0]
@@ -192,6 +198,7 @@ def test_imposed_wait_tells_nobody_waited_from_not_known() -> None:
     nobody = [ImposedWait(rank=0, imposed_us=0.0, imposed_exposed_us=0.0, share=None)]
     assert "No rank was found waiting" in note_of(imposed_bars(nobody, LIGHT))
     assert "not known" in note_of(imposed_bars([], LIGHT))
+    assert "one rank" in note_of(imposed_bars([], LIGHT, world_size=1))
 
 
 def test_imposed_wait_of_many_ranks_is_cut_to_the_costliest() -> None:

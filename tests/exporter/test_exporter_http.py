@@ -239,10 +239,26 @@ def test_a_spool_one_may_not_look_into_is_status_3(tmp_path: Any, without_privil
         assert f"{spool}: Permission denied" in result.stderr
 
 
-def test_once_prints_one_page(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Any) -> None:
+@pytest.mark.parametrize("once", [(), ("--once",)])
+def test_a_spool_below_a_folder_that_is_missing_is_status_3_and_made_by_nobody(
+    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Any, once: tuple[str, ...]
+) -> None:
+    listen = ("--listen", "127.0.0.1:0")
+    result = cli("exporter", "--simulate", "1", *listen, *once, "--spool", tmp_path / "nope" / "spool")
+
+    assert result.returncode == 3
+    assert len(result.stderr.splitlines()) == 1
+    assert f"{tmp_path / 'nope'}: No such file or directory" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_once_prints_one_page_and_makes_nothing(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Any) -> None:
     result = cli("exporter", "--once", "--simulate", "3", "--spool", tmp_path / "spool")
 
     assert result.returncode == 0
+    assert result.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+    assert '\nrankscope_exporter_collector_success{collector="spool"} 1' in result.stdout
     assert result.stdout.startswith("# SIMULATED")
     assert result.stdout.count("\ngpu_up{") == 3
 

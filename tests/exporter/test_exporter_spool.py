@@ -76,6 +76,7 @@ def test_hostile_files_cost_themselves_only(start_exporter: Callable[..., Any], 
     (spool / "prefix.prom").write_text("# TYPE node_load1 gauge\nnode_load1 99\n")
     (spool / "exporters-own.prom").write_bytes(gauge(name="rankscope_exporter_simulated"))
     (spool / "state.prom").write_bytes(gauge(LABELS + ',state="running"', name="rank_state"))
+    (spool / "state-total.prom").write_bytes(gauge(name="rank_state_total"))
     (spool / "other-name.txt").write_text("not for us")
     (spool / "overflow.prom").write_bytes(gauge(value="9" * 400))
 
@@ -90,7 +91,7 @@ def test_hostile_files_cost_themselves_only(start_exporter: Callable[..., Any], 
         for (name, labels), value in exporter.page().items()
         if name == "rankscope_exporter_spool_rejected_files"
     }
-    assert rejected == {"not_regular": 3, "too_large": 1, "not_utf8": 1, "wrong_name": 3, "not_prometheus_text": 1}
+    assert rejected == {"not_regular": 3, "too_large": 1, "not_utf8": 1, "wrong_name": 4, "not_prometheus_text": 1}
     page = exporter.get("/metrics").text
     assert "node_load1" not in page
     assert "stolen" not in page
@@ -269,6 +270,17 @@ def test_without_the_system_folder_the_spool_is_the_users_own(no_system_spool: N
     runtime = SpoolFolder(Path("/run/user/7/rankscope/spool"), private=True)
     assert default_spool({"XDG_RUNTIME_DIR": "/run/user/7"}) == runtime
     assert default_spool({}) == SpoolFolder(Path(f"/tmp/rankscope-{os.getuid()}/spool"), private=True)
+
+
+def test_who_only_looks_makes_no_system_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = tmp_path / "rankscope" / "spool"
+    monkeypatch.setattr("rankscope.exporter.spool_folder.SYSTEM_SPOOL", system)
+
+    assert default_spool({"XDG_RUNTIME_DIR": "/run/user/7"}, make=False).private
+    assert list(tmp_path.iterdir()) == []
+
+    system.mkdir(parents=True)
+    assert default_spool({}, make=False) == SpoolFolder(system)
 
 
 def test_a_spool_of_ones_own_is_closed_to_others_and_read(no_system_spool: None, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.alerts.alert import Alert, fingerprint
-from rankscope.analysis.result import Analysis, Finding, Kind, Verdict
+from rankscope.analysis.result import Analysis, Evidence, Finding, Kind, Verdict
+from rankscope.analysis.verdict import duration
 from rankscope.runs.links import overview_url
 
 
@@ -102,11 +103,25 @@ def _from_verdict(verdict: Verdict) -> dict[str, str]:
     }
 
 
+def reading(item: Evidence) -> tuple[str, str]:
+    """Name and value of a piece of evidence for people: ``("imposed wait", "77 ms")``, ``("p =", "0.0005")``."""
+    name = item.name.replace("_", " ").replace(".", " ")
+    match item.unit:
+        case "us":
+            sign = "-" if item.value < 0 else ""
+            # Less than the clocks can tell: no length to speak of.
+            return name, f"{sign}{duration(abs(item.value))}" if abs(item.value) >= 0.5 else "none"
+        case "ratio":
+            return name, f"{item.value:.1%}" if 0 < abs(item.value) < 0.0995 else f"{item.value:.0%}"
+        case "probability":
+            return f"{name.removesuffix(' value')} =", f"{item.value:.2g}"
+        case "steps":  # the names of counts say what they count
+            return name, f"{item.value:,.0f}"
+    return name, f"{item.value:,.4g} {item.unit}".rstrip()
+
+
 def _evidence(finding: Finding) -> list[str]:
-    return [
-        f"{item.name} {item.value:.4g} {item.unit}".rstrip() + (f" ({item.detail})" if item.detail else "")
-        for item in finding.evidence
-    ]
+    return [" ".join(reading(item)) + (f" ({item.detail})" if item.detail else "") for item in finding.evidence]
 
 
 def _number(value: float | None, unit: str = "") -> str:

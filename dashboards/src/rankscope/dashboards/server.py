@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
             "keepalive": 5,
             "loglevel": "warning",
             "control_socket_disable": True,  # nobody asked for a second way in
+            "post_worker_init": _end_at_once,
         }
         super().__init__()
 
@@ -41,6 +43,16 @@ class _Server(BaseApplication):  # type: ignore[misc]
     def load(self) -> Any:
         """The WSGI application."""
         return self._app.server
+
+
+def _end_at_once(_worker: object) -> None:
+    """Let a worker that is told to end do so, also in the middle of an analysis.
+
+    Answering writes nothing, so nothing is lost; waiting would last as long as the analysis, and gunicorn would then kill the
+    worker and wonder aloud whether memory ran out.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, lambda *_: os._exit(0))
 
 
 def serve(app: dash.Dash, sock: socket.socket, *, workers: int, ready: Callable[[], None]) -> None:

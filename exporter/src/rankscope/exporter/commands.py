@@ -114,7 +114,7 @@ def exporter(  # noqa: PLR0917  options arrive by name
         simulate=simulate or 0,
         collect_gpu=collect_gpu,
         collect_spool=collect_spool,
-        spool=SpoolFolder(spool) if spool is not None else default_spool(),
+        spool=SpoolFolder(spool) if spool is not None else default_spool(make=not once),
         spool_stale_s=spool_stale,
         spool_forget_s=spool_forget,
         host=host or socket.gethostname(),
@@ -126,10 +126,16 @@ def exporter(  # noqa: PLR0917  options arrive by name
 
 
 def _look_into(folder: Path) -> None:
-    """Raises ``ExporterInputError`` for a spool that will never work; one that is missing can be made, now or later."""
+    """Raises ``ExporterInputError`` for a spool that will never work; one that is missing can be made in a folder that is there.
+
+    A path whose parent is missing as well is more likely mistyped than meant.
+    """
     try:
-        os.scandir(folder).close()
-    except FileNotFoundError:
-        pass
+        try:
+            os.scandir(folder).close()
+        except FileNotFoundError:
+            folder.parent.stat()
     except OSError as error:
-        raise ExporterInputError(f"{folder}: {error.strerror or error}; name another folder with --spool") from error
+        raise ExporterInputError(
+            f"{error.filename or folder}: {error.strerror or error}; name another folder with --spool"
+        ) from error

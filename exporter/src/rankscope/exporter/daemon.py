@@ -17,7 +17,7 @@ from rankscope.exporter.page import Page
 from rankscope.exporter.server import listen, serve
 from rankscope.exporter.simulated import SimulatedSource
 from rankscope.exporter.source import GpuSource, NodeSample
-from rankscope.exporter.spool import Spool, SpoolSample
+from rankscope.exporter.spool import Spool, SpoolSample, empty_sample
 from rankscope.exporter.spool_folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, make_spool
 
 _FIRST_SAMPLE_S: Final = 3.0
@@ -50,7 +50,7 @@ def run(options: ExporterOptions, *, host: str, port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _signal, _frame: sys.exit(0))
     with listen(host, port) as sock:
-        exporter = _Exporter(options)
+        exporter = _Exporter(options, make_folder=True)
         exporter.start()
         exporter.wait(_FIRST_SAMPLE_S)
         print(_banner(options, exporter.page, sock), file=sys.stderr, flush=True)
@@ -59,9 +59,9 @@ def run(options: ExporterOptions, *, host: str, port: int) -> None:
 
 
 def render_once(options: ExporterOptions) -> str:
-    """One page as text, after one pass of every collector."""
+    """One page as text, after one pass of every collector. Nothing is left behind: a spool that is missing stays missing."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(message)s")
-    exporter = _Exporter(options)
+    exporter = _Exporter(options, make_folder=False)
     exporter.start()
     exporter.wait(_ONCE_S)
     body, _ = exporter.page.render()
@@ -72,7 +72,7 @@ def render_once(options: ExporterOptions) -> str:
 class _Exporter:
     """The collectors' loops and the page that shows what they know."""
 
-    def __init__(self, options: ExporterOptions) -> None:
+    def __init__(self, options: ExporterOptions, *, make_folder: bool) -> None:
         self._source: GpuSource | None = None
         gpu: CollectorLoop[NodeSample] | None = None
         spool: CollectorLoop[SpoolSample] | None = None
@@ -81,10 +81,13 @@ class _Exporter:
             gpu = CollectorLoop("gpu", source.sample, interval_s=options.interval_s, doing=lambda: source.doing)
             self._source = source
         if options.collect_spool:
-            # For all users where root runs the exporter; otherwise only this user's ranks could be meant.
-            make_spool(options.spool, mode=SHARED_MODE if os.getuid() == 0 else PRIVATE_MODE)
-            reader = Spool(options.spool, stale_s=options.spool_stale_s, forget_s=options.spool_forget_s)
-            spool = CollectorLoop("spool", reader.read, interval_s=options.interval_s)
+            read = Spool(options.spool, stale_s=options.spool_stale_s, forget_s=options.spool_forget_s).read
+            if make_folder:
+                # For all users where root runs the exporter; otherwise only this user's ranks could be meant.
+                make_spool(options.spool, mode=SHARED_MODE if os.getuid() == 0 else PRIVATE_MODE)
+            elif not os.path.lexists(options.spool.path):
+                read = empty_sample  # what it would hold had it just been made
+            spool = CollectorLoop("spool", read, interval_s=options.interval_s)
         simulated = self._source is not None and self._source.simulated
         self.page = Page(host=options.host, simulated=simulated, gpu=gpu, spool=spool)
 

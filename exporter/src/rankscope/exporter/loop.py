@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STALE_AFTER_INTERVALS: Final = 5
-"""Values older than this many intervals are not shown."""
+"""Values older than this many intervals, and than twice the last pass took, are not shown."""
 
 _LONGEST_RETRY_INTERVALS: Final = 10
 _NO_SAMPLE: Final = "no sample yet"
@@ -81,9 +81,11 @@ class CollectorLoop(Generic[T]):
             last, last_at, error = self._last, self._last_at, self._error
             running = self._pass_began is not None
             running_s = now - self._pass_began if self._pass_began is not None else 0.0
-            duration_s = max(self._duration_s, running_s)
+            last_duration_s = self._duration_s
+        duration_s = max(last_duration_s, running_s)
         age_s = now - last_at if last_at is not None else None
-        stale_after_s = STALE_AFTER_INTERVALS * self._interval_s
+        # A driver that is slow, but answers, must not make its GPUs look as if they came and went.
+        stale_after_s = max(STALE_AFTER_INTERVALS * self._interval_s, 2 * last_duration_s)
         fresh = age_s is not None and age_s <= stale_after_s
         if running_s > stale_after_s or (running and not fresh and error is None):
             # No seconds in the text: the reason stays one reason, logged once.

@@ -45,6 +45,11 @@ class SpoolSample:
     duplicates: int
 
 
+def empty_sample() -> SpoolSample:
+    """What a folder without files holds."""
+    return SpoolSample(families=(), states={}, ok_files=0, stale_files=0, rejected={}, duplicates=0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Cached:
     """A file's content is parsed once: (inode, size, mtime) tells whether it is still the same."""

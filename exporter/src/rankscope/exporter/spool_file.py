@@ -139,7 +139,7 @@ def _family(parsed: ParsedFamily) -> SpoolFamily:
 
 
 def _series(name: str, labels: dict[str, str], value: float, timestamp: object) -> SpoolSeries:
-    if not _METRIC_NAME.fullmatch(name) or name in _RESERVED:
+    if not _METRIC_NAME.fullmatch(name) or name.removesuffix("_total") in _RESERVED:
         raise RejectedError("wrong_name")
     if timestamp is not None:
         raise RejectedError("timestamp")

@@ -25,12 +25,12 @@ class SpoolFolder:
     private: bool = False
 
 
-def default_spool(environ: Mapping[str, str] = os.environ) -> SpoolFolder:
-    """``/run/rankscope/spool`` where it exists or can be made, else a folder of this user alone.
+def default_spool(environ: Mapping[str, str] = os.environ, *, make: bool = True) -> SpoolFolder:
+    """``/run/rankscope/spool`` where it exists or, if ``make``, can be made, else a folder of this user alone.
 
     The latter is ``$XDG_RUNTIME_DIR/rankscope/spool``, or ``/tmp/rankscope-UID/spool`` without that variable.
     """
-    if make_spool(SpoolFolder(SYSTEM_SPOOL), mode=SHARED_MODE):
+    if make_spool(SpoolFolder(SYSTEM_SPOOL), mode=SHARED_MODE) if make else os.access(SYSTEM_SPOOL, os.R_OK | os.X_OK):
         return SpoolFolder(SYSTEM_SPOOL)
     runtime = environ.get("XDG_RUNTIME_DIR")
     own = Path(runtime) / "rankscope" if runtime else Path(f"/tmp/rankscope-{os.getuid()}")  # noqa: S108  see foreign_hand

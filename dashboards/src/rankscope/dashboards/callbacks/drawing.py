@@ -48,7 +48,7 @@ def rank_figures(source: RunSource, run_id: str, state: OverviewState, scheme: s
     blamed = analysis.verdict.rank
     return (
         breakdown_bars(analysis.ranks, colors, blamed=blamed, picked=state.rank),
-        imposed_bars(analysis.imposed_wait, colors, blamed=blamed, picked=state.rank),
+        imposed_bars(analysis.imposed_wait, colors, world_size=analysis.source.world_size, blamed=blamed, picked=state.rank),
     )
 
 

@@ -34,17 +34,17 @@ def register(app: Dash, source: RunSource) -> None:
             return unchanged
         try:
             now = source.summary(run["run_id"])
-            if now.revision == run["revision"]:
-                # A run falls silent without changing its files.
+            # A run falls silent without changing its files.
+            if (now.revision, now.status) == (run["revision"], run.get("status")):
                 return no_update, run_head(now), *(no_update,) * 4, now.status not in LIVE
             analysis = source.analysis(run["run_id"])
         except RankscopeError:
             return unchanged  # being moved or written; the page keeps what it has and asks again
         rows = rank_rows(analysis)
         return (
-            {**run, "revision": now.revision},
+            {**run, "revision": now.revision, "status": now.status},
             run_head(now),
-            verdict_card(analysis),
+            verdict_card(now, analysis),
             rows,
             grid_style(rows),
             rank_options(analysis),

@@ -9,7 +9,7 @@ from dash.development.base_component import Component
 
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.source import RunSource, UnknownRunError
-from rankscope.dashboards.pages import problem, wording
+from rankscope.dashboards.pages import problem
 from rankscope.dashboards.pages.overview import overview_page
 from rankscope.dashboards.pages.runs import list_revision, run_list, runs_page, verdict_line
 from rankscope.dashboards.url_state import run_id_of
@@ -47,10 +47,9 @@ def register(app: Dash, source: RunSource, config: DashboardConfig) -> None:
     @app.callback(Output({"type": "run-verdict", "run": MATCH}, "children"), Input({"type": "run-verdict", "run": MATCH}, "id"))
     def show_verdict(identifier: dict[str, str]) -> list[Component] | str:
         try:
-            verdict = source.analysis(identifier["run"]).verdict
+            return verdict_line(source.summary(identifier["run"]), source.analysis(identifier["run"]))
         except RankscopeError as error:
             return str(error)
-        return verdict_line(wording.KIND_LABELS[verdict.kind], wording.KIND_TONES[verdict.kind], verdict.summary)
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "scheme"),
@@ -65,9 +64,10 @@ def register(app: Dash, source: RunSource, config: DashboardConfig) -> None:
 
 def page_for(pathname: str | None, search: str | None, source: RunSource, config: DashboardConfig) -> tuple[Component, str]:
     """The page of an address and its name; never raises for what a user may type or a run may hold."""
-    if pathname in {None, "", "/"}:
+    if pathname is None or pathname in ("", "/"):
         return _list(source, config), "Runs"
-    run_id = run_id_of(pathname)
+    # Whoever posts to the app without a browser may send anything.
+    run_id = run_id_of(pathname) if isinstance(pathname, str) else None
     if run_id is None:
         return problem.unknown_page(str(pathname)), "Not found"
     try:

@@ -56,7 +56,10 @@ class DiskRuns:
         self._tables: Memo[StepMatrices] = Memo(_KEPT_TABLES)
 
     def runs(self) -> list[RunSummary]:
-        """All runs, the newest first. Of two folders with the same run id the second is reported as a problem."""
+        """All runs: those that are live, then the others, the newest first.
+
+        Of two folders with the same run id the second is reported as a problem.
+        """
         found: dict[str, RunSummary] = {}
         for folder in self._folders():
             summary = self._summary(folder)
@@ -66,7 +69,7 @@ class DiskRuns:
             found[summary.run_id] = summary
             if summary.problem is None:
                 self._where[summary.run_id] = folder
-        return sorted(found.values(), key=lambda run: (run.start_unix_ns or 0, run.run_id), reverse=True)
+        return sorted(found.values(), key=lambda run: (run.status == "live", run.start_unix_ns or 0, run.run_id), reverse=True)
 
     def summary(self, run_id: str) -> RunSummary:
         """One run as it is now."""
@@ -131,12 +134,18 @@ def _read(folder: Path, print_: Footprint) -> RunSummary:
         attempt = reader.attempt(last) if attempts else None
     except RankscopeError as error:
         return _unreadable(folder, print_.revision, str(error))
+    losses = ", ".join(
+        f"{_named(ended, len(infos))} {word}"
+        for reason, word in (("crash", "crashed"), ("killed", "killed"))
+        if (ended := [info.rank for info in infos if info.end_reason == reason])
+    )
+    unrecorded = [info.rank for info in infos if info.end_reason == "disabled"]
     sizes = [info.world_size for info in infos]
     status: Status = "live"
     if not ranks:
         status = "starting"
     elif infos and all(info.end_reason is not None for info in infos):
-        status = "finished"
+        status = "failed" if losses else "finished"
     return RunSummary(
         run_id=reader.info.run_id,
         name=reader.info.name,
@@ -150,7 +159,19 @@ def _read(folder: Path, print_: Footprint) -> RunSummary:
         hosts=len({info.host for info in infos}),
         attempts=len(attempts),
         simulated=reader.info.simulated,
+        losses=losses or None,
+        unrecorded=_named(unrecorded, len(infos)) if unrecorded else None,
     )
+
+
+def _named(ranks: list[int], of: int) -> str:
+    """``rank 1``, ``ranks 0, 2 and 3``, ``ranks 0, 1, 2 and 5 more``, ``all 8 ranks``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) == of:
+        return f"all {of:,} ranks"
+    shown, rest = (ranks[:-1], str(ranks[-1])) if len(ranks) <= 4 else (ranks[:3], f"{len(ranks) - 3:,} more")
+    return f"ranks {', '.join(map(str, shown))} and {rest}"
 
 
 def _unreadable(folder: Path, revision: str, problem: str) -> RunSummary:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from rankscope.analysis.result import Analysis
 from rankscope.runs.errors import RankscopeError
 
-Status = Literal["starting", "live", "silent", "finished", "unreadable"]
-"""``starting``: no rank has shown up; ``silent``: ranks have not ended, yet nothing was written for a while."""
+Status = Literal["starting", "live", "silent", "finished", "failed", "unreadable"]
+"""``starting``: no rank has shown up; ``silent``: ranks have not ended, yet nothing was written for a while; ``finished``: all
+ranks have ended; ``failed``: so they have, and some of them crashed or were killed."""
 
 
 class UnknownRunError(RankscopeError):
@@ -39,8 +40,17 @@ class RunSummary:
     hosts: int = 0
     attempts: int = 0
     simulated: bool = False
+    losses: str | None = None
+    """Ranks of the last attempt that crashed or were killed, in words; ``None`` when there are none."""
+    unrecorded: str | None = None
+    """Ranks whose recorder switched itself off, in words: how they ended is not known."""
     problem: str | None = None
     """Why it cannot be read: one line; ``None`` when it can."""
+
+    @property
+    def may_be_well(self) -> bool:
+        """Whether nothing speaks against it: only then a good verdict is good news."""
+        return self.losses is None and self.status != "silent"
 
 
 class StepMatrices(Protocol):
@@ -62,7 +72,10 @@ class RunSource(Protocol):
     """Runs to show. Every method may be called from several threads at once."""
 
     def runs(self) -> list[RunSummary]:
-        """All runs, the newest first. Raises ``RankscopeError`` when the place itself cannot be read."""
+        """All runs: those that are live, then the others, the newest first.
+
+        Raises ``RankscopeError`` when the place itself cannot be read.
+        """
 
     def summary(self, run_id: str) -> RunSummary:
         """One run as it is now. Raises ``UnknownRunError``."""

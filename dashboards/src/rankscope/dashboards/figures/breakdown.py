@@ -20,7 +20,7 @@ ALL_UP_TO: Final = 24
 NOTABLE: Final = 14
 
 NO_WINDOW: Final = (
-    "No profiled step yet: compute, communication<br>and idle time are not known.<br>"
+    "No step was profiled: compute, communication<br>and idle time are not known.<br>"
     "They come with the first profiling window;<br>rankscope run --window-first N sets its first step."
 )
 

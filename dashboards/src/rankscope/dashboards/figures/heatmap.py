@@ -22,6 +22,8 @@ NO_STEP: Final = "No step has been recorded yet.<br>The map fills as soon as ran
 
 _MICROSECONDS: Final = "us"
 _WIDEST_SPAN: Final = 4096
+_EVERY_STEP_UP_TO: Final = 12
+"""With more steps the axis labels whole ones only in any case."""
 _FRAMED_UP_TO: Final = 64
 """With more rows a frame would hide the row it marks; the label at the axis marks it then."""
 
@@ -97,6 +99,8 @@ def step_heatmap(
         zeroline=False,
     )
     figure.update_xaxes(title_text="step", showgrid=False, zeroline=False)
+    if columns * binned.columns_per_bin <= _EVERY_STEP_UP_TO:
+        figure.update_xaxes(dtick=1)  # there is no step 0.5
     for top in tops if rows <= _FRAMED_UP_TO else ():
         figure.add_shape(
             type="rect", xref="x domain", x0=0, x1=1, y0=top - half, y1=top + half, line={"color": colors.emphasis, "width": 2}

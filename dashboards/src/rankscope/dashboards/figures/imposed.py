@@ -17,16 +17,22 @@ from rankscope.dashboards.figures.units import duration, time_unit
 SHOWN: Final = 10
 """Ranks shown, the costliest ones; the table has all of them."""
 
+ALONE: Final = "There is one rank: nobody waits for anybody."
 NOBODY: Final = "No rank was found waiting for another one."
 NO_EVIDENCE: Final = "Who waited for whom is not known yet:<br>it takes steps with collectives, recorded on two ranks or more."
 
 
 def imposed_bars(
-    imposed: Sequence[ImposedWait], colors: Palette, *, blamed: int | None = None, picked: int | None = None
+    imposed: Sequence[ImposedWait],
+    colors: Palette,
+    *,
+    world_size: int | None = None,
+    blamed: int | None = None,
+    picked: int | None = None,
 ) -> go.Figure:
     """Horizontal bars of the ranks that imposed most, split into wait that cost time and wait that compute hid."""
     if not imposed:
-        return note(NO_EVIDENCE, colors)
+        return note(ALONE if world_size == 1 else NO_EVIDENCE, colors)
     top = [row for row in sorted(imposed, key=lambda row: row.imposed_us, reverse=True) if row.imposed_us > 0][:SHOWN]
     if not top:
         return note(NOBODY, colors)

@@ -21,8 +21,8 @@ from rankscope.dashboards.pages.rank_table import rank_grid, rank_rows
 from rankscope.dashboards.pages.verdict import verdict_card
 from rankscope.dashboards.url_state import OverviewState
 
-LIVE = frozenset({"starting", "live", "silent"})
-"""Statuses of runs that may still change."""
+LIVE = frozenset({"starting", "live", "silent", "failed"})
+"""Statuses of runs that may still change; an elastic job that lost ranks may start its next attempt."""
 
 
 def overview_page(run: RunSummary, analysis: Analysis, search: str | None, config: DashboardConfig) -> Component:
@@ -35,7 +35,7 @@ def overview_page(run: RunSummary, analysis: Analysis, search: str | None, confi
         [
             html.Header(run_head(run), id="run-head", className="run-page-head"),
             html.Section(
-                verdict_card(analysis),
+                verdict_card(run, analysis),
                 id="verdict",
                 className="card",
                 **aria(live="polite", labelledby="verdict-sentence"),
@@ -44,7 +44,7 @@ def overview_page(run: RunSummary, analysis: Analysis, search: str | None, confi
             html.Div([_breakdown(analysis), _imposed()], className="pair"),
             _table(run, analysis),
             dcc.Location(id="address", refresh="callback-nav", search=search or ""),
-            dcc.Store(id="run", data={"run_id": run.run_id, "revision": run.revision}),
+            dcc.Store(id="run", data={"run_id": run.run_id, "revision": run.revision, "status": run.status}),
             dcc.Interval(id="poll", interval=int(config.poll_interval_s * 1000), disabled=run.status not in LIVE),
         ],
         className="stack",

@@ -8,7 +8,7 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import html
 from dash.development.base_component import Component
 
-from rankscope.dashboards.data.source import RunSummary
+from rankscope.dashboards.data.source import RunSummary, Status
 from rankscope.dashboards.pages.aria import aria
 from rankscope.dashboards.pages.wording import STATUS_LABELS
 
@@ -23,8 +23,15 @@ def badge(text: str, *, tone: str = "plain", title: str | None = None) -> Compon
 
 def status_badges(run: RunSummary) -> list[Component]:
     """How the run is doing, and whether it is simulated."""
-    tones = {"starting": "live", "live": "live", "silent": "fair", "finished": "plain", "unreadable": "bad"}
-    badges = [badge(STATUS_LABELS[run.status], tone=tones[run.status])]
+    tones: dict[Status, str] = {
+        "starting": "live", "live": "live", "silent": "fair", "finished": "plain", "failed": "bad", "unreadable": "bad",
+    }  # fmt: skip
+    label = STATUS_LABELS[run.status]
+    badges = [badge(f"{label}: {run.losses}" if run.status == "failed" else label, tone=tones[run.status])]
+    if run.losses is not None and run.status != "failed":
+        badges.append(badge(run.losses, tone="bad"))
+    if run.unrecorded is not None:
+        badges.append(badge(f"recorder off: {run.unrecorded}", tone="fair", title="It switched itself off; training went on"))
     if run.simulated:
         badges.append(badge("Simulated GPUs", tone="simulated", title="The GPU readings of this run are made up"))
     return badges

@@ -30,14 +30,24 @@ def _number(field: str, name: str, tooltip: str, *, digits: int = 2, width: int 
     }
 
 
+def _text(field: str, name: str, *, width: int = 130) -> dict[str, Any]:
+    return {
+        "field": field,
+        "headerName": name,
+        "filter": "agTextColumnFilter",
+        "valueFormatter": {"function": "params.value == null ? '-' : params.value"},
+        "width": width,
+    }
+
+
 COLUMNS: Final[list[dict[str, Any]]] = [
     {**_number("rank", "Rank", "Global rank", digits=0, width=92), "pinned": "left"},
     _number("own_ms", "Own ms", "Median per step: wall time minus time blocked on other ranks"),
     _number("blocked_ms", "Blocked ms", "Median per step: time spent waiting for other ranks", width=124),
     _number("wall_ms", "Wall ms", "Median wall time per step"),
     _number("imposed_ms", "Imposed ms", "How long the other ranks waited for this one, summed over them", width=124),
-    {"field": "host", "headerName": "Host", "filter": "agTextColumnFilter", "width": 130},
-    {"field": "gpu", "headerName": "GPU", "filter": "agTextColumnFilter", "width": 130, "tooltipField": "gpu"},
+    _text("host", "Host"),
+    {**_text("gpu", "GPU"), "tooltipField": "gpu"},
     _number("steps", "Steps", "Steps with evidence", digits=0, width=92),
     _number("compute_ms", "Compute ms", "Over the profiled steps, communication at the same time included", width=124),
     _number(
@@ -46,7 +56,7 @@ COLUMNS: Final[list[dict[str, Any]]] = [
     _number("overlap_percent", "Overlap %", "Share of communication hidden behind compute", digits=1, width=116),
     _number("idle_ms", "Idle ms", "Neither compute, communication nor copies, over the profiled steps"),
     _number("wait_ms", "Wait ms", "Time in matched collectives beyond the transfer itself"),
-    {"field": "end", "headerName": "Ended", "filter": "agTextColumnFilter", "width": 110},
+    _text("end", "Ended", width=110),
 ]
 
 
@@ -77,7 +87,8 @@ def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
 
 def grid_style(rows: list[dict[str, Any]]) -> dict[str, str]:
     """Size of the table: as high as its rows, up to about fourteen."""
-    return {"height": f"{min(110 + 38 * max(len(rows), 2), 640)}px", "width": "100%"}
+    lines = len(rows) or 2  # without any, room for a line that says so
+    return {"height": f"{min(110 + 38 * lines, 640)}px", "width": "100%"}
 
 
 def rank_grid(rows: list[dict[str, Any]], *, file_name: str) -> Component:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from rankscope.analysis.result import Analysis
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.pages import wording
@@ -39,7 +41,7 @@ def list_revision(runs: Sequence[RunSummary]) -> str:
 
 
 def run_list(runs: Sequence[RunSummary]) -> list[Component]:
-    """One row per run, the newest first."""
+    """One row per run, in the order given."""
     if not runs:
         return [_empty()]
     rows: list[Component] = [_row(run, with_verdict=index < WITH_VERDICT) for index, run in enumerate(runs[:SHOWN])]
@@ -51,6 +53,10 @@ def run_list(runs: Sequence[RunSummary]) -> list[Component]:
 def _row(run: RunSummary, *, with_verdict: bool) -> Component:
     size = wording.count(run.world_size, "rank") if run.world_size is not None else "size not known"
     facts = [wording.moment(run.start_unix_ns), size, *([wording.count(run.hosts, "host")] if run.hosts else [])]
+    folder = Path(run.path).name
+    title: list[Component] = [dcc.Link(run.name, href=run_path(run.run_id), className="run-name")]
+    if folder != run.name:  # jobs of one name are told apart by their folders
+        title.append(html.Code(folder, className="path", title=run.path))
     if run.problem is not None:
         verdict: Component = html.Div(run.problem, className="run-verdict help")
     elif with_verdict:
@@ -59,9 +65,7 @@ def _row(run: RunSummary, *, with_verdict: bool) -> Component:
         verdict = html.Div("Open it to see its verdict.", className="run-verdict help")
     return html.Li(
         [
-            html.Div(
-                [dcc.Link(run.name, href=run_path(run.run_id), className="run-name"), *status_badges(run)], className="run-head"
-            ),
+            html.Div([*title, *status_badges(run)], className="run-head"),
             verdict,
             *([] if run.problem is not None else [html.Div(" · ".join(facts), className="run-facts")]),
         ],
@@ -69,9 +73,15 @@ def _row(run: RunSummary, *, with_verdict: bool) -> Component:
     )
 
 
-def verdict_line(kind_label: str, tone: str, summary: str) -> list[Component]:
-    """Verdict of a run in the list."""
-    return [badge(kind_label, tone=tone), html.Span(summary)]
+def verdict_line(run: RunSummary, analysis: Analysis) -> list[Component]:
+    """Verdict of a run in the list, and the first of what is missing or damaged."""
+    verdict, warnings = analysis.verdict, analysis.source.warnings
+    tone = wording.verdict_tone(verdict.kind, may_be_well=run.may_be_well)
+    line: list[Component] = [badge(wording.KIND_LABELS[verdict.kind], tone=tone), html.Span(verdict.summary)]
+    if warnings:
+        more = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
+        line.append(html.Div(f"{warnings[0]}{more}", className="run-warning"))
+    return line
 
 
 def _empty() -> Component:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dash import html
 from dash.development.base_component import Component
 
+from rankscope.alerts.findings import reading
 from rankscope.analysis.result import Analysis, Finding, Source, Verdict
+from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.pages import wording
 from rankscope.dashboards.pages.aria import aria
 from rankscope.dashboards.pages.pieces import advice, badge
@@ -13,14 +15,15 @@ from rankscope.dashboards.pages.pieces import advice, badge
 MAX_FINDINGS = 6
 
 
-def verdict_card(analysis: Analysis) -> list[Component]:
+def verdict_card(run: RunSummary, analysis: Analysis) -> list[Component]:
     """Content of the verdict's section, most important first."""
     verdict = analysis.verdict
+    tone = wording.verdict_tone(verdict.kind, may_be_well=run.may_be_well)
     parts: list[Component] = []
     if analysis.source.simulated:
         parts.append(_simulated_band())
     parts += [
-        html.Div(_badges(analysis), className="badges"),
+        html.Div(_badges(analysis, tone), className="badges"),
         html.H1(verdict.summary, className="sentence", id="verdict-sentence"),
         html.Dl(_facts(analysis), className="facts"),
     ]
@@ -33,7 +36,7 @@ def verdict_card(analysis: Analysis) -> list[Component]:
         parts.append(_findings(analysis.findings))
     if analysis.source.warnings:
         parts.append(_warnings(analysis.source.warnings))
-    return [html.Div(parts, className=f"verdict tone-{wording.KIND_TONES[verdict.kind]}")]
+    return [html.Div(parts, className=f"verdict tone-{tone}")]
 
 
 def _simulated_band() -> Component:
@@ -44,9 +47,9 @@ def _simulated_band() -> Component:
     )
 
 
-def _badges(analysis: Analysis) -> list[Component]:
+def _badges(analysis: Analysis, tone: str) -> list[Component]:
     verdict = analysis.verdict
-    badges = [badge(wording.KIND_LABELS[verdict.kind], tone=wording.KIND_TONES[verdict.kind])]
+    badges = [badge(wording.KIND_LABELS[verdict.kind], tone=tone)]
     if verdict.cause is not None:
         badges.append(badge(wording.CAUSE_LABELS[verdict.cause], title="Cause"))
     if verdict.explained_by is not None:
@@ -79,8 +82,11 @@ def _place(analysis: Analysis) -> list[Component]:
 
 def _facts(analysis: Analysis) -> list[Component]:
     verdict, source = analysis.verdict, analysis.source
-    facts = [_fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence)]
-    # Where nobody is to blame there is no loss to speak of; where somebody is, an unknown loss is said to be unknown.
+    facts: list[Component] = []
+    # Where nobody is to blame there is no loss to speak of, and often nothing that could be doubted; where somebody is, what is
+    # not known is said to be unknown.
+    if verdict.confidence is not None or verdict.rank is not None:
+        facts.append(_fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence))
     if verdict.slowdown is not None or verdict.rank is not None:
         facts.append(
             _fact("Steps take", wording.slowdown(verdict.slowdown), why="Step time as it is over step time without the cause")
@@ -93,7 +99,7 @@ def _facts(analysis: Analysis) -> list[Component]:
     if verdict.cost is not None:
         facts.append(_fact("Cost so far", wording.money(verdict.cost.amount, verdict.cost.currency)))
     facts += [
-        _fact("Evidence", _evidence(verdict), why="Which records the verdict rests on", detail=_steps(verdict, source)),
+        _evidence(verdict, source),
         _fact(
             "Coverage",
             wording.percent(source.coverage),
@@ -113,9 +119,12 @@ def _ranks_there(source: Source) -> str:
     )
 
 
-def _evidence(verdict: Verdict) -> str:
+def _evidence(verdict: Verdict, source: Source) -> Component:
+    why, steps = "Which records the verdict rests on", _steps(verdict, source)
+    if verdict.evidence_source is None:
+        return _fact("Evidence", steps, why=why)
     names = {"steps": "step records", "windows": "profiled steps", "traces": "traces"}
-    return wording.UNKNOWN if verdict.evidence_source is None else names[verdict.evidence_source]
+    return _fact("Evidence", names[verdict.evidence_source], why=why, detail=steps)
 
 
 def _steps(verdict: Verdict, source: Source) -> str:
@@ -139,10 +148,8 @@ def _findings(findings: list[Finding]) -> Component:
     rows: list[Component] = []
     for finding in findings[:MAX_FINDINGS]:
         numbers = [
-            html.Li(
-                [html.Span(item.name.replace("_", " ")), html.B(f"{item.value:,.4g} {item.unit}"), html.Small(item.detail or "")]
-            )
-            for item in finding.evidence
+            html.Li([html.Span(name), html.B(value), html.Small(detail or "")])
+            for name, value, detail in ((*reading(item), item.detail) for item in finding.evidence)
         ]
         rows.append(html.Div([html.P(finding.summary), html.Ul(numbers)], className="finding"))
     more = len(findings) - MAX_FINDINGS
@@ -152,4 +159,6 @@ def _findings(findings: list[Finding]) -> Component:
 
 
 def _warnings(warnings: list[str]) -> Component:
-    return html.Div([html.H2("Mind"), html.Ul([html.Li(warning) for warning in warnings])], className="warnings", role="note")
+    return html.Div(
+        [html.H2("Missing or damaged"), html.Ul([html.Li(warning) for warning in warnings])], className="warnings", role="note"
+    )

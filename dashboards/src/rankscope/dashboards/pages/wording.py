@@ -35,6 +35,13 @@ KIND_TONES: Final[dict[Kind, str]] = {
 }
 """Tone of a verdict; each has a colour and a sign of its own in assets/style.css."""
 
+
+def verdict_tone(kind: Kind, *, may_be_well: bool) -> str:
+    """Tone of a verdict on a run. That no rank stands out is no good news of one that was killed."""
+    tone = KIND_TONES[kind]
+    return "plain" if tone == "good" and not may_be_well else tone
+
+
 CAUSE_LABELS: Final[dict[Cause, str]] = {
     "input": "slow input",
     "host": "slow host",
@@ -51,6 +58,7 @@ STATUS_LABELS: Final[dict[Status, str]] = {
     "live": "Live",
     "silent": "Silent",
     "finished": "Finished",
+    "failed": "Ended badly",
     "unreadable": "Unreadable",
 }
 
@@ -96,7 +104,7 @@ def moment(unix_ns: int | None) -> str:
     if unix_ns is None:
         return UNKNOWN
     try:
-        return f"{datetime.fromtimestamp(unix_ns / 1e9, UTC):%Y-%m-%d %H:%M} UTC"
+        return f"{datetime.fromtimestamp(unix_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
         return UNKNOWN  # a number, but no time of this calendar
 
