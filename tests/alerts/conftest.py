@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -184,6 +185,31 @@ def sink() -> Iterator[HttpSink]:
     server = HttpSink()
     yield server
     server.close()
+
+
+@pytest.fixture
+def trickle() -> Iterator[str]:
+    """Address of a receiver that accepts everything, and sends the head of its answer so slowly that no read takes long."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            with contextlib.suppress(OSError):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+                for _ in range(100):
+                    self.wfile.write(b"X-Slow: 1\r\n")
+                    time.sleep(0.03)
+                self.wfile.write(b"Content-Length: 0\r\n\r\n")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -113,7 +113,7 @@ def test_a_run_is_the_same_run_however_its_folder_is_written(watch: Any, make_ru
     for path in (os.path.relpath(run.path), run.path, other):
         assert watch(path, "--once", "--webhook", sink.url).returncode == 0
     assert len(sink.accepted) == 1
-    [entry] = load_ledger(state).entries
+    [entry] = load_ledger(state, report=pytest.fail).entries
     assert entry.run == str(run.path)
 
 
@@ -174,6 +174,56 @@ def test_a_webhook_that_refuses_is_named_without_its_secret(watch: Any, make_run
     assert "refused with 404" in done.stderr
     assert f"not delivered to webhook {sink.url}/…" in done.stderr
     assert "secret" not in done.stderr + done.stdout
+    assert "tried again" not in done.stderr
+
+
+@pytest.fixture(params=["full disk", "closed pipe"])
+def unwritable(request: pytest.FixtureRequest) -> Iterator[IO[bytes]]:
+    """A file that takes no output: the disk is full, or whoever read it has gone."""
+    if request.param == "full disk":
+        number = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reading, number = os.pipe()
+        os.close(reading)
+    with os.fdopen(number, "wb", buffering=0) as file:
+        yield file
+
+
+@pytest.mark.parametrize("also_errors", [False, True])
+def test_alerts_are_delivered_also_when_nothing_can_be_printed(
+    make_run: Any, sink: Any, state: Path, unwritable: IO[bytes], *, also_errors: bool
+) -> None:
+    run = make_run(slow=2)
+    run.end()
+    command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--once", "--state", state, "--webhook", sink.url]
+    errors = unwritable if also_errors else subprocess.PIPE
+    done = subprocess.run(command, stdout=unwritable, stderr=errors, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(sink.accepted) == 1
+    if not also_errors:
+        [line] = done.stderr.splitlines()
+        assert line.startswith("rankscope: standard output cannot be written: ")
+
+
+def test_with_nobody_to_tell_a_closed_pipe_is_the_end(make_run: Any, state: Path) -> None:
+    run = make_run(slow=2)
+    run.end()
+    command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--once", "--state", state]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_damaged_state_file_costs_one_line_not_the_alerts(watch: Any, make_run: Any, sink: Any, state: Path) -> None:
+    run = make_run(slow=2)
+    run.end()
+    state.write_text("")
+    done = watch(run.path, "--once", "--webhook", sink.url)
+    assert done.returncode == 0
+    assert len(sink.accepted) == 1
+    assert done.stderr == f"rankscope: {state}: damaged, moved to state.json.bad; alerts may be sent again\n"
 
 
 def test_with_nobody_to_tell_findings_are_printed(watch: Any, make_run: Any) -> None:
@@ -253,7 +303,7 @@ def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path
     assert stderr == ""
     assert [payload["status"] for payload in sink.accepted] == ["firing", "resolved"]
     assert [event["event"] for event in events(stdout)] == ["firing", "verdict", "resolved"]
-    assert load_ledger(state).entries == []
+    assert load_ledger(state, report=pytest.fail).entries == []
 
 
 @pytest.mark.slow

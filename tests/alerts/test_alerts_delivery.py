@@ -138,6 +138,11 @@ def test_a_receiver_that_does_not_answer_is_given_up(sink: Any) -> None:
         post_json(client, sink.url, b"{}", attempts=2)
 
 
+def test_a_receiver_that_trickles_its_answer_is_given_up(trickle: str) -> None:
+    with http_client() as client, pytest.raises(DeliveryError, match="no answer in time"):
+        post_json(client, trickle, b"{}", attempts=2, attempt_s=0.3)
+
+
 def test_a_receiver_that_does_not_speak_http_is_an_error() -> None:
     with socket.socket() as server, http_client(timeout=httpx.Timeout(0.5)) as client:
         server.bind(("127.0.0.1", 0))

@@ -20,11 +20,16 @@ SLOW, SILENT = 2, 3
 
 
 class Ranks:
-    """Four ranks that take ten steps per second; each needs 40 ms of its own, the slow one 90 ms. One falls silent when told."""
+    """Four ranks that take ten steps per second; each needs 40 ms of its own, the slow one 90 ms.
+
+    When told, one falls silent, or all hang.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.silent = threading.Event()
+        self.hung = threading.Event()
+        self._last_step_s = time.time()
         self.stopped = threading.Event()
         self._began = time.monotonic() - 100
         self._write()
@@ -36,6 +41,8 @@ class Ranks:
             self._write()
 
     def _write(self) -> None:
+        if not self.hung.is_set():
+            self._last_step_s = time.time()
         for rank in range(4):
             if not (rank == SILENT and self.silent.is_set()):
                 write_atomically(self.folder / f"r1-{rank}.prom", self._page(rank).encode())
@@ -49,7 +56,7 @@ class Ranks:
             "rank_blocked_seconds_total": steps * (0.01 if rank == SLOW else 0.06),
         }
         lines = [f"# TYPE {name} counter\n{name}{{{at}}} {value}" for name, value in values.items()]
-        gauges = {"rank_last_step_timestamp_seconds": time.time(), "rank_recorder_disabled": 0}
+        gauges = {"rank_last_step_timestamp_seconds": self._last_step_s, "rank_recorder_disabled": 0}
         lines += [f"# TYPE {name} gauge\n{name}{{{at}}} {value}" for name, value in gauges.items()]
         identity = f'name="llama",host="n{rank // 2}",local_rank="{rank % 2}",world_size="4",gpu_uuid="",attempt="0"'
         lines.append(f"# TYPE rank_info gauge\nrank_info{{{at},{identity}}} 1")
@@ -75,7 +82,9 @@ def prometheus(
 ) -> Iterator[Callable[[str], Any]]:
     """``prometheus("alerts")`` asks the API of a Prometheus that evaluates the shipped rules with shorter times."""
     program = require_program("prometheus")
-    quick = rules_text().replace("[5m]", "[8s]").replace("for: 5m", "for: 2s").replace("for: 1m", "for: 1s")
+    quick = (
+        rules_text().replace("[5m]", "[8s]").replace("for: 5m", "for: 2s").replace("for: 1m", "for: 1s").replace("> 600", "> 3")
+    )
     assert quick != rules_text()
     (tmp_path / "rankscope.rules.yaml").write_text(quick)
     exporter, port = free_port(), free_port()
@@ -134,6 +143,13 @@ def test_prometheus_accuses_the_slow_rank_then_the_silent_one_and_nobody_else(
         alert["labels"] for alert in alerts
     ]
     assert {alert["labels"]["rank"] for alert in alerts} == {"2", "3"}
+
+    # When the others hang, their processes still there, then the run is reported, once
+    ranks.hung.set()
+    alerts = eventually(lambda: firing("TrainingStalled"))
+    assert [alert["labels"] for alert in alerts if alert["labels"]["alertname"] == "TrainingStalled"] == [
+        {"alertname": "TrainingStalled", "severity": "critical", "run_id": "r1", "run": "llama"}
+    ]
 
     # And every rule could be evaluated
     assert {rule["health"] for group in prometheus("rules")["groups"] for rule in group["rules"]} == {"ok"}

@@ -168,6 +168,8 @@ SHORT_DEADLINES = (
     "from rankscope.cli.main import main; main()"
 )
 
+UNREAD = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); from rankscope.cli.main import main; main()"
+
 
 @pytest.fixture
 def serving(
@@ -232,6 +234,20 @@ def test_connections_that_stall_do_not_keep_others_out(
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20))
             connection.sendall(sent)
         eventually(lambda: httpx.post(f"{url}/webhook", json=PAYLOAD).status_code == 200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("serving", [UNREAD], indirect=True, ids=["stdout is full"])
+def test_it_accepts_what_it_cannot_show(serving: tuple[subprocess.Popen[str], str, Path]) -> None:
+    process, url, out = serving
+    for _ in range(2):
+        assert httpx.post(f"{url}/webhook", json=PAYLOAD).status_code == 200
+    assert httpx.get(f"{url}/deliveries").json()["total"] == 2
+    process.terminate()
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert stderr == f"listening on {url}/webhook\n"
+    assert len(out.read_bytes().splitlines()) == 2
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", ":0", "[::]:0"])

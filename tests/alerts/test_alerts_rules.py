@@ -130,10 +130,25 @@ def test_exporting_puts_the_operators_addresses_in(tmp_path: Path) -> None:
     assert {path.name for path in written} == {"rankscope.rules.yaml", *(f"{name}.md" for name in runbooks())}
     text = (tmp_path / "rankscope.rules.yaml").read_text()
     links = [rule["annotations"]["dashboard_url"] for rule in yaml.safe_load(text)["groups"][1]["rules"]]
-    rendered = links[0].replace("{{ $labels.run_id | urlquery }}", "r1").replace("{{ $labels.rank }}", "2")
+    rendered = (
+        links[0].replace('{{ reReplaceAll "[+]" "%20" (urlquery $labels.run_id) }}', "r1").replace("{{ $labels.rank }}", "2")
+    )
     assert rendered == overview_url("https://rankscope.example", "r1", rank=2)
     assert "runbook_url: https://wiki.example/gpu/GpuDown.md" in text
     assert "127.0.0.1" not in text.partition("groups:")[2]
+
+
+def test_links_to_a_run_quote_its_name_as_the_dashboard_does() -> None:
+    tests = yaml.safe_load(CASES.read_text())["tests"]
+    cases = [case for test in tests for case in test.get("alert_rule_test", []) if case["alertname"] == "RecorderDisabled"]
+    [alert] = [alert for case in cases for alert in case["exp_alerts"]]
+    run_id, rank = alert["exp_labels"]["run_id"], alert["exp_labels"]["rank"]
+    assert set(" +/") <= set(run_id)
+    assert alert["exp_annotations"]["dashboard_url"] == overview_url("http://127.0.0.1:8050", run_id, rank=rank)
+    quoting = 'reReplaceAll "[+]" "%20" (urlquery $labels.run_id)'
+    links = [rule["annotations"]["dashboard_url"] for rule in alerts() if "/run/" in rule["annotations"]["dashboard_url"]]
+    assert links
+    assert all(quoting in link for link in links)
 
 
 @pytest.mark.parametrize("bad", ["", "x y", 'http://a"b', "http://{{ .Value }}", "http://a\nb", "http://a'b", "http://a#b"])

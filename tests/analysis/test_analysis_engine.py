@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from rankscope.analysis.engine import analyze
 from rankscope.runs.errors import InputError
 
 
-def trace(path: Path, *, late: bool = False, steps: int = 10, **distributed: Any) -> Path:
+def trace(path: Path, *, late: bool | Callable[[int], bool] = False, steps: int = 10, **distributed: Any) -> Path:
     events: list[dict[str, Any]] = []
     for step in range(steps):
         at = step * 1000
-        arrive = 700 if late else 300
+        arrive = 700 if (late(step) if callable(late) else late) else 300
         events += [
             {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": at, "dur": 1000, "pid": 1, "tid": 1},
             kernel("gemm", at, 300, 7),
@@ -136,3 +137,47 @@ def test_few_collectives_are_said_to_be_too_few(tmp_path: Path) -> None:
     verdict = analyze([tmp_path]).verdict
     assert verdict.kind == "insufficient_data"
     assert "rank 1 was last" in verdict.summary
+
+
+def test_a_run_that_lost_its_run_json_is_not_taken_for_a_folder_of_traces(synthetic: Callable[..., Any]) -> None:
+    run = synthetic(steps=3).write()
+    (run / "run.json").unlink()
+    with pytest.raises(InputError, match=r"looks like a run directory.*run\.json is missing"):
+        analyze([run])
+
+
+def test_a_named_pipe_is_no_trace_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank-1.json")
+    trace(tmp_path / "rank-0.json", rank=0, world_size=1)
+    with pytest.raises(InputError, match="not a regular file"):
+        analyze([tmp_path / "rank-1.json"])
+    assert [row.rank for row in analyze([tmp_path]).ranks] == [0]
+
+
+def test_a_link_to_a_trace_is_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.json").symlink_to(trace(tmp_path / "elsewhere" / "t.json", rank=0, world_size=1))
+    assert analyze([tmp_path / "rank-0.json"]).ranks[0].rank == 0
+
+
+def test_nobody_is_nobody_among_the_traces_at_hand(tmp_path: Path) -> None:
+    # given three ranks of four, whose collectives were of a group of these three
+    for rank in range(3):
+        path = trace(tmp_path / f"rank-{rank}.json", rank=rank, world_size=4)
+        content = json.loads(path.read_text())
+        for event in content["traceEvents"]:
+            if event["name"].startswith("nccl"):
+                event["args"] |= {"Collective name": "allreduce", "Process Group Name": "tp", "Process Group Ranks": "[0, 1, 2]"}
+        path.write_text(json.dumps(content))
+    analysis = analyze([tmp_path])
+    assert analysis.collectives.matched == 10
+    assert "No rank makes the others wait beyond chance among the 3 of 4 ranks with traces" in analysis.verdict.summary
+
+
+def test_two_ranks_whose_few_collectives_cannot_exclude_chance_are_not_called_balanced(tmp_path: Path) -> None:
+    # given rank 1 late in six steps of seven, and rank 0 in the other
+    for rank in range(2):
+        trace(tmp_path / f"rank-{rank}.json", late=(3).__eq__ if rank == 0 else (3).__ne__, steps=7)
+    verdict = analyze([tmp_path]).verdict
+    assert verdict.kind == "insufficient_data"
+    assert "rank 1" in verdict.summary
+    assert "trace more steps" in verdict.summary

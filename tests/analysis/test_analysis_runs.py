@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -193,49 +193,57 @@ def test_without_own_time_and_windows_the_verdict_says_what_is_missing(synthetic
     assert all(row.blocked_us is None and row.own_us is None for row in analysis.ranks)
 
 
+AddWindows = Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
+
+
+def profiled(steps: Iterable[int], late_us: int | Callable[[int], int]) -> tuple[list[StepBreakdown], list[CollectiveRecord]]:
+    """Windows of one rank that comes ``late_us`` late to the one collective of each step of 160 ms."""
+    breakdowns, collectives = [], []
+    for step in steps:
+        late = late_us(step) if callable(late_us) else late_us
+        start = 10**18 + step * 160_000_000
+        breakdowns.append(
+            StepBreakdown(
+                step=step,
+                start_unix_ns=start,
+                device_kind="cuda",
+                window_us=160_000,
+                compute_us=90_000,
+                communication_us=70_000 - late,
+                overlap_us=0,
+                exposed_communication_us=70_000 - late,
+                memcpy_us=0,
+                exposed_memcpy_us=0,
+                idle_us=late,
+                events=10,
+            )
+        )
+        arrive = start + (90_000 + late) * 1000
+        collectives.append(
+            CollectiveRecord(
+                step=step,
+                group="0",
+                index=0,
+                op="all_reduce",
+                enqueue_unix_ns=arrive - 1000,
+                start_unix_ns=arrive,
+                end_unix_ns=start + 160_000_000,
+                stream=9,
+            )
+        )
+    return breakdowns, collectives
+
+
 @pytest.mark.parametrize(("phase", "cause"), [("forward", "host"), ("data", "input")])
 def test_windows_decide_where_step_records_cannot_and_step_records_still_tell_the_cause(
     synthetic: Synthetic,
-    add_windows: Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None],
+    add_windows: AddWindows,
     phase: str,
     cause: str,
 ) -> None:
     path = synthetic(signals=False, plan=always(2, us=60_000, phase=phase)).write()
     for rank in range(4):
-        late = 60_000 if rank == 2 else 0
-        breakdowns, collectives = [], []
-        for step in range(20, 26):
-            start = 10**18 + step * 160_000_000
-            breakdowns.append(
-                StepBreakdown(
-                    step=step,
-                    start_unix_ns=start,
-                    device_kind="cuda",
-                    window_us=160_000,
-                    compute_us=90_000,
-                    communication_us=70_000 - late,
-                    overlap_us=0,
-                    exposed_communication_us=70_000 - late,
-                    memcpy_us=0,
-                    exposed_memcpy_us=0,
-                    idle_us=late,
-                    events=10,
-                )
-            )
-            arrive = start + (90_000 + late) * 1000
-            collectives.append(
-                CollectiveRecord(
-                    step=step,
-                    group="0",
-                    index=0,
-                    op="all_reduce",
-                    enqueue_unix_ns=arrive - 1000,
-                    start_unix_ns=arrive,
-                    end_unix_ns=start + 160_000_000,
-                    stream=9,
-                )
-            )
-        add_windows(path, rank, breakdowns, collectives)
+        add_windows(path, rank, *profiled(range(20, 26), 60_000 if rank == 2 else 0))
     analysis = analyze([path])
     verdict = analysis.verdict
     assert (verdict.kind, verdict.rank, verdict.evidence_source) == ("straggler", 2, "windows")
@@ -313,3 +321,151 @@ def test_what_the_recorder_lost_is_said(synthetic: Synthetic) -> None:
     warnings = " ".join(analyze([path]).source.warnings)
     assert "7 records were dropped" in warnings
     assert "2 profiler windows were left out" in warnings
+
+
+def test_steps_that_cannot_tell_a_rank_from_chance_are_said_to_be_too_few(synthetic: Synthetic) -> None:
+    # given two ranks, one of them plainly slow, of which seven steps can be compared
+    verdict = result(synthetic(ranks=2, steps=8, plan=always(1, us=60_000))).verdict
+    # then the answer is not that nobody is slow, but how many are missing
+    assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
+    assert "rank 1 made the others wait" in verdict.summary
+    assert "7 steps" in verdict.summary
+    assert "8 are needed" in verdict.summary
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 10), (4, 8)])
+def test_as_soon_as_chance_can_be_excluded_the_rank_is_named(synthetic: Synthetic, ranks: int, steps: int) -> None:
+    run = synthetic(ranks=ranks, steps=steps, plan=always(1, us=60_000)).write()
+    assert (analyze([run]).verdict.kind, analyze([run]).verdict.rank) == ("straggler", 1)
+
+
+def test_few_steps_in_which_nobody_is_slow_are_not_called_too_few(synthetic: Synthetic) -> None:
+    assert result(synthetic(ranks=2, steps=8, noise=0.005)).verdict.kind != "insufficient_data"
+
+
+def test_windows_too_few_to_exclude_chance_ask_for_more(synthetic: Synthetic, add_windows: AddWindows) -> None:
+    # given two ranks, of which rank 1 is late in five of six profiled steps and rank 0 in one
+    path = synthetic(ranks=2, signals=False).write()
+    add_windows(path, 0, *profiled(range(20, 26), lambda step: 40_000 if step == 22 else 0))
+    add_windows(path, 1, *profiled(range(20, 26), lambda step: 0 if step == 22 else 60_000))
+    verdict = analyze([path]).verdict
+    assert verdict.kind == "insufficient_data"
+    assert "rank 1" in verdict.summary
+    assert "profile more steps" in verdict.summary
+
+
+def test_windows_do_not_call_a_run_balanced_whose_steps_are_those_of_one_rank(
+    synthetic: Synthetic, add_windows: AddWindows
+) -> None:
+    path = synthetic(ranks=2).write()
+    for rank in range(2):
+        add_windows(path, rank, *profiled(range(20, 26), 0))
+    next(rank_dir(path, 0, 1).glob("steps-*.jsonl")).write_bytes(b"")
+    verdict = analyze([path]).verdict
+    assert verdict.kind == "insufficient_data"
+    assert "step records of 1 rank only, of a world of 2" in verdict.summary
+
+
+def test_nobody_is_nobody_among_those_that_could_be_compared(synthetic: Synthetic) -> None:
+    whole = result(synthetic()).verdict
+    path = synthetic().path
+    next(rank_dir(path, 0, 1).glob("steps-*.jsonl")).write_bytes(b"")
+    part = analyze([path]).verdict
+    assert "among" not in whole.summary
+    assert "among the 3 of 4 ranks with records" in part.summary
+    assert whole.confidence is not None
+    assert part.confidence is not None
+    assert part.confidence <= 0.75
+    assert part.confidence < whole.confidence
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(("phase", "said"), [("between_steps", "between the steps"), ("forward", "inside the step")])
+def test_ranks_on_cpus_that_all_idle_are_host_bound(synthetic: Synthetic, ranks: int, phase: str, said: str) -> None:
+    verdict = result(synthetic(ranks=ranks, device_kind="cpu", plan=lambda _rank, _step: {"phase": phase, "us": 400_000})).verdict
+    assert (verdict.kind, verdict.cause) == ("host_bound", "host")
+    assert verdict.phase == (phase if phase == "between_steps" else None)
+    assert re.search(rf"[78]\d% of the step the ranks neither compute nor wait: .* {said}", verdict.summary)
+    assert "py-spy" in verdict.next[0]
+
+
+@pytest.mark.parametrize(
+    ("extra", "kind"),
+    [
+        ({"phase": "forward", "us": 400_000, "cpu": True}, "compute_bound"),
+        ({"phase": "between_steps", "us": 400_000, "cpu": True}, "compute_bound"),
+        ({"phase": "forward", "us": 400_000, "run_queue": True}, "balanced"),  # too few CPUs is not idling
+        ({"phase": "data", "us": 400_000}, "input_bound"),
+    ],
+)
+def test_ranks_on_cpus_that_compute_or_queue_or_wait_for_data_do_not_idle(
+    synthetic: Synthetic, extra: dict[str, Any], kind: str
+) -> None:
+    assert result(synthetic(device_kind="cpu", plan=lambda _rank, _step: extra)).verdict.kind == kind
+
+
+def test_what_the_host_of_a_device_does_between_steps_says_nothing_of_the_device(synthetic: Synthetic) -> None:
+    verdict = result(synthetic(plan=lambda _rank, _step: {"phase": "between_steps", "us": 400_000})).verdict
+    assert verdict.kind == "balanced"
+
+
+def test_a_straggler_of_two_ranks_is_not_a_second_finding_about_all(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(ranks=2, device_kind="cpu", plan=always(1, phase="between_steps", us=900_000)))
+    assert [finding.kind for finding in analysis.findings] == ["straggler"]
+
+
+@pytest.mark.parametrize("size", [2_000_000_000, 10**30])
+def test_a_world_of_absurd_size_costs_nothing(synthetic: Synthetic, size: int) -> None:
+    path = synthetic(plan=always(2, us=60_000)).write()
+    write_record(path / "attempts" / "000" / "attempt.json", AttemptInfo(attempt=0, start_unix_ns=1, world_size=size))
+    analysis = analyze([path])
+    assert analysis.verdict.rank == 2
+    assert f"no records of ranks 4, 5, 6, 7, 8, 9, 10, 11 and {size - 12:,} more" in analysis.source.warnings
+
+
+@pytest.mark.parametrize("size", [-3, 0, 1])
+def test_a_world_smaller_than_the_ranks_on_disk_is_not_believed(synthetic: Synthetic, size: int) -> None:
+    path = synthetic(plan=always(2, us=60_000)).write()
+    write_record(path / "attempts" / "000" / "attempt.json", AttemptInfo(attempt=0, start_unix_ns=1, world_size=size))
+    analysis = analyze([path])
+    assert (analysis.verdict.rank, analysis.source.world_size, analysis.source.coverage) == (2, 4, 1)
+
+
+def test_a_collective_in_an_absurd_step_is_left_out_and_counted(synthetic: Synthetic, add_windows: AddWindows) -> None:
+    path = synthetic(plan=always(2, us=60_000)).write()
+    for rank in range(4):
+        breakdowns, collectives = profiled([20], 0)
+        breakdowns += [msgspec.structs.replace(row, step=10**30) for row in breakdowns]
+        collectives += [msgspec.structs.replace(row, step=10**30) for row in collectives]
+        add_windows(path, rank, breakdowns, collectives)
+    analysis = analyze([path])
+    assert analysis.verdict.rank == 2
+    assert "8 records left out, their times make no sense" in analysis.source.warnings
+
+
+def test_damaged_identity_files_are_named(synthetic: Synthetic) -> None:
+    path = synthetic(plan=always(2, us=60_000)).write()
+    (path / "attempts" / "000" / "attempt.json").write_text("{")
+    (rank_dir(path, 0, 3) / "rank.json").write_text("[]")
+    analysis = analyze([path])
+    assert analysis.verdict.rank == 2
+    assert "damaged, so left out: attempts/000/attempt.json, attempts/000/ranks/00003/rank.json" in analysis.source.warnings
+
+
+def test_one_rank_of_a_world_of_unknown_size_is_not_taken_for_all(synthetic: Synthetic) -> None:
+    path = synthetic(ranks=1).write()
+    (path / "attempts" / "000" / "attempt.json").unlink()
+    (rank_dir(path, 0, 0) / "rank.json").unlink()
+    assert "unknown size" in analyze([path]).verdict.summary
+
+
+def test_a_run_that_crashed_is_advised_to_look_there_first(synthetic: Synthetic) -> None:
+    calm = result(synthetic(lost_after={3: 25}, end_reasons={3: "crash"}))
+    assert calm.verdict.next[0] == "Look at the job's own error output of rank 3 on n1, which ended first"
+    assert "rank 3 crashed before the end of training" in calm.source.warnings
+
+
+def test_a_straggler_comes_before_the_crash(synthetic: Synthetic) -> None:
+    verdict = result(synthetic(plan=always(2, us=60_000), lost_after={3: 25}, end_reasons={3: "crash"})).verdict
+    assert "rank 2" in verdict.next[0]
+    assert "error output of rank 3" in verdict.next[-1]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from rankscope.analysis.significance import BLOCKS, LIMIT, block_sums, p_value, stability
+from rankscope.analysis.significance import BLOCKS, LIMIT, attainable_p, block_sums, blocks_needed, p_value, stability
 
 
 def test_blocks_keep_the_sum() -> None:
@@ -42,3 +43,15 @@ def test_stability_falls_where_one_block_carries_the_answer() -> None:
     once[0, 0] = BLOCKS
     assert stability(steady, 0, at_least=BLOCKS / 2) == 1
     assert 0.4 < stability(once, 0, at_least=BLOCKS / 2) < 0.8
+
+
+@pytest.mark.parametrize(("ranks", "needed"), [(2, 8), (3, 6), (4, 5), (1024, 2)])
+def test_blocks_needed_are_the_fewest_that_can_exclude_chance(ranks: int, needed: int) -> None:
+    def best(blocks: int) -> float:
+        scores = np.zeros((blocks, ranks))
+        scores[:, 0] = 1
+        return p_value(scores, 0)
+
+    assert blocks_needed(ranks) == needed
+    assert best(needed) <= LIMIT < best(needed - 1)
+    assert attainable_p(needed, ranks) <= LIMIT < attainable_p(needed - 1, ranks)

@@ -118,7 +118,8 @@ def test_warnings_and_what_is_not_known_are_said(memory_runs: Any, analysis: Ana
 
 def test_unknown_addresses_lead_back_to_the_list(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
-    for path in ("/run/nope", "/run/<script>", "/somewhere/else", 5, ["x"], {"a": 1}):
+    addresses: list[Any] = ["/run/nope", "/run/<script>", "/somewhere/else", 5, ["x"], {"a": 1}]
+    for path in addresses:
         said = texts(open_page(client, path))
         assert "There is no such" in said
         assert "See all runs /" in said

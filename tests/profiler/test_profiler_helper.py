@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -15,12 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello, Window
 from rankscope.profiler.ring import End, RingWriter
+from rankscope.profiler.scratch import hold, is_left, spooled, was_recorded
+from rankscope.profiler.session import Session
 from rankscope.profiler.store import MAX_PENDING, RunStore
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 
 
-def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: str = "run") -> Hello:
+def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: str = "run", pid: int = 1) -> Hello:
     """What a rank says first."""
     return Hello(
         run_dir=str(run_dir),
@@ -28,7 +32,7 @@ def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: st
         keep_traces=0,
         run=RunInfo(run_id=run_id, name="test", start_unix_ns=1),
         attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=1),
-        rank=RankInfo(rank=rank, world_size=1, host="h", pid=1, start_unix_ns=1),
+        rank=RankInfo(rank=rank, world_size=1, host="h", pid=pid, start_unix_ns=1),
     )
 
 
@@ -158,7 +162,7 @@ def test_a_disk_that_stays_full_neither_repeats_records_nor_litters(tmp_path: Pa
 
 
 def test_a_rank_that_is_there_already_is_not_mixed_with_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = RunStore(hello(tmp_path)), RunStore(hello(tmp_path, run_id="other"))
+    first, second = RunStore(hello(tmp_path)), RunStore(hello(tmp_path, run_id="other", pid=2))
     for number, store in enumerate((first, second)):
         store.add("steps", step(number))
         assert store.flush()
@@ -166,6 +170,80 @@ def test_a_rank_that_is_there_already_is_not_mixed_with_another(tmp_path: Path, 
     assert [row.step for row in RunReader(tmp_path).steps(0, 0)] == [0]
     assert "has this rank already" in capsys.readouterr().err
     assert second.run.run_id == "run", "the run is that of whoever made it"
+
+
+def test_a_removed_run_is_not_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Given a rank that records
+    said = hello(tmp_path / "run")
+    store = RunStore(said)
+    store.add("steps", step(0))
+    assert store.flush()
+    # When somebody removes the run, and the rank goes on to its end
+    shutil.rmtree(tmp_path / "run")
+    for number in range(1, 4):
+        store.add("steps", step(number))
+        assert store.flush()
+    assert store.write_rank(said.rank)
+    store.close()
+    # Then nothing is there again, and that is said once
+    assert not any(tmp_path.iterdir())
+    assert capsys.readouterr().err == f"rankscope: rank 0: {tmp_path / 'run'} was removed; this process is no longer recorded\n"
+
+
+def test_the_end_of_a_rank_whose_run_was_removed_makes_nothing_either(tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
+    rank.put(0)
+    eventually((tmp_path / "run" / "attempts" / "000" / "ranks" / "00000" / "steps-000000.jsonl").exists)
+    shutil.rmtree(tmp_path / "run")
+    rank.ring.set_end(End.EXIT)
+    assert rank.end().count("was removed") == 1
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("end", [End.EXIT, End.SILENT])
+def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: End) -> None:
+    # Given a rank whose helper is killed while it works
+    (tmp_path / "spool").mkdir()
+    session = Session(hello(tmp_path / "run", spool=tmp_path / "spool"), str(tmp_path))
+    session.ring.put(EntryKind.STEP, msgspec.json.encode(step(0)))
+    eventually(lambda: any((tmp_path / "spool").glob("*.prom")))
+    session._helper.kill()
+    eventually(session.helper_ended)
+    session.ring.put(EntryKind.STEP, msgspec.json.encode(step(1)))
+    # When another takes its place, the folder looks at no moment as if nobody cared
+    session.replace_helper()
+    assert not is_left(session.scratch)
+    assert not session.helper_ended()
+    session.ring.put(EntryKind.STEP, msgspec.json.encode(step(2)))
+    session.ring.set_end(end)
+    session.close()
+    # Then nothing is missing
+    eventually(lambda: not session.scratch.exists())
+    run = RunReader(tmp_path / "run")
+    assert [row.step for row in run.steps(0, 0)] == [0, 1, 2]
+    info = run.rank(0, 0)
+    assert info is not None
+    assert info.end_reason == {End.EXIT: "exit", End.SILENT: "killed"}[end]
+    assert any((tmp_path / "spool").iterdir()) == (end is End.SILENT)
+
+
+def test_the_launcher_hears_of_what_is_recorded_and_of_files_in_the_spool(tmp_path: Path) -> None:
+    # Given a launcher's folder
+    job, spool = tmp_path / "job", tmp_path / "spool"
+    job.mkdir()
+    spool.mkdir()
+    handle = hold(job)
+    try:
+        assert (was_recorded(job), spooled(job)) == (False, [])
+        # When a rank in it has a place in the run and vanishes
+        rank = Rank(job / "rank0", hello(tmp_path / "run", spool=spool))
+        rank.put(0)
+        rank.end()
+    finally:
+        os.close(handle)
+    # Then the launcher knows of both
+    assert was_recorded(job)
+    assert spooled(job) == [entry.name for entry in spool.iterdir()] != []
 
 
 def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path) -> None:

@@ -41,6 +41,17 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_what_is_left_of_a_removed_run_does_not_keep_the_next_from_starting(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "attempts" / "001" / "ranks" / "00000").mkdir(parents=True)
+    result = launch([sys.executable, "-c", PRINT_ENVIRONMENT], LaunchOptions(run_dir=tmp_path, name="x"))
+    # Its ranks must not meet those that are there.
+    settings = from_environment(json.loads(capfd.readouterr().out))
+    assert settings is not None
+    assert (result.status, result.attempt, settings.attempt) == (0, 2, 2)
+
+
 def test_a_run_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     create_run(tmp_path, RunInfo(schema="rankscope.run/2", run_id="x", name="x", start_unix_ns=1))
     with pytest.raises(InputError, match="upgrade rankscope"):
@@ -59,7 +70,8 @@ def test_a_run_of_a_newer_format_is_refused(tmp_path: Path) -> None:
 def test_the_status_is_what_a_shell_would_give(
     tmp_path: Path, command: list[str], status: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x")).status == status
+    result = launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x"))
+    assert (result.status, result.recorded) == (status, False)
     assert not (tmp_path / "run").exists(), "nothing was recorded"
     said = capfd.readouterr().err
     assert ("command not found" in said) == (status == 127)

@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rankscope.runs.reader import RunReader
+
 pytestmark = pytest.mark.usefixtures("require_torch")
 
 
@@ -161,3 +163,55 @@ def test_a_script_may_record_many_times_and_nothing_of_the_earlier_ones_stays(tm
     assert ended.stderr == ""
     # One ring while recording; afterwards none, the script's own exception hook, and only the last recorder.
     assert ended.stdout == "1 False 0 True 1\n" * 3
+
+
+HELPER_KILLED = """
+import os, sys, time
+from pathlib import Path
+from rankscope.profiler.step import StepProfiler
+run, spool, ends = sys.argv[1:]
+with StepProfiler(run_dir=run, spool_dir=spool, window_steps=0) as prof:
+    for _ in range(2):
+        prof.step()
+    recorder, spool = prof._recorder, Path(spool)
+    while not list(spool.glob("*.prom")):
+        time.sleep(0.05)
+    helper = recorder.session._helper
+    os.kill(helper.pid, 9)
+    os.waitid(os.P_PID, helper.pid, os.WEXITED | os.WNOWAIT)
+    if ends != "at once":
+        while not recorder.off:
+            prof.step()
+            time.sleep(0.05)
+        # Training goes on for long, and whoever looks at the metrics is told what is the matter.
+        while not any("rank_recorder_disabled{" in line and line.endswith(" 1") for file in spool.glob("*.prom")
+                      for line in file.read_text().splitlines()):
+            time.sleep(0.05)
+        prof.step()
+    print(recorder.step_number, flush=True)
+    if ends == "by a signal":
+        os.kill(os.getpid(), 15)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["at once", "later", "by a signal"])
+def test_a_killed_helper_is_said_once_and_the_run_says_where_the_records_stop(tmp_path: Path, ends: str) -> None:
+    # When the helper of a rank is killed, and the rank ends
+    (tmp_path / "spool").mkdir()
+    command = [sys.executable, "-c", HELPER_KILLED, str(tmp_path / "run"), str(tmp_path / "spool"), ends]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    # Then that was said once (the helpers share the captured stderr, so they are done when that is closed)
+    assert ended.stderr.count("switched itself off (its helper process ended)") == 1
+    assert ended.stderr.count("\n") == 1
+    # And the run holds every step that was recorded, and why there are no more
+    run = RunReader(tmp_path / "run")
+    info = run.rank(0, 0)
+    assert info is not None
+    assert (info.end_reason, info.disabled_reason) == ("disabled", "its helper process ended")
+    assert info.end_unix_ns is not None
+    taken = len(list(run.steps(0, 0)))
+    # The step at which the recorder found out is recorded, and not counted any more.
+    assert taken == int(ended.stdout) + (ends != "at once")
+    # And no metrics of a rank that said goodbye
+    assert len(list((tmp_path / "spool").iterdir())) == (ends == "by a signal")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import statistics
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,7 +61,7 @@ def slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[LaunchResult, R
 
 def test_every_step_of_every_rank_is_recorded(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
     result, run, _ = slow_data
-    assert (result.status, result.attempt) == (0, 0)
+    assert (result.status, result.attempt, result.recorded) == (0, 0, True)
     assert run.attempts() == [0]
     assert run.ranks(0) == [0, 1]
     for rank in (0, 1):
@@ -137,8 +140,10 @@ def test_a_stall_late_in_backward_is_own_backward_time_of_its_rank(tmp_path: Pat
 
 def test_a_killed_rank_leaves_a_readable_run_and_the_next_launch_is_another_attempt(tmp_path: Path) -> None:
     # Given a job whose rank 1 is killed in the middle
-    result = torchrun(tmp_path / "run", "--fault", "kill:1")
+    (tmp_path / "spool").mkdir()
+    result = torchrun(tmp_path / "run", "--fault", "kill:1", spool=tmp_path / "spool")
     assert result.status != 0
+    assert not any((tmp_path / "spool").iterdir()), "the job is over: nobody is to be called for its ranks"
     run = RunReader(tmp_path / "run")
     info = run.rank(0, 1)
     assert info is not None
@@ -152,3 +157,38 @@ def test_a_killed_rank_leaves_a_readable_run_and_the_next_launch_is_another_atte
     run = RunReader(tmp_path / "run")
     assert run.attempts() == [0, 1]
     assert len(steps(run, 1, attempt=1)) == STEPS
+
+
+VANISHES = """
+import os
+from rankscope.profiler.step import StepProfiler
+with StepProfiler(run_dir="/nowhere", window_steps=0) as prof:
+    for _ in range(5):
+        prof.step()
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_metrics_of_a_vanished_rank_stay_while_its_job_lives_and_go_when_it_is_cancelled(tmp_path: Path) -> None:
+    # Given a job that goes on after a rank of it was killed, and the metrics of another job
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    (spool / "0-another-0.prom").touch()
+    job = ["sh", "-c", '"$0" -c "$1"; exec sleep 1000', sys.executable, VANISHES]
+    script = (
+        "import sys; from pathlib import Path; from rankscope.profiler.launch import *\n"
+        "run, spool, *job = sys.argv[1:]\n"
+        "sys.exit(launch(job, LaunchOptions(run_dir=Path(run), spool_dir=Path(spool), name='x')).status)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, tmp_path / "run", spool, *job]) as launcher:
+        ended, deadline = tmp_path / "run" / "attempts" / "000" / "ranks" / "00000" / "rank.json", time.monotonic() + 60
+        while not ended.exists() or b'"killed"' not in ended.read_bytes():
+            assert launcher.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert len(list(spool.iterdir())) == 2
+        # When the job is cancelled
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(60) == 128 + signal.SIGTERM
+    # Then nobody is called for its ranks
+    assert [entry.name for entry in spool.iterdir()] == ["0-another-0.prom"]

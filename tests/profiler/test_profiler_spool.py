@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.profiler.spool import SpoolFile, Totals, render, samples
+from rankscope.profiler.spool import SpoolFile, Totals, remove_own, render, samples
 from rankscope.runs.metrics import RANK_METRICS
 from rankscope.runs.records import PhaseTimes, RankInfo, RunInfo, StepBreakdown, StepRecord
 
@@ -112,3 +113,16 @@ def test_a_link_planted_in_a_shared_folder_is_not_followed(tmp_path: Path) -> No
     spool.write("rank_steps_total 1\n")
     assert victim.read_text() == "mine"
     assert not spool.path.is_symlink()
+
+
+def test_only_files_of_this_user_are_cleared_away_when_a_job_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = tmp_path / "victim"
+    victim.touch()
+    (tmp_path / "mine.prom").touch()
+    (tmp_path / "other.prom").touch()
+    (tmp_path / "link.prom").symlink_to(victim)
+    remove_own(tmp_path, ["mine.prom", "link.prom", "gone.prom"])
+    assert {entry.name for entry in tmp_path.iterdir()} == {"victim", "other.prom", "link.prom"}
+    monkeypatch.setattr(os, "getuid", lambda: victim.stat().st_uid + 1)
+    remove_own(tmp_path, ["other.prom"])
+    assert (tmp_path / "other.prom").exists()

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import resource
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir, segment
-from rankscope.runs.reader import MAX_LINE_BYTES, RunReader, is_run
+from rankscope.runs.reader import MAX_LINE_BYTES, RunReader, is_headless_run, is_run
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_atomically, write_record
 
@@ -156,6 +157,84 @@ def test_segments_rotate_and_a_restarted_writer_never_overwrites(run: Path) -> N
         writer.close()
     assert len(list(folder.glob("steps-*.jsonl"))) > 2
     assert [row.step for row in RunReader(run).steps(0, 0)] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def in_the_way(path: Path, what: str) -> None:
+    """Put something at ``path`` that is no regular file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "socket":
+        # Its name may not be long, so it is made from inside the folder.
+        with socket.socket(socket.AF_UNIX) as sock:
+            here = Path.cwd()
+            os.chdir(path.parent)
+            try:
+                sock.bind(path.name)
+            finally:
+                os.chdir(here)
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("what", ["pipe", "socket", "folder", "device"])
+def test_what_is_no_regular_file_is_left_out_and_never_waited_for(run: Path, what: str) -> None:
+    folder = rank_dir(run, 0, 0)
+    writer = JsonLinesWriter(folder, "steps")
+    writer.append(step(0))
+    writer.close()
+    blocked = [segment(folder, "steps", 1), segment(folder, "windows", 0), segment(folder, "collectives", 0)]
+    blocked += [run / "attempts" / "000" / "attempt.json", folder / "rank.json"]
+    for path in blocked:
+        in_the_way(path, what)
+    reader = RunReader(run)
+    assert [row.step for row in reader.steps(0, 0)] == [0]
+    assert [*reader.windows(0, 0), *reader.collectives(0, 0)] == []
+    assert (reader.attempt(0), reader.rank(0, 0), reader.rank(0, 0)) == (None, None, None)
+    assert sorted(reader.unusable) == sorted(blocked)
+
+
+@pytest.mark.parametrize("what", ["pipe", "socket", "folder", "device"])
+def test_a_run_json_that_is_no_regular_file_is_a_clear_error(run: Path, what: str) -> None:
+    in_the_way(run / "run.json", what)
+    with pytest.raises(InputError, match=r"run\.json: not a regular file"):
+        RunReader(run)
+
+
+def test_links_to_files_are_read(run: Path, tmp_path: Path) -> None:
+    (run / "run.json").rename(tmp_path / "moved.json")
+    (run / "run.json").symlink_to(tmp_path / "moved.json")
+    assert RunReader(run).info.run_id == "r1"
+
+
+def test_a_run_without_its_run_json_is_told_from_a_folder_that_never_was_one(run: Path, tmp_path: Path) -> None:
+    assert not is_headless_run(run)
+    (run / "run.json").unlink()
+    assert is_headless_run(run)
+    assert not is_headless_run(tmp_path)
+    with pytest.raises(InputError, match=r"looks like a run directory.*run\.json is missing"):
+        RunReader(run)
+
+
+def test_a_damaged_identity_is_told_from_one_that_is_not_written_yet(run: Path) -> None:
+    reader = RunReader(run)
+    assert (reader.rank(0, 0), reader.unusable) == (None, [])
+    file = rank_dir(run, 0, 0) / "rank.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"rank": 0')
+    assert (reader.rank(0, 0), reader.unusable) == (None, [file])
+
+
+def test_folders_whose_number_is_absurd_or_not_as_it_is_written_are_left_out(run: Path) -> None:
+    ranks = run / "attempts" / "000" / "ranks"
+    for name in ("00001", "1", "100000", "9" * 30, "\N{ARABIC-INDIC DIGIT TWO}"):
+        (ranks / name).mkdir(parents=True)
+    reader = RunReader(run)
+    assert reader.ranks(0) == [1, 100_000]
+    assert len(reader.unusable) == 3
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
+from rankscope.alerts.printing import print_line
 from rankscope.runs.errors import InputError
 
 DRAIN_S: Final = 60.0
@@ -186,7 +186,7 @@ def watch(
         for number, handler in previous.items():
             signal.signal(number, handler)
     if undelivered:
-        click.echo(f"rankscope: not delivered to {', '.join(undelivered)}", err=True)
+        print_line(f"rankscope: not delivered to {', '.join(undelivered)}", err=True)
     if undelivered or watcher.troubled:
         ctx.exit(1)
 
@@ -215,10 +215,4 @@ def serve(listen: tuple[str, int], out: Path | None, allow_remote: bool) -> None
         )
     sock = bind(host, port)
     click.echo(f"listening on http://{host_port(host, sock.getsockname()[1])}/webhook", err=True)
-    serve_app(ReceiverApp(show=_show, out=out), sock)
-
-
-def _show(line: str) -> None:
-    # Flushed: whoever reads this through a pipe waits for the line.
-    click.echo(line)
-    sys.stdout.flush()
+    serve_app(ReceiverApp(show=print_line, out=out), sock)

@@ -94,7 +94,7 @@ class Delivery:
         self._not_before_unix_ns[receiver.key] = now_unix_ns + int(pause_s * 1e9)
         if self._last_error.get(receiver.key) != reason:
             self._last_error[receiver.key] = reason
-            self._report(f"{receiver.name}: not delivered, will be tried again: {reason}")
+            self._report(f"{receiver.name}: not delivered so far: {reason}")
 
     def _worked(self, receiver: Receiver) -> None:
         if self._last_error.pop(receiver.key, None) is not None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -13,6 +18,9 @@ ATTEMPTS: Final = 3
 TOTAL_S: Final = 30.0
 """After this long no further attempt begins."""
 TIMEOUT: Final = httpx.Timeout(10.0, connect=5.0)
+"""For each connect, read and write."""
+ATTEMPT_S: Final = 10.0
+"""For one attempt from beginning to end, however many reads it takes."""
 
 
 class DeliveryError(Exception):
@@ -25,30 +33,78 @@ class _PassingError(DeliveryError):
 
 def http_client(*, timeout: httpx.Timeout = TIMEOUT) -> httpx.Client:
     """A client that verifies TLS, follows no redirect, and honours ``HTTPS_PROXY`` and ``SSL_CERT_FILE``."""
-    return httpx.Client(timeout=timeout, follow_redirects=False, headers={"User-Agent": "rankscope"})
+    # No connection is kept: the deadline of an attempt learns of its connection when that is made.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(timeout=timeout, limits=limits, follow_redirects=False, headers={"User-Agent": "rankscope"})
 
 
-def post_json(client: httpx.Client, url: str, body: bytes, *, attempts: int = ATTEMPTS) -> None:
+class _Deadline:
+    """Cuts the connection of a request when its time is up.
+
+    The time-outs of httpx begin anew with every byte, so a receiver that sends one now and then would hold us up for hours.
+    Used as httpx's ``trace``, it learns of each connection that is made.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.passed = False
+        self._connection: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._timer.cancel()
+
+    def trace(self, _event: str, info: Mapping[str, Any]) -> None:
+        """What httpx is doing: look for a connection, plain or inside TLS."""
+        ask = getattr(info.get("return_value"), "get_extra_info", None)
+        connection = ask("socket") if ask else None
+        if isinstance(connection, socket.socket):
+            with self._lock:
+                self._connection = connection
+                if self.passed:
+                    _shut(connection)
+
+    def _cut(self) -> None:
+        with self._lock:
+            self.passed = True
+            if self._connection is not None:
+                _shut(self._connection)
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):  # closed already
+        # The plain one also for TLS, which would first take the connection apart under the thread that reads from it.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+def post_json(client: httpx.Client, url: str, body: bytes, *, attempts: int = ATTEMPTS, attempt_s: float = ATTEMPT_S) -> None:
     """POST ``body``; returns when it was accepted (2xx).
 
     Raises ``DeliveryError``: at once for a redirect or a refusal (4xx), after ``attempts`` for 5xx, 429 and network errors.
     """
     for attempt in stamina.retry_context(on=_PassingError, attempts=attempts, timeout=TOTAL_S, wait_initial=0.5, wait_max=5.0):
         with attempt:
-            _post(client, url, body)
+            _post(client, url, body, attempt_s)
 
 
-def _post(client: httpx.Client, url: str, body: bytes) -> None:
-    try:
-        # The body of the answer is of no interest and could be endless: it is never read.
-        with client.stream("POST", url, content=body, headers={"Content-Type": "application/json"}) as response:
-            status = response.status_code
-    except httpx.TimeoutException as error:
-        raise _PassingError("no answer in time") from error
-    except httpx.TransportError as error:
-        raise _PassingError(_plain(error, url)) from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise DeliveryError(type(error).__name__) from error
+def _post(client: httpx.Client, url: str, body: bytes, attempt_s: float) -> None:
+    headers = {"Content-Type": "application/json"}
+    with _Deadline(attempt_s) as deadline:
+        try:
+            # The body of the answer is of no interest and could be endless: it is never read.
+            with client.stream("POST", url, content=body, headers=headers, extensions={"trace": deadline.trace}) as response:
+                status = response.status_code
+        except httpx.TimeoutException as error:
+            raise _PassingError("no answer in time") from error
+        except httpx.TransportError as error:
+            raise _PassingError("no answer in time" if deadline.passed else _plain(error, url)) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise DeliveryError(type(error).__name__) from error
     if httpx.codes.is_success(status):
         return
     if httpx.codes.is_redirect(status):

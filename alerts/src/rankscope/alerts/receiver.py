@@ -55,11 +55,13 @@ class _Refused(Exception):  # noqa: N818 - an answer, not an error of ours
 class ReceiverApp:
     """The ASGI application.
 
-    ``show`` takes one line per alert. With ``out`` every accepted payload is appended to that file as one line of JSON
-    (``Received``) before it is acknowledged.
+    ``show`` takes one line per alert and never raises. With ``out`` every accepted payload is appended to that file as one line
+    of JSON (``Received``) before it is acknowledged.
     """
 
-    def __init__(self, *, show: Callable[[str], None], out: Path | None = None, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, *, show: Callable[[str], object], out: Path | None = None, clock: Callable[[], int] = time.time_ns
+    ) -> None:
         self._show = show
         self._out = out
         self._clock = clock

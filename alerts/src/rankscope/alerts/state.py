@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from rankscope.alerts.ledger import LEDGER_SCHEMA, Ledger
 from rankscope.runs.errors import InputError
 from rankscope.runs.writer import write_record
+
+_BEGINNING: Final = b'{"schema":"rankscope.alerts-state/'
 
 
 def default_state_file(watched: Path) -> Path:
@@ -20,8 +24,12 @@ def default_state_file(watched: Path) -> Path:
     return Path(base).expanduser() / "rankscope" / f"alerts-{name}.json"
 
 
-def load_ledger(path: Path) -> Ledger:
-    """The ledger in ``path``; an empty one when there is no such file. Raises ``InputError`` for anything else."""
+def load_ledger(path: Path, *, report: Callable[[str], None]) -> Ledger:
+    """The ledger in ``path``; an empty one when there is no such file. Raises ``InputError`` for anything else.
+
+    What a crash of the machine left of a state file, nothing or its beginning, is moved to ``….bad`` and reported: better some
+    alerts told twice than none at all.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -31,10 +39,32 @@ def load_ledger(path: Path) -> Ledger:
     try:
         ledger = msgspec.json.decode(data, type=Ledger)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if _is_remnant(data):
+            _set_aside(path, report)
+            return Ledger()
         raise InputError(path, f"not the state of a watcher: {error}; remove it to start afresh") from error
     if ledger.schema != LEDGER_SCHEMA:
         raise InputError(path, f"written in format {ledger.schema!r}; this version reads {LEDGER_SCHEMA!r}")
     return ledger
+
+
+def _is_remnant(data: bytes) -> bool:
+    """Whether a state file was to be here and is incomplete. Anything else may be a file that somebody still needs."""
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        beginning = b"".join(data[: 4 * len(_BEGINNING)].replace(b"\0", b"").split())
+        return beginning.startswith(_BEGINNING) or _BEGINNING.startswith(beginning)
+    return False
+
+
+def _set_aside(path: Path, report: Callable[[str], None]) -> None:
+    aside = path.with_name(f"{path.name}.bad")
+    try:
+        path.replace(aside)
+    except OSError as error:
+        raise InputError(path, f"damaged, and cannot be moved away: {error.strerror or error}") from error
+    report(f"{path}: damaged, moved to {aside.name}; alerts may be sent again")
 
 
 def save_ledger(path: Path, ledger: Ledger) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import click
 import httpx
 import stamina.instrumentation
 
@@ -18,6 +16,7 @@ from rankscope.alerts.events import Event, as_json, as_text
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.post import http_client
+from rankscope.alerts.printing import print_line
 from rankscope.alerts.state import default_state_file, load_ledger, save_ledger
 from rankscope.alerts.watcher import Options, Watcher
 from rankscope.alerts.webhook import Webhook
@@ -71,7 +70,7 @@ def prepare(
         path,
         analyse=analyze,
         delivery=Delivery(receivers, retry_after_s=interval_s, report=_report),
-        ledger=load_ledger(state),
+        ledger=load_ledger(state, report=_report),
         options=Options(
             policy=Policy(fire_after=fire_after, resolve_after=resolve_after),
             once=once,
@@ -79,19 +78,28 @@ def prepare(
             runbook_url=addresses.runbooks,
         ),
         report=_report,
-        emit=_printer(as_json if json_lines else as_text),
+        emit=_printer(as_json if json_lines else as_text, needed=not receivers),
         save=_saver(state),
     )
 
 
 def _report(line: str) -> None:
-    click.echo(f"rankscope: {' '.join(line.split())}", err=True)
+    print_line(f"rankscope: {' '.join(line.split())}", err=True)
 
 
-def _printer(render: Callable[[Event], str]) -> Callable[[Event], None]:
+def _printer(render: Callable[[Event], str], *, needed: bool) -> Callable[[Event], None]:
+    """Prints events. Unless printing is ``needed``, because nobody else is told, a failure is mentioned once and no more."""
+    failed: list[OSError] = []
+
     def emit(event: Event) -> None:
-        click.echo(render(event))
-        sys.stdout.flush()
+        error = print_line(render(event))
+        if error is None:
+            return
+        if needed:
+            raise error
+        if not failed:
+            _report(f"standard output cannot be written: {error.strerror or error}; alerts are delivered all the same")
+            failed.append(error)
 
     return emit
 

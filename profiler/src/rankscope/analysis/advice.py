@@ -107,6 +107,16 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
     ),
     AdviceRow("input_bound", None, None, ("Raise num_workers and prefetch_factor of the DataLoader; check the storage", _SHOW)),
     AdviceRow(
+        "host_bound",
+        "host",
+        None,
+        (
+            "Find what the training process does in that time (py-spy dump): logging, storage, evaluation, sleeps",
+            "Do it less often, or on another thread than the training loop's",
+            _SHOW,
+        ),
+    ),
+    AdviceRow(
         "host_bound", None, None, ("Launch less: torch.compile, CUDA graphs, larger batches; avoid .item() in the loop", _SHOW)
     ),
     AdviceRow(

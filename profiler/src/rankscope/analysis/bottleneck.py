@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.result import Kind
+from rankscope.analysis.result import Cause, Kind
 from rankscope.analysis.steps import Matrix, StepTable
-from rankscope.runs.records import DeviceKind, StepBreakdown
+from rankscope.runs.records import DeviceKind, Phase, StepBreakdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +27,47 @@ class Shares:
     compute: float | None = None
     idle: float | None = None
     """Of an accelerator that has nothing to do; on a CPU build idle says nothing."""
+    between_steps: float | None = None
+    """On CPU ranks: between the steps, neither computing nor waiting for anybody, nor for a CPU."""
+    stalled: float | None = None
+    """On CPU ranks: the same in the other phases, without waiting for the data loader."""
     from_windows: bool = False
+    """Communication, waiting, compute and idle are; the others are always of step records."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitRow:
-    """One row of the table: the kind, the share that speaks for it, from how much on, and what to say."""
+    """One row of the table: the kind, the share that speaks for it, from how much on, what to say, and cause and phase where
+    the share tells them.
+    """
 
     kind: Kind
     share: str
     at_least: float
     says: str
+    cause: Cause | None = None
+    phase: Phase | None = None
 
 
 LIMITS: Final[tuple[LimitRow, ...]] = (
     LimitRow("input_bound", "input", 0.25, "of the step goes into waiting for the data loader"),
     LimitRow("communication_bound", "communication", 0.30, "of the step goes into communication that no compute hides"),
     LimitRow("host_bound", "idle", 0.35, "of the step the device has nothing to do: the host does not keep it busy"),
+    LimitRow(
+        "host_bound",
+        "between_steps",
+        0.35,
+        "of the step the ranks neither compute nor wait: the host code between the steps takes it",
+        "host",
+        "between_steps",
+    ),
+    LimitRow(
+        "host_bound",
+        "stalled",
+        0.35,
+        "of the step the ranks neither compute nor wait: their host code stalls inside the step",
+        "host",
+    ),
     LimitRow("compute_bound", "compute", 0.60, "of the step goes into compute"),
 )
 
@@ -75,21 +99,35 @@ def shares_of_windows(breakdowns: Sequence[StepBreakdown], *, wait_us: float | N
 def shares_of_steps(table: StepTable, *, on_cpu: bool) -> Shares:
     """Shares of the always-on records: the median over ranks of the mean over steps.
 
-    What a rank is blocked while others still have own work to do is waiting; the rest of it is communication.
+    What a rank is blocked while others still have own work to do is waiting; the rest of it is communication. What a thread on
+    a CPU was neither running, nor blocked, nor runnable, nor in its data loader, it idled for reasons of the host; a rank with
+    a device leaves the work to it, so there it says nothing. Profiled steps count where there are no others.
     """
+    plain = np.logical_not(table.profiled.any(axis=0))
+    if plain.any():
+        table = table.columns(plain)
     wall, own, blocked = (table.matrix(name) for name in ("wall_us", "own_us", "blocked_us"))
     longest = np.where(np.isfinite(own), own, -np.inf).max(axis=0, initial=-np.inf)
     waiting = np.minimum(longest - own, blocked)
 
-    def share(values: Matrix) -> float | None:
+    def share(values: Matrix, *, of_all: bool = False) -> float | None:
         both = np.isfinite(values) & np.isfinite(wall)
         whole = np.where(both, wall, 0).sum(axis=1)
         ranks = whole > 0
-        return float(np.median(np.where(both, values, 0).sum(axis=1)[ranks] / whole[ranks])) if ranks.any() else None
+        if not ranks.any():
+            return None
+        per_rank = np.where(both, values, 0).sum(axis=1)[ranks] / whole[ranks]
+        # Of two ranks the median is half of either: what one of them alone does is not what the ranks do.
+        return float(np.quantile(per_rank, 0.5, method="lower" if of_all else "linear"))
 
+    idle = own - sum(np.nan_to_num(table.matrix(name)) for name in ("own_data_us", "run_queue_us")) - table.matrix("cpu_us")
+    idle = np.maximum(idle, 0)
+    between = np.minimum(idle, np.nan_to_num(table.matrix("own_between_steps_us")))
     return Shares(
         input=share(table.matrix("data_us")),
         communication=share(blocked - waiting),
         waiting=share(waiting),
         compute=share(table.matrix("cpu_us")) if on_cpu else None,
+        between_steps=share(between, of_all=True) if on_cpu else None,
+        stalled=share(idle - between, of_all=True) if on_cpu else None,
     )

@@ -10,7 +10,7 @@ from rankscope.analysis.result import Analysis
 from rankscope.analysis.run_analysis import analyze_run
 from rankscope.analysis.trace_analysis import analyze_traces
 from rankscope.runs.errors import InputError
-from rankscope.runs.reader import is_run
+from rankscope.runs.reader import is_headless_run, is_run
 
 
 def analyze(paths: Sequence[Path], *, price_per_gpu_hour: float | None = None, currency: str = "USD") -> Analysis:
@@ -33,7 +33,8 @@ def analyze(paths: Sequence[Path], *, price_per_gpu_hour: float | None = None, c
 
 
 def _analyze(paths: Sequence[Path], price_per_gpu_hour: float | None, currency: str) -> Analysis:
-    runs = [path for path in paths if is_run(path)]
+    # What was a run once is not searched for traces: reading it as a run says what is wrong with it.
+    runs = [path for path in paths if is_run(path) or is_headless_run(path)]
     if not runs:
         return analyze_traces(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency)
     if len(runs) > 1:

@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.cause import Signals
 from rankscope.analysis.own_time import FIXED, MINIMUM_EFFECT, Slow
-from rankscope.analysis.significance import LIMIT, block_sums, p_value, stability
+from rankscope.analysis.significance import LIMIT, Scores, attainable_p, block_sums, p_value, stability
 from rankscope.runs.records import StepBreakdown
 
 ENOUGH_STEPS: Final = 8
@@ -31,11 +31,7 @@ def find_late(blame: Blame, window_us: float) -> Slow | None:
     gain = blame.saved_us[rank]
     if gain < MINIMUM_EFFECT * window_us:
         return None
-    if len(blame.steps) >= ENOUGH_STEPS:
-        edges = np.flatnonzero(np.diff(blame.instance_step, prepend=blame.instance_step[0] - 1))
-        scores = block_sums(np.add.reduceat(blame.gain_us, edges, axis=0))
-    else:
-        scores = blame.gain_us
+    scores = _scores(blame)
     chance = p_value(scores, row)
     if chance > LIMIT:
         return None
@@ -53,15 +49,28 @@ def find_late(blame: Blame, window_us: float) -> Slow | None:
 
 
 def too_few(blame: Blame, window_us: float) -> int | None:
-    """The rank that was last whenever anybody clearly was, at a price, but too seldom to exclude chance; ``None`` when there
-    is none.
+    """The rank that was late at a price, too seldom for chance to be excluded; ``None`` when there is none.
+
+    Too seldom: it was last whenever anybody clearly was, or somebody clearly was so rarely that no rank at all could have been
+    named. To be asked where ``find_late`` named nobody.
     """
     late = (blame.gain_us > 0).any(axis=1)
     if not late.any():
         return None
     row = int(blame.gain_us.sum(axis=0).argmax())
+    if blame.saved_us[blame.ranks[row]] < MINIMUM_EFFECT * window_us:
+        return None
     always = bool((blame.gain_us[late, row] > 0).all())
-    return blame.ranks[row] if always and blame.saved_us[blame.ranks[row]] >= MINIMUM_EFFECT * window_us else None
+    telling = int((_scores(blame) > 0).any(axis=1).sum())
+    return blame.ranks[row] if always or attainable_p(telling, len(blame.ranks)) > LIMIT else None
+
+
+def _scores(blame: Blame) -> Scores:
+    """[units of chance, ranks]."""
+    if len(blame.steps) < ENOUGH_STEPS:
+        return blame.gain_us
+    edges = np.flatnonzero(np.diff(blame.instance_step, prepend=blame.instance_step[0] - 1))
+    return block_sums(np.add.reduceat(blame.gain_us, edges, axis=0))
 
 
 def device_signals(rank: int, gain_us: float, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> Signals:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.result import Pattern
-from rankscope.analysis.significance import LIMIT, block_sums, p_value, stability
+from rankscope.analysis.significance import BLOCKS, LIMIT, attainable_p, block_sums, p_value, stability
 from rankscope.analysis.steps import Matrix, StepTable
 
 MINIMUM_STEPS: Final = 5
@@ -182,6 +182,21 @@ def find_slow(judged: Judged) -> Slow | None:
         last_share=float(last.mean()),
         affected=last,
     )
+
+
+def too_short(judged: Judged) -> int | None:
+    """The rank that would be named but for so few steps that no rank could be told from chance; ``None`` when there is none.
+
+    To be asked where ``find_slow`` named nobody.
+    """
+    own = judged.own
+    if attainable_p(min(BLOCKS, own.shape[1]), len(own)) <= LIMIT:
+        return None
+    over = excess(own).mean(axis=1)
+    worst = int(over.argmax())
+    gain = saved(own, np.arange(len(own)) == worst).mean()
+    limit = MINIMUM_EFFECT * judged.wall_us
+    return judged.ranks[worst] if over[worst] >= limit and gain >= limit else None
 
 
 def _sticks_out(gain: NDArray[np.float64], rest: Matrix) -> bool:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from itertools import count, islice
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from rankscope.analysis.blame import assign_blame
 from rankscope.analysis.clock import consistent, fit_clocks
+from rankscope.analysis.endings import Endings, endings, listed, ranks_of
 from rankscope.analysis.matching import match_collectives
 from rankscope.analysis.own_time import imposed_wait, judge
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
 from rankscope.analysis.run_verdict import RunEvidence, run_verdict
-from rankscope.analysis.steps import MAX_US, StepTable
+from rankscope.analysis.steps import LAST_STEP, MAX_US, StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.runs.reader import RunReader
+
+_SHOWN: Final = 8
 
 
 def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = None, currency: str = "USD") -> Analysis:
@@ -26,6 +32,8 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
     if price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
         price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
     verdict, findings = run_verdict(run, price_per_gpu_hour, currency)
+    ended = endings(run.infos)
+    verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
     table = run.table
     evidence = table.has_record
     imposed = _imposed(run)
@@ -40,7 +48,7 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
             simulated=recorded.simulated,
             run_id=recorded.run_id,
             name=recorded.name,
-            warnings=_warnings(run),
+            warnings=_warnings(run, ended),
         ),
         ranks=[
             rank_result(
@@ -76,12 +84,18 @@ def _read(path: os.PathLike[str]) -> RunEvidence:
         breakdowns = list(reader.windows(attempt, rank))
         collectives = list(reader.collectives(attempt, rank))
         windows[rank] = Reduction(
-            breakdowns=[row for row in breakdowns if 0 < row.window_us < MAX_US],
-            collectives=[row for row in collectives if 0 <= row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns < 2**62],
+            breakdowns=[row for row in breakdowns if 0 < row.window_us < MAX_US and 0 <= row.step <= LAST_STEP],
+            collectives=[
+                row
+                for row in collectives
+                if 0 <= row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns < 2**62 and 0 <= row.step <= LAST_STEP
+            ],
         )
         damaged += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
     about = reader.attempt(attempt)
     world_size = about.world_size if about else max((info.world_size for info in infos.values()), default=None)
+    if world_size is not None:
+        world_size = max(world_size, len(ranks)) or None
     matching = match_collectives({rank: reduction.collectives for rank, reduction in windows.items()}, world_size=world_size)
     clocks = fit_clocks(matching.matches, {rank: info.host for rank, info in infos.items()})
     matching = consistent(matching, clocks)
@@ -95,24 +109,28 @@ def _coverage(run: RunEvidence) -> float | None:
     return min(1.0, int(run.table.has_record.sum()) / expected) if expected else None
 
 
-def _warnings(run: RunEvidence) -> list[str]:
+def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     warnings: list[str] = []
     attempts = run.reader.attempts()
     if len(attempts) > 1:
         warnings.append(f"the last of {len(attempts)} attempts (number {run.table.attempt}) is analysed")
-    if run.world_size is not None and len(run.ranks) < run.world_size:
-        absent = sorted(set(range(run.world_size)) - set(run.ranks))
-        warnings.append(f"no records of {_ranks(absent)}")
+    # A world of whatever size a damaged file claims is never gone through: only what is on disk is.
+    present = set(run.ranks)
+    absent = (run.world_size or 0) - sum(rank < (run.world_size or 0) for rank in present)
+    if absent > 0:
+        shown = list(islice((rank for rank in count() if rank not in present), min(_SHOWN, absent)))
+        warnings.append(f"no records of {ranks_of(shown, absent)}")
     silent = [rank for row, rank in enumerate(run.ranks) if not run.table.has_record[row].any()]
     if silent:
-        warnings.append(f"not one step recorded by {_ranks(silent)}")
-    for reason, text in (("killed", "killed"), ("crash", "crashed")):
-        ended = [rank for rank, info in run.infos.items() if info.end_reason == reason]
-        if ended:
-            warnings.append(f"{_ranks(ended)} {text} before the end of training")
+        warnings.append(f"not one step recorded by {listed(silent)}")
+    warnings += ended.warnings()
     warnings += _recorder_warnings(run)
     if run.reader.skipped_lines:
         warnings.append(f"{run.reader.skipped_lines} damaged lines skipped")
+    if run.reader.unusable:
+        names = [os.fspath(path.relative_to(run.reader.path)) for path in run.reader.unusable]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        warnings.append(f"damaged, so left out: {', '.join(sorted(names)[:_SHOWN])}{more}")
     if run.damaged:
         warnings.append(f"{run.damaged} records left out, their times make no sense")
     return warnings
@@ -123,7 +141,7 @@ def _recorder_warnings(run: RunEvidence) -> list[str]:
     warnings: list[str] = []
     disabled = [rank for rank, info in run.infos.items() if info.disabled_reason]
     if disabled:
-        warnings.append(f"the recorder switched itself off on {_ranks(disabled)}: {run.infos[disabled[0]].disabled_reason}")
+        warnings.append(f"the recorder switched itself off on {listed(disabled)}: {run.infos[disabled[0]].disabled_reason}")
     dropped = sum(info.dropped_records for info in run.infos.values())
     if dropped:
         warnings.append(f"{dropped} records were dropped because a ring was full")
@@ -131,11 +149,6 @@ def _recorder_warnings(run: RunEvidence) -> list[str]:
     if missed:
         warnings.append(f"{missed} profiler windows were left out, counted over the ranks; the job's stderr says why")
     return warnings
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
 def _imposed(run: RunEvidence) -> list[ImposedWait]:

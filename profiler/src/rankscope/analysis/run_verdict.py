@@ -11,14 +11,25 @@ from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import Shares, shares_of_steps, shares_of_windows
 from rankscope.analysis.cause import Signals, cause_of, signals_of
 from rankscope.analysis.clock import Clocks
-from rankscope.analysis.late import busy_excess, find_late
+from rankscope.analysis.late import busy_excess, find_late, too_few
 from rankscope.analysis.matching import Matching
-from rankscope.analysis.own_time import MINIMUM_STEPS, WARM_UP, Judged, Slow, find_rotating, find_slow, imposed_wait, judge
+from rankscope.analysis.own_time import (
+    MINIMUM_STEPS,
+    WARM_UP,
+    Judged,
+    Slow,
+    find_rotating,
+    find_slow,
+    imposed_wait,
+    judge,
+    too_short,
+)
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Evidence, Finding, Verdict
+from rankscope.analysis.significance import blocks_needed
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import late_named
-from rankscope.analysis.verdict import Named, Setting, insufficient, limits, nobody, straggler
+from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 
@@ -71,14 +82,15 @@ def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
 
 
 def _shares(run: RunEvidence) -> Shares:
-    """Communication and compute from windows where there are any, for only they see what compute hides; input from records."""
+    """Communication and compute from windows where there are any, for only they see what compute hides; the rest from records."""
     on_cpu = not any(info.device_kind != "cpu" for info in run.infos.values())
     always = shares_of_steps(run.table, on_cpu=on_cpu)
     breakdowns = [row for reduction in run.windows.values() for row in reduction.breakdowns]
     if not breakdowns:
         return always
     wait = sum(run.blame.wait_us.values()) if run.matching.matches else None
-    return replace(shares_of_windows(breakdowns, wait_us=wait), input=always.input)
+    seen = shares_of_windows(breakdowns, wait_us=wait)
+    return replace(seen, input=always.input, between_steps=always.between_steps, stalled=always.stalled)
 
 
 def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[Verdict, list[Finding]]:
@@ -91,7 +103,7 @@ def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[V
     if not len(run.table.steps):
         return too_little("no step has been recorded yet" if run.ranks else "no rank has recorded anything yet")
     shares = _shares(run)
-    if setting.world_size == 1:
+    if run.world_size == 1:
         if len(run.table.steps) < MINIMUM_STEPS:
             return too_little(f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
@@ -100,18 +112,35 @@ def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[V
         return _from_windows(run, setting, shares) or too_little(_missing(run))
     slow = find_slow(judged) or find_rotating(judged)
     if slow is None:
-        return nobody(shares, setting, confidence=_calm(judged), why="No rank makes the others wait beyond chance")
+        return _nobody_slow(run, judged, setting, shares)
     verdict, finding = straggler(_named(run, judged, slow), setting)
     return verdict, [finding, *limits(shares, setting, lead="Besides that, ")]
 
 
 def _missing(run: RunEvidence) -> str:
-    reporting = int(run.table.has_record.any(axis=1).sum())
+    reporting = _reporting(run)
     if reporting < 2:
         return f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}"
     if not np.isfinite(run.table.matrix("own_us")).any():
         return "the step records do not tell own time from waiting, and no profiled window decides"
     return f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed"
+
+
+def _nobody_slow(run: RunEvidence, judged: Judged, setting: Setting, shares: Shares) -> tuple[Verdict, list[Finding]]:
+    if (suspect := too_short(judged)) is not None:
+        compared, needed = len(judged.ranks), blocks_needed(len(judged.ranks))
+        missing = (
+            f"rank {suspect} made the others wait, but in {judged.own.shape[1]} steps after warm-up that may be chance among "
+            f"{compared} ranks, {needed} are needed"
+        )
+        return insufficient(missing, run=run.path), []
+    whom = among(len(judged.ranks), setting.world_size, "records")
+    confidence = _calm(judged) * min(1.0, len(judged.ranks) / setting.world_size)
+    return nobody(shares, setting, confidence=confidence, why=f"No rank makes the others wait beyond chance{whom}")
+
+
+def _reporting(run: RunEvidence) -> int:
+    return int(run.table.has_record.any(axis=1).sum())
 
 
 def _from_windows(run: RunEvidence, setting: Setting, shares: Shares) -> tuple[Verdict, list[Finding]] | None:
@@ -126,9 +155,17 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Shares) -> tuple[V
     by_windows = replace(setting, source="windows")
     late = find_late(run.blame, window)
     if late is None:
-        return nobody(
-            shares, by_windows, confidence=None, why="In the profiled steps no rank makes the others wait beyond chance"
-        )
+        suspect = too_few(run.blame, window)
+        if suspect is not None:
+            missing = f"rank {suspect} was last, but at so few collectives that it may be chance; profile more steps"
+            return insufficient(missing, run=run.path), []
+        if _reporting(run) < 2:
+            # A handful of profiled steps cannot speak for all the steps of which there is no record.
+            return insufficient(f"{_missing(run)}; in the profiled steps nobody was late beyond chance", run=run.path), []
+        compared = len({rank for match in run.matching.matches for rank in match.ranks})
+        whom = among(compared, setting.world_size, "matched collectives")
+        why = f"In the profiled steps no rank makes the others wait beyond chance{whom}"
+        return nobody(shares, by_windows, confidence=None, why=why)
     # Blame sums over the profiled steps; verdicts speak of one step.
     steps = max(counts)
     signals = _signals_beside_windows(run, late.ranks[0], late.gain_us / steps)

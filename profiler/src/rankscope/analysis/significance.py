@@ -49,6 +49,16 @@ def p_value(scores: Scores, column: int) -> float:
     return (1 + reached) / (draws + 1)
 
 
+def attainable_p(blocks: int, ranks: int) -> float:
+    """The smallest p-value that any scores of that shape can have: in all blocks the same one of exchangeable ranks is ahead."""
+    return min(1.0, float(ranks) ** (1 - blocks))
+
+
+def blocks_needed(ranks: int) -> int:
+    """The fewest blocks in which one of ``ranks`` can be told from chance."""
+    return next(blocks for blocks in range(1, BLOCKS + 1) if attainable_p(blocks, ranks) <= LIMIT)
+
+
 def stability(scores: Scores, column: int, *, at_least: float) -> float:
     """Share of bootstrap samples of the blocks in which ``column`` has the largest total, and a total of ``at_least``."""
     blocks = len(scores)

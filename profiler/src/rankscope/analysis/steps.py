@@ -50,6 +50,9 @@ METRICS: Final[dict[str, Metric]] = {
 MAX_US: Final = 366 * 86_400 * 1e6
 """Nothing in training takes a year: a longer time is damage."""
 
+LAST_STEP: Final = 2**53
+"""A step number beyond it is damage."""
+
 _Getter = Callable[[StepRecord], float | int | None]
 
 
@@ -81,6 +84,15 @@ _GETTERS: Final[dict[str, _Getter]] = {
 }
 
 
+def _is_possible(record: StepRecord) -> bool:
+    return (
+        0 <= record.step <= LAST_STEP
+        and 0 <= record.start_unix_ns < 2**62
+        and 0 <= record.wall_us < MAX_US
+        and all(amount is None or 0 <= amount < 2**62 for amount in (record.input_elements, record.samples))
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Columns:
     """One rank's records, one entry per record in the order in which they were written."""
@@ -95,9 +107,7 @@ class _Columns:
     @classmethod
     def of(cls, records: Iterable[StepRecord]) -> Self:
         everything = list(records)
-        rows = [
-            row for row in everything if 0 <= row.step < 2**53 and 0 <= row.start_unix_ns < 2**62 and 0 <= row.wall_us < MAX_US
-        ]
+        rows = [row for row in everything if _is_possible(row)]
         tags: dict[str, list[int]] = {}
         for number, row in enumerate(rows):
             for tag in row.tags:
@@ -131,7 +141,7 @@ class StepTable:
     tags: dict[str, NDArray[np.bool_]]
     """Tag to [ranks, steps]: where it was set."""
     damaged: int = 0
-    """Records left out because their times or step numbers are impossible."""
+    """Records left out because their times or numbers are impossible."""
 
     @classmethod
     def load(cls, reader: RunReader, attempt: int | None = None) -> Self:

@@ -22,7 +22,7 @@ from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction, reduce_file, step_numbers
 from rankscope.analysis.result import Analysis, CollectiveMatching, Evidence, Finding, ImposedWait, Source, Verdict
 from rankscope.analysis.traces import read_trace
-from rankscope.analysis.verdict import Named, Setting, insufficient, limits, nobody, straggler
+from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import is_run
 from rankscope.runs.records import DeviceKind
@@ -259,7 +259,8 @@ def _verdict(
         missing = f"rank {suspect} was last, but at so few collectives that it may be chance; trace more steps"
         return insufficient(missing), limits(shares, setting, lead="")
     if late is None:
-        return nobody(shares, setting, confidence=None, why="No rank makes the others wait beyond chance")
+        whom = among(len(traces), setting.world_size, "traces")
+        return nobody(shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
     reductions = {trace.rank: trace.reduction for trace in traces}
     signals = device_signals(late.ranks[0], late.gain_us, {one: reduction.breakdowns for one, reduction in reductions.items()})
     verdict, finding = straggler(late_named(late, blame, window, signals), setting)

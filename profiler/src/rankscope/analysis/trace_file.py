@@ -6,9 +6,10 @@ import gzip
 import re
 import zlib
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from rankscope.runs.errors import InputError
+from rankscope.runs.reader import open_regular
 
 MAX_BYTES: Final = 8 * 1024**3
 """Larger (decompressed) is refused: it is a bomb, or will not fit in memory as events."""
@@ -25,9 +26,10 @@ def read_trace_bytes(path: Path, *, limit: int = MAX_BYTES) -> bytes:
     try:
         if path.is_dir():
             raise InputError(path, "a folder, not a trace file")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             packed = file.read(2) == _GZIP_MAGIC
-        data = _read(path, packed=packed, limit=limit)
+            file.seek(0)
+            data = _read(path, file, packed=packed, limit=limit)
     except FileNotFoundError as error:
         raise InputError(path, "no such file") from error
     except EOFError as error:
@@ -41,13 +43,13 @@ def read_trace_bytes(path: Path, *, limit: int = MAX_BYTES) -> bytes:
     return data
 
 
-def _read(path: Path, *, packed: bool, limit: int) -> bytes:
+def _read(path: Path, file: BinaryIO, *, packed: bool, limit: int) -> bytes:
     data = bytearray()
-    with gzip.open(path) if packed else path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            if len(data) + len(chunk) > limit:
-                raise InputError(path, f"more than {limit / 1024**3:g} GiB of JSON: too large to analyse")
-            data += chunk
+    source = gzip.GzipFile(fileobj=file) if packed else file
+    while chunk := source.read(_CHUNK):
+        if len(data) + len(chunk) > limit:
+            raise InputError(path, f"more than {limit / 1024**3:g} GiB of JSON: too large to analyse")
+        data += chunk
     return bytes(data)
 
 

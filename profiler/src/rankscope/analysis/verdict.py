@@ -99,17 +99,25 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
 def nobody(shares: Shares, setting: Setting, *, confidence: float | None, why: str) -> tuple[Verdict, list[Finding]]:
     """The verdict when no rank stands out: what limits the step, or balanced. ``why`` says how that is known."""
     findings = limits(shares, setting, lead=f"{why}; ", confidence=confidence)
-    kind: Kind = findings[0].kind if findings else "balanced"
+    found = findings[0] if findings else None
+    kind: Kind = found.kind if found else "balanced"
     calm = f"{why}, and nothing else dominates the {setting.unit}."
     verdict = Verdict(
         kind=kind,
         steps=setting.steps,
         evidence_source=setting.source,
         confidence=confidence,
-        summary=findings[0].summary if findings else calm,
-        next=next_actions(kind, run=setting.run),
+        cause=found.cause if found else None,
+        phase=found.phase if found else None,
+        summary=found.summary if found else calm,
+        next=next_actions(kind, cause=found.cause if found else None, run=setting.run),
     )
     return verdict, findings
+
+
+def among(compared: int, world_size: int, having: str) -> str:
+    """What "nobody" speaks of, where it is not everybody: " among the 3 of 4 ranks with records"; else nothing."""
+    return f" among the {compared} of {world_size} ranks with {having}" if compared < world_size else ""
 
 
 def limits(shares: Shares, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
@@ -118,16 +126,23 @@ def limits(shares: Shares, setting: Setting, *, lead: str, confidence: float | N
     if found is None:
         return []
     row, share = found
-    measured = "profiled windows" if shares.from_windows else "step records"
+    measured = {name: "profiled windows" for name in ("communication", "waiting", "compute", "idle") if shares.from_windows}
     return [
         Finding(
             kind=row.kind,
+            cause=row.cause,
+            phase=row.phase,
             steps=setting.steps,
             confidence=confidence,
             summary=f"{lead}{share:.0%} {row.says.replace('the step', f'the {setting.unit}')}.",
             evidence=[
-                Evidence(name=f"share.{name}", value=value, unit="ratio", detail=f"of the {setting.unit}, from {measured}")
-                for name in ("input", "communication", "waiting", "compute", "idle")
+                Evidence(
+                    name=f"share.{name}",
+                    value=value,
+                    unit="ratio",
+                    detail=f"of the {setting.unit}, from {measured.get(name, 'step records')}",
+                )
+                for name in ("input", "communication", "waiting", "compute", "idle", "between_steps", "stalled")
                 if (value := getattr(shares, name)) is not None
             ],
         )

@@ -22,7 +22,7 @@ import msgspec
 
 from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_hello
 from rankscope.profiler.ring import End, RingReader
-from rankscope.profiler.scratch import hold, remove_trace, sweep
+from rankscope.profiler.scratch import hold, note_recorded, note_spooled, remove_trace, sweep
 from rankscope.profiler.spool import SpoolFile, Totals, render, samples
 from rankscope.profiler.store import RunStore
 from rankscope.runs.errors import InputError
@@ -49,6 +49,7 @@ class Helper:
         self._spool_due = 0.0
         self._spool_failed = False
         self._disabled = False
+        self._noted = False
         self._missed_windows = 0
         self._traces: deque[Path] = deque()
 
@@ -63,6 +64,7 @@ class Helper:
             while self._take():
                 pass
             self._store.flush()
+            self._note()
             self._publish()
             if gone:
                 break
@@ -73,6 +75,11 @@ class Helper:
         while self._windows:
             self._reduce(self._windows.popleft())
         self._finish()
+
+    def _note(self) -> None:
+        if self._store.begun and not self._noted:
+            self._noted = True
+            note_recorded(self._scratch)
 
     def _take(self) -> int:
         entries = self._ring.read(500)
@@ -112,7 +119,7 @@ class Helper:
             for breakdown in reduction.breakdowns:
                 self._totals.add_window(breakdown)
             self._store.flush()
-        if self._hello.keep_traces:
+        if self._hello.keep_traces and not self._store.refused:
             self._keep(path)
         remove_trace(path, self._scratch)
 
@@ -135,6 +142,7 @@ class Helper:
         run, rank = self._store.run, self._hello.rank
         if self._spool is None:
             self._spool = SpoolFile(Path(self._hello.spool_dir), run.run_id, rank.rank)
+            note_spooled(self._scratch, self._spool.path.name)
         values = samples(
             run,
             rank,
@@ -174,9 +182,10 @@ class Helper:
                 self._say("gave up writing the last records")
                 break
             time.sleep(POLL_SECONDS)
+        self._note()
         self._store.close()
-        # The file of a rank that vanished stays: its last step's age is what an alert looks at. A crash is no riddle: the
-        # launcher has reported it.
+        # The file of a rank that vanished stays as long as its job: its last step's age is what an alert looks at. A crash is no
+        # riddle: the launcher has reported it.
         if self._spool is not None and self._ring.end is not End.SILENT:
             self._spool.remove()
         self._ring.close()

@@ -18,8 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch
+from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, spooled, was_recorded
 from rankscope.profiler.settings import PREFIX, RecorderSettings
+from rankscope.profiler.spool import remove_own
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader, is_run
 
@@ -55,12 +56,13 @@ class LaunchOptions:
 class LaunchResult:
     """``status``: the job's exit status as a shell gives it (128 + n after signal n).
 
-    ``run_dir`` holds a run if any rank took a step.
+    ``recorded``: whether a rank of this job got into ``run_dir``; a run that is there without may be another job's.
     """
 
     status: int
     run_dir: Path
     attempt: int
+    recorded: bool
 
 
 def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
@@ -82,9 +84,15 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
             reason = f"cannot make a folder in local memory: {error.strerror or error}"
             raise InputError(error.filename or LOCAL_MEMORY, reason) from error
         settings = _settings(command, options, run_dir, scratch)
+        if settings.spool_dir:
+            # Also when a second Ctrl-C ends the waiting: of a job that is over nobody needs to hear.
+            leaving.callback(_clear_spool, scratch, Path(settings.spool_dir))
+        if settings.attempt:
+            print(f"rankscope: {run_dir} holds a run already; this becomes its attempt {settings.attempt}", file=sys.stderr)
         status = _run(command, _environment(settings))
         _wait_for_helpers(scratch)
-    return LaunchResult(status=status, run_dir=run_dir, attempt=settings.attempt)
+        recorded = was_recorded(scratch)
+    return LaunchResult(status=status, run_dir=run_dir, attempt=settings.attempt, recorded=recorded)
 
 
 def _check_name(folder: Path | None) -> None:
@@ -103,7 +111,8 @@ def _check_run_dir(run_dir: Path) -> list[Path]:
         if run_dir.exists():
             if not run_dir.is_dir():
                 raise InputError(run_dir, "cannot record here: it is a file")
-            if not is_run(run_dir) and any(run_dir.iterdir()):
+            # Attempts alone: a run whose ranks still wrote while it was removed.
+            if not is_run(run_dir) and {entry.name for entry in run_dir.iterdir()} - {"attempts"}:
                 raise InputError(run_dir, "cannot record here: the folder is not empty and is no run")
         run_dir.mkdir(parents=True, exist_ok=True)
         probe = run_dir / f".probe-{os.getpid()}"
@@ -127,6 +136,8 @@ def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scr
         reader = RunReader(run_dir)
         run_id = reader.info.run_id
         attempt = max(reader.attempts(), default=-1) + 1
+    else:
+        attempt = _after_remains(run_dir)
     # Launchers on several nodes start at different moments: one of them, or the scheduler, can fix the number for all.
     fixed = os.environ.get(PREFIX + "ATTEMPT", "")
     return RecorderSettings(
@@ -148,6 +159,17 @@ def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scr
         price_per_gpu_hour=options.price_per_gpu_hour,
         currency=options.currency if options.price_per_gpu_hour is not None else None,
     )
+
+
+def _after_remains(run_dir: Path) -> int:
+    """A number above those of the attempts in a folder that has no run (any more): the ranks in them are taken."""
+    names = [entry.name for entry in run_dir.glob("attempts/*")]
+    return max((int(name) for name in names if name.isdecimal()), default=-1) + 1
+
+
+def _clear_spool(scratch: Path, spool: Path) -> None:
+    with suppress(OSError):
+        remove_own(spool, spooled(scratch))
 
 
 def _environment(settings: RecorderSettings) -> dict[str, str]:

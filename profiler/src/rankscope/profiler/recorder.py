@@ -37,6 +37,8 @@ from rankscope.profiler.windows import Schedule, Windows
 from rankscope.runs.records import PhaseTimes, StepRecord
 
 _MAX_TAGS: Final = 8
+_HELPER_CHECK_NS: Final = 1_000_000_000
+_HELPER_ENDED: Final = "its helper process ended"
 
 
 class Recorder:
@@ -62,6 +64,7 @@ class Recorder:
         self._gc: GcMeter | None = None
         self._use: ThreadUse | None = None
         self._start_unix_ns = 0
+        self._helper_seen = 0
         # Weak: an optimizer whose step raised may have been thrown away, and its state is large.
         self._optimizer: weakref.ref[object] | None = None
         self._data_since_optimizer = False
@@ -293,9 +296,12 @@ class Recorder:
         # A first step whose beginning nobody saw has a number but no record.
         if self._whole:
             taken = self.session.ring.put(EntryKind.STEP, msgspec.json.encode(self._record(clock, ended, tokens)))
-            if not taken and self.session.helper_ended():
-                self.disable("its helper process ended")
-                return
+            # The ring takes thousands of steps more, and nobody would write them.
+            if not taken or ended - self._helper_seen >= _HELPER_CHECK_NS:
+                self._helper_seen = ended
+                if self.session.helper_ended():
+                    self.disable(_HELPER_ENDED)
+                    return
         self._whole = True
         self.step_number += 1
         self._windows.boundary(self.step_number)
@@ -368,6 +374,8 @@ class Recorder:
         with suppress(Exception):
             if self.session is not None:
                 self.session.ring.set_disabled(reason)
+                if self.session.helper_ended():
+                    self.session.replace_helper()
         self._release()
 
     def close(self, end: End) -> None:
@@ -375,6 +383,8 @@ class Recorder:
         if self.session is None:
             return
         with suppress(Exception):
+            if not self.off and self.session.helper_ended():
+                self.disable(_HELPER_ENDED)
             if not self.off:
                 self.off = True
                 if self._windows is not None:

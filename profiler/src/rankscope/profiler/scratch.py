@@ -13,6 +13,7 @@ from typing import Final
 
 LOCAL_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # memory shared between processes is what it is for
 _LOCK_FILE: Final = "lock"
+_RECORDED_FILE: Final = "recorded"
 ABANDONED_SECONDS: Final = 600.0
 ABANDONED_ON_DISK_SECONDS: Final = 86_400.0
 """Longer: a trace on disk has no lock, and a helper that lags comes to it late."""
@@ -76,6 +77,32 @@ def hold(scratch: Path) -> int:
     handle = os.open(scratch / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(handle, fcntl.LOCK_SH)
     return handle
+
+
+def note_recorded(scratch: Path) -> None:
+    """Tell the launcher, in whose folder ``scratch`` lies if there is one, that a rank of this job is recorded. Never raises."""
+    _note(scratch, _RECORDED_FILE)
+
+
+def note_spooled(scratch: Path, name: str) -> None:
+    """Tell the launcher, as above, the name of a rank's file (``*.prom``) in the spool. Never raises."""
+    _note(scratch, name)
+
+
+def _note(scratch: Path, name: str) -> None:
+    if (scratch.parent / _LOCK_FILE).exists():
+        with suppress(OSError):
+            (scratch.parent / name).touch()
+
+
+def was_recorded(job: Path) -> bool:
+    """Whether any rank whose folder was in ``job`` got into the run directory."""
+    return (job / _RECORDED_FILE).exists()
+
+
+def spooled(job: Path) -> list[str]:
+    """Names of the files in the spool of all ranks, of every attempt, whose folders were in ``job``. Raises ``OSError``."""
+    return [entry.name for entry in job.iterdir() if entry.suffix == ".prom"]
 
 
 def sweep() -> None:

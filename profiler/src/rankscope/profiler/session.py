@@ -12,7 +12,7 @@ import msgspec
 
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
 from rankscope.profiler.ring import RingWriter
-from rankscope.profiler.scratch import make_scratch
+from rankscope.profiler.scratch import hold, make_scratch
 from rankscope.profiler.settings import PREFIX
 
 
@@ -33,6 +33,17 @@ class Session:
     def helper_ended(self) -> bool:
         """Whether the helper is gone already, which it should not be while this process lives."""
         return self._helper.poll() is not None
+
+    def replace_helper(self) -> None:
+        """Start another helper for one that was killed: it writes what the ring still holds and, later, how this process ended.
+
+        One that ended by itself is not replaced: it could not run, or it was done. Raises ``OSError``.
+        """
+        if (self._helper.returncode or 0) > 0:
+            return
+        if self._helper.stdin is not None:
+            self._helper.stdin.close()
+        self._helper = _start_helper(self.scratch)
 
     def close(self) -> None:
         """Let the helper finish on its own; this does not wait for it."""
@@ -63,11 +74,17 @@ def _start_helper(scratch: Path) -> subprocess.Popen[bytes]:
     )
     # numpy would start a thread per core.
     environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
-    return subprocess.Popen(
-        # -P: nothing in the training script's folder may shadow what the helper imports.
-        [sys.executable, "-P", "-m", "rankscope.profiler.helper", str(scratch)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
-    )
+    # Handed on: a folder that nobody holds for a moment would look as if its helper had been killed.
+    handle = hold(scratch)
+    try:
+        return subprocess.Popen(
+            # -P: nothing in the training script's folder may shadow what the helper imports.
+            [sys.executable, "-P", "-m", "rankscope.profiler.helper", str(scratch)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+            pass_fds=[handle],
+        )
+    finally:
+        os.close(handle)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -154,3 +155,13 @@ class SpoolFile:
         """The rank said goodbye: it has nothing more to report."""
         with suppress(OSError):
             self.path.unlink()
+
+
+def remove_own(folder: Path, names: Iterable[str]) -> None:
+    """The job is over: remove what its vanished ranks left in the spool. Never raises ``OSError``."""
+    for name in names:
+        with suppress(OSError):
+            # The folder may be everybody's, and root may remove everybody's files.
+            status = (folder / name).lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+                (folder / name).unlink()

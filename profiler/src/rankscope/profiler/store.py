@@ -32,8 +32,10 @@ class RunStore:
         self.folder = rank_dir(self._run_dir, rank.attempt, rank.rank)
         self._writers = {stream: JsonLinesWriter(self.folder, stream) for stream in STREAMS}
         self._pending: dict[Stream, deque[bytes]] = {stream: deque() for stream in STREAMS}
-        self._begun = False
-        self._refused = False
+        self.begun = False
+        """Whether this rank has its place in the run directory."""
+        self.refused = False
+        """Whether this rank has no place in the run directory, or no longer one; nothing is written then."""
         self._complained = False
         self._retry_at = 0.0
         self.run = hello.run
@@ -43,7 +45,7 @@ class RunStore:
 
     def add(self, stream: Stream, *records: msgspec.Struct | bytes) -> None:
         """Take records (structs or encoded JSON); ``flush`` writes them."""
-        if self._refused:
+        if self.refused:
             return
         queue = self._pending[stream]
         queue.extend(record if isinstance(record, bytes) else msgspec.json.encode(record) for record in records)
@@ -54,14 +56,15 @@ class RunStore:
 
     def flush(self, *, now: bool = False) -> bool:
         """Write what is pending, unless a failure was a moment ago and not ``now``. Returns whether nothing is left."""
-        if self._refused:
+        if self.refused:
             return True
         if not now and time.monotonic() < self._retry_at:
             return False
         try:
-            self._begin()
+            if not self._has_place():
+                return True
             for stream, queue in self._pending.items():
-                while queue and not self._refused:
+                while queue:
                     batch = [queue[index] for index in range(min(_BATCH, len(queue)))]
                     self._writers[stream].append(*batch)
                     for _ in batch:
@@ -71,28 +74,42 @@ class RunStore:
             return False
         return True
 
+    def _has_place(self) -> bool:
+        """Take this rank's place in the run directory, or see that it is still there. Raises ``OSError``."""
+        if not self.begun:
+            self._begin()
+        elif _is_missing(run_file(self._run_dir)):
+            # What is written now would be a run that nobody can read, and stand in the way of the next one.
+            self._refuse(f"{self._run_dir} was removed; this process is no longer recorded")
+        return not self.refused
+
+    def _refuse(self, reason: str) -> None:
+        self.refused = True
+        for queue in self._pending.values():
+            queue.clear()
+        _say(f"rank {self._hello.rank.rank}: {reason}")
+
     def _begin(self) -> None:
-        if self._begun or self._refused:
-            return
         create_run(self._run_dir, self._hello.run)
         with suppress(msgspec.DecodeError):
             # Another rank, perhaps under another launcher, may have been first: it is its run then.
             self.run = msgspec.json.decode(run_file(self._run_dir).read_bytes(), type=RunInfo)
         create_attempt(self._run_dir, self._hello.attempt)
-        if not write_record(self.folder / "rank.json", self._hello.rank, overwrite=False):
-            self._refused = True
-            rank = self._hello.rank
-            _say(
-                f"rank {rank.rank}: attempt {rank.attempt} of {self._run_dir} has this rank already; this process is not recorded"
-            )
+        file, rank = self.folder / "rank.json", self._hello.rank
+        if not write_record(file, rank, overwrite=False) and not _is_of(rank, file):
+            self._refuse(f"attempt {rank.attempt} of {self._run_dir} has this rank already; this process is not recorded")
             return
-        self._begun = True
+        self.begun = True
 
     def write_rank(self, info: RankInfo) -> bool:
-        """Rewrite ``rank.json``. Returns whether that worked."""
-        if not self._begun:
-            return self._refused
+        """Rewrite ``rank.json``. Returns whether there is nothing left to do about it."""
+        if self.refused:
+            return True
+        if not self.begun:
+            return False
         try:
+            if not self._has_place():
+                return True
             write_record(self.folder / "rank.json", info)
         except OSError as error:
             self._complain(error)
@@ -110,6 +127,23 @@ class RunStore:
         for writer in self._writers.values():
             with suppress(OSError):
                 writer.close()
+
+
+def _is_missing(file: Path) -> bool:
+    try:
+        file.stat()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _is_of(rank: RankInfo, file: Path) -> bool:
+    """Whether the process that ``rank`` describes is the one in ``file``: then another helper of it began, and was killed."""
+    try:
+        there = msgspec.json.decode(file.read_bytes(), type=RankInfo)
+    except (OSError, msgspec.DecodeError):
+        return False
+    return (there.host, there.pid, there.start_unix_ns) == (rank.host, rank.pid, rank.start_unix_ns)
 
 
 def _say(message: str) -> None:

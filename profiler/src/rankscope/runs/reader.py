@@ -1,14 +1,18 @@
 """Reading a run directory, finished, live or damaged.
 
 A torn last line, an unknown field or a missing file is normal and counted, not an error; only a folder that is no run, or one
-of a newer major format, raises ``InputError``.
+of a newer major format, raises ``InputError``. A run directory may be anybody's, so nothing in it can hang its reader or make
+it take more memory than there is on disk.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 
@@ -28,6 +32,9 @@ from rankscope.runs.records import (
 MAX_LINE_BYTES: Final = 4 * 1024 * 1024
 """A longer line is damage: no record comes near this."""
 
+MAX_NUMBER: Final = 2**31
+"""Attempts and ranks are fewer: a folder with a larger number is damage."""
+
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
@@ -36,15 +43,45 @@ def is_run(path: Path) -> bool:
     return run_file(path).is_file()
 
 
+def is_headless_run(path: Path) -> bool:
+    """Whether ``path`` looks like a run directory that has lost its ``run.json``: there are attempts in it."""
+    return (path / "attempts").is_dir() and not is_run(path)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading.
+
+    Raises ``OSError``, also for everything else that has a name: a FIFO without a writer would be waited for for ever, and a
+    device need not end.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise _IrregularFileError(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _IrregularFileError(path)
+    return os.fdopen(descriptor, "rb")
+
+
+class _IrregularFileError(OSError):
+    def __init__(self, path: Path) -> None:
+        super().__init__(errno.EINVAL, "not a regular file", os.fspath(path))
+
+
 class RunReader:
     """One run directory.
 
-    ``skipped_lines`` counts lines that could not be used (torn, malformed, too long) since the reader was made.
+    ``skipped_lines`` counts lines that could not be used (torn, malformed, too long) since the reader was made;
+    ``unusable`` names, once each, the files and folders of which nothing could be.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.skipped_lines = 0
+        self.unusable: list[Path] = []
         self.info = self._read_info()
 
     def _read_info(self) -> RunInfo:
@@ -52,6 +89,12 @@ class RunReader:
         if not self.path.exists():
             raise InputError(self.path, "no such file or folder")
         if not file.is_file():
+            if file.exists():
+                raise InputError(file, "not a regular file")
+            if is_headless_run(self.path):
+                raise InputError(
+                    self.path, "looks like a run directory, for there are attempts in it, but its run.json is missing"
+                )
             raise InputError(self.path, "not a run directory: there is no run.json in it")
         data = _read_bytes(file)
         try:
@@ -67,7 +110,7 @@ class RunReader:
 
     def attempts(self) -> list[int]:
         """Numbers of the attempts that left a folder, ascending."""
-        return _numbered(self.path / "attempts")
+        return self._numbered(self.path / "attempts", digits=3)
 
     def attempt(self, attempt: int) -> AttemptInfo | None:
         """``attempt.json``, or ``None`` where it is missing or unreadable (a rank died while starting)."""
@@ -75,7 +118,7 @@ class RunReader:
 
     def ranks(self, attempt: int) -> list[int]:
         """Ranks that left a folder in this attempt, ascending."""
-        return _numbered(attempt_dir(self.path, attempt) / "ranks")
+        return self._numbered(attempt_dir(self.path, attempt) / "ranks", digits=5)
 
     def rank(self, attempt: int, rank: int) -> RankInfo | None:
         """``rank.json``, or ``None`` where it is missing or unreadable."""
@@ -101,7 +144,7 @@ class RunReader:
         decoder = msgspec.json.Decoder(kind)
         for path in sorted(rank_dir(self.path, attempt, rank).glob(f"{stream}-*.jsonl")):
             try:
-                with path.open("rb") as file:
+                with open_regular(path) as file:
                     while line := file.readline(MAX_LINE_BYTES):
                         if not line.endswith(b"\n"):
                             # Torn: the writer is in the middle of it, or died there. Or endless: then nothing of it is used.
@@ -115,28 +158,47 @@ class RunReader:
                             self.skipped_lines += 1
             except FileNotFoundError:
                 continue  # retention removed it between listing and opening
+            except _IrregularFileError:
+                self._cannot_use(path)
             except OSError as error:
                 raise InputError(path, error.strerror or str(error)) from error
 
     def _optional(self, path: Path, kind: type[_T]) -> _T | None:
         try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
+            with open_regular(path) as file:
+                return msgspec.json.decode(file.read(), type=kind)
+        except FileNotFoundError:
+            return None  # not written yet
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            self._cannot_use(path)
             return None
 
+    def _numbered(self, folder: Path, *, digits: int) -> list[int]:
+        numbers: list[int] = []
+        try:
+            for entry in folder.iterdir():
+                if not entry.name.isdecimal():
+                    continue
+                number = int(entry.name)
+                if number < MAX_NUMBER and entry.name == f"{number:0{digits}d}":
+                    numbers.append(number)
+                else:
+                    self._cannot_use(entry)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise InputError(folder, error.strerror or str(error)) from error
+        return sorted(numbers)
 
-def _numbered(folder: Path) -> list[int]:
-    try:
-        return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise InputError(folder, error.strerror or str(error)) from error
+    def _cannot_use(self, path: Path) -> None:
+        if path not in self.unusable:
+            self.unusable.append(path)
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            return file.read()
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error
 

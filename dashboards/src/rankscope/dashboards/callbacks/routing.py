@@ -62,7 +62,7 @@ def register(app: Dash, source: RunSource, config: DashboardConfig) -> None:
     )
 
 
-def page_for(pathname: str | None, search: str | None, source: RunSource, config: DashboardConfig) -> tuple[Component, str]:
+def page_for(pathname: object, search: str | None, source: RunSource, config: DashboardConfig) -> tuple[Component, str]:
     """The page of an address and its name; never raises for what a user may type or a run may hold."""
     if pathname is None or pathname in ("", "/"):
         return _list(source, config), "Runs"
