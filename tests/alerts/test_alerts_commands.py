@@ -120,7 +120,7 @@ def test_a_run_is_the_same_run_however_its_folder_is_written(watch: Any, make_ru
 def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(watch: Any, make_run: Any) -> None:
     run = make_run(slow=2)
     run.end()
-    (rank_dir(run.path, 0, 0) / "steps-99999.jsonl").mkdir()  # also root cannot read a folder as a file
+    (rank_dir(run.path, 0, 0) / "steps-99999.jsonl").symlink_to("steps-99999.jsonl")  # also root cannot read that
     done = watch(run.path, "--interval", "10ms")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1

@@ -458,7 +458,7 @@ def test_no_state_file_is_an_empty_ledger(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 20, 60])
-@pytest.mark.parametrize("filled", [b"", b"\0" * 100])
+@pytest.mark.parametrize("filled", [b"", b"\0" * 100], ids=["cut short", "zeros"])
 def test_what_a_crash_left_of_a_state_file_is_set_aside(tmp_path: Path, kept: int, filled: bytes) -> None:
     state = tmp_path / "state.json"
     save_ledger(state, Ledger())

@@ -160,9 +160,9 @@ def test_a_killed_rank_leaves_a_readable_run_and_the_next_launch_is_another_atte
 
 
 VANISHES = """
-import os
+import os, torch
 from rankscope.profiler.step import StepProfiler
-with StepProfiler(run_dir="/nowhere", window_steps=0) as prof:
+with StepProfiler(run_dir="not here", window_steps=0) as prof:
     for _ in range(5):
         prof.step()
     os.kill(os.getpid(), 9)

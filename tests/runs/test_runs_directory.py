@@ -180,7 +180,7 @@ def in_the_way(path: Path, what: str) -> None:
         path.symlink_to("/dev/zero")
 
 
-@pytest.mark.parametrize("what", ["pipe", "socket", "folder", "device"])
+@pytest.mark.parametrize("what", ["pipe", "socket", "device"])
 def test_what_is_no_regular_file_is_left_out_and_never_waited_for(run: Path, what: str) -> None:
     folder = rank_dir(run, 0, 0)
     writer = JsonLinesWriter(folder, "steps")
@@ -195,6 +195,12 @@ def test_what_is_no_regular_file_is_left_out_and_never_waited_for(run: Path, wha
     assert [*reader.windows(0, 0), *reader.collectives(0, 0)] == []
     assert (reader.attempt(0), reader.rank(0, 0), reader.rank(0, 0)) == (None, None, None)
     assert sorted(reader.unusable) == sorted(blocked)
+
+
+def test_records_that_cannot_be_read_are_an_error(run: Path) -> None:
+    segment(rank_dir(run, 0, 0), "steps", 0).mkdir(parents=True)  # also root cannot read a folder as a file
+    with pytest.raises(InputError, match=r"steps-000000\.jsonl: Is a directory"):
+        list(RunReader(run).steps(0, 0))
 
 
 @pytest.mark.parametrize("what", ["pipe", "socket", "folder", "device"])

@@ -60,9 +60,12 @@ def open_regular(path: Path) -> BinaryIO:
         if error.errno == errno.ENXIO:  # a socket
             raise _IrregularFileError(path) from error
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise _IrregularFileError(path)
+        raise (
+            IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path) if stat.S_ISDIR(mode) else _IrregularFileError(path)
+        )
     return os.fdopen(descriptor, "rb")
 
 

@@ -1,0 +1,85 @@
+"""Who ended first, of the ranks that did not come to the end of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rankscope.analysis.result import Verdict
+from rankscope.runs.records import RankInfo
+
+CLEARLY_NS: Final = 50_000_000
+"""Ranks that a launcher ends together end closer than that."""
+
+CLEARLY_ACROSS_HOSTS_NS: Final = 1_000_000_000
+"""Hosts' clocks may be apart by less than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """Ranks that crashed or were killed, ascending."""
+
+    crashed: list[int]
+    killed: list[int]
+    first: int | None
+    """Of these, the one that ended first; ``None`` where that is not clear. Launchers kill the others when one is gone."""
+
+    def warnings(self) -> list[str]:
+        """One sentence per way to end; the rank that ended first comes first."""
+        said: list[str] = []
+        for ranks, text in ((self.crashed, "crashed"), (self.killed, "killed")):
+            others = [rank for rank in ranks if rank != self.first]
+            if self.first in ranks:
+                alone = len(self.crashed) + len(self.killed) == 1
+                said.insert(0, f"rank {self.first} {text} before the end of training" + ("" if alone else ", the first to end"))
+            if others:
+                after = "" if self.first is None else f" after rank {self.first}"
+                said.append(f"{listed(others)} {text}{after or ' before the end of training'}")
+        return said
+
+    def advise(self, verdict: Verdict, hosts: Mapping[int, str]) -> list[str]:
+        """What to do next after a verdict: nothing is faster than a job that does not die, unless a rank is to blame for the
+        time until then.
+        """
+        ended = sorted(self.crashed + self.killed)
+        if not ended:
+            return verdict.next
+        if self.first is None:
+            look = f"Look at the job's own error output: {listed(ended)} ended early"
+        else:
+            where = f" on {hosts[self.first]}" if self.first in hosts else ""
+            look = f"Look at the job's own error output of rank {self.first}{where}, which ended first"
+        return [*verdict.next, look] if verdict.kind == "straggler" else [look, *verdict.next]
+
+
+def endings(infos: Mapping[int, RankInfo]) -> Endings:
+    """Of what the ranks' own records say."""
+    crashed = sorted(rank for rank, info in infos.items() if info.end_reason == "crash")
+    killed = sorted(rank for rank, info in infos.items() if info.end_reason == "killed")
+    return Endings(crashed, killed, _first({rank: infos[rank] for rank in (*crashed, *killed)}))
+
+
+def _first(ended: Mapping[int, RankInfo]) -> int | None:
+    if len(ended) == 1:
+        return next(iter(ended))
+    times = sorted((info.end_unix_ns, rank) for rank, info in ended.items() if info.end_unix_ns is not None)
+    if len(times) < len(ended) or not times:
+        return None
+    (earliest, first), (following, second) = times[:2]
+    # A rank that crashed on its own did so before anybody was killed for it.
+    alone = ended[first].end_reason == "crash" and all(ended[rank].end_reason == "killed" for rank in ended if rank != first)
+    clearly = CLEARLY_NS if ended[first].host == ended[second].host else CLEARLY_ACROSS_HOSTS_NS
+    return first if alone or following - earliest >= clearly else None
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0, 2``, ``ranks 0, 1, … and 12 more``."""
+    return ranks_of(ranks[:8], len(ranks))
+
+
+def ranks_of(shown: Sequence[int], count: int) -> str:
+    """``count`` ranks, of which the first are ``shown``."""
+    more = count - len(shown)
+    text = ", ".join(map(str, shown)) + (f" and {more:,} more" if more else "")
+    return f"rank {text}" if count == 1 else f"ranks {text}"
