@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+import torch  # noqa: F401  # before attach, which is what the launcher imports at this moment
+
 from rankscope.profiler import attach
 from rankscope.profiler.recorder import Recorder
 from rankscope.profiler.ring import End
