@@ -1,4 +1,4 @@
-"""DistributedDataParallel over gloo under the profiler; one trace per rank. Arguments: folder, late rank, pause in s."""
+"""DistributedDataParallel over gloo under the profiler; one trace per rank. Arguments: folder, late rank, pause in s, steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-WARM_UP = 2
-STEPS = 8
+WARM_UP = 4
 
 
 def main() -> None:
-    folder, late_rank, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    folder, late_rank, pause, steps = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -35,7 +34,7 @@ def main() -> None:
     for _ in range(WARM_UP):
         step()
     with torch.autograd.profiler.profile(use_kineto=True) as profiler:
-        for number in range(10, 10 + STEPS):
+        for number in range(10, 10 + steps):
             with torch.autograd.profiler.record_function(f"ProfilerStep#{number}"):
                 step()
     profiler.export_chrome_trace(str(folder / f"rank-{rank}.json"))

@@ -15,6 +15,8 @@ from rankscope.analysis.traces import read_trace
 
 SCRIPT = Path(__file__).with_name("gloo_training.py")
 PAUSE_US = 40_000
+# Of two ranks chance names one as easily as the other: several steps in each block outweigh a busy machine.
+STEPS = 32
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,12 @@ def traces(require_torch: None, tmp_path_factory: pytest.TempPathFactory) -> Pat
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     environment = {**os.environ, "KINETO_LOG_LEVEL": "6", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [*job, str(folder), "1", str(PAUSE_US / 1e6)], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [*job, str(folder), "1", str(PAUSE_US / 1e6), str(STEPS)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return folder
@@ -34,9 +41,9 @@ def traces(require_torch: None, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_step_has_its_compute_and_its_collectives(traces: Path, rank: int) -> None:
     reduction = reduce_trace(read_trace(traces / f"rank-{rank}.json"))
-    assert [row.step for row in reduction.breakdowns] == list(range(10, 18))
+    assert [row.step for row in reduction.breakdowns] == list(range(10, 10 + STEPS))
     assert all(row.device_kind == "cpu" and row.compute_us > 0 and row.communication_us > 0 for row in reduction.breakdowns)
-    per_step = {step: [row for row in reduction.collectives if row.step == step] for step in range(10, 18)}
+    per_step = {step: [row for row in reduction.collectives if row.step == step] for step in range(10, 10 + STEPS)}
     assert len({len(rows) for rows in per_step.values()}) == 1
     assert all(rows and {row.op for row in rows} == {"all_reduce"} for rows in per_step.values())
     assert all(row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns for row in reduction.collectives)
@@ -48,6 +55,6 @@ def test_the_rank_that_sleeps_imposes_the_wait(traces: Path) -> None:
     analysis = analyze([traces])
     imposed = {row.rank: row.imposed_us for row in analysis.imposed_wait}
     assert analysis.collectives.unmatched == 0
-    assert imposed[1] > 0.8 * 8 * PAUSE_US
+    assert imposed[1] > 0.8 * STEPS * PAUSE_US
     assert imposed[0] < 0.2 * imposed[1]
     assert (analysis.verdict.kind, analysis.verdict.rank, analysis.verdict.cause) == ("straggler", 1, "host")
