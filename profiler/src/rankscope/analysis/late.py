@@ -17,6 +17,10 @@ ENOUGH_STEPS: Final = 8
 """From so many steps on, steps are the units of chance; below, collectives, which hang together within a step."""
 
 
+UNCLEAR: Final = 0.1
+"""Up to this p-value "nobody" would be said too confidently, though nobody can be named."""
+
+
 def find_late(blame: Blame, window_us: float) -> Slow | None:
     """The rank that was late beyond chance and at a price, or ``None``.
 
@@ -52,7 +56,7 @@ def too_few(blame: Blame, window_us: float) -> int | None:
     """The rank that was late at a price, too seldom for chance to be excluded; ``None`` when there is none.
 
     Too seldom: it was last whenever anybody clearly was, or somebody clearly was so rarely that no rank at all could have been
-    named. To be asked where ``find_late`` named nobody.
+    named, or chance would do the same now and then, but not often. To be asked where ``find_late`` named nobody.
     """
     late = (blame.gain_us > 0).any(axis=1)
     if not late.any():
@@ -61,8 +65,9 @@ def too_few(blame: Blame, window_us: float) -> int | None:
     if blame.saved_us[blame.ranks[row]] < MINIMUM_EFFECT * window_us:
         return None
     always = bool((blame.gain_us[late, row] > 0).all())
-    telling = int((_scores(blame) > 0).any(axis=1).sum())
-    return blame.ranks[row] if always or attainable_p(telling, len(blame.ranks)) > LIMIT else None
+    scores = _scores(blame)
+    powerless = attainable_p(int((scores > 0).any(axis=1).sum()), len(blame.ranks)) > LIMIT
+    return blame.ranks[row] if always or powerless or p_value(scores, row) <= UNCLEAR else None
 
 
 def _scores(blame: Blame) -> Scores:
