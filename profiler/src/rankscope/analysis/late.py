@@ -33,7 +33,7 @@ def find_late(blame: Blame, window_us: float) -> Slow | None:
     row = int(blame.gain_us.sum(axis=0).argmax())
     rank = blame.ranks[row]
     gain = blame.saved_us[rank]
-    if gain < MINIMUM_EFFECT * window_us:
+    if not _at_a_price(blame, rank, window_us):
         return None
     scores = _scores(blame)
     chance = p_value(scores, row)
@@ -62,12 +62,18 @@ def too_few(blame: Blame, window_us: float) -> int | None:
     if not late.any():
         return None
     row = int(blame.gain_us.sum(axis=0).argmax())
-    if blame.saved_us[blame.ranks[row]] < MINIMUM_EFFECT * window_us:
+    if not _at_a_price(blame, blame.ranks[row], window_us):
         return None
     always = bool((blame.gain_us[late, row] > 0).all())
     scores = _scores(blame)
     powerless = attainable_p(int((scores > 0).any(axis=1).sum()), len(blame.ranks)) > LIMIT
     return blame.ranks[row] if always or powerless or p_value(scores, row) <= UNCLEAR else None
+
+
+def _at_a_price(blame: Blame, rank: int, window_us: float) -> bool:
+    """Whether its lateness costs ``MINIMUM_EFFECT`` of the window beyond what being last now and then costs any rank."""
+    usual = float(np.median([saved for other, saved in blame.saved_us.items() if other != rank]))
+    return blame.saved_us[rank] - usual >= MINIMUM_EFFECT * window_us
 
 
 def _scores(blame: Blame) -> Scores:
