@@ -152,25 +152,25 @@ def test_a_person_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
 
 
 def test_a_killed_demo_takes_its_servers_along(tmp_path: Path) -> None:
-    # given a demo whose servers run
-    process = subprocess.Popen(
+    # given a demo whose servers run and whose ranks train
+    with subprocess.Popen(
         [sys.executable, "-m", "rankscope", "demo", "--once", "--run-dir", str(tmp_path / "run")],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    assert process.stderr is not None
-    with process.stderr:
-        while "training:" not in (line := process.stderr.readline()):
-            assert line
-        children = descendants(process.pid)
-        assert len(children) >= 3
-        # when it is killed and cannot end them itself
-        process.kill()
-        process.wait()
+    ) as process:
+        assert process.stderr is not None
+        try:
+            while "recording:" not in (line := process.stderr.readline()):
+                assert line
+            children = descendants(process.pid)
+        finally:
+            # when it is killed and cannot end them itself
+            process.kill()
+    assert len(children) >= 5
     # then they end
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while any(alive(pid) for pid in children) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert [pid for pid in children if alive(pid)] == []
