@@ -139,7 +139,9 @@ def test_a_helper_that_dies_costs_the_record_not_the_training(tmp_path: Path, ca
         result = launch([sys.executable, str(JOB), "plain"], LaunchOptions(run_dir=tmp_path / "run", name="x"))
     assert result.status == 0
     assert not is_run(tmp_path / "run")
-    assert capfd.readouterr().err.count("switched itself off (its helper process ended)") == 1
+    # By the recorder, or by the launcher where the short job was over before its helper had died.
+    said = capfd.readouterr().err
+    assert said.count("switched itself off (its helper process ended)") + said.count("was killed; their records") == 1
 
 
 @pytest.mark.slow
