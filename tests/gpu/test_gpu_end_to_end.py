@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rankscope.cli.nvml import ask_nvml
+
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def gpus() -> int:
-    """GPUs that NVML sees, 0 where there is no NVML."""
-    script = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
-    asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    return int(asked.stdout) if asked.returncode == 0 else 0
 
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
@@ -26,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def gpu_count() -> int:
-    count = gpus()
+    count = ask_nvml().gpus
     if count == 0:
         pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
     return count

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Final, Literal
 
 import click
 
+from rankscope.cli.nvml import ask_nvml
 from rankscope.cli.terminal import format_option, use_color
 
 State = Literal["ok", "absent", "missing"]
@@ -88,24 +88,14 @@ def _gpus() -> Check:
         return Check(
             "GPUs", "absent", f"cannot look: nvidia-ml-py is not installed; {without}", "pip install 'rankscope[exporter]'"
         )
-    # In a process of its own with a deadline: a wedged driver hangs whoever asks.
-    script = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount(), n.nvmlSystemGetDriverVersion())"
-    try:
-        asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
-    except subprocess.TimeoutExpired:
-        return Check(
-            "GPUs",
-            "missing",
-            "the NVIDIA driver does not answer within 20 s",
-            "look at `dmesg` for Xid lines; the node may need a reboot",
-        )
-    if asked.returncode != 0:
-        reason = asked.stderr.strip().splitlines()[-1] if asked.stderr.strip() else "NVML failed"
-        return Check("GPUs", "absent", f"{reason.rpartition(': ')[2]}; {without}", "on a GPU node, install the NVIDIA driver")
-    count, _, driver = asked.stdout.strip().partition(" ")
-    if count == "0":
-        return Check("GPUs", "absent", f"driver {driver} sees none; {without}")
-    return Check("GPUs", "ok", f"{count}, driver {driver}")
+    answer = ask_nvml()
+    if answer.wedged:
+        return Check("GPUs", "missing", str(answer.reason), "look at `dmesg` for Xid lines; the node may need a reboot")
+    if answer.reason:
+        return Check("GPUs", "absent", f"{answer.reason}; {without}", "on a GPU node, install the NVIDIA driver")
+    if not answer.gpus:
+        return Check("GPUs", "absent", f"driver {answer.driver} sees none; {without}")
+    return Check("GPUs", "ok", f"{answer.gpus}, driver {answer.driver}")
 
 
 def _local_memory() -> Check:

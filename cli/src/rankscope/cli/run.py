@@ -13,6 +13,7 @@ import click
 
 from rankscope.cli.terminal import PRICE, use_color, width
 from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
+from rankscope.profiler.settings import WINDOW_EVERY, WINDOW_FIRST, WINDOW_STEPS
 from rankscope.runs.errors import RankscopeError
 from rankscope.runs.paths import SPOOL_DIR
 
@@ -40,18 +41,18 @@ The training script needs no change and its output is left alone; the verdict go
     type=click.Path(path_type=Path),
     help=f"Folder where the node's exporter picks up the ranks' metrics.  [default: {SPOOL_DIR}, if it is there]",
 )
-@click.option("--window-first", type=click.IntRange(min=1), default=20, show_default=True, help="First profiled step.")
+@click.option("--window-first", type=click.IntRange(min=1), default=WINDOW_FIRST, show_default=True, help="First profiled step.")
 @click.option(
     "--window-every",
     type=click.IntRange(min=0),
-    default=1000,
+    default=WINDOW_EVERY,
     show_default=True,
     help="Steps from one profiled window to the next; 0 for a single window.",
 )
 @click.option(
     "--window-steps",
     type=click.IntRange(min=0),
-    default=3,
+    default=WINDOW_STEPS,
     show_default=True,
     help="Steps per window; 0 switches the profiler off.",
 )

@@ -15,7 +15,7 @@ from rankscope.analysis.collectives import Instance, collective_instances
 from rankscope.analysis.traces import DEVICE_NOTE, NOTE, Trace
 from rankscope.analysis.work import KINDS, WorkEvents, work_events
 from rankscope.runs.errors import InputError
-from rankscope.runs.records import CollectiveRecord, DeviceKind, KernelRecord, StepBreakdown
+from rankscope.runs.records import CollectiveRecord, DeviceKind, KernelRecord, StepBreakdown, WindowBasis
 
 COSTLIEST: Final = 10
 """Kernel records kept per step."""
@@ -156,14 +156,14 @@ def _device_windows(steps: _Steps, events: WorkEvents, owner: NDArray[np.intp]) 
 
 
 def _breakdown(
-    number: int, device: DeviceKind, work: Work, window: tuple[int, int], events: int, *, truncated: bool, basis: str
+    number: int, device: DeviceKind, work: Work, window: tuple[int, int], events: int, *, truncated: bool, basis: WindowBasis
 ) -> StepBreakdown:
     part = partition(work, *window)
     return StepBreakdown(
         step=number,
         start_unix_ns=part.start_ns,
         device_kind=device,
-        window_basis="steps" if basis == "steps" else "file",
+        window_basis=basis,
         window_us=part.window_us,
         compute_us=part.compute_us,
         communication_us=part.communication_us,

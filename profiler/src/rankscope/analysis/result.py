@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.runs.records import DeviceKind, Phase
+from rankscope.runs.records import DeviceKind, Phase, WindowBasis
 
 ANALYSIS_SCHEMA: Final = "rankscope.analysis/1"
 
@@ -59,7 +59,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     steps: int
     """Steps with evidence of any kind."""
-    window_basis: Literal["file", "steps"] | None
+    window_basis: WindowBasis | None
     window_us: float | None
     compute_us: float | None
     communication_us: float | None

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Final
 
 from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, spooled, was_recorded
-from rankscope.profiler.settings import PREFIX, RecorderSettings
+from rankscope.profiler.settings import PREFIX, WINDOW_EVERY, WINDOW_FIRST, WINDOW_STEPS, RecorderSettings
 from rankscope.profiler.spool import remove_own
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader, is_run
@@ -43,9 +43,9 @@ class LaunchOptions:
     run_dir: Path
     name: str
     spool_dir: Path | None = None
-    window_first: int = 20
-    window_every: int = 1000
-    window_steps: int = 3
+    window_first: int = WINDOW_FIRST
+    window_every: int = WINDOW_EVERY
+    window_steps: int = WINDOW_STEPS
     keep_traces: int = 0
     simulated: bool = False
     price_per_gpu_hour: float | None = None

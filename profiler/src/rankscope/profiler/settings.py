@@ -10,6 +10,11 @@ import msgspec
 
 PREFIX: Final = "RANKSCOPE_"
 
+# The schedule of profiled windows unless told otherwise: early enough to show something soon, seldom enough to cost little.
+WINDOW_FIRST: Final = 20
+WINDOW_EVERY: Final = 1000
+WINDOW_STEPS: Final = 3
+
 
 class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Settings of one run; field ``run_dir`` is the variable ``RANKSCOPE_RUN_DIR``, and so on."""
@@ -24,10 +29,10 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """Folder for the ranks' Prometheus text files; ``None``: none are written."""
     scratch_dir: str | None = None
     """Folder on local memory that the launcher made and watches; ranks that cannot see it make their own."""
-    window_first: int = 20
-    window_every: int = 1000
+    window_first: int = WINDOW_FIRST
+    window_every: int = WINDOW_EVERY
     """0: a single window."""
-    window_steps: int = 3
+    window_steps: int = WINDOW_STEPS
     """0: no windows."""
     keep_traces: int = 0
     simulated: bool = False

@@ -16,7 +16,7 @@ import torch  # noqa: F401  # before attach, which is what the launcher imports 
 from rankscope.profiler import attach
 from rankscope.profiler.recorder import Recorder
 from rankscope.profiler.ring import End
-from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.settings import WINDOW_EVERY, WINDOW_FIRST, WINDOW_STEPS, RecorderSettings
 
 _T = TypeVar("_T")
 
@@ -46,9 +46,9 @@ class StepProfiler:
         *,
         name: str | None = None,
         spool_dir: str | os.PathLike[str] | None = None,
-        window_first: int = 20,
-        window_every: int = 1000,
-        window_steps: int = 3,
+        window_first: int = WINDOW_FIRST,
+        window_every: int = WINDOW_EVERY,
+        window_steps: int = WINDOW_STEPS,
         keep_traces: int = 0,
         simulated: bool = False,
         price_per_gpu_hour: float | None = None,

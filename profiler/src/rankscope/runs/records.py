@@ -16,6 +16,7 @@ Phase = Literal["data", "h2d", "forward", "backward", "optimizer", "between_step
 PHASES: Final[tuple[Phase, ...]] = ("data", "h2d", "forward", "backward", "optimizer", "between_steps")
 
 DeviceKind = Literal["cuda", "cpu", "rocm", "xpu", "other"]
+WindowBasis = Literal["file", "steps"]
 EndReason = Literal["exit", "crash", "killed", "disabled"]
 
 
@@ -148,7 +149,7 @@ class StepBreakdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     step: int
     start_unix_ns: int
     device_kind: DeviceKind
-    window_basis: Literal["file", "steps"] = "steps"
+    window_basis: WindowBasis = "steps"
     window_us: float
     compute_us: float
     communication_us: float

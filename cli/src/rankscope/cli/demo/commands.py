@@ -59,7 +59,7 @@ def demo(*, fault: Fault, once: bool, run_dir: Path | None, output_format: str) 
         click.echo(f"[{time.monotonic() - started:5.1f} s] {text}", err=True)
 
     logs = Path(tempfile.mkdtemp(prefix="rankscope-demo-logs-"))
-    ok = True
+    ok = False
     try:
         with Services(logs) as services:
             story = Story(run_dir=run_dir, fault=fault, services=services, say=say)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Analysis
 from rankscope.cli.demo.faults import WORLD_SIZE, Fault
 from rankscope.cli.demo.services import HOST, Services, free_port, get, post_json, rankscope_command
+from rankscope.cli.nvml import ask_nvml
 from rankscope.runs.errors import RankscopeError
 from rankscope.runs.links import overview_url
 from rankscope.runs.reader import RunReader, is_run
@@ -80,15 +80,6 @@ def expect(condition: object, message: str) -> None:
         raise CheckFailedError(message)
 
 
-def has_gpus() -> bool:
-    """Whether NVML answers with a GPU; asked in a process of its own with a deadline, for wedged drivers."""
-    script = "import pynvml as n; n.nvmlInit(); raise SystemExit(n.nvmlDeviceGetCount() == 0)"
-    try:
-        return subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=20, check=False).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
-
-
 def tell(story: Story) -> None:
     """Everything, in order; the result is in ``story.parts`` and ``story.analysis``."""
     spool = story.services.logs / "spool"
@@ -112,7 +103,7 @@ def tell(story: Story) -> None:
 
 
 def _start_exporter(story: Story, spool: Path, detail: list[str]) -> None:
-    story.simulated = not has_gpus()
+    story.simulated = ask_nvml().gpus == 0
     port = free_port(EXPORTER_PORT)
     arguments: list[str | Path] = ["exporter", "--listen", f"{HOST}:{port}", "--spool", spool]
     if story.simulated:

@@ -1,0 +1,34 @@
+"""Asking NVML what GPUs there are, in a process of its own with a deadline: a wedged driver hangs whoever asks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+DEADLINE_S: Final = 20
+_SCRIPT: Final = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount(), n.nvmlSystemGetDriverVersion())"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``gpus`` is 0 where there is no answer; ``reason`` says why there is none, ``wedged`` that none came in time."""
+
+    gpus: int
+    driver: str | None = None
+    reason: str | None = None
+    wedged: bool = False
+
+
+def ask_nvml() -> Answer:
+    """How many GPUs NVML sees, and its driver's version. Never raises."""
+    try:
+        asked = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Answer(0, reason=f"the NVIDIA driver does not answer within {DEADLINE_S} s", wedged=True)
+    if asked.returncode != 0:
+        last = (asked.stderr.strip().splitlines() or ["NVML failed"])[-1]
+        return Answer(0, reason=last.rpartition(": ")[2])
+    count, _, driver = asked.stdout.strip().partition(" ")
+    return Answer(int(count), driver)
