@@ -10,7 +10,6 @@ import atexit
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,14 +20,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import get_worker_info
 
-from rankscope.profiler.batch import measure
 from rankscope.profiler.boundary import StepBoundary
 from rankscope.profiler.clock import now
 from rankscope.profiler.ddp import LastGradient
 from rankscope.profiler.guard import guarded
 from rankscope.profiler.handover import EntryKind
-from rankscope.profiler.host import GC_TAG, GcMeter, ThreadMeter, ThreadUse
 from rankscope.profiler.identity import identify
+from rankscope.profiler.measures import StepMeasures
 from rankscope.profiler.phases import PhaseClock, Timed, in_microseconds
 from rankscope.profiler.ring import End
 from rankscope.profiler.session import Session
@@ -36,7 +34,6 @@ from rankscope.profiler.settings import RecorderSettings
 from rankscope.profiler.windows import Schedule, Windows
 from rankscope.runs.records import PhaseTimes, StepRecord
 
-_MAX_TAGS: Final = 8
 _HELPER_CHECK_NS: Final = 1_000_000_000
 _HELPER_ENDED: Final = "its helper process ended"
 
@@ -60,10 +57,7 @@ class Recorder:
         self._clock: PhaseClock | None = None
         self._whole = False
         self._windows: Windows | None = None
-        self._meter: ThreadMeter | None = None
-        self._gc: GcMeter | None = None
-        self._use: ThreadUse | None = None
-        self._start_unix_ns = 0
+        self._measures: StepMeasures | None = None
         self._helper_seen = 0
         # Weak: an optimizer whose step raised may have been thrown away, and its state is large.
         self._optimizer: weakref.ref[object] | None = None
@@ -76,9 +70,6 @@ class Recorder:
         self._waited = False
         self._waits: list[tuple[int, int]] = []
         self._tail_unknown = False
-        self._samples: int | None = None
-        self._elements: int | None = None
-        self._tags: list[str] = []
         self._forget_crashes: Callable[[], None] | None = None
 
     def claim(self) -> None:
@@ -91,7 +82,7 @@ class Recorder:
                 self.thread = here
                 self._clock = self._optimizer = None
                 # The models stay: they may have been wrapped on the other thread.
-                self._release_meters()
+                self._release_measures()
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
             self.disable(f"{type(error).__name__}: {error}")
 
@@ -110,11 +101,8 @@ class Recorder:
     def leave_data(self, batch: object = None) -> None:
         """The batch is there, or there is none."""
         self._running().leave(now())
-        samples, elements = measure(batch)
-        if samples is not None:
-            self._samples = (self._samples or 0) + samples
-        if elements is not None:
-            self._elements = (self._elements or 0) + elements
+        if self._measures is not None:
+            self._measures.add_batch(batch)
 
     @guarded(default=False)
     def enter_backward(self) -> bool:
@@ -239,8 +227,8 @@ class Recorder:
         self._note(tag)
 
     def _note(self, tag: str) -> None:
-        if tag not in self._tags and len(self._tags) < _MAX_TAGS:
-            self._tags.append(tag[:32])
+        if self._measures is not None:
+            self._measures.tag(tag)
 
     @guarded(default=None)
     def begin(self) -> None:
@@ -250,8 +238,8 @@ class Recorder:
     @guarded(default=None)
     def step(self, samples: int | None = None, tokens: int | None = None) -> None:
         """Explicit mode: the step ends here."""
-        if samples is not None:
-            self._samples = samples
+        if samples is not None and self._measures is not None:
+            self._measures.samples = samples
         if self._optimizer is not None:
             self._running().abandon("optimizer")  # its step raised
             self._optimizer = None
@@ -265,8 +253,7 @@ class Recorder:
     def _running(self, *, whole: bool = False) -> PhaseClock:
         """The clock of the current step, started by the first sign of training. ``whole``: that sign is the start of a step."""
         if self._clock is None:
-            self._meter = ThreadMeter()
-            self._gc = GcMeter(now)
+            self._measures = StepMeasures()
             self._clock = PhaseClock(now())
             self._whole = whole
             self._begin_step()
@@ -274,14 +261,9 @@ class Recorder:
 
     def _begin_step(self) -> None:
         assert self._clock is not None
-        assert self._meter is not None
-        assert self._gc is not None
-        self._samples = self._elements = None
-        self._tags.clear()
+        assert self._measures is not None
         self._waited = self._tail_unknown = False
-        self._gc.take()
-        self._use = self._meter.read()
-        self._start_unix_ns = time.time_ns()
+        self._measures.begin()
         self._clock.begin(now())
 
     def _close_step(self, ended: int, tokens: int | None = None) -> None:
@@ -319,33 +301,15 @@ class Recorder:
 
     def _record(self, clock: PhaseClock, ended: int, tokens: int | None) -> StepRecord:
         assert self._windows is not None
-        assert self._meter is not None
-        assert self._gc is not None
-        assert self._use is not None
-        wall = clock.finish(ended)
-        before, use = self._use, self._meter.read()
-        gc_ns, full = self._gc.take()
-        if full:
-            self._note(GC_TAG)
-        queued = None
-        if use.run_queue_ns is not None and before.run_queue_ns is not None:
-            queued = (use.run_queue_ns - before.run_queue_ns) / 1000
+        assert self._measures is not None
         return StepRecord(
             step=self.step_number,
-            start_unix_ns=self._start_unix_ns,
-            wall_us=wall / 1000,
+            wall_us=clock.finish(ended) / 1000,
             phases_us=in_microseconds(clock.times, clock.times),
             blocked_us=self._blocked(clock),
-            cpu_us=(use.cpu_ns - before.cpu_ns) / 1000,
-            run_queue_us=queued,
-            voluntary_switches=use.voluntary - before.voluntary,
-            involuntary_switches=use.involuntary - before.involuntary,
-            gc_us=gc_ns / 1000,
-            samples=self._samples,
             tokens=tokens,
-            input_elements=self._elements,
             profiled=self._windows.active,
-            tags=list(self._tags),
+            **self._measures.take(),
         )
 
     def _blocked(self, clock: PhaseClock) -> PhaseTimes | None:
@@ -402,16 +366,14 @@ class Recorder:
                 self._forget_crashes()
 
     def _release(self) -> None:
-        self._release_meters()
+        self._release_measures()
         with suppress(Exception):
             self.gradients.close()
 
-    def _release_meters(self) -> None:
-        with suppress(Exception):
-            if self._gc is not None:
-                self._gc.close()
-            if self._meter is not None:
-                self._meter.close()
+    def _release_measures(self) -> None:
+        if self._measures is not None:
+            self._measures.close()
+            self._measures = None
 
     def forked(self) -> None:
         """In a child forked from a recorded process (a data loader's worker): be silent, and let go."""
