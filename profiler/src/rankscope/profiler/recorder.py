@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import torch
@@ -22,6 +22,7 @@ from torch.utils.data import get_worker_info
 
 from rankscope.profiler.boundary import StepBoundary
 from rankscope.profiler.clock import now
+from rankscope.profiler.crashes import note_crashes
 from rankscope.profiler.ddp import LastGradient
 from rankscope.profiler.guard import guarded
 from rankscope.profiler.handover import EntryKind
@@ -297,7 +298,7 @@ class Recorder:
         schedule = Schedule(self.settings.window_first, self.settings.window_every, self.settings.window_steps)
         self._windows = Windows(schedule, session.scratch, session.ring.put)
         atexit.register(self.close, End.EXIT)
-        self._forget_crashes = _note_crashes(self)
+        self._forget_crashes = note_crashes(self.close)
 
     def _record(self, clock: PhaseClock, ended: int, tokens: int | None) -> StepRecord:
         assert self._windows is not None
@@ -385,20 +386,3 @@ class Recorder:
             self.session.forget()
         self._windows = self.session = None
         self._release()
-
-
-def _note_crashes(recorder: Recorder) -> Callable[[], None]:
-    """An exception that ends the script makes it a crash. Returns how to stop noting."""
-    previous = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        recorder.close(End.EXIT if issubclass(kind, KeyboardInterrupt) else End.CRASH)
-        previous(kind, error, trace)
-
-    def forget() -> None:
-        # Whoever came after us may call our hook.
-        if sys.excepthook is hook:
-            sys.excepthook = previous
-
-    sys.excepthook = hook
-    return forget
