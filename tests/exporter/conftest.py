@@ -7,85 +7,29 @@ import http.client
 import os
 import re
 import select
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-
-FAKE_NVML_SOURCE = Path(__file__).parent / "fake_nvml" / "nvml.c"
-MIB = 2**20
+from tests.exporter.fake_driver import FakeDriver, build_library, gpu_state
 
 SeriesKey = tuple[str, frozenset[tuple[str, str]]]
 
 
-def _uuid(index: int) -> str:
-    return f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000"
-
-
-def gpu_state(index: int) -> dict[str, object]:
-    """One healthy GPU in NVML's units: °C, bytes, percent, mW, mJ, MHz."""
-    return {
-        "uuid": _uuid(index),
-        "name": "Test GPU",
-        "serial": f"16500{index}",
-        "bus": f"00000000:{0x1A + index:02X}:00.0",
-        "temperature": 40 + index,
-        "memory_temperature": 50 + index,
-        "memory_total": 81559 * MIB,
-        "memory_used": 1000 * MIB,
-        "memory_free": 80000 * MIB,
-        "memory_reserved": 559 * MIB,
-        "utilization": 93,
-        "memory_utilization": 41,
-        "power": 251250,
-        "power_limit": 700000,
-        "energy": 123456789,
-        "clock_graphics": 1700,
-        "clock_sm": 1710,
-        "clock_memory": 2619,
-        "max_clock_graphics": 1980,
-        "max_clock_sm": 1980,
-        "max_clock_memory": 2619,
-    }
-
-
-@dataclass
-class FakeNvml:
-    """The state file of the fake driver; change ``gpus`` or ``calls`` and ``write``."""
-
-    path: Path
-    library: Path
-    gpus: list[dict[str, object]]
-    calls: dict[str, str] = field(default_factory=dict)
-
-    def write(self) -> None:
-        lines = [f"count {len(self.gpus)}"]
-        lines += [f"gpu{index}.{key} {value}" for index, gpu in enumerate(self.gpus) for key, value in gpu.items()]
-        lines += [f"call.{name} {what}" for name, what in self.calls.items()]
-        replacement = self.path.with_suffix(".new")
-        replacement.write_text("\n".join(lines) + "\n")
-        replacement.replace(self.path)
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {"LD_LIBRARY_PATH": str(self.library.parent), "FAKE_NVML_STATE": str(self.path)}
-
-
 @pytest.fixture(scope="session")
-def build_fake_nvml(require_program: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def build_fake_nvml(require_program: Callable[[str], str]) -> Callable[..., Path]:
     """``build_fake_nvml("-DWITHOUT_ENERGY")`` compiles the fake driver and returns the library."""
 
     def build(*flags: str) -> Path:
-        library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-        command = [require_program("gcc"), "-shared", "-fPIC", "-O1", "-Wall", "-Werror", *flags]
-        subprocess.run([*command, "-o", str(library), str(FAKE_NVML_SOURCE)], check=True)
-        return library
+        require_program("gcc")
+        return build_library(*flags)
 
     return build
 
@@ -96,11 +40,9 @@ def fake_nvml_library(build_fake_nvml: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def fake_nvml(fake_nvml_library: Path, tmp_path: Path) -> FakeNvml:
+def fake_nvml(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
     """Two healthy GPUs."""
-    fake = FakeNvml(tmp_path / "nvml-state", fake_nvml_library, [gpu_state(0), gpu_state(1)])
-    fake.write()
-    return fake
+    return FakeDriver(tmp_path / "driver", fake_nvml_library, [gpu_state(0), gpu_state(1)])
 
 
 @dataclass
@@ -123,12 +65,12 @@ class RunningExporter:
         assert process.stderr is not None
         # Read without blocking for ever: a process that neither listens nor ends is a failure, not a hang of the tests.
         until = time.monotonic() + 30
-        while not (match := re.search(r"listening on http://(\S+):(\d+)/metrics", self.stderr)):
+        while not (match := re.search(r"listening on (https?)://(\S+):(\d+)/metrics", self.stderr)):
             readable, _, _ = select.select([process.stderr], [], [], max(0.0, until - time.monotonic()))
             piece = os.read(process.stderr.fileno(), 4096) if readable else b""
             assert piece, f"the exporter did not start: {self.stderr}"
             self.stderr += piece.decode()
-        self.host, self.port = match[1].strip("[]"), int(match[2])
+        self.tls, self.host, self.port = match[1] == "https", match[2].strip("[]"), int(match[3])
         self._reader = threading.Thread(target=self._read, args=(process.stderr.fileno(),), daemon=True)
         self._reader.start()
 
@@ -136,8 +78,17 @@ class RunningExporter:
         while piece := os.read(fd, 4096):
             self.stderr += piece.decode()
 
-    def get(self, path: str, *, method: str = "GET", **headers: str) -> Answer:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=20)
+    def connect(self, context: ssl.SSLContext | None = None) -> http.client.HTTPConnection:
+        """A connection; one to TLS that checks nothing unless ``context`` does."""
+        if not self.tls:
+            return http.client.HTTPConnection(self.host, self.port, timeout=20)
+        if context is None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return http.client.HTTPSConnection(self.host, self.port, timeout=20, context=context)
+
+    def get(self, path: str, *, method: str = "GET", context: ssl.SSLContext | None = None, **headers: str) -> Answer:
+        connection = self.connect(context)
         try:
             connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
             response = connection.getresponse()
@@ -191,7 +142,9 @@ def start_exporter(tmp_path: Path) -> Iterator[Callable[..., RunningExporter]]:
     with contextlib.ExitStack() as stack:
 
         def start(*args: str | Path, env: Mapping[str, str] | None = None, prelude: str | None = None) -> RunningExporter:
-            defaults = ["--listen", "127.0.0.1:0", "--interval", "0.5", "--host", "node1", "--spool", tmp_path / "spool"]
+            defaults: list[str | Path] = [] if "--listen" in args else ["--listen", "127.0.0.1:0"]
+            defaults += ["--interval", "0.5", "--host", "node1", "--spool", tmp_path / "spool"]
+            defaults += ["--state-dir", tmp_path / "state", "--control.socket", tmp_path / "control.sock"]
             launch = ["-m", "rankscope"] if prelude is None else ["-c", f"{prelude}; from rankscope.cli.main import main; main()"]
             command = [sys.executable, *launch, "exporter", *map(str, [*defaults, *args])]
             process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **(env or {})}))

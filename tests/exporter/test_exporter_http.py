@@ -30,7 +30,7 @@ def test_simulated_gpus_say_so_everywhere(start_exporter: Callable[..., Any]) ->
     assert exporter.values("rankscope_exporter_simulated") == [1.0]
     assert "SIMULATED" in exporter.get("/").text
     assert "SIMULATED" in exporter.stderr
-    assert "gpu: 2 GPUs" in exporter.stderr
+    assert "gpus=2 up=2" in exporter.stderr
 
 
 def test_real_gpus_are_not_called_simulated(start_exporter: Callable[..., Any], fake_nvml: Any) -> None:
@@ -109,8 +109,8 @@ def test_stalled_connections_do_not_block_scrapes(start_exporter: Callable[..., 
 
 
 SHORT_DEADLINES = (
-    "import rankscope.exporter.server as server; "
-    "server.REQUEST_DEADLINE_S = server.RESPONSE_DEADLINE_S = 0.5; server.KEEP_ALIVE_S = 1"
+    "import rankscope.exporter.http_connection as http; "
+    "http.REQUEST_DEADLINE_S = http.RESPONSE_DEADLINE_S = 0.5; http.KEEP_ALIVE_S = 1"
 )
 
 
@@ -179,7 +179,7 @@ def test_a_port_in_use_is_one_clear_line(
     assert result.returncode == 3
     assert len(result.stderr.splitlines()) == 1
     assert f"127.0.0.1:{exporter.port}" in result.stderr
-    assert "--listen" in result.stderr
+    assert "--web.listen-address" in result.stderr
 
 
 def test_ipv6(start_exporter: Callable[..., Any]) -> None:
@@ -270,14 +270,16 @@ def test_help_shows_examples_that_can_be_copied(cli: Callable[..., subprocess.Co
     assert not any("\\b" in line for line in lines)
 
 
-@pytest.mark.parametrize("missing", ["prometheus_client", "uvicorn", "pynvml"])
-def test_a_missing_extra_is_one_line_and_help_works_without_it(missing: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("missing", "arguments"), [("h11", ("--simulate", "1", "--listen", "127.0.0.1:0")), ("pynvml", ("--once",))]
+)
+def test_a_missing_extra_is_one_line_and_help_works_without_it(missing: str, arguments: tuple[str, ...], tmp_path: Any) -> None:
     hide = (
         f"import sys; sys.modules[{missing!r}] = None; from rankscope.exporter.commands import exporter; exporter(sys.argv[1:])"
     )
 
     broken = subprocess.run(
-        [sys.executable, "-c", hide, "--once", "--spool", tmp_path / "spool"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", hide, *arguments, "--spool", tmp_path / "spool"], capture_output=True, text=True, check=False
     )
     helped = subprocess.run([sys.executable, "-c", hide, "--help"], capture_output=True, text=True, check=False)
 
@@ -286,3 +288,132 @@ def test_a_missing_extra_is_one_line_and_help_works_without_it(missing: str, tmp
     assert "pip install 'rankscope[exporter]'" in broken.stderr
     assert helped.returncode == 0
     assert "--simulate" in helped.stdout
+
+
+def test_collect_chooses_collectors_and_refuses_others(start_exporter: Callable[..., Any]) -> None:
+    exporter = start_exporter("--simulate", "1", "--no-collector.ecc")
+
+    page = exporter.get("/metrics?collect[]=power&collect%5B%5D=fan").text
+    assert "\ngpu_power_watts{" in page
+    assert "\ngpu_temperature_celsius{" not in page
+    for query, said in (("collect[]=powr", "no such collector: powr"), ("collect[]=ecc", "switched off: ecc")):
+        answer = exporter.get(f"/metrics?{query}")
+        assert (answer.status, said in answer.text, "power" in answer.text) == (400, True, True)
+    assert exporter.get("/metrics?" + "&".join("collect[]=power" for _ in range(1000))).status == 400
+
+
+def test_the_dcgm_page_beside_ours_and_on_an_address_of_its_own(
+    start_exporter: Callable[..., Any], free_port: Callable[[], int]
+) -> None:
+    port = free_port()
+    exporter = start_exporter("--simulate", "2xH100", "--compat", "dcgm", "--compat.listen-address", f"127.0.0.1:{port}")
+
+    assert exporter.get("/dcgm/metrics").text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2
+    assert "DCGM_FI" not in exporter.get("/metrics").text
+    exporter.port = port
+    assert exporter.get("/metrics").text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2
+    assert exporter.get("/-/healthy").status == 200
+    assert exporter.get("/").status == 404
+
+
+def ask(exporter: Any, sent: bytes) -> bytes:
+    """All that comes back until the server closes."""
+    answer = b""
+    with socket.create_connection((exporter.host, exporter.port), timeout=20) as connection:
+        connection.sendall(sent)
+        while piece := connection.recv(65536):
+            answer += piece
+    return answer
+
+
+def test_http_as_it_is_spoken(start_exporter: Callable[..., Any]) -> None:
+    exporter = start_exporter("--simulate", "1")
+    last = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+    assert ask(exporter, b"GET /-/healthy HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nhealthy\n")
+    assert ask(exporter, HEALTHY * 20 + last).count(b"\r\n\r\nhealthy\n") == 21
+    assert ask(exporter, b"GET http://x/-/healthy?a=b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").startswith(
+        b"HTTP/1.1 200"
+    )
+    assert ask(exporter, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n" + last).count(b"# HELP") == 0
+    # a body that is announced, chunked, waited for, or too large
+    assert ask(exporter, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody" + last).startswith(b"HTTP/1.1 405")
+    expecting = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n"
+    with socket.create_connection((exporter.host, exporter.port), timeout=20) as connection:
+        connection.sendall(expecting)
+        assert connection.recv(100).startswith(b"HTTP/1.1 100")
+        connection.sendall(b"body")
+        assert connection.recv(100).startswith(b"HTTP/1.1 405")
+    assert ask(exporter, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n" + b"x" * 20000).startswith(
+        b"HTTP/1.1 413"
+    )
+    assert ask(exporter, b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20000).startswith(b"HTTP/1.1 431")
+    # who says no more may still listen
+    with socket.create_connection((exporter.host, exporter.port), timeout=20) as connection:
+        connection.sendall(HEALTHY)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.makefile("rb").read().endswith(b"healthy\n")
+
+
+def test_a_body_that_never_comes_is_not_waited_for(start_exporter: Callable[..., Any]) -> None:
+    exporter = start_exporter("--simulate", "1", prelude=SHORT_DEADLINES)
+    with socket.create_connection((exporter.host, exporter.port), timeout=20) as connection:
+        connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome")
+
+        with contextlib.suppress(ConnectionResetError):
+            while connection.recv(4096):
+                pass
+
+    assert exporter.get("/-/healthy").status == 200
+
+
+def test_a_thousand_idle_connections_leave_scrapes_working_and_those_who_scrape_their_connection(
+    start_exporter: Callable[..., Any],
+) -> None:
+    exporter = start_exporter("--simulate", "1")
+    scraper = exporter.connect()
+    scraper.request("GET", "/metrics")
+    assert b"gpu_up" in scraper.getresponse().read()
+    with contextlib.ExitStack() as stack:
+        for _ in range(1000):
+            stack.enter_context(socket.create_connection((exporter.host, exporter.port), timeout=20))
+
+        # on the same connection, which none of them has displaced, and on a new one
+        scraper.request("GET", "/metrics")
+        assert b"gpu_up" in scraper.getresponse().read()
+        assert exporter.values("gpu_up") == [1.0]
+    scraper.close()
+
+
+def test_systemd_is_told_when_it_serves(start_exporter: Callable[..., Any], tmp_path: Any) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(20)
+        exporter = start_exporter("--simulate", "1", env={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+
+        assert systemd.recv(100) == b"READY=1"
+        assert exporter.stop(signal.SIGTERM) == 0
+        assert systemd.recv(100) == b"STOPPING=1"
+
+
+def test_a_signal_ends_it_while_the_driver_hangs(start_exporter: Callable[..., Any], fake_nvml: Any) -> None:
+    fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=1)
+    exporter = start_exporter(env=fake_nvml.env)
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 0.0])
+
+    assert exporter.stop(signal.SIGTERM) == 0
+
+
+def test_the_landing_page_is_inert_and_tells_why_a_gpu_is_down(start_exporter: Callable[..., Any], fake_nvml: Any) -> None:
+    fake_nvml.gpus[0]["name"] = "<script>alert(1)</script>"
+    fake_nvml.lose(1)
+    exporter = start_exporter("--host", '"><img src=x onerror=alert(1)>', env=fake_nvml.env)
+    exporter.wait_until(lambda: exporter.values("gpu_up")[:1] == [1.0])
+
+    landing = exporter.get("/")
+
+    assert "<script" not in landing.text
+    assert "<img" not in landing.text
+    assert "default-src 'none'" in landing.headers["content-security-policy"]
+    assert "&lt;script&gt;" in landing.text
+    assert 'name="viewport"' in landing.text

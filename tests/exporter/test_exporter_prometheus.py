@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.exporter.fake_driver import NOT_SUPPORTED, FakeDriver, a100_state, h100_state, mig_state, uuid_of
 
 RANK = """\
 # HELP rank_steps_total Training steps completed.
@@ -21,26 +22,40 @@ rank_steps_total{run_id="r1",rank="2"} 40
 """
 
 
+@pytest.fixture
+def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
+    """An H100, an A100, and an H100 divided by MIG."""
+    gpus = [h100_state(0), a100_state(1), mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")])]
+    return FakeDriver(tmp_path / "full-driver", fake_nvml_library, gpus)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [(), ("--simulate", "2xH100")])
 def test_promtool_finds_nothing_to_object_to(
-    start_exporter: Callable[..., Any], fake_nvml: Any, require_program: Callable[[str], str], tmp_path: Path
+    arguments: tuple[str, ...],
+    start_exporter: Callable[..., Any],
+    node: FakeDriver,
+    require_program: Callable[[str], str],
+    tmp_path: Path,
 ) -> None:
-    promtool = require_program("promtool")
-    fake_nvml.gpus[1]["power"] = "err:3"
-    fake_nvml.write()
+    node.gpu(1)["power"] = NOT_SUPPORTED
+    node.write()
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "a.prom").write_text(RANK)
+    exporter = start_exporter(*arguments, env=node.env)
+    exporter.wait_until(lambda: len(exporter.values("gpu_temperature_celsius")) >= 2)
 
-    for arguments, env in (((), fake_nvml.env), (("--simulate", "2"), {})):
-        page = start_exporter(*arguments, env=env).get("/metrics").body
-        checked = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
-        assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+    page = exporter.get("/metrics").body
+
+    checked = subprocess.run([require_program("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
 @pytest.fixture
 def prometheus(
     require_program: Callable[[str], str], free_port: Callable[[], int], tmp_path: Path
 ) -> Iterator[Callable[[int], str]]:
-    """``prometheus(port)`` starts a Prometheus that scrapes the port of this machine, and returns its URL."""
+    """``prometheus(port)`` starts a Prometheus that scrapes the port of this machine, both pages, and returns its URL."""
     program = require_program("prometheus")
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -48,7 +63,9 @@ def prometheus(
         config = tmp_path / "prometheus.yml"
         config.write_text(
             "global: {scrape_interval: 500ms}\n"
-            f"scrape_configs: [{{job_name: rankscope, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}]\n"
+            "scrape_configs:\n"
+            f"  - {{job_name: rankscope, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}\n"
+            f"  - {{job_name: dcgm, metrics_path: /dcgm/metrics, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}\n"
         )
         url = f"127.0.0.1:{free_port()}"
         command = [program, f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}", f"--web.listen-address={url}"]
@@ -81,32 +98,48 @@ def _wait_for(url: str, expression: str, series: int) -> list[dict[str, Any]]:
     pytest.fail(f"{expression} never had {series} series")
 
 
+# What an operator joins, and how many series of the node answer.
+JOINS = {
+    "gpu_power_watts * on (uuid) group_left (host, index, model) gpu_info": 3,
+    "rate(gpu_energy_joules_total[1m]) * on (uuid) group_left (index) gpu_info": 3,
+    "gpu_sm_active_ratio * on (uuid) group_left (model) gpu_info": 2,
+    "gpu_mig_memory_used_bytes * on (uuid) group_left (parent_uuid, profile) gpu_mig_info": 2,
+    "label_replace(gpu_mig_info, 'uuid', '$1', 'parent_uuid', '(.*)') * on (uuid) group_left (model) gpu_info": 2,
+    "gpu_metric_supported{reason='before_hopper',metric='gpu_sm_active_ratio'} * on (uuid) group_left (model) gpu_info": 1,
+    # native and compatible names tell the same
+    "label_replace(DCGM_FI_DEV_POWER_USAGE, 'uuid', '$1', 'UUID', '(.*)') - on (uuid) gpu_power_watts == 0": 3,
+    "sum by (UUID, GPU_I_ID) (DCGM_FI_DEV_FB_USED{GPU_I_ID!=''})": 2,
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{GPU_I_ID=''} < 1": 1,
+}
+
+
 @pytest.mark.slow
-def test_prometheus_scrapes_the_exporter_and_answers_questions(
-    start_exporter: Callable[..., Any], fake_nvml: Any, prometheus: Callable[[int], str], tmp_path: Path
+def test_prometheus_scrapes_both_pages_and_answers_questions(
+    start_exporter: Callable[..., Any], node: FakeDriver, prometheus: Callable[[int], str], tmp_path: Path
 ) -> None:
-    # given two GPUs, and two files whose metrics are the same one to OpenMetrics, which Prometheus asks for
+    # given three GPUs, and two files whose metrics are the same one to OpenMetrics, which Prometheus asks for
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "a.prom").write_text(RANK)
     (tmp_path / "spool" / "b.prom").write_text('# TYPE rank_steps gauge\nrank_steps{run_id="r2",rank="0"} 7\n')
-    exporter = start_exporter(env=fake_nvml.env)
+    exporter = start_exporter("--compat", "dcgm", env=node.env)
 
     url = prometheus(exporter.port)
 
-    # then the join by uuid names the node, and the ranks' series arrive
-    joined = _wait_for(url, "gpu_power_watts * on (uuid) group_left (host, index) gpu_info", 2)
-    assert {(one["metric"]["host"], one["metric"]["index"], one["value"][1]) for one in joined} == {
-        ("node1", "0", "251.25"),
-        ("node1", "1", "251.25"),
-    }
+    # then the joins name the hardware, and the ranks' series arrive
+    for question, series in JOINS.items():
+        assert len(_wait_for(url, question, series)) == series
+    joined = _query(url, "gpu_power_watts * on (uuid) group_left (host, index) gpu_info")
+    assert {(one["metric"]["host"], one["metric"]["index"]) for one in joined} == {("node1", "0"), ("node1", "1"), ("node1", "2")}
     assert _wait_for(url, 'rank_steps_total{run_id="r1",rank="2"}', 1)[0]["value"][1] == "40"
     assert _wait_for(url, "rank_steps", 1)[0]["value"][1] == "7"
-    assert _wait_for(url, "up", 1)[0]["value"][1] == "1"
+    assert {one["metric"]["job"] for one in _wait_for(url, "up == 1", 2)} == {"rankscope", "dcgm"}
     assert _query(url, "rankscope_exporter_simulated")[0]["value"][1] == "0"
 
-    # and when a GPU is lost, then its readings end while the other's go on
-    fake_nvml.gpus[0]["lost"] = 1
-    fake_nvml.write()
+    # and when a GPU is lost, then its readings end while the others' go on
+    node.lose(0)
     (down,) = _wait_for(url, "gpu_up == 0", 1)
-    assert down["metric"]["uuid"].startswith("GPU-0")
-    assert _wait_for(url, "gpu_power_watts", 1)[0]["metric"]["uuid"].startswith("GPU-1")
+    assert down["metric"]["uuid"] == uuid_of(0)
+    assert {one["metric"]["uuid"] for one in _wait_for(url, "gpu_power_watts", 2)} == {uuid_of(1), uuid_of(2)}
+    assert {one["metric"]["UUID"] for one in _wait_for(url, "DCGM_FI_DEV_POWER_USAGE", 2)} == {uuid_of(1), uuid_of(2)}
+    (reason,) = _query(url, "(gpu_up == 0) * on (uuid) group_left (reason) gpu_down_info")
+    assert reason["metric"]["reason"] == "lost"

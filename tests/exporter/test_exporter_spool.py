@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.exporter.spool import MAX_FILES, MAX_SERIES_OF_USER, Spool, SpoolError
+from rankscope.exporter.spool import MAX_FILES, MAX_FILES_OF_USER, MAX_SERIES_OF_USER, Spool, SpoolError
 from rankscope.exporter.spool_file import MAX_BYTES, MAX_SERIES, RejectedError, parse
 from rankscope.exporter.spool_folder import SpoolFolder, default_spool, make_spool
 
@@ -122,14 +122,15 @@ def test_labels_cannot_break_out_of_their_quotes(start_exporter: Callable[..., A
         (gauge('run_id="r1",rank="one"'), "no_identity"),
         (gauge() + gauge('run_id="r1",rank="4"'), "several_ranks"),
         (gauge(value="1 1700000000000"), "timestamp"),
-        (gauge(LABELS + ',__name__="rank_y"'), "not_prometheus_text"),
-        (gauge(LABELS + ',"sp ace"="x"'), "wrong_labels"),
+        (gauge(LABELS + ',__name__="rank_y"'), "wrong_labels"),
+        (gauge(LABELS + ',"sp ace"="x"'), "not_prometheus_text"),
         (gauge(LABELS + "".join(f',l{i}="x"' for i in range(20))), "wrong_labels"),
         (gauge(LABELS + f',l="{"x" * 600}"'), "wrong_labels"),
         (gauge(LABELS + f',l="{"x" * 5000}"'), "not_prometheus_text"),
         (gauge(LABELS, value="one"), "not_prometheus_text"),
         (gauge(LABELS + ',l="\x1b[2J"'), "not_prometheus_text"),
         (b"# TYPE rank_x\n", "not_prometheus_text"),
+        (b"\n" * 5000, "too_many_series"),
         (b"# TYPE rank_x gauge\n" + b"".join(gauge(f'{LABELS},l="{i}"') for i in range(MAX_SERIES + 1)), "too_many_series"),
     ],
 )
@@ -174,6 +175,59 @@ def test_a_file_from_the_future_is_refused_because_it_would_never_be_silent(tmp_
     assert sample.states == {}
 
 
+class Clocks:
+    """The wall clock as the files have it, plus what somebody set it by; the monotonic clock goes on."""
+
+    def __init__(self) -> None:
+        self.set_by_s = 0.0
+        self.passed_s = 0.0
+
+    def now(self) -> float:
+        return time.time() + self.set_by_s + self.passed_s
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.passed_s
+
+
+@pytest.mark.parametrize("step_s", [3600.0, 400_000.0, -3600.0, -400_000.0])
+def test_setting_the_clock_makes_nobody_silent_and_nobody_fresh(step_s: float, tmp_path: Path) -> None:
+    # given a rank that runs and one that is silent
+    clocks = Clocks()
+    spool = spool_of(tmp_path, now=clocks.now, monotonic=clocks.monotonic)
+    (tmp_path / "running.prom").write_text(GOOD)
+    (tmp_path / "silent.prom").write_text(GOOD.replace("r1", "r2"))
+    long_ago = time.time() - 1000
+    os.utime(tmp_path / "silent.prom", (long_ago, long_ago))
+    states = {("r1", "3"): "running", ("r2", "3"): "silent"}
+    assert spool.read().states == states
+
+    # when the clock is set, then nothing changes, even for a file that was written just before
+    clocks.set_by_s = step_s
+    assert spool.read().states == states
+    clocks.set_by_s = 0
+    spool.read()
+    (tmp_path / "next").write_text(GOOD)
+    (tmp_path / "next").replace(tmp_path / "running.prom")
+    clocks.set_by_s = step_s
+    sample = spool.read()
+    assert (sample.states, sample.rejected) == (states, {})
+
+    # and when the rank really stops, then it is silent in time, and forgotten in time
+    clocks.passed_s = 400
+    assert spool.read().states == {("r1", "3"): "silent", ("r2", "3"): "silent"}
+    clocks.passed_s = 86400 - 900
+    assert spool.read().states == {("r1", "3"): "silent"}
+
+
+def test_a_file_whose_time_is_set_back_by_hand_is_as_old_as_that(tmp_path: Path) -> None:
+    spool = spool_of(tmp_path)
+    (tmp_path / "a.prom").write_text(GOOD)
+    assert spool.read().states == {("r1", "3"): "running"}
+    os.utime(tmp_path / "a.prom", (time.time() - 1000,) * 2)
+
+    assert spool.read().states == {("r1", "3"): "silent"}
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
 def test_a_run_belongs_to_the_user_who_mentioned_it_first(tmp_path: Path) -> None:
     mine = tmp_path / "mine.prom"
@@ -189,6 +243,7 @@ def test_a_run_belongs_to_the_user_who_mentioned_it_first(tmp_path: Path) -> Non
 
     assert [series.value for family in sample.families for series in family.series] == [1.0]
     assert sample.rejected == {"foreign_owner": 1}
+    assert sample.owners == {"r1": 1001}
 
 
 def test_a_rewritten_file_is_read_again_and_a_removed_one_is_gone(tmp_path: Path) -> None:
@@ -205,12 +260,36 @@ def test_a_rewritten_file_is_read_again_and_a_removed_one_is_gone(tmp_path: Path
 
 
 def test_the_number_of_files_is_bounded(tmp_path: Path) -> None:
-    for number in range(MAX_FILES + 5):
+    for number in range(MAX_FILES_OF_USER + 5):
         (tmp_path / f"{number:06d}.prom").write_bytes(b"")
 
     sample = spool_of(tmp_path).read()
 
-    assert sample.rejected == {"too_many_files": 5, "empty": MAX_FILES}
+    assert sample.rejected == {"too_many_files": 5, "empty": MAX_FILES_OF_USER}
+
+
+def test_a_folder_full_of_anything_is_not_read_to_its_end_and_that_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankscope.exporter.spool._MAX_ENTRIES", 20)
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_bytes(b"")
+
+    assert spool_of(tmp_path).read().rejected == {"too_many_files": 1}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
+def test_a_user_with_too_many_files_costs_nobody_else(tmp_path: Path) -> None:
+    for number in range(MAX_FILES):
+        (tmp_path / f"{number}.prom").write_bytes(b"")
+        os.chown(tmp_path / f"{number}.prom", 1001, 1001)
+    (tmp_path / "mine.prom").write_text(GOOD)
+    os.utime(tmp_path / "mine.prom", (time.time() - 100,) * 2)
+
+    sample = spool_of(tmp_path).read()
+
+    assert sample.states == {("r1", "3"): "running"}
+    assert sample.rejected == {"too_many_files": MAX_FILES - MAX_FILES_OF_USER, "empty": MAX_FILES_OF_USER}
 
 
 def test_a_user_with_too_many_series_loses_the_oldest_and_costs_nobody_else(tmp_path: Path) -> None:

@@ -1,104 +1,187 @@
-"""The few pages of the exporter, as an ASGI application."""
+"""The pages of the exporter."""
 
 from __future__ import annotations
 
-import gzip
-import html
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.metadata import version
+from typing import Final, Protocol
+from urllib.parse import parse_qs
 
-from prometheus_client.exposition import gzip_accepted
-
+from rankscope.exporter.catalogue import COLLECTORS
+from rankscope.exporter.control import PATHS as CONTROL_PATHS
+from rankscope.exporter.control import Control
+from rankscope.exporter.exposition import prefers_openmetrics
+from rankscope.exporter.http_connection import Request, Response
+from rankscope.exporter.landing import landing_page
 from rankscope.exporter.page import Page
+from rankscope.exporter.rendered import RenderedPages
+from rankscope.exporter.web_access import WebAccess
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+DCGM_PATH: Final = "/dcgm/metrics"
 
-_TEXT: Final = "text/plain; charset=utf-8"
+_HEALTHY: Final = "/-/healthy"
 _GZIP_FROM_BYTES: Final = 1024
+_MAX_QUERY_FIELDS: Final = 128
+_CONTENT_SECURITY: Final = ("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
+
+Query = Mapping[str, list[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Response:
-    status: int
-    body: bytes
-    content_type: str = _TEXT
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+class CompatiblePage(Protocol):
+    """A page in the words of another exporter."""
+
+    def render(self) -> tuple[bytes, str]:
+        """The page and its content type."""
+        ...
 
 
 class App:
-    """``/metrics``, ``/-/healthy``, ``/-/ready`` and a landing page. Nothing here waits for a GPU or a disk."""
+    """Answers requests: ``/metrics``, ``/-/healthy``, ``/-/ready``, the landing page, releases. No page waits for a GPU.
 
-    def __init__(self, page: Page) -> None:
+    ``web`` answers on the web addresses, ``local`` on the control socket, ``compatible_only`` on an address which
+    has the compatible page at ``/metrics``.
+    """
+
+    def __init__(
+        self, page: Page, access: WebAccess, *, telemetry_path: str = "/metrics", compatible: CompatiblePage | None = None
+    ) -> None:
         self._page = page
-        self._routes: dict[str, Callable[[Mapping[str, str]], _Response]] = {
+        self._access = access
+        self._telemetry_path = telemetry_path
+        self._compatible = compatible
+        self._rendered = RenderedPages()
+        self.control = Control(page.fleet, self._rendered.forget)
+        self._routes: dict[str, Callable[[Request, Query], Awaitable[Response]]] = {
             "/": self._landing,
-            "/metrics": self._metrics,
-            "/-/healthy": self._healthy,
+            telemetry_path: self._metrics,
+            _HEALTHY: self._healthy,
             "/-/ready": self._ready,
         }
+        if compatible is not None:
+            self._routes[DCGM_PATH] = self._compatible_metrics
 
-    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Answer one HTTP request."""
-        assert scope["type"] == "http"  # the server is configured for nothing else
-        # Repeated headers mean the same as one list (RFC 9110).
-        headers: dict[str, str] = {}
-        for raw_name, raw_value in scope["headers"]:
-            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
-            headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        response = self._answer(scope["method"], scope["path"], headers)
-        await send(
-            {
-                "type": "http.response.start",
-                "status": response.status,
-                "headers": [
-                    (b"content-type", response.content_type.encode("latin-1")),
-                    (b"content-length", str(len(response.body)).encode()),
-                    (b"x-content-type-options", b"nosniff"),
-                    *response.headers,
-                ],
+    async def web(self, request: Request) -> Response:
+        """Over the network: users and tokens are asked for. Being alive is no secret, and probes have no password."""
+        if request.path in CONTROL_PATHS:
+            refused = self.control.refusal(request)
+        else:
+            refused = None if request.path == _HEALTHY else await self._access.refusal(request)
+        return self._with_headers(refused or await self._answer(request))
+
+    async def local(self, request: Request) -> Response:
+        """Over the Unix socket, whose mode says who may."""
+        return await self._answer(request)
+
+    async def compatible_only(self, request: Request) -> Response:
+        """Over an address of its own: the compatible page where its scrapers look for it."""
+        refused = None if request.path == _HEALTHY else await self._access.refusal(request)
+        if refused is None:
+            routes = {
+                "/metrics": self._compatible_metrics,
+                _HEALTHY: self._healthy,
+                "/-/ready": self._ready,
+                "/health": self._healthy,
             }
-        )
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
+            refused = await self._route(request, {}, routes)
+        return self._with_headers(refused)
 
-    def _answer(self, method: str, path: str, headers: Mapping[str, str]) -> _Response:
-        route = self._routes.get(path)
+    def _with_headers(self, response: Response) -> Response:
+        headers = self._access.web.headers
+        if not headers:
+            return response
+        chosen = {name for name, _ in headers}
+        own = tuple(header for header in response.headers if header[0] not in chosen)
+        return Response(response.status, response.body, response.content_type, (*own, *headers))
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            query = parse_qs(request.query, keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
+        except ValueError:
+            return Response(400, b"too many parameters\n")
+        if request.path in CONTROL_PATHS:
+            return await self.control.answer(request, query)
+        return await self._route(request, query, self._routes)
+
+    async def _route(
+        self, request: Request, query: Query, routes: Mapping[str, Callable[[Request, Query], Awaitable[Response]]]
+    ) -> Response:
+        route = routes.get(request.path)
         if route is None:
-            return _Response(404, b"not found: try /metrics\n")
-        if method not in ("GET", "HEAD"):
-            return _Response(405, b"only GET and HEAD\n", headers=((b"allow", b"GET, HEAD"),))
-        return route(headers)
+            return Response(404, f"not found: try {self._telemetry_path}\n".encode())
+        if request.method not in ("GET", "HEAD"):
+            return Response(405, b"only GET and HEAD\n", headers=(("allow", "GET, HEAD"),))
+        return await route(request, query)
 
-    def _metrics(self, headers: Mapping[str, str]) -> _Response:
-        body, content_type = self._page.render(headers.get("accept", ""))
-        vary = ((b"vary", b"accept, accept-encoding"), (b"cache-control", b"no-store"))
-        if len(body) >= _GZIP_FROM_BYTES and gzip_accepted(headers.get("accept-encoding", "")):
-            # A middle level: a page of text shrinks to a tenth at any, and this one costs little.
-            return _Response(200, gzip.compress(body, 4), content_type, (*vary, (b"content-encoding", b"gzip")))
-        return _Response(200, body, content_type, vary)
+    async def _metrics(self, request: Request, query: Query) -> Response:
+        accept = request.headers.get("accept", "")
+        collectors: frozenset[str] | None = None
+        if "collect[]" in query:
+            collectors = frozenset(query["collect[]"])
+            unknown = sorted(collectors - self._page.collectors)
+            if unknown:
+                return Response(400, _unknown_collectors(unknown, self._page.collectors).encode())
+        key = (prefers_openmetrics(accept), collectors)
+        return await self._rendered_page(request, key, lambda: self._page.render(accept, collectors))
 
-    def _healthy(self, _headers: Mapping[str, str]) -> _Response:
+    async def _compatible_metrics(self, request: Request, _query: Query) -> Response:
+        compatible = self._compatible
+        assert compatible is not None
+        return await self._rendered_page(request, "compatible", compatible.render)
+
+    async def _rendered_page(self, request: Request, key: object, render: Callable[[], tuple[bytes, str]]) -> Response:
+        body, content_type = await self._rendered.get(key, render)
+        headers: tuple[tuple[str, str], ...] = (("vary", "accept, accept-encoding"), ("cache-control", "no-store"))
+        if len(body) >= _GZIP_FROM_BYTES and accepts_gzip(request.headers.get("accept-encoding", "")):
+            body, content_type = await self._rendered.get(key, render, compressed=True)
+            headers = (*headers, ("content-encoding", "gzip"))
+        return Response(200, body, content_type, headers)
+
+    async def _healthy(self, _request: Request, _query: Query) -> Response:
         """Answering at all is the whole check: a wedged driver must not get the exporter killed."""
-        return _Response(200, b"healthy\n")
+        return Response(200, b"healthy\n")
 
-    def _ready(self, _headers: Mapping[str, str]) -> _Response:
+    async def _ready(self, _request: Request, _query: Query) -> Response:
         problems = self._page.problems()
         if problems:
-            lines = "".join(f"{collector}: {reason}\n" for collector, reason in problems)
-            return _Response(503, f"not ready\n{lines}".encode())
-        return _Response(200, b"ready\n")
+            lines = "".join(f"{_line(name)}: {_line(reason)}\n" for name, reason in problems)
+            return Response(503, f"not ready\n{lines}".encode())
+        return Response(200, b"ready\n")
 
-    def _landing(self, _headers: Mapping[str, str]) -> _Response:
-        simulated = "<p><strong>SIMULATED: the GPUs of this exporter are invented.</strong></p>" if self._page.simulated else ""
-        problems = "".join(f"<li>{html.escape(name)}: {html.escape(reason)}</li>" for name, reason in self._page.problems())
-        state = f"<p>Not ready:</p><ul>{problems}</ul>" if problems else "<p>Ready.</p>"
-        body = (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>rankscope exporter</title></head><body>'
-            f"<h1>rankscope exporter on {html.escape(self._page.host)}</h1>{simulated}{state}"
-            '<ul><li><a href="/metrics">/metrics</a></li><li><a href="/-/healthy">/-/healthy</a></li>'
-            '<li><a href="/-/ready">/-/ready</a></li></ul></body></html>\n'
+    async def _landing(self, _request: Request, _query: Query) -> Response:
+        fleet = self._page.fleet
+        links = [self._telemetry_path, *([DCGM_PATH] if self._compatible is not None else []), "/-/ready", _HEALTHY]
+        body = landing_page(
+            host=self._page.host,
+            version=version("rankscope"),
+            simulated=self._page.simulated,
+            state=fleet.state() if fleet is not None else None,
+            problems=self._page.problems(),
+            links=links,
         )
-        return _Response(200, body.encode(), "text/html; charset=utf-8")
+        return Response(200, body.encode(), "text/html; charset=utf-8", (_CONTENT_SECURITY, ("cache-control", "no-store")))
+
+
+def accepts_gzip(header: str) -> bool:
+    """Whether an Accept-Encoding header names gzip and does not weigh it with nothing."""
+    for part in header.split(","):
+        coding, _, weight = part.partition(";")
+        if coding.strip().lower() in ("gzip", "*"):
+            name, _, value = weight.partition("=")
+            try:
+                return name.strip().lower() != "q" or float(value) > 0
+            except ValueError:
+                return False
+    return False
+
+
+def _unknown_collectors(unknown: list[str], enabled: frozenset[str]) -> str:
+    off = [name for name in unknown if name in COLLECTORS]
+    names = [name for name in unknown if name not in COLLECTORS]
+    told = [f"no such collector: {_line(', '.join(names))}"] if names else []
+    told += [f"switched off: {', '.join(off)} (--collector.NAME)"] if off else []
+    return "; ".join(told) + f"; on are: {', '.join(sorted(enabled))}\n"
+
+
+def _line(text: str) -> str:
+    """Somebody else's text on one line."""
+    return "".join(character if character.isprintable() else " " for character in text)[:500]

@@ -6,123 +6,288 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from rankscope.exporter.catalogue import COLLECTORS
+from rankscope.exporter.config_file import load_config
 from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
+from rankscope.exporter.options import Duration, ListenAddress, SectionGroup, SimulatedGpus, section
+from rankscope.exporter.places import default_socket, default_state_dir
+from rankscope.exporter.settings import DEFAULT_PORT, Settings
 
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = Duration()
+_ADDRESS: Final = ListenAddress()
+_PATH: Final = click.Path(path_type=Path, readable=False)  # whether it can be read we ask, and say it our way
+_ARGUMENTS: Final = "rankscope.exporter.arguments"
 
-
-class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """``500ms``, ``1s``, ``5m``, ``24h``; a bare number is seconds. The value is seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)?", value)
-        if match is None or float(match[1]) == 0:
-            self.fail(f"{value!r} is not a duration such as 500ms, 1s, 5m or 24h", param, ctx)
-        return float(match[1]) * _SECONDS[match[2] or "s"]
-
-
-class _Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """``HOST:PORT``, ``:PORT`` for all addresses, ``[IPV6]:PORT``."""
-
-    name = "host:port"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value[0], value[1]
-        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[^%\[\]]+)?)\]|([^:\[\]]*)):([0-9]{1,5})", value)
-        if match is None or int(match[3]) > 65535:
-            self.fail(f"{value!r} is not HOST:PORT, :PORT or [IPV6]:PORT", param, ctx)
-        return match[1] or match[2] or "0.0.0.0", int(match[3])  # noqa: S104  a node exporter is there to be reached
-
-
-_DURATION = _Duration()
-
-
-_EXAMPLES = """
+_EXAMPLES: Final = """
 \b
 Examples:
   rankscope exporter                                 all GPUs of this node, on port 9838
   rankscope exporter --simulate 4 --once             what a page looks like, without a GPU
   rankscope exporter --listen 127.0.0.1:9838         for this machine only
   rankscope exporter --no-collector.gpu --spool DIR  only the ranks' files
+  rankscope exporter release 3 --ttl 10m             let go of GPU 3, for a reset or a MIG change
 
-Exit status: 0 ended by a signal, 2 usage, 3 an address or folder that cannot be used, 4 something is not installed.
+\b
+Every option can also be given as RANKSCOPE_EXPORTER_ and its name in capitals, with _ for . and -
+(RANKSCOPE_EXPORTER_WEB_LISTEN_ADDRESS=:9838), or as a key of the --config file (web.listen-address = ":9838").
+A flag counts before the environment, that before the file. SIGHUP reads file and environment again.
+
+\b
+Exit status: 0 ended by a signal, 2 usage, 3 an address, folder or file that cannot be used, 4 something is not
+installed, 5 the driver was replaced and 6 the process that asks it is gone: both want a restart.
 """
 
 
-@click.command(epilog=_EXAMPLES)
-@click.option(
-    "--listen", type=_Address(), default=":9838", show_default=True, help="Where to serve; IPv6 as [::]:9838, port 0 for any."
+class _Exporter(SectionGroup):
+    """Remembers its arguments, to read them again at a SIGHUP."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_ARGUMENTS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+def _load(ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and not ctx.resilient_parsing:
+        ctx.default_map = load_config(value, ctx)
+    return value
+
+
+def _telemetry_path(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    if not re.fullmatch(r"/[A-Za-z0-9_./-]+", value) or value.startswith("/-/"):
+        raise click.BadParameter(f"{value!r} is not a path such as /metrics")
+    return value
+
+
+_web = section("Web")
+_gpus = section("GPUs")
+_spool = section("Ranks")
+_jobs = section("Jobs")
+_push = section("Other formats")
+_control = section("Release of GPUs")
+_daemon = section("Daemon")
+
+
+def _collector_options(command: Any) -> Any:
+    """``--collector.NAME`` for each of the catalogue."""
+    for collector in reversed(COLLECTORS.values()):
+        name = collector.name
+        command = section("Collectors")(
+            f"--collector.{name}/--no-collector.{name}",
+            f"collect_{name}",
+            default=None,
+            help=f"{collector.help}  [{'on' if collector.default_on else 'off'}]",
+        )(command)
+    return command
+
+
+@click.group(cls=_Exporter, invoke_without_command=True, epilog=_EXAMPLES)
+@_web(
+    "--web.listen-address",
+    "--listen",
+    "listen",
+    type=_ADDRESS,
+    multiple=True,
+    default=(f":{DEFAULT_PORT}",),
+    show_default=True,
+    help="Where to serve; repeatable; IPv6 as [::]:9838, port 0 for any.",
 )
-@click.option("--interval", type=_DURATION, default="1s", show_default=True, help="How often GPUs and spool are read.")
-@click.option("--collector.gpu/--no-collector.gpu", "collect_gpu", default=True, show_default=True, help="GPUs through NVML.")
-@click.option(
-    "--collector.spool/--no-collector.spool", "collect_spool", default=True, show_default=True, help="Text files of ranks."
+@_web(
+    "--web.config.file",
+    "web_config",
+    type=_PATH,
+    help="TLS and users, in the format of exporter-toolkit; followed as it changes.",
 )
-@click.option(
+@_web(
+    "--web.telemetry-path",
+    "telemetry_path",
+    default="/metrics",
+    show_default=True,
+    callback=_telemetry_path,
+    help="Path of the page.",
+)
+@_collector_options
+@section("Collectors")("--collector.disable-defaults", "disable_defaults", is_flag=True, help="Only collectors that are named.")
+@_gpus("--interval", "interval_s", type=_DURATION, default="1s", show_default=True, help="How often GPUs and spool are read.")
+@_gpus(
+    "--call-timeout",
+    "call_timeout_s",
+    type=_DURATION,
+    default="5s",
+    show_default=True,
+    help="A call to the driver that takes longer hangs.",
+)
+@_gpus("--expected-gpus", type=click.IntRange(0, 1024), metavar="N", help="How many GPUs this node should have.")
+@_gpus(
+    "--state-dir",
+    type=_PATH,
+    help="Known GPUs and the Xid journal, across restarts.  [default: /var/lib/rankscope/exporter, or one of your own]",
+)
+@_gpus(
+    "--exit-on-stale-driver/--no-exit-on-stale-driver",
+    "restart_on_stale_driver",
+    default=True,
+    show_default=True,
+    help="End with status 5 when the driver was replaced and its library here was not.",
+)
+@_gpus(
+    "--xid.kernel-log/--no-xid.kernel-log",
+    "xid_kernel_log",
+    default=True,
+    show_default=True,
+    help="Look for Xids in the kernel log, too.",
+)
+@_gpus(
+    "--simulate",
+    type=SimulatedGpus(64),
+    metavar="N[xMODEL]",
+    help="Invent N GPUs instead of reading real ones; labelled as such.",
+)
+@_gpus("--host", help="Host label of gpu_info.  [default: this machine's name]")
+@_spool(
     "--spool",
-    type=click.Path(path_type=Path, readable=False),  # we ask, and say it our way
+    type=_PATH,
     help="Folder where ranks leave their text files.  [default: /run/rankscope/spool, or one of your own without it]",
 )
-@click.option("--spool-stale", type=_DURATION, default="5m", show_default=True, help="A rank is silent when its file is older.")
-@click.option(
-    "--spool-forget", type=_DURATION, default="24h", show_default=True, help="A silent rank is forgotten after this time."
+@_spool(
+    "--spool-stale",
+    "spool_stale_s",
+    type=_DURATION,
+    default="5m",
+    show_default=True,
+    help="A rank is silent when its file is older.",
 )
-@click.option(
-    "--simulate", type=click.IntRange(1, 64), metavar="N", help="Invent N GPUs instead of reading real ones; labelled as such."
+@_spool(
+    "--spool-forget",
+    "spool_forget_s",
+    type=_DURATION,
+    default="24h",
+    show_default=True,
+    help="A silent rank is forgotten after this time.",
 )
-@click.option("--host", help="Host label of gpu_info.  [default: this machine's name]")
-@click.option("--once", is_flag=True, help="Print one page and exit.")
-def exporter(  # noqa: PLR0917  options arrive by name
-    listen: tuple[str, int],
-    interval: float,
-    collect_gpu: bool,
-    collect_spool: bool,
-    spool: Path | None,
-    spool_stale: float,
-    spool_forget: float,
-    simulate: int | None,
-    host: str | None,
-    once: bool,
-) -> None:
+@_spool(
+    "--spool.from-processes",
+    "spool_from_processes",
+    is_flag=True,
+    help="Also look for the spool inside the containers of processes on the GPUs.",
+)
+@_jobs("--jobs.user/--jobs.no-user", "jobs_users", default=True, show_default=True, help="Show whose job it is.")
+@_jobs("--jobs.pod/--jobs.no-pod", "jobs_pods", default=True, show_default=True, help="Show namespace, pod and container.")
+@_jobs(
+    "--jobs.slurm-dir", "jobs_slurm_dir", type=_PATH, help="Where Slurm's prolog leaves the jobs.  [default: /run/rankscope/jobs]"
+)
+@_jobs("--jobs.podresources-socket", "jobs_podresources_socket", type=_PATH, help="Kubelet's socket for the allocations of pods.")
+@_push("--compat", type=click.Choice(["dcgm"]), help="Another exporter's metrics, beside ours: dcgm is at /dcgm/metrics.")
+@_push("--compat.dcgm-counters", "compat_counters", type=_PATH, help="Which of them: a counters file (CSV) of dcgm-exporter.")
+@_push(
+    "--compat.dcgm-hostname",
+    "compat_hostname",
+    type=click.Choice(["Hostname", "hostname"]),
+    default="Hostname",
+    show_default=True,
+    help="How that label is spelled; newer releases use the latter.",
+)
+@_push(
+    "--compat.listen-address", "compat_listen", type=_ADDRESS, multiple=True, help="Serve that page as /metrics here; repeatable."
+)
+@_push("--otlp", is_flag=True, help="Push to OpenTelemetry; where to say the OTEL_… variables.")
+@_control(
+    "--control.socket",
+    "control_socket",
+    type=_PATH,
+    help="Unix socket that takes releases.  [default: below /run/rankscope, or one of your own]",
+)
+@_control(
+    "--control.token-file", "token_file", type=_PATH, help="Take releases over HTTPS, too, from who has the token in this file."
+)
+@_control("--forget", multiple=True, metavar="UUID", help="Forget a GPU that was taken out of this node, and exit; repeatable.")
+@_daemon("--config", type=_PATH, is_eager=True, expose_value=False, callback=_load, help="TOML file with any of these options.")
+@_daemon(
+    "--log.level",
+    "log_level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What to log.",
+)
+@_daemon(
+    "--log.format",
+    "log_format",
+    type=click.Choice(["text", "logfmt", "json"]),
+    help="How.  [default: text on a terminal, else logfmt]",
+)
+@_daemon("--once", is_flag=True, help="Print one page and exit.")
+@click.pass_context
+def exporter(ctx: click.Context, /, once: bool, forget: tuple[str, ...], **given: Any) -> None:
     """Serve this node's GPUs, and what its ranks publish, to Prometheus.
 
-    GPUs are read in the background; a scrape of /metrics shows the last sample and never waits for a driver. Without a driver the
-    exporter stays up, says so in rankscope_exporter_collector_success, and tries again.
+    GPUs are read in the background, each by a process of its own; a scrape of /metrics shows the last sample and never waits
+    for a driver. Without a driver the exporter stays up, says so in rankscope_exporter_collector_success, and tries again.
     """
-    if not (collect_gpu or collect_spool):
-        raise click.UsageError("nothing to do: both collectors are off")
-    if simulate and not collect_gpu:
-        raise click.UsageError("--simulate needs the gpu collector")
-    if spool is not None:
-        _look_into(spool)
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = given["control_socket"]
+        return
+    settings = _settings(given)
+    if forget:
+        _forget(settings, forget)
+        return
+    if settings.spool is not None:
+        _look_into(settings.spool)
     try:
         from rankscope.exporter import daemon
-        from rankscope.exporter.spool_folder import SpoolFolder, default_spool
+
+        if once:
+            click.echo(daemon.render_once(settings), nl=False)
+        else:
+            arguments = ctx.meta[_ARGUMENTS]
+            daemon.run(settings, read_again=lambda: _read_again(arguments))
     except ModuleNotFoundError as error:
+        if (error.name or "").startswith("rankscope"):
+            raise
         raise ExporterMissingError(f"the exporter needs {error.name}: pip install 'rankscope[exporter]'") from error
-    options = daemon.ExporterOptions(
-        interval_s=interval,
-        simulate=simulate or 0,
-        collect_gpu=collect_gpu,
-        collect_spool=collect_spool,
-        spool=SpoolFolder(spool) if spool is not None else default_spool(make=not once),
-        spool_stale_s=spool_stale,
-        spool_forget_s=spool_forget,
-        host=host or socket.gethostname(),
-    )
-    if once:
-        click.echo(daemon.render_once(options), nl=False)
-    else:
-        daemon.run(options, host=listen[0], port=listen[1])
+
+
+def _read_again(arguments: tuple[str, ...]) -> Settings:
+    """The settings as they are now; raises ``click.ClickException``."""
+    with exporter.make_context("exporter", list(arguments)) as ctx:
+        given = {name: value for name, value in ctx.params.items() if name not in ("once", "forget")}
+        return _settings(given)
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    from rankscope.exporter.logs import default_style
+
+    given = dict(given)
+    collectors = _collectors({name: given.pop(f"collect_{name}") for name in COLLECTORS}, disable=given.pop("disable_defaults"))
+    compat = given.pop("compat")
+    if given["simulate"] and "gpu" not in collectors:
+        raise click.UsageError("--simulate needs the gpu collector")
+    if compat is None and (given["compat_counters"] or given["compat_listen"]):
+        raise click.UsageError("--compat.… needs --compat dcgm")
+    given["host"] = given["host"] or socket.gethostname()
+    given["log_format"] = given["log_format"] or default_style()
+    return Settings(collectors=collectors, compat_dcgm=compat == "dcgm", **given)
+
+
+def _collectors(named: dict[str, bool | None], *, disable: bool) -> frozenset[str]:
+    """The collectors that run. One that asks GPUs, when it is named, brings ``gpu`` with it, and none runs without that."""
+    on = {name for name, choice in named.items() if (COLLECTORS[name].default_on and not disable if choice is None else choice)}
+    asked = {name for name, choice in named.items() if choice and COLLECTORS[name].asks_gpu}
+    if named["gpu"] is False:
+        if asked:
+            raise click.UsageError(f"--collector.{min(asked)} needs the gpu collector")
+        on = {name for name in on if not COLLECTORS[name].asks_gpu}
+    elif asked:
+        on.add("gpu")
+    # Who is on a GPU cannot be said of GPUs that nobody asks.
+    if "gpu" not in on:
+        on.discard("jobs")
+    if not on:
+        raise click.UsageError("nothing to do: all collectors are off")
+    return frozenset(on)
 
 
 def _look_into(folder: Path) -> None:
@@ -139,3 +304,51 @@ def _look_into(folder: Path) -> None:
         raise ExporterInputError(
             f"{error.filename or folder}: {error.strerror or error}; name another folder with --spool"
         ) from error
+
+
+def _forget(settings: Settings, uuids: tuple[str, ...]) -> None:
+    from rankscope.exporter import inventory
+
+    folder = settings.state_dir or default_state_dir()
+    for uuid in uuids:
+        try:
+            inventory.forget(folder, uuid)
+        except KeyError as error:
+            raise ExporterInputError(
+                f"{folder}: no GPU {uuid} is remembered there; is this the exporter's --state-dir?"
+            ) from error
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ExporterInputError(f"{folder}: {reason}; name the exporter's folder with --state-dir") from error
+        click.echo(f"{uuid} is forgotten")
+
+
+_SOCKET_OPTION: Final = click.option("--socket", type=_PATH, help="The exporter's --control.socket.  [default: as there]")
+
+
+@exporter.command()
+@click.argument("gpu")
+@click.option("--ttl", default="10m", show_default=True, metavar="DURATION", help="When to begin again by itself; 24h at most.")
+@_SOCKET_OPTION
+@click.pass_obj
+def release(control_socket: Path | None, gpu: str, ttl: str, socket: Path | None) -> None:
+    """Have the running exporter let go of GPU (uuid, PCI bus id or index), for a reset or a MIG change.
+
+    Exit status 1: its process is stuck in the driver.
+    """
+    from rankscope.exporter.control import ask
+
+    answer = ask(socket or control_socket or default_socket(), "release", gpu=gpu, ttl=ttl)
+    click.echo(f"GPU {gpu} is released for {answer['ttl_s']:g} s; end that early with: rankscope exporter resume {gpu}")
+
+
+@exporter.command()
+@click.argument("gpu")
+@_SOCKET_OPTION
+@click.pass_obj
+def resume(control_socket: Path | None, gpu: str, socket: Path | None) -> None:
+    """Have the running exporter ask a released GPU again."""
+    from rankscope.exporter.control import ask
+
+    ask(socket or control_socket or default_socket(), "resume", gpu=gpu)
+    click.echo(f"GPU {gpu} is asked again")

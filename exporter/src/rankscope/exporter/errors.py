@@ -1,16 +1,28 @@
 """Errors a person can act on: one line on stderr and the exit status.
 
-``ExporterInputError``    something given cannot be used: an address, a folder (exit status 3)
+``ExporterCheckError``    what was asked could not be done at this moment (exit status 1)
+``ExporterInputError``    something given cannot be used: an address, a folder, a file (exit status 3)
 ``ExporterMissingError``  an extra is not installed, or another package is in its place (exit status 4)
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
+
+EXIT_STALE_DRIVER: Final = 5
+"""The driver's library in this process's view is no longer the driver's: only a restart helps."""
+
+
+class ExporterCheckError(click.ClickException):
+    """Asking again later may work."""
+
+    exit_code = 1
 
 
 class ExporterInputError(click.ClickException):
-    """An address or folder that cannot be used."""
+    """An address, folder or file that cannot be used."""
 
     exit_code = 3
 

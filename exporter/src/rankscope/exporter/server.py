@@ -1,104 +1,105 @@
-"""Serving HTTP so that no client can hold the exporter up."""
+"""Serving HTTP so that no client can hold the exporter up: who connects is counted, hurried, and let go for the next."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
-import signal
 import socket
-from types import FrameType
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from rankscope.exporter.http_connection import REQUEST_DEADLINE_S, Handler, HttpConnection
 
-from rankscope.exporter.errors import ExporterInputError
+logger = logging.getLogger(__name__)
 
-REQUEST_DEADLINE_S: Final = 10.0
-RESPONSE_DEADLINE_S: Final = 30.0
-KEEP_ALIVE_S: Final = 75  # longer than the usual scrape intervals, so that Prometheus keeps its connection
-_SHUTDOWN_S: Final = 1
+MAX_CONNECTIONS: Final = 512
+_SHUTDOWN_S: Final = 0.5
+_ACCEPT_PAUSE_S: Final = 0.1
 
 
-class DeadlineProtocol(H11Protocol):
-    """An HTTP connection that ends when the client does not.
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A listening socket and who answers there.
 
-    The stock protocol waits for ever for the rest of a request, and for a client that does not read its response.
+    ``tls`` is asked for every connection, so that a new certificate serves the next handshake; None for plain HTTP. ``admit`` may
+    refuse a client by its transport.
     """
 
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The first request has to arrive within the deadline."""
-        super().connection_made(transport)
-        self._close_after(REQUEST_DEADLINE_S)
-
-    def handle_events(self) -> None:
-        """A complete request head has to be followed by a response that is read."""
-        cycle = self.cycle
-        super().handle_events()
-        if self.cycle is not cycle:
-            self._close_after(RESPONSE_DEADLINE_S)
-
-    def on_response_complete(self) -> None:
-        """The next request may take its time to begin, and then has to arrive."""
-        # Before the original: that one may begin with a request which already waits.
-        self._close_after(KEEP_ALIVE_S + REQUEST_DEADLINE_S)
-        super().on_response_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is left to be closed."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def _close_after(self, seconds: float) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+    sock: socket.socket
+    handler: Handler
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None
+    admit: Callable[[Any], bool] = lambda _transport: True
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; an IPv6 wildcard serves IPv4 as well.
+class Server:
+    """Accepts on all its endpoints until it is told to stop."""
 
-    Raises:
-        ExporterInputError: the address is in use, not this machine's, or not permitted.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        dual = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server(address, family=family, backlog=512, dualstack_ipv6=dual)
-    except (OSError, UnicodeError) as error:  # the latter for a host that could never be a name
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise ExporterInputError(
-            f"cannot listen on {host}:{port}: {reason.lower()}; stop what uses it or choose another address with --listen"
-        ) from error
+    def __init__(self, endpoints: list[Endpoint], *, max_connections: int = MAX_CONNECTIONS) -> None:
+        self._endpoints = endpoints
+        self._max_connections = max_connections
+        self._connections: dict[HttpConnection, asyncio.Task[None]] = {}
+        self._acceptors: list[asyncio.Task[None]] = []
 
+    def start(self) -> None:
+        """Begin to accept, in the running loop."""
+        self._acceptors = [asyncio.create_task(self._accept(endpoint)) for endpoint in self._endpoints]
 
-def serve(app: Any, sock: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT, then return."""
-    # Scanners send nonsense all day; the log is for the collectors.
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    config = uvicorn.Config(
-        app,
-        http=DeadlineProtocol,
-        loop="asyncio",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_SHUTDOWN_S,
-        h11_max_incomplete_event_size=16 * 1024,
-    )
-    server = uvicorn.Server(config)
+    async def stop(self) -> None:
+        """Accept nobody any more; responses under way have a moment to end."""
+        for acceptor in self._acceptors:
+            acceptor.cancel()
+        for endpoint in self._endpoints:
+            endpoint.sock.close()
+        for connection in list(self._connections):
+            connection.end()
+        for _ in range(10):
+            if not self._connections:
+                return
+            await asyncio.sleep(_SHUTDOWN_S / 10)
+        for connection, opening in list(self._connections.items()):
+            opening.cancel()
+            connection.end(at_once=True)
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        server.should_exit = True
+    async def _accept(self, endpoint: Endpoint) -> None:
+        endpoint.sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(endpoint.sock)
+            except OSError as error:
+                # A client that has gone again, or no descriptors left: the latter passes when somebody is let go.
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._let_one_go()
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if len(self._connections) >= self._max_connections:
+                self._let_one_go()
+            connection = HttpConnection(endpoint.handler, admit=endpoint.admit, on_close=self._forget)
+            self._connections[connection] = asyncio.create_task(self._open(endpoint, accepted, connection))
 
-    # The server handles signals while it runs and then raises them again for whoever was there before: that is us, who are done.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    server.run(sockets=[sock])
+    async def _open(self, endpoint: Endpoint, accepted: socket.socket, connection: HttpConnection) -> None:
+        """Hand the socket to the connection, after the TLS handshake, which has a deadline as everything has."""
+        try:
+            if accepted.family != socket.AF_UNIX:
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            context = endpoint.tls()
+            limits = {"ssl_handshake_timeout": REQUEST_DEADLINE_S, "ssl_shutdown_timeout": _SHUTDOWN_S} if context else {}
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, ssl=context, **limits)
+        except (OSError, asyncio.CancelledError) as error:
+            logger.debug("a connection was not opened: %s", str(error) or type(error).__name__)
+            accepted.close()
+            self._forget(connection)
+
+    def _forget(self, connection: HttpConnection) -> None:
+        self._connections.pop(connection, None)
+
+    def _let_one_go(self) -> None:
+        """The connection that is worth least: one that never asked anything before one that did, the longest silent first."""
+        if not self._connections:
+            return
+        least = min(self._connections, key=lambda one: (one.busy, one.answered > 0, one.active_at))
+        self._connections.pop(least).cancel()
+        least.end(at_once=True)

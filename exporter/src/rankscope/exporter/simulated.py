@@ -4,98 +4,125 @@ from __future__ import annotations
 
 import math
 import random
+import re
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
-from rankscope.exporter.source import GpuIdentity, GpuSample, NodeSample, Reading
+from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
+from rankscope.exporter.simulated_gpu import BOARDS, Board, SimulatedGpu
+from rankscope.exporter.source import CollectorRun, Driver, FleetState, GpuSample, GpuState
 
-_MEMORY_BYTES: Final = 80 * 2**30
-_RESERVED_BYTES: Final = 600 * 2**20
-_POWER_LIMIT_WATTS: Final = 700.0
-_CLOCK_MAX_HERTZ: Final = {"graphics": 1.98e9, "memory": 2.619e9, "sm": 1.98e9}
+MOST_GPUS: Final = 64
 
-
-@dataclass(frozen=True, slots=True)
-class _Character:
-    """What makes one invented GPU differ from the next: its load and how that swings."""
-
-    identity: GpuIdentity
-    load: float
-    swing: float
-    period_s: float
-    phase: float
-    memory_share: float
-    coolness: float
+_DEFAULT: Final = frozenset(name for name, collector in COLLECTORS.items() if collector.default_on)
+_SPEC: Final = re.compile(r"(\d{1,3})(?:x(\w+))?")
+_NO_BOARD_IN_PARTICULAR: Final = replace(BOARDS["H100"], model="simulated GPU 80GB")
 
 
-class SimulatedSource:
-    """A ``GpuSource`` of ``gpus`` plausible, slowly varying GPUs; the same ``seed`` and ``clock`` give the same values.
+def parse_simulation(text: str) -> tuple[int, Board]:
+    """How many GPUs of which board ``4`` or ``8xH100`` mean; raises ``ValueError`` with what would be right."""
+    match = _SPEC.fullmatch(text.strip())
+    if match is None or not 1 <= int(match[1]) <= MOST_GPUS:
+        raise ValueError(f"{text!r} is neither a number from 1 to {MOST_GPUS} nor, like 8xH100, one with a model")
+    if match[2] is None:
+        return int(match[1]), _NO_BOARD_IN_PARTICULAR
+    board = BOARDS.get(match[2].upper())
+    if board is None:
+        raise ValueError(f"{match[2]!r} cannot be simulated: known are {', '.join(BOARDS)}")
+    return int(match[1]), board
 
-    ``clock`` returns seconds; only differences from its value at construction matter.
+
+class SimulatedFleet:
+    """A ``Fleet`` of plausible, slowly varying GPUs; the same ``seed`` and ``clock`` give the same values.
+
+    ``spec`` is ``4`` or ``8xH100``; raises ``ValueError``. ``clock`` returns seconds, of which only differences from the value at
+    construction matter; ``now`` gives the unix time of that moment. Values change every ``interval_s``.
     """
 
     simulated = True
-    doing = "waiting"
 
-    def __init__(self, gpus: int, *, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        spec: str,
+        *,
+        collectors: frozenset[str] = _DEFAULT,
+        interval_s: float = 1.0,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        count, board = parse_simulation(spec)
+        dice = random.Random(seed)  # noqa: S311  not for secrets
+        self._gpus = [SimulatedGpu.rolled(board, index, dice) for index in range(count)]
+        self._collectors = collectors
+        self._interval_s = interval_s
         self._clock = clock
         self._started = clock()
-        dice = random.Random(seed)  # noqa: S311  not for secrets
-        self._characters = [
-            _Character(
-                identity=GpuIdentity(
-                    uuid=f"GPU-51312a7e-d000-4000-8000-{index:012x}",
-                    index=index,
-                    model="simulated GPU 80GB",
-                    pci_bus_id=f"00000000:{0x10 + index:02x}:00.0",
-                    serial=None,
-                ),
-                load=dice.uniform(0.7, 0.85),
-                swing=dice.uniform(0.05, 0.12),
-                period_s=dice.uniform(40, 120),
-                phase=dice.uniform(0, math.tau),
-                memory_share=dice.uniform(0.6, 0.8),
-                coolness=dice.uniform(-3, 3),
-            )
-            for index in range(gpus)
-        ]
+        self._started_unix_s = now()
+        self._lock = threading.Lock()
+        self._released: dict[str, tuple[float, float]] = {}
+        self._changes = 0
+        self._sampled: tuple[int, tuple[GpuSample, ...]] = (-1, ())
 
-    def sample(self) -> NodeSample:
-        """All GPUs as they are at this moment of the clock."""
+    def state(self) -> FleetState:
+        """All GPUs as they were at the last interval of the clock."""
         at_s = self._clock() - self._started
-        return NodeSample("simulated", tuple(_sample(character, at_s) for character in self._characters))
+        passes = math.floor(at_s / self._interval_s)
+        with self._lock:
+            over = [uuid for uuid, (_, until) in self._released.items() if until <= at_s]
+            for uuid in over:
+                del self._released[uuid]
+            self._changes += len(over)
+            if passes != self._sampled[0]:
+                self._sampled = passes, tuple(self._sample(gpu, passes * self._interval_s) for gpu in self._gpus)
+            samples, released, changes = self._sampled[1], dict(self._released), self._changes
+        age_s = at_s - passes * self._interval_s
+        gpus = tuple(self._gpu_state(sample, age_s, released.get(sample.identity.uuid)) for sample in samples)
+        counts = dict.fromkeys(("driver", "pci", "remembered"), len(gpus))
+        return FleetState(gpus, Driver("simulated", "", ""), counts, 0, 0, 0, None, passes + changes)
 
-    def close(self) -> None:
+    def release(self, gpu: str, *, ttl_s: float) -> None:
+        """Leave a GPU alone for a while; raises ``KeyError`` when there is no such GPU."""
+        at_s = self._clock() - self._started
+        with self._lock:
+            self._released |= dict.fromkeys(self._uuids(gpu), (at_s, at_s + ttl_s))
+            self._changes += 1
+
+    def resume(self, gpu: str) -> None:
+        """End a release early; raises ``KeyError`` when there is no such GPU."""
+        with self._lock:
+            for uuid in self._uuids(gpu):
+                self._released.pop(uuid, None)
+            self._changes += 1
+
+    def start(self) -> None:
+        """Nothing has to be started."""
+
+    def stop(self) -> None:
         """Nothing is held."""
 
+    def _uuids(self, gpu: str) -> list[str]:
+        known = [one.identity for one in self._gpus]
+        meant = [one.uuid for one in known if gpu in ("all", one.uuid, one.pci_bus_id, str(one.index))]
+        if not meant:
+            raise KeyError(gpu)
+        return meant
 
-def _sample(gpu: _Character, at_s: float) -> GpuSample:
-    omega = math.tau / gpu.period_s
-    load = gpu.load + gpu.swing * math.sin(omega * at_s + gpu.phase)
-    # The exact integral of the power below, so that the counter and the gauge tell the same story.
-    load_seconds = gpu.load * at_s + gpu.swing / omega * (math.cos(gpu.phase) - math.cos(omega * at_s + gpu.phase))
-    used = gpu.memory_share * (_MEMORY_BYTES - _RESERVED_BYTES)
-    celsius = 32 + 38 * load + gpu.coolness
-    values = {
-        "gpu_temperature_celsius": round(celsius),
-        "gpu_memory_temperature_celsius": round(celsius + 9),
-        "gpu_memory_total_bytes": _MEMORY_BYTES,
-        "gpu_memory_used_bytes": round(used),
-        "gpu_memory_free_bytes": _MEMORY_BYTES - _RESERVED_BYTES - round(used),
-        "gpu_memory_reserved_bytes": _RESERVED_BYTES,
-        "gpu_utilization_ratio": round(load, 2),
-        "gpu_memory_utilization_ratio": round(0.55 * load, 2),
-        "gpu_power_watts": round(90 + 560 * load, 3),
-        "gpu_power_limit_watts": _POWER_LIMIT_WATTS,
-        "gpu_energy_joules_total": round(90 * at_s + 560 * load_seconds, 3),
-    }
-    # Under load a GPU gives up a little of its clock; memory runs at one speed.
-    shares = {"graphics": 1 - 0.08 * load, "memory": 1.0, "sm": 1 - 0.08 * load}
-    readings = [Reading(metric, value) for metric, value in values.items()]
-    for clock, highest in _CLOCK_MAX_HERTZ.items():
-        label = (("clock", clock),)
-        readings.append(Reading("gpu_clock_hertz", round(shares[clock] * highest, -6), label))
-        readings.append(Reading("gpu_clock_max_hertz", highest, label))
-    return GpuSample(gpu.identity, up=True, readings=tuple(readings))
+    def _sample(self, gpu: SimulatedGpu, at_s: float) -> GpuSample:
+        return GpuSample(
+            identity=gpu.identity,
+            unix_s=self._started_unix_s + at_s,
+            monotonic_s=self._started + at_s,
+            readings=tuple(one for one in gpu.readings(at_s) if BY_NAME[one.metric].collector in self._collectors),
+            absent=tuple(one for one in gpu.absent() if BY_NAME[one.metric].collector in self._collectors),
+            runs=tuple(CollectorRun(name, 0.0, None) for name in sorted(self._collectors) if COLLECTORS[name].asks_gpu),
+        )
+
+    def _gpu_state(self, sample: GpuSample, age_s: float, released: tuple[float, float] | None) -> GpuState:
+        if released is None:
+            return GpuState(sample.identity, up=True, sample=sample, age_s=age_s)
+        since_unix_s = self._started_unix_s + released[0]
+        return GpuState(sample.identity, up=False, reason="released", detail="released on request", since_unix_s=since_unix_s)

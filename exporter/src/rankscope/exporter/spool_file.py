@@ -5,25 +5,23 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
 from typing import Final, Literal
 
-from prometheus_client.core import Metric as ParsedFamily
-from prometheus_client.parser import text_string_to_metric_families
+import msgspec
+
+from rankscope.exporter.spool_text import Labels, Metric, TextError, metrics
 
 MAX_BYTES: Final = 64 * 1024
 MAX_SERIES: Final = 200
+_MAX_LINES: Final = 4 * MAX_SERIES  # each metric has three lines; what has more costs too much to read
 _MAX_LINE: Final = 4096
 _MAX_LABELS: Final = 16
 _MAX_LABEL_VALUE: Final = 512
 _RESERVED: Final = frozenset({"rank_state"})
 
 _METRIC_NAME: Final = re.compile(r"rank_[a-zA-Z0-9_]+")
-_LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _RANK: Final = re.compile(r"[0-9]{1,7}")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-
-Labels = tuple[tuple[str, str], ...]
 
 
 class RejectedError(Exception):
@@ -34,8 +32,7 @@ class RejectedError(Exception):
         super().__init__(reason)
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolSeries:
+class SpoolSeries(msgspec.Struct, frozen=True):
     """One series: full name, labels sorted by name, value."""
 
     name: str
@@ -43,8 +40,7 @@ class SpoolSeries:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolFamily:
+class SpoolFamily(msgspec.Struct, frozen=True):
     """One metric: its name on the page (with ``_total`` for counters), type, help text and series."""
 
     name: str
@@ -53,8 +49,7 @@ class SpoolFamily:
     series: tuple[SpoolSeries, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolFile:
+class SpoolFile(msgspec.Struct, frozen=True):
     """What one rank published, and who that is: all series of a file belong to one rank of one run."""
 
     run_id: str
@@ -105,52 +100,51 @@ def parse(content: bytes) -> SpoolFile:
     names = {family.name for family in families}
     if len({name.removesuffix("_total") for name in names}) != len(names):
         raise RejectedError("wrong_type")
-    identities = {
-        (labels["run_id"], labels["rank"]) for family in families for labels in (dict(one.labels) for one in family.series)
-    }
+    identities = {_identity(labels) for labels in {one.labels for family in families for one in family.series}}
     if len(identities) != 1:
         raise RejectedError("several_ranks" if identities else "empty")
     ((run_id, rank),) = identities
     return SpoolFile(run_id, rank, families)
 
 
-def _parsed(content: bytes) -> list[ParsedFamily]:
+def _parsed(content: bytes) -> list[Metric]:
+    if content.count(b"\n") > _MAX_LINES:
+        raise RejectedError("too_many_series")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RejectedError("not_utf8") from error
-    # Long lines are also what makes the parser slow.
+    # Long lines are also what makes a parser slow.
     if _CONTROL.search(text) or any(len(line) > _MAX_LINE for line in text.split("\n")):
         raise RejectedError("not_prometheus_text")
     try:
-        return list(text_string_to_metric_families(text))
-    except Exception as error:  # the parser's errors on hostile text are not only ValueError
+        return metrics(text)
+    except TextError as error:
         raise RejectedError("not_prometheus_text") from error
 
 
-def _family(parsed: ParsedFamily) -> SpoolFamily:
-    series = tuple(_series(sample.name, sample.labels, sample.value, sample.timestamp) for sample in parsed.samples)
-    name = series[0].name
-    if parsed.type == "counter" and name.endswith("_total"):
-        return SpoolFamily(name, "counter", parsed.documentation, series)
-    if parsed.type == "gauge" and not name.endswith("_total"):
-        return SpoolFamily(name, "gauge", parsed.documentation, series)
+def _family(metric: Metric) -> SpoolFamily:
+    name = metric.name
+    if not _METRIC_NAME.fullmatch(name) or name.removesuffix("_total") in _RESERVED:
+        raise RejectedError("wrong_name")
+    if any(sample.timed for sample in metric.samples):
+        raise RejectedError("timestamp")
+    series = tuple(SpoolSeries(name, sample.labels, sample.value) for sample in metric.samples)
+    if metric.type == "counter" and name.endswith("_total"):
+        return SpoolFamily(name, "counter", metric.help, series)
+    if metric.type == "gauge" and not name.endswith("_total"):
+        return SpoolFamily(name, "gauge", metric.help, series)
     raise RejectedError("wrong_type")
 
 
-def _series(name: str, labels: dict[str, str], value: float, timestamp: object) -> SpoolSeries:
-    if not _METRIC_NAME.fullmatch(name) or name.removesuffix("_total") in _RESERVED:
-        raise RejectedError("wrong_name")
-    if timestamp is not None:
-        raise RejectedError("timestamp")
-    if not labels.get("run_id") or not _RANK.fullmatch(labels.get("rank", "")):
+def _identity(labels: Labels) -> tuple[str, str]:
+    """Run id and rank; every label is checked on the way."""
+    by_name = dict(labels)
+    run_id, rank = by_name.get("run_id", ""), by_name.get("rank", "")
+    if not run_id or not _RANK.fullmatch(rank):
         raise RejectedError("no_identity")
-    if len(labels) > _MAX_LABELS or not all(_LABEL_NAME.fullmatch(label) for label in labels):
+    if len(labels) > _MAX_LABELS or any(name.startswith("__") for name in by_name):
         raise RejectedError("wrong_labels")
-    if any(len(text) > _MAX_LABEL_VALUE for text in labels.values()):
+    if any(len(text) > _MAX_LABEL_VALUE for text in by_name.values()):
         raise RejectedError("wrong_labels")
-    try:
-        number = float(value)  # the parser keeps whole numbers of any length
-    except OverflowError as error:
-        raise RejectedError("not_prometheus_text") from error
-    return SpoolSeries(name, tuple(sorted(labels.items())), number)
+    return run_id, rank

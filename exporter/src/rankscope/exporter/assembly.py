@@ -1,0 +1,137 @@
+"""Putting the collectors together: the fleet, the loops, and the page that shows what they know."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from rankscope.exporter.errors import ExporterInputError
+from rankscope.exporter.fleet import NvmlFleet
+from rankscope.exporter.inventory import Inventory
+from rankscope.exporter.kernel_log import KernelLog
+from rankscope.exporter.loop import CollectorLoop
+from rankscope.exporter.nursery import Nursery
+from rankscope.exporter.page import Page, SeriesLoop
+from rankscope.exporter.patience import Patience
+from rankscope.exporter.places import default_state_dir
+from rankscope.exporter.settings import Settings
+from rankscope.exporter.simulated import SimulatedFleet
+from rankscope.exporter.source import GpuIdentity, XidEvent
+from rankscope.exporter.spool import Spool, SpoolSample, empty_sample
+from rankscope.exporter.spool_folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, default_spool, make_spool
+from rankscope.exporter.spool_process import ProcessFolders, pids_on_gpus
+from rankscope.exporter.xid_collector import XidCollector
+from rankscope.exporter.xid_journal import XidJournal
+
+_STOP_S: Final = 0.3
+
+
+class Assembly:
+    """Everything that collects. ``lasting``: what has to outlive this process is written down, and the spool is made.
+
+    ``on_fatal`` is called with an exit status and the reason, from another thread, when only a restart helps.
+
+    Raises:
+        ExporterInputError: a setting cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        nursery: Nursery | None,
+        *,
+        lasting: bool,
+        on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
+    ) -> None:
+        self._settings = settings
+        self._lasting = lasting
+        self._state_dir = (settings.state_dir or default_state_dir()) if lasting and not settings.simulate else None
+        collectors, interval_s = settings.collectors, settings.interval_s
+        self.spool_folder: Path | None = None
+        self._fleet: NvmlFleet | SimulatedFleet | None = None
+        self._spool = CollectorLoop("spool", self._make_spool(), interval_s=interval_s) if "spool" in collectors else None
+        self._xid: XidCollector | None = None
+        xid_loop: SeriesLoop | None = None
+        if "gpu" in collectors:
+            if "xid" in collectors:
+                xid = self._xid = self._make_xid()
+                xid_loop = CollectorLoop("xid", lambda: xid.read(fleet.state()), interval_s=interval_s)
+            fleet = self._fleet = self._make_fleet(nursery, on_fatal)
+        self.page = Page(settings.host, self._fleet, spool=self._spool, jobs=None, xid=xid_loop, collectors=collectors)
+        self._loops: list[CollectorLoop[Any]] = [loop for loop in (self._spool, xid_loop) if loop is not None]
+
+    def start(self) -> None:
+        """Begin to collect; starts threads."""
+        if self._fleet is not None:
+            self._fleet.start()
+        for loop in self._loops:
+            loop.start()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until everybody has answered or failed once, or the time is over."""
+        until = time.monotonic() + timeout_s
+        if isinstance(self._fleet, NvmlFleet):
+            self._fleet.wait_for_first_pass(timeout_s)
+        for loop in self._loops:
+            loop.wait_for_first_pass(max(0.0, until - time.monotonic()))
+
+    def stop(self) -> None:
+        """End the processes of the GPUs and close the journal; who is stuck is left behind."""
+        if self._fleet is not None:
+            self._fleet.stop()
+        # The journal is closed only when nobody writes it any more.
+        ended = [loop.stop(_STOP_S) for loop in self._loops]
+        if self._xid is not None and all(ended):
+            self._xid.close()
+
+    def _make_fleet(self, nursery: Nursery | None, on_fatal: Callable[[int, str], None]) -> NvmlFleet | SimulatedFleet:
+        settings = self._settings
+        if settings.simulate is not None:
+            try:
+                return SimulatedFleet(settings.simulate, collectors=settings.collectors, interval_s=settings.interval_s)
+            except ValueError as error:
+                raise ExporterInputError(f"--simulate: {error}") from error
+        assert nursery is not None
+        return NvmlFleet(
+            nursery,
+            collectors=settings.collectors,
+            interval_s=settings.interval_s,
+            inventory=Inventory(self._state_dir),
+            expected_gpus=settings.expected_gpus,
+            on_fatal=on_fatal,
+            on_xid=self._xid.on_xid if self._xid is not None else _no_journal,
+            exit_when_stale=settings.restart_on_stale_driver,
+            patience=Patience(call_s=settings.call_timeout_s),
+        )
+
+    def _make_xid(self) -> XidCollector:
+        settings = self._settings
+        folder = self._state_dir / "xids" if self._state_dir is not None else None
+        kernel_log = KernelLog() if settings.xid_kernel_log and not settings.simulate else None
+        return XidCollector(XidJournal(folder, job_at=_no_job), kernel_log)
+
+    def _make_spool(self) -> Callable[[], SpoolSample]:
+        settings = self._settings
+        folder = SpoolFolder(settings.spool) if settings.spool is not None else default_spool(make=self._lasting)
+        self.spool_folder = folder.path
+        if self._lasting:
+            # For all users where root runs the exporter; otherwise only this user's ranks could be meant.
+            make_spool(folder, mode=SHARED_MODE if os.getuid() == 0 else PRIVATE_MODE)
+        elif not os.path.lexists(folder.path):
+            return empty_sample  # what it would hold had it just been made
+        processes = ProcessFolders(self._pids) if settings.spool_from_processes else None
+        return Spool(folder, stale_s=settings.spool_stale_s, forget_s=settings.spool_forget_s, processes=processes).read
+
+    def _pids(self) -> Iterable[int]:
+        return pids_on_gpus(self._fleet.state()) if self._fleet is not None else ()
+
+
+def _no_job(_uuid: str) -> None:
+    return None
+
+
+def _no_journal(_gpu: GpuIdentity, _event: XidEvent) -> None:
+    return None

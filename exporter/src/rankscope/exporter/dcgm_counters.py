@@ -1,0 +1,114 @@
+"""Which DCGM fields the compatible page has: the usual ones, or those of a counters file as dcgm-exporter reads it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from rankscope.exporter.catalogue import CATALOGUE
+from rankscope.exporter.errors import ExporterInputError
+
+PREFIX: Final = "DCGM_FI_"
+
+LabelField = Literal["DCGM_FI_DRIVER_VERSION", "DCGM_FI_NVML_VERSION", "DCGM_FI_DEV_SERIAL", "DCGM_FI_DEV_VBIOS_VERSION"]
+LABEL_FIELDS: Final[tuple[LabelField, ...]] = get_args(LabelField)
+
+_MOST_BYTES: Final = 1 << 20
+_TYPES: Final = ("gauge", "counter", "label")
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """One metric of the compatible page; its name begins with ``DCGM_FI_``."""
+
+    name: str
+    type: Literal["gauge", "counter"]
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What the page shall have: metrics, fields that become labels of every series, and what it cannot have, with reasons."""
+
+    metrics: tuple[Counter, ...]
+    labels: tuple[LabelField, ...]
+    refused: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def collectors(self) -> frozenset[str]:
+        """The collectors without which the page would miss something."""
+        names = {counter.name for counter in self.metrics}
+        return frozenset(row.collector for row in CATALOGUE for entry in row.dcgm if PREFIX + entry.name in names)
+
+
+def default_counters() -> Counters:
+    """Those that dcgm-exporter publishes without a file of its own."""
+    return Counters(tuple(counter for counter, default_on in _known().values() if default_on), ("DCGM_FI_DRIVER_VERSION",))
+
+
+def read_counters(path: Path) -> Counters:
+    """The metrics of a file with lines ``NAME, type, help``; raises ``ExporterInputError`` that names the line."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        lines = content.decode().splitlines()
+    except OSError as error:
+        raise ExporterInputError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ExporterInputError(
+            f"{path}: byte {error.start} is not UTF-8: a text file with lines NAME, type, help is needed"
+        ) from error
+    if len(content) > _MOST_BYTES:
+        raise ExporterInputError(f"{path}: more than 1 MiB is no file of counters")
+    return _counters(path, lines)
+
+
+def _counters(path: Path, lines: Iterable[str]) -> Counters:
+    known = _known()
+    metrics: dict[str, Counter] = {}
+    labels: dict[LabelField, None] = {}
+    refused: dict[str, str] = {}
+    for place, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, kind, help_text = _record(f"{path}:{place}", line)
+        if kind == "label":
+            field = next((one for one in LABEL_FIELDS if one == name), None)
+            if field is not None:
+                labels[field] = None
+            else:
+                refused[name] = f"not a label this exporter has (it has {', '.join(LABEL_FIELDS)})"
+        elif name not in known:
+            refused[name] = "not among the metrics of this exporter"
+        else:
+            # The file decides on the type, as it does there.
+            metrics[name] = Counter(name, "counter" if kind == "counter" else "gauge", help_text)
+    if not metrics:
+        raise ExporterInputError(f"{path}: no line names a metric that this exporter has: see the table in docs/exporter.md")
+    return Counters(tuple(metrics.values()), tuple(sorted(labels)), tuple(refused.items()))
+
+
+def _record(where: str, line: str) -> tuple[str, str, str]:
+    try:
+        (fields,) = csv.reader([line], strict=True, skipinitialspace=True)
+    except (csv.Error, ValueError) as error:
+        raise ExporterInputError(f"{where}: {error}: a line is NAME, type, help") from error
+    # A help text with commas is plain enough without quotes.
+    name, kind, *rest = [*(field.strip() for field in fields), "", ""][: max(len(fields), 2)]
+    if not name.startswith("DCGM_") or not name.replace("_", "").isalnum() or not name.isascii():
+        raise ExporterInputError(f"{where}: {name[:80]!r} is not the name of a DCGM field: a line is NAME, type, help")
+    if kind not in _TYPES:
+        raise ExporterInputError(f"{where}: type {kind[:80]!r} of {name} is none of {', '.join(_TYPES)}")
+    return name, kind, ", ".join(rest)
+
+
+def _known() -> dict[str, tuple[Counter, bool]]:
+    """Every metric the catalogue has a DCGM name for; the first row with a name tells about it."""
+    known: dict[str, tuple[Counter, bool]] = {}
+    for row in CATALOGUE:
+        for entry in row.dcgm:
+            known.setdefault(PREFIX + entry.name, (Counter(PREFIX + entry.name, entry.type, entry.help), entry.default_on))
+    return known

@@ -1,0 +1,119 @@
+"""Metric families as Prometheus text 0.0.4 and OpenMetrics 1.0.
+
+Our own renderer, because DCGM's counters lack ``_total``, which the client library does not allow, and because every scraper asks
+for a page of a thousand series: what does not change between pages, name and labels, is escaped once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from rankscope.exporter.source import Labels
+
+TEXT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+# Beyond this, whole numbers are not exact anyway and shorter with an exponent.
+_LARGEST_PLAIN: Final = 10**15
+_FEW_LINES: Final = 4096
+_QUALITY: Final = re.compile(r"[01](?:\.[0-9]{0,3})?")
+
+
+@dataclass(slots=True)
+class Family:
+    """One metric: its name as on the text page, base unit or "", and the value of each series by its labels, in their order."""
+
+    name: str
+    type: Literal["gauge", "counter"]
+    help: str
+    unit: str = ""
+    series: dict[Labels, float] = field(default_factory=dict)
+
+
+class Renderer:
+    """Turns families into text; remembers the beginnings of lines, at most about twice as many as the largest page had.
+
+    Any number of threads may use one.
+    """
+
+    def __init__(self) -> None:
+        self._beginnings: dict[str, dict[Labels, str]] = {}
+        self._remembered = 0
+        self._limit = _FEW_LINES
+
+    def text(self, families: Iterable[Family]) -> bytes:
+        """Prometheus text 0.0.4."""
+        lines: list[str] = []
+        for family in families:
+            help_text = family.help.replace("\\", r"\\").replace("\n", r"\n")
+            lines.append(f"# HELP {family.name} {help_text}\n# TYPE {family.name} {family.type}\n")
+            self._add_series(lines, family)
+        return self._finish(lines)
+
+    def openmetrics(self, families: Iterable[Family]) -> bytes:
+        """OpenMetrics 1.0; of the families, no two may be the same one to it (see ``openmetrics_can_say``)."""
+        lines: list[str] = []
+        for family in families:
+            name = family.name.removesuffix("_total")
+            lines.append(f"# HELP {name} {_escaped(family.help)}\n# TYPE {name} {family.type}\n")
+            if family.unit and name.endswith(f"_{family.unit}"):
+                lines.append(f"# UNIT {name} {family.unit}\n")
+            self._add_series(lines, family)
+        lines.append("# EOF\n")
+        return self._finish(lines)
+
+    def _add_series(self, lines: list[str], family: Family) -> None:
+        beginnings = self._beginnings.setdefault(family.name, {})
+        for labels, value in family.series.items():
+            beginning = beginnings.get(labels)
+            if beginning is None:
+                beginning = beginnings[labels] = _beginning(family.name, labels)
+                self._remembered += 1
+            lines.append(f"{beginning}{number(value)}\n")
+
+    def _finish(self, lines: list[str]) -> bytes:
+        self._limit = max(self._limit, 2 * len(lines))
+        if self._remembered > self._limit:
+            self._beginnings, self._remembered = {}, 0
+        # Half a character (a file name, say, that is not UTF-8) must not cost the page.
+        return "".join(lines).encode("utf-8", "replace")
+
+
+def number(value: float) -> str:
+    """A value as every reader of the formats understands it, whole numbers short, others exact."""
+    if value - value != 0:
+        return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"  # noqa: PLR0124  only NaN differs from itself
+    whole = int(value)
+    return str(whole) if whole == value and -_LARGEST_PLAIN < whole < _LARGEST_PLAIN else repr(float(value))
+
+
+def openmetrics_can_say(families: Iterable[Family]) -> bool:
+    """Whether the families stay distinct there, where a counter ``x_total`` and a gauge ``x`` have one name."""
+    names = [family.name.removesuffix("_total") for family in families]
+    return len(set(names)) == len(names)
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Whether an Accept header asks for OpenMetrics 1.0 at least as much as for text."""
+    openmetrics = text = 0.0
+    for item in accept.lower().split(","):
+        media_type, *parameters = (part.strip() for part in item.split(";"))
+        given = dict(parameter.partition("=")[::2] for parameter in parameters)
+        quality = float(given["q"]) if _QUALITY.fullmatch(given.get("q", "")) else 1.0
+        if media_type == "application/openmetrics-text" and given.get("version", "1.0.0") == "1.0.0":
+            openmetrics = max(openmetrics, quality)
+        elif media_type in ("text/plain", "text/*"):
+            text = max(text, quality)
+    return openmetrics > 0 and openmetrics >= text
+
+
+def _beginning(name: str, labels: Labels) -> str:
+    inside = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels)
+    return f"{name}{{{inside}}} " if inside else f"{name} "
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

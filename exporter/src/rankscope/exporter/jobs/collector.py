@@ -1,0 +1,200 @@
+"""The jobs collector: from what the sources know to the series of each GPU."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from rankscope.exporter.catalogue import BY_NAME
+from rankscope.exporter.jobs.claims import claims_of
+from rankscope.exporter.jobs.deadline import Deadline
+from rankscope.exporter.jobs.devices import Devices, device_numbers
+from rankscope.exporter.jobs.join import MULTIPLE, Answer, Claim, join
+from rankscope.exporter.jobs.kubelet import DEFAULT_SOCKET, Kubelet
+from rankscope.exporter.jobs.party import Hold, Identity, Use
+from rankscope.exporter.jobs.processes import ProcessTable
+from rankscope.exporter.jobs.slurm import DEFAULT_FOLDER, SlurmFolder
+from rankscope.exporter.jobs.source import HoldSource
+from rankscope.exporter.jobs.users import UserNames
+from rankscope.exporter.source import FleetState, GpuState, Labels, MigDevice, Series
+from rankscope.exporter.spool import SpoolSample
+
+logger = logging.getLogger(__name__)
+
+_FORGET_JOBS_S: Final = 60.0
+_DRIVER_DEADLINE_S: Final = 0.5
+_SOURCE_OK: Final = "rankscope_exporter_jobs_source_ok"
+_USERS: Final = frozenset({"user"})
+_PODS: Final = frozenset({"namespace_k8s", "pod_k8s", "container_k8s"})
+
+
+class JobsCollector:
+    """Who holds and who uses each GPU. ``read`` and ``close`` are for one thread, ``job_at`` for any.
+
+    Without ``slurm_dir`` and ``podresources_socket`` the usual places are looked at, and need not exist. ``ranks`` gives the
+    spool's last fresh sample, or None; it must not wait. ``show_users`` and ``show_pods`` switch these labels off. ``proc`` is
+    where the kernel tells about processes and the driver about its device files.
+
+    Raises:
+        ExporterMissingError: a socket is named, and what is needed to ask it is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        slurm_dir: Path | None = None,
+        podresources_socket: Path | None = None,
+        ranks: Callable[[], SpoolSample | None] = lambda: None,
+        show_users: bool = True,
+        show_pods: bool = True,
+        proc: Path = Path("/proc"),
+        user_names: UserNames | None = None,
+    ) -> None:
+        slurm = SlurmFolder(slurm_dir or DEFAULT_FOLDER, asked_for=slurm_dir is not None, proc=proc)
+        self._kubelet = Kubelet(podresources_socket or DEFAULT_SOCKET, asked_for=podresources_socket is not None)
+        self._sources = (HoldSource("slurm", slurm.read), HoldSource("kubelet", self._kubelet.read))
+        self._ranks = ranks
+        self._hidden = (frozenset() if show_users else _USERS) | (frozenset() if show_pods else _PODS)
+        self._show_users = show_users
+        self._proc = proc
+        self._processes = ProcessTable(proc)
+        self._names = user_names or UserNames()
+        self._driver = Deadline(_DRIVER_DEADLINE_S)
+        self._numbers: dict[str, int] = {}
+        self._numbered: frozenset[str] | None = None
+        self._migs: dict[str, tuple[MigDevice, ...]] = {}
+        self._jobs_at: tuple[float, dict[str, str]] = (float("-inf"), {})
+
+    def read(self, state: FleetState) -> tuple[Series, ...]:
+        """The series of all GPUs as they are now. A source that fails costs what it alone knows."""
+        now_s = time.monotonic()
+        known = [holds for source in self._sources if (holds := source.read(now_s)) is not None]
+        holds = tuple(hold for one in known for hold in one)
+        uses = self._read_uses(state)
+        claims = claims_of(self._ranks())
+        devices = self._devices(state)
+        node = _Node(state, devices, holds, uses, claims, schedulers=bool(known))
+        names = self._names.names(node.uids()) if self._show_users else {}
+        jobs_at: dict[str, str] = {}
+        series: list[Series] = []
+        for uuid, answer, allocated, in_use in node.answers(names):
+            job_id = dict(answer.labels).get("job_id")
+            if job_id is not None:
+                for place in {uuid, node.parent_of(uuid)}:
+                    jobs_at[place] = job_id if jobs_at.get(place, job_id) == job_id else MULTIPLE
+            series += self._series(uuid, answer, allocated, in_use)
+        self._jobs_at = (now_s, jobs_at)
+        if _SOURCE_OK in BY_NAME:
+            series += [
+                Series(_SOURCE_OK, float(source.ok), (("source", source.name),))
+                for source in self._sources
+                if source.ok is not None
+            ]
+        return tuple(series)
+
+    def job_at(self, gpu_uuid: str) -> str | None:
+        """The job on a GPU or MIG device in the last pass, ``multiple`` for several; None when not known, or not lately."""
+        at_s, jobs = self._jobs_at
+        return jobs.get(gpu_uuid) if time.monotonic() - at_s <= _FORGET_JOBS_S else None
+
+    def close(self) -> None:
+        """Leave the kubelet alone."""
+        self._kubelet.close()
+
+    def _series(self, uuid: str, answer: Answer, allocated: bool | None, in_use: bool | None) -> Iterator[Series]:
+        of_gpu: Labels = (("uuid", uuid),)
+        if answer.parties:
+            shown = tuple((name, value) for name, value in answer.labels if name not in self._hidden)
+            yield Series("gpu_job_info", 1, (*of_gpu, *shown))
+        if allocated is not None:
+            yield Series("gpu_allocated", float(allocated), of_gpu)
+        if in_use is not None:
+            yield Series("gpu_in_use", float(in_use), of_gpu)
+        # In use by somebody whom nothing tells about: not known is not nobody.
+        if answer.parties or (in_use is not True and (allocated, in_use) != (None, None)):
+            yield Series("gpu_jobs", answer.parties, of_gpu)
+
+    def _read_uses(self, state: FleetState) -> dict[int, Use]:
+        if not self._processes.sees_all():
+            return {}
+        samples = [gpu.sample for gpu in state.gpus if gpu.sample is not None]
+        return self._processes.read(process.pid for sample in samples for process in sample.processes or ())
+
+    def _devices(self, state: FleetState) -> Devices:
+        """MIG devices of a GPU that does not answer are the last it had: who holds them still does."""
+        known = {gpu.identity.uuid: gpu.sample.mig_devices for gpu in state.gpus if gpu.sample is not None}
+        present = {gpu.identity.uuid for gpu in state.gpus}
+        self._migs = {uuid: migs for uuid, migs in {**self._migs, **known}.items() if uuid in present}
+        places = frozenset(gpu.identity.pci_bus_id for gpu in state.gpus)
+        if places != self._numbered:
+            try:
+                self._numbers = self._driver.ask(lambda: device_numbers(self._proc))
+                self._numbered = places
+            except TimeoutError:
+                pass  # asked again next time; until then as known
+        return Devices(state.gpus, self._migs, self._numbers)
+
+
+class _Node:
+    """One pass: what the sources know, sorted by device."""
+
+    def __init__(
+        self,
+        state: FleetState,
+        devices: Devices,
+        holds: tuple[Hold, ...],
+        uses: dict[int, Use],
+        claims: dict[str, list[Claim]],
+        *,
+        schedulers: bool,
+    ) -> None:
+        self._gpus = state.gpus
+        self._migs = devices.migs
+        self._uses = uses
+        self._claims = claims
+        self._schedulers = schedulers
+        self._parents = {mig.uuid: uuid for uuid, migs in devices.migs.items() for mig in migs}
+        self._jobs = {hold.identity.job_id: hold.identity for hold in holds if hold.identity.job_id is not None}
+        self._holders: dict[str, list[Identity]] = {}
+        for hold in holds:
+            for uuid in {devices.uuid_of(device) for device in hold.devices} - {None}:
+                assert uuid is not None
+                self._holders.setdefault(uuid, []).append(hold.identity)
+
+    def uids(self) -> set[int]:
+        claimed = {claim.uid for claims in self._claims.values() for claim in claims}
+        return claimed | {use.uid for use in self._uses.values()}
+
+    def parent_of(self, uuid: str) -> str:
+        return self._parents.get(uuid, uuid)
+
+    def answers(self, names: dict[int, str]) -> Iterator[tuple[str, Answer, bool | None, bool | None]]:
+        """uuid, who, whether it is allocated and in use; each uuid once."""
+        for gpu in self._gpus:
+            migs = self._migs.get(gpu.identity.uuid, ())
+            whole = self._holders.get(gpu.identity.uuid, [])
+            if not migs or whole:
+                yield self._answer(gpu, None, whole, names)
+            for mig in migs:
+                # Who has the whole has the parts, unless these were given to others.
+                yield self._answer(gpu, mig.uuid, self._holders.get(mig.uuid) or whole, names)
+
+    def _answer(
+        self, gpu: GpuState, mig: str | None, holders: list[Identity], names: dict[int, str]
+    ) -> tuple[str, Answer, bool | None, bool | None]:
+        processes = gpu.sample.processes if gpu.sample is not None else None
+        pids = None if processes is None else {one.pid for one in processes if mig is None or one.uuid == mig}
+        uuid = mig or gpu.identity.uuid
+        # Where nobody has the device open, only its holder's ranks can mean it.
+        claims = [] if pids == set() and not holders else self._claims.get(uuid, [])
+        answer = join(
+            holders,
+            [self._uses[pid] for pid in sorted(pids or ()) if pid in self._uses],
+            jobs=self._jobs,
+            claims=claims,
+            names=names,
+        )
+        return uuid, answer, bool(holders) if self._schedulers else None, bool(pids) if pids is not None else None

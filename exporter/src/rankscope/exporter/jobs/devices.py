@@ -1,0 +1,54 @@
+"""Which GPU or MIG device a scheduler means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rankscope.exporter.jobs.party import Device
+from rankscope.exporter.source import GpuState, MigDevice
+
+_MINOR: Final = re.compile(r"^Device Minor:\s*([0-9]+)\s*$", re.MULTILINE)
+_FOLDER: Final = Path("driver/nvidia/gpus")
+
+
+def device_numbers(proc: Path) -> dict[str, int]:
+    """Number of the device file by PCI bus id, as the driver says; empty where it does not. May wait for the driver."""
+    numbers = {}
+    try:
+        for folder in (proc / _FOLDER).iterdir():
+            with (folder / "information").open("rb") as file:
+                match = _MINOR.search(file.read(4096).decode("utf-8", "replace"))
+            if match is not None:
+                domain, _, rest = folder.name.lower().partition(":")
+                numbers[f"{domain:0>8}:{rest}"] = int(match[1])
+    except OSError:
+        return {}
+    return numbers
+
+
+class Devices:
+    """The GPUs of the node and their MIG devices. ``numbers`` as ``device_numbers`` gives them.
+
+    Without these a number is an index: NVML and the driver count in the same order unless a GPU is missing.
+    """
+
+    def __init__(self, gpus: tuple[GpuState, ...], migs: Mapping[str, tuple[MigDevice, ...]], numbers: Mapping[str, int]) -> None:
+        self.migs = migs
+        self._uuids = {gpu.identity.uuid.lower(): gpu.identity.uuid for gpu in gpus}
+        self._uuids |= {mig.uuid.lower(): mig.uuid for devices in migs.values() for mig in devices}
+        self._by_number = {
+            numbers.get(gpu.identity.pci_bus_id, gpu.identity.index if not numbers else None): gpu.identity.uuid for gpu in gpus
+        }
+
+    def uuid_of(self, device: Device) -> str | None:
+        """The uuid of the GPU or MIG device; None when this node has none such."""
+        uuid = self._uuids.get(device.uuid.lower()) if device.uuid is not None else self._by_number.get(device.number)
+        if uuid is None or device.gpu_instance is None:
+            return uuid
+        instances = [mig for mig in self.migs.get(uuid, ()) if mig.gpu_instance == device.gpu_instance]
+        if device.compute_instance is not None:
+            instances = [mig for mig in instances if mig.compute_instance == device.compute_instance]
+        return instances[0].uuid if len(instances) == 1 else None

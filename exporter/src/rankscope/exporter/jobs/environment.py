@@ -1,0 +1,62 @@
+"""What the environment of a process says about its place in distributed training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from rankscope.exporter.jobs.party import Ranks
+
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+_WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}")
+
+# Rank, local rank, world size: of the first launcher that set a rank. torchrun's come before those of what started torchrun.
+# A Slurm step says how many tasks it has; a batch script has a SLURM_PROCID, too, which is nobody's rank.
+_LAUNCHERS: Final = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+)
+_RUN_IDS: Final = ("RANKSCOPE_RUN_ID", "TORCHELASTIC_RUN_ID")
+_NO_RUN: Final = "none"  # what torchrun writes when nobody named the run
+
+
+def variables(content: bytes) -> dict[str, str]:
+    """The variables of ``/proc/PID/environ``; the last one is left out where it was cut off."""
+    whole = content[: content.rfind(b"\0") + 1]
+    pairs = (piece.decode("utf-8", "replace").partition("=") for piece in whole.split(b"\0"))
+    found: dict[str, str] = {}
+    for name, separator, value in pairs:
+        if separator:
+            found.setdefault(name, value)  # as getenv has it: the first
+    return found
+
+
+def ranks_of(environ: Mapping[str, str]) -> Ranks:
+    """Rank and run as launchers tell them; what is not a number, or not a plain word, is not known."""
+    names = next((names for names in _LAUNCHERS if _all_set(environ, names)), _LAUNCHERS[0])
+    rank, local_rank, world_size = (number(environ.get(name)) for name in names)
+    runs = (word(environ.get(name)) for name in _RUN_IDS)
+    return Ranks(
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        run_id=next((run for run in runs if run and run != _NO_RUN), None),
+    )
+
+
+def number(text: str | None) -> str | None:
+    """A number without a sign, as it is usually written; None for anything else."""
+    return str(int(text)) if text is not None and _NUMBER.fullmatch(text) else None
+
+
+def word(text: str | None) -> str | None:
+    """A name such as schedulers give, at most 128 characters; None for anything else."""
+    return text if text is not None and _WORD.fullmatch(text) else None
+
+
+def _all_set(environ: Mapping[str, str], names: tuple[str, str, str]) -> bool:
+    rank, _, world_size = names
+    return rank in environ and world_size in environ

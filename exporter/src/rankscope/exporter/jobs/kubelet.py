@@ -1,0 +1,133 @@
+"""The pods of this node and their GPUs, from the kubelet's PodResources service on its Unix socket."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rankscope.exporter.errors import ExporterMissingError
+from rankscope.exporter.jobs.environment import word
+from rankscope.exporter.jobs.party import Device, Hold, Identity
+
+if TYPE_CHECKING:
+    import grpc
+
+DEFAULT_SOCKET: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+
+_METHOD: Final = "/v1.PodResourcesLister/List"
+_TIMEOUT_S: Final = 0.8
+_MAX_BYTES: Final = 16 * 1024 * 1024
+_NVIDIA: Final = "nvidia.com/"
+_DRA_DRIVER: Final = "gpu.nvidia.com"
+_UUID: Final = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?![0-9a-f])", re.IGNORECASE)
+_MIG_OLD: Final = re.compile(r"MIG-(GPU-[0-9a-f-]{36})/([0-9]{1,3})/([0-9]{1,3})")
+_DEVICE_FILE: Final = re.compile(r"nvidia([0-9]{1,3})(?:/gi([0-9]{1,3}))?(?:/vgpu[0-9]+)?")
+_DRA_DEVICE: Final = re.compile(r"gpu-([0-9]{1,3})")
+
+
+class KubeletError(Exception):
+    """The kubelet cannot be asked; the message says why."""
+
+
+class Kubelet:
+    """Asks the kubelet. A connection is made when one is needed, and again after the kubelet restarted.
+
+    Raises:
+        ExporterMissingError: ``asked_for``, and gRPC is not installed.
+    """
+
+    def __init__(self, socket: Path = DEFAULT_SOCKET, *, asked_for: bool) -> None:
+        self._socket = socket
+        self._asked_for = asked_for
+        self._channel: grpc.Channel | None = None
+        self._installed = find_spec("grpc") is not None and find_spec("google.protobuf") is not None
+        if asked_for and not self._installed:
+            raise ExporterMissingError("asking the kubelet needs grpcio and protobuf: pip install 'rankscope[kubernetes]'")
+
+    def read(self) -> tuple[Hold, ...] | None:
+        """Each container that has GPUs; None where there is no kubelet, or nothing to ask it with.
+
+        Raises:
+            KubeletError: it does not answer, or with nonsense.
+        """
+        if not self._installed:
+            return None
+        try:
+            if not stat.S_ISSOCK(self._socket.stat().st_mode):
+                raise KubeletError(f"{self._socket} is not a socket")
+        except FileNotFoundError as error:
+            self.close()
+            if self._asked_for:
+                raise KubeletError(f"{self._socket}: there is none") from error
+            return None
+        except OSError as error:
+            raise KubeletError(f"{self._socket}: {error.strerror}") from error
+        return tuple(_holds(self._list()))
+
+    def close(self) -> None:
+        """End the connection, if there is one."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _list(self) -> Any:
+        import grpc
+
+        from rankscope.exporter.jobs.podresources import messages
+
+        request, response = messages()
+        if self._channel is None:
+            options = [
+                ("grpc.max_receive_message_length", _MAX_BYTES),
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.default_authority", "localhost"),
+            ]
+            self._channel = grpc.insecure_channel(f"unix://{self._socket.absolute()}", options=options)
+        call = self._channel.unary_unary(
+            _METHOD, request_serializer=request.SerializeToString, response_deserializer=response.FromString
+        )
+        try:
+            return call(request(), timeout=_TIMEOUT_S)
+        except grpc.RpcError as error:
+            # A connection made anew finds a kubelet that came back at once; the old one would wait longer and longer.
+            self.close()
+            code = getattr(error, "code", None)
+            reason = code().name.lower() if code is not None else type(error).__name__
+            raise KubeletError(f"{self._socket}: {reason}") from error
+
+
+def _holds(response: Any) -> Iterator[Hold]:
+    for pod in response.pod_resources:
+        for container in pod.containers:
+            devices = tuple(dict.fromkeys([*_plugin_devices(container), *_claimed_devices(container)]))
+            if devices:
+                identity = Identity(namespace=word(pod.namespace), pod=word(pod.name), container=word(container.name))
+                yield Hold(identity, devices)
+
+
+def _plugin_devices(container: Any) -> Iterator[Device]:
+    """Devices of the device plugin; a replica of time slicing or MPS ends in ``::N``. Others' plugins use the same uuids."""
+    for resource in container.devices:
+        for device_id in resource.device_ids:
+            if old := _MIG_OLD.match(device_id):
+                yield Device(uuid=old[1], gpu_instance=int(old[2]), compute_instance=int(old[3]))
+            elif uuid := _UUID.match(device_id):
+                yield Device(uuid=uuid[1])
+            elif resource.resource_name.startswith(_NVIDIA) and (file := _DEVICE_FILE.fullmatch(device_id.split("::", 1)[0])):
+                yield Device(number=int(file[1]), gpu_instance=int(file[2]) if file[2] else None)
+
+
+def _claimed_devices(container: Any) -> Iterator[Device]:
+    """Devices of dynamic resource allocation: a uuid in one of the names, or the number of the device file."""
+    for claim in container.dynamic_resources:
+        for resource in claim.claim_resources:
+            names = [resource.device_name, *(device.name for device in resource.cdi_devices)]
+            uuids = [uuid[1] for name in names if (uuid := _UUID.search(name))]
+            if uuids:
+                yield from (Device(uuid=uuid) for uuid in uuids)
+            elif resource.driver_name == _DRA_DRIVER and (number := _DRA_DEVICE.fullmatch(resource.device_name)):
+                yield Device(number=int(number[1]))

@@ -1,0 +1,149 @@
+"""Who the processes on the GPUs are: their owner, control groups and environment, read from ``/proc``."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.exporter.jobs.cgroups import place_of
+from rankscope.exporter.jobs.deadline import Deadline
+from rankscope.exporter.jobs.environment import number, ranks_of, variables, word
+from rankscope.exporter.jobs.party import Use
+
+MAX_PROCESSES: Final = 1024
+_MAX_BYTES: Final = 64 * 1024
+_READ_AGAIN_S: Final = 30.0  # an exec, or a launcher that sorts its processes into groups late, changes what was read
+_ENVIRON_DEADLINE_S: Final = 0.2
+_MOST_STUCK: Final = 4
+_SLACK_S: Final = 2.0
+# The number the kernel gives to the first PID namespace: there alone the driver's process numbers are ours for certain.
+_FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
+_UID: Final = re.compile(r"^Uid:\s+[0-9]+\s+([0-9]+)", re.MULTILINE)
+_NAME: Final = re.compile(r"^Name:\s+(.*)$", re.MULTILINE)
+_SERVICE: Final = "nvidia-cuda-mps"  # its server opens the GPU for the processes that share it
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+class _Known(msgspec.Struct, frozen=True):
+    start_ticks: int
+    use: Use
+    read_s: float
+    stuck: bool
+
+
+class ProcessTable:
+    """Processes by number, read once and again after a while; a number that another process got is noticed.
+
+    One thread calls. A process whose environment cannot be read in time (its memory is locked by a thread stuck in the kernel) is
+    known by the rest, and not touched again.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._known: dict[int, _Known] = {}
+        self._deadline = Deadline(_ENVIRON_DEADLINE_S, most_stuck=_MOST_STUCK)
+
+    def sees_all(self) -> bool:
+        """Whether the driver's process numbers are also ours: not in a container without the node's PID namespace."""
+        try:
+            return str((self._proc / "self" / "ns" / "pid").readlink()) == _FIRST_PID_NAMESPACE
+        except OSError:
+            return False
+
+    def read(self, pids: Iterable[int], *, now_s: float | None = None) -> dict[int, Use]:
+        """What is known of each process; those that ended are left out. ``now_s`` is monotonic."""
+        now_s = time.monotonic() if now_s is None else now_s
+        known: dict[int, _Known] = {}
+        for pid in sorted(set(pids))[:MAX_PROCESSES]:
+            try:
+                known[pid] = self._read(pid, now_s)
+            except (OSError, ValueError):
+                continue
+        self._known = known
+        return {pid: one.use for pid, one in known.items()}
+
+    def _read(self, pid: int, now_s: float) -> _Known:
+        # By this descriptor it stays the same process, even when another gets its number.
+        fd = os.open(self._proc / str(pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            start_ticks = _start_ticks(_text("stat", fd))
+            before = self._known.get(pid)
+            if (
+                before is not None
+                and before.start_ticks == start_ticks
+                and (now_s - before.read_s < _READ_AGAIN_S or before.stuck)
+            ):
+                return before
+            if _began_s(start_ticks) > now_s + _SLACK_S:
+                raise ValueError("the number is another process's by now")
+            status = _text("status", fd)
+            environ, stuck = self._environ(fd)
+            return _Known(start_ticks, _use(pid, status, _text("cgroup", fd), environ), now_s, stuck)
+        finally:
+            os.close(fd)
+
+    def _environ(self, process_fd: int) -> tuple[bytes | None, bool]:
+        own = os.dup(process_fd)  # the call may outlive the caller's
+
+        def read() -> bytes:
+            try:
+                return _bytes("environ", own)
+            finally:
+                os.close(own)
+
+        try:
+            return self._deadline.ask(read), False
+        except TimeoutError:
+            return None, True
+        except OSError:
+            return None, False
+
+
+def _use(pid: int, status: str, cgroup: str, environ: bytes | None) -> Use:
+    uid, name = _UID.search(status), _NAME.search(status)
+    if uid is None:
+        raise ValueError("no owner")
+    place = place_of(cgroup)
+    values = variables(environ) if environ is not None else {}
+    return Use(
+        pid=pid,
+        uid=int(uid[1]),
+        job_id=place.job_id,
+        pod_uid=place.pod_uid,
+        container_id=place.container_id,
+        claimed_job_id=number(values.get("SLURM_JOB_ID")),
+        account=word(values.get("SLURM_JOB_ACCOUNT")),
+        partition=word(values.get("SLURM_JOB_PARTITION")),
+        hostname=word(values.get("HOSTNAME")),
+        ranks=ranks_of(values),
+        # An empty one is that of a process that is ending, or of the kernel.
+        environ_read=bool(environ),
+        service=name is not None and name[1].startswith(_SERVICE),
+    )
+
+
+def _start_ticks(text: str) -> int:
+    """Field 22; the name before it may contain anything."""
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def _began_s(start_ticks: int) -> float:
+    """When a process began, on the monotonic clock; the kernel counts from the boot, sleep included."""
+    asleep_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return start_ticks / _TICKS_PER_S - asleep_s
+
+
+def _text(name: str, process_fd: int) -> str:
+    return _bytes(name, process_fd).decode("utf-8", "replace")
+
+
+def _bytes(name: str, process_fd: int) -> bytes:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=process_fd)
+    with open(fd, "rb") as file:  # noqa: PTH123  a descriptor, not a path
+        return file.read(_MAX_BYTES)

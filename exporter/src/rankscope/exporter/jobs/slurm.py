@@ -1,0 +1,138 @@
+"""The jobs of Slurm on this node: a file each, which the prolog (``exporter/slurm/prolog.sh``) writes and the epilog removes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+from rankscope.exporter.jobs.environment import number, word
+from rankscope.exporter.jobs.party import Device, Hold, Identity
+
+DEFAULT_FOLDER: Final = Path("/run/rankscope/jobs")
+STAMP: Final = ".slurm"
+"""A file of the folder that says: a job of Slurm would be here."""
+
+_JOB_FILE: Final = re.compile(r"job-[0-9]{1,10}")
+_MAX_FILES: Final = 4096
+_MAX_BYTES: Final = 16 * 1024
+_BOOT_ID: Final = "sys/kernel/random/boot_id"
+_MIG_OLD: Final = re.compile(r"MIG-(GPU-[0-9a-f-]{36})/([0-9]{1,3})/([0-9]{1,3})")
+_UUID: Final = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}")
+_RANGE: Final = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
+
+
+class SlurmError(Exception):
+    """The folder cannot be read or not be trusted; the message names it and says why."""
+
+
+class SlurmFolder:
+    """The folder of the jobs.
+
+    It has to belong to root or to this user, or to anybody when ``asked_for``, and others must not be able to write to it; only
+    files of its owner or of root count.
+    """
+
+    def __init__(self, path: Path, *, asked_for: bool, proc: Path = Path("/proc")) -> None:
+        self.path = path
+        self._asked_for = asked_for
+        self._proc = proc
+
+    def read(self) -> tuple[Hold, ...] | None:
+        """All jobs, also those without GPUs; None where no prolog has ever run.
+
+        Raises:
+            SlurmError: the folder cannot be read, or others can write to it.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SlurmError(f"{self.path}: {error.strerror}") from error
+        try:
+            return self._read(fd)
+        except OSError as error:
+            raise SlurmError(f"{self.path}: {error.strerror}") from error
+        finally:
+            os.close(fd)
+
+    def _read(self, folder_fd: int) -> tuple[Hold, ...] | None:
+        owner = os.fstat(folder_fd)
+        if not self._asked_for and owner.st_uid not in (0, os.getuid()):
+            raise SlurmError(
+                f"{self.path}: belongs to uid {owner.st_uid}, not to root; name it with --jobs.slurm-dir to trust it"
+            )
+        if owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise SlurmError(f"{self.path}: can be written by others (mode {stat.S_IMODE(owner.st_mode):o})")
+        boot_id = self._boot_id()
+        found = False
+        holds = []
+        with os.scandir(folder_fd) as entries:
+            for entry in itertools.islice(entries, _MAX_FILES):
+                found = found or entry.name == STAMP
+                if not _JOB_FILE.fullmatch(entry.name):
+                    continue
+                text = _content(entry.name, folder_fd, trusted=frozenset({0, owner.st_uid}))
+                hold = parse(text, boot_id) if text is not None else None
+                if hold is not None and f"job-{hold.identity.job_id}" == entry.name:
+                    found = True
+                    holds.append(hold)
+        return tuple(sorted(holds, key=lambda hold: int(hold.identity.job_id or 0))) if found else None
+
+    def _boot_id(self) -> str | None:
+        try:
+            return (self._proc / _BOOT_ID).read_text().strip()
+        except OSError:
+            return None
+
+
+def parse(text: str, boot_id: str | None) -> Hold | None:
+    """A job's file: Slurm's variables, a line each. None for a job of another boot than ``boot_id``, or without a number."""
+    values = dict(line.partition("=")[::2] for line in text.splitlines())
+    job_id = number(values.get("SLURM_JOB_ID"))
+    if job_id is None or (boot_id and values.get("BOOT_ID", "") not in ("", boot_id)):
+        return None
+    uid = number(values.get("SLURM_JOB_UID"))
+    identity = Identity(
+        job_id=job_id,
+        user=word(values.get("SLURM_JOB_USER")),
+        uid=int(uid) if uid is not None else None,
+        account=word(values.get("SLURM_JOB_ACCOUNT")),
+        partition=word(values.get("SLURM_JOB_PARTITION")),
+    )
+    given = [devices_of(values.get(name, "")) for name in ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")]
+    # A uuid is exact, and the only way to name a MIG device; numbers outside a job's own group of devices are the node's.
+    exact = [devices for devices in given if any(device.uuid for device in devices)]
+    return Hold(identity, next((devices for devices in (*exact, *given) if devices), ()))
+
+
+def devices_of(text: str) -> tuple[Device, ...]:
+    """Devices from a list such as ``0,2-3`` or ``GPU-…,MIG-…``; what is neither is left out."""
+    devices: list[Device] = []
+    for piece in text.split(","):
+        token = piece.strip()
+        if old := _MIG_OLD.fullmatch(token):
+            devices.append(Device(uuid=old[1], gpu_instance=int(old[2]), compute_instance=int(old[3])))
+        elif _UUID.fullmatch(token):
+            devices.append(Device(uuid=token))
+        elif between := _RANGE.fullmatch(token):
+            first = int(between[1])
+            devices += [Device(number=one) for one in range(first, int(between[2] or first) + 1)]
+    return tuple(dict.fromkeys(devices))
+
+
+def _content(name: str, folder_fd: int, *, trusted: frozenset[int]) -> str | None:
+    """The text of a regular file of somebody trusted; None for any other."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
+    except OSError:
+        return None  # it has ended, or is a link or worse
+    with open(fd, "rb", buffering=0) as file:  # noqa: PTH123  a descriptor, not a path
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in trusted or status.st_size > _MAX_BYTES:
+            return None
+        return file.read(_MAX_BYTES).decode("utf-8", "replace")

@@ -1,0 +1,83 @@
+"""The page at ``/``: what a person with a browser, or a phone, wants to know first."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from rankscope.exporter.source import FleetState, GpuState
+
+_STYLE: Final = (
+    "body{font:16px/1.5 system-ui,sans-serif;margin:1rem auto;padding:0 1rem;max-width:60rem;color-scheme:light dark}"
+    "table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .6rem .3rem 0;border-bottom:1px solid #8886;"
+    "vertical-align:top;overflow-wrap:anywhere}.up{color:#0a7d33}.down{color:#c02626;font-weight:600}code{font-size:.85em}"
+    "a{display:inline-block;padding:.3rem 0}small{opacity:.75}"
+)
+
+
+def landing_page(
+    *,
+    host: str,
+    version: str,
+    simulated: bool,
+    state: FleetState | None,
+    problems: Sequence[tuple[str, str]],
+    links: Iterable[str],
+) -> str:
+    """HTML without scripts; all text from elsewhere is escaped."""
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>rankscope exporter on {_e(host)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>rankscope exporter on {_e(host)}</h1>",
+    ]
+    if simulated:
+        parts.append("<p><strong>SIMULATED: the GPUs of this exporter are invented.</strong></p>")
+    if problems:
+        items = "".join(f"<li>{_e(name)}: {_e(reason)}</li>" for name, reason in problems)
+        parts.append(f'<p class="down">Not ready:</p><ul>{items}</ul>')
+    else:
+        parts.append('<p class="up">Ready.</p>')
+    parts.append("<p>" + " · ".join(f'<a href="{_e(link)}">{_e(link)}</a>' for link in links) + "</p>")
+    if state is not None:
+        parts.append(_gpus(state))
+    parts.append(f"<p><small>{_e(_versions(version, state))}</small></p></body></html>\n")
+    return "".join(parts)
+
+
+def _gpus(state: FleetState) -> str:
+    if not state.gpus:
+        return "<p>No GPU is known.</p>"
+    rows = "".join(_gpu(gpu) for gpu in state.gpus)
+    return f"<table><thead><tr><th>GPU</th><th>model</th><th>state</th></tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _gpu(gpu: GpuState) -> str:
+    who = gpu.identity
+    if gpu.up:
+        told = '<span class="up">up</span>'
+    else:
+        since = f" since {_time(gpu.since_unix_s)}" if gpu.since_unix_s is not None else ""
+        detail = f"<br>{_e(gpu.detail)}" if gpu.detail else ""
+        told = f'<span class="down">down: {_e(gpu.reason or "unknown")}</span>{since}{detail}'
+    names = f"{who.index} <br><code>{_e(who.uuid)}</code><br><code>{_e(who.pci_bus_id)}</code>"
+    return f"<tr><td>{names}</td><td>{_e(who.model)}</td><td>{told}</td></tr>"
+
+
+def _time(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _versions(version: str, state: FleetState | None) -> str:
+    texts = [f"rankscope {version}"]
+    if state is not None and state.driver is not None:
+        driver = state.driver
+        pairs = (("driver", driver.driver_version), ("NVML", driver.nvml_version), ("CUDA", driver.cuda_version))
+        texts += [f"{name} {value}" for name, value in pairs if value]
+    return ", ".join(texts)
+
+
+def _e(text: str) -> str:
+    return html.escape(text, quote=True)

@@ -1,0 +1,92 @@
+"""One GPU's NVML: calls are announced before they are made; errors that end everything are told from those that cost a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from rankscope.exporter.source import DownReason, SourceError
+
+# Reasons for having no answer that mean that something is wrong, rather than that there is nothing to say.
+_TROUBLE: Final = frozenset({
+    "unknown", "timeout", "irq_issue", "memory", "operating_system", "in_use", "invalid_state", "insufficient_power",
+    "insufficient_resources", "insufficient_size", "corrupted_inforom", "unreadable",
+})  # fmt: skip
+
+_LASTING: Final = frozenset({"not_supported", "function_not_found", "invalid_argument"})
+
+_DOWN: Final[dict[str, DownReason]] = {
+    "gpu_is_lost": "lost",
+    "reset_required": "lost",
+    "gpu_not_found": "missing",
+    "uninitialized": "no_driver",
+    "driver_not_loaded": "no_driver",
+    "library_not_found": "no_driver",
+    "lib_rm_version_mismatch": "no_driver",
+}
+
+
+class Asking:
+    """Calls of NVML by name; ``mark`` is told the name of each call just before it is made.
+
+    ``handle`` is the GPU's. Calls raise ``nvml.NVMLError`` for what costs a metric, ``SourceError`` when nothing more can come.
+    """
+
+    def __init__(self, nvml: Any, mark: Callable[[str], None]) -> None:
+        self.nvml = nvml
+        self.handle: Any = None
+        self._mark = mark
+        self._names: dict[int, str] = {
+            value: name.removeprefix("NVML_ERROR_").lower()
+            for name, value in vars(nvml).items()
+            if name.startswith("NVML_ERROR_") and isinstance(value, int)
+        }
+
+    def __call__(self, name: str, *args: Any, **options: Any) -> Any:
+        """The answer of one call."""
+        self._mark(name)
+        try:
+            return getattr(self.nvml, name)(*args, **options)
+        except self.nvml.NVMLError as error:
+            down = _DOWN.get(self.reason(error))
+            if down is not None:
+                raise SourceError(down, f"{name}: {error} ({self.reason(error)})") from error
+            raise
+
+    def call(self, name: str, *args: Any) -> int:
+        """The return code of the library's own function.
+
+        The wrappers of nvidia-ml-py cost several times what they wrap: too much for what is asked every second.
+        """
+        self._mark(name)
+        try:
+            code: int = getattr(self.nvml.nvmlLib, name)(*args)
+        except AttributeError:
+            code = self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        if code:
+            self.check(code, name)
+        return code
+
+    def reason(self, error: Any) -> str:
+        """An NVML error as a label: its name in lower case."""
+        return self.reason_of(error.value)
+
+    def reason_of(self, code: int) -> str:
+        """The same of a return code that came inside a value."""
+        return self._names.get(code, f"error_{code}")
+
+    def check(self, code: int, where: str) -> None:
+        """Raise ``SourceError`` for a return code inside a value that says that nothing more can be asked."""
+        down = _DOWN.get(self.reason_of(code)) if code else None
+        if down is not None:
+            raise SourceError(down, f"{where}: {self.reason_of(code)}")
+
+
+def is_lasting(reason: str) -> bool:
+    """Whether a GPU that says this will say it again: this driver, or this board, does not have it."""
+    return reason in _LASTING
+
+
+def is_trouble(reason: str) -> bool:
+    """Whether a reason for having no answer is a fault of the driver or the GPU."""
+    return reason in _TROUBLE or reason.startswith("error_")

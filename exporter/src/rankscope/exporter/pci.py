@@ -1,0 +1,68 @@
+"""What Linux says about NVIDIA devices on the PCI bus; it also says it when the driver is wedged, absent, or has lost a GPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+SYSFS_PCI: Final = Path("/sys/bus/pci")
+
+_NVIDIA: Final = "0x10de"
+_KINDS: Final[dict[str, Literal["gpu", "nvswitch"]]] = {"0x0300": "gpu", "0x0302": "gpu", "0x0680": "nvswitch"}
+_ADDRESS: Final = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
+
+
+class PciDevice(msgspec.Struct, frozen=True):
+    """A GPU or an NVSwitch. ``driver`` is the kernel module it is bound to (``nvidia``, ``vfio-pci``), None when to none."""
+
+    bus_id: str
+    kind: Literal["gpu", "nvswitch"]
+    driver: str | None
+
+
+def bus_id(address: str) -> str:
+    """A PCI address as NVML and the page write it, in lower case with eight digits of domain; unchanged when it is no address."""
+    match = _ADDRESS.fullmatch(address)
+    return f"{match[1].lower():0>8}:{match[2].lower()}" if match else address.lower()
+
+
+def scan(root: Path = SYSFS_PCI) -> tuple[PciDevice, ...]:
+    """The NVIDIA GPUs and NVSwitches of this machine, in the order of their addresses; empty where sysfs shows none."""
+    found = []
+    for name in _names(root / "devices"):
+        folder = root / "devices" / name
+        if _read(folder / "vendor") != _NVIDIA:
+            continue
+        kind = _KINDS.get(_read(folder / "class")[:6])
+        if kind is not None:
+            found.append(PciDevice(bus_id(name), kind, _driver(folder)))
+    return tuple(found)
+
+
+def addresses(root: Path = SYSFS_PCI) -> tuple[str, ...]:
+    """The addresses of all devices, and once more those bound to the NVIDIA driver: cheap to ask, to see whether to ``scan``."""
+    return (*_names(root / "devices"), *_names(root / "drivers" / "nvidia"))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir() if _ADDRESS.fullmatch(path.name))
+    except OSError:
+        return []
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _driver(folder: Path) -> str | None:
+    try:
+        return (folder / "driver").readlink().name
+    except OSError:
+        return None

@@ -1,0 +1,189 @@
+"""The daemon's life after everything is forked: serve, reload, end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import click
+
+from rankscope.exporter import logs
+from rankscope.exporter.app import App
+from rankscope.exporter.assembly import Assembly
+from rankscope.exporter.control import read_token
+from rankscope.exporter.dcgm import DcgmPage
+from rankscope.exporter.dcgm_counters import Counters, default_counters, read_counters
+from rankscope.exporter.errors import ExporterInputError
+from rankscope.exporter.listening import listen_unix
+from rankscope.exporter.notify import notify
+from rankscope.exporter.nursery import Nursery
+from rankscope.exporter.otlp import OtlpPush
+from rankscope.exporter.places import default_socket
+from rankscope.exporter.server import Endpoint, Server
+from rankscope.exporter.settings import RELOADED, Settings
+from rankscope.exporter.web_access import WebAccess
+
+logger = logging.getLogger(__name__)
+
+_FIRST_SAMPLE_S: Final = 3.0
+
+
+def serve(
+    settings: Settings,
+    nursery: Nursery | None,
+    sockets: list[socket.socket],
+    compatible_sockets: list[socket.socket],
+    *,
+    read_again: Callable[[], Settings],
+) -> int:
+    """Serve on the sockets until a signal comes or only a restart helps; the exit status.
+
+    Raises ``ExporterInputError`` and ``ExporterMissingError`` before anything has started.
+    """
+    settings, counters = _with_compatible(settings)
+    access = WebAccess(settings.web_config)
+    if settings.token_file is not None:
+        read_token(settings.token_file)
+    loop = asyncio.new_event_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def on_fatal(status: int, _why: str) -> None:
+        loop.call_soon_threadsafe(_end, ended, status)
+
+    assembly = Assembly(settings, nursery, lasting=True, on_fatal=on_fatal)
+    push = OtlpPush(assembly.page) if settings.otlp else None
+    compatible = DcgmPage(assembly.page, counters, hostname_label=settings.compat_hostname) if settings.compat_dcgm else None
+    app = App(assembly.page, access, telemetry_path=settings.telemetry_path, compatible=compatible)
+    app.control.token_file = settings.token_file
+    control_path, control = _control_socket(settings)
+    endpoints = _endpoints(app, access, sockets, compatible_sockets, control)
+    reload = _Reload(settings, read_again, access, app)
+
+    async def live() -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _end, ended, 0)
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        # Who scrapes in the first moment should find the GPUs; who waits for one that hangs should not wait for long.
+        first = asyncio.ensure_future(loop.run_in_executor(None, assembly.wait, _FIRST_SAMPLE_S))
+        await asyncio.wait((first, asyncio.shield(ended)), return_when=asyncio.FIRST_COMPLETED)
+        _say_what_is_asked(assembly)
+        server = Server(endpoints)
+        server.start()
+        for sock in sockets:
+            scheme = "https" if access.web.tls is not None else "http"
+            logger.info("listening on %s://%s%s", scheme, _name(sock), settings.telemetry_path)
+        notify("READY=1")
+        status = await ended
+        notify("STOPPING=1")
+        await server.stop()
+        return status
+
+    assembly.start()
+    if push is not None:
+        push.start()
+    _introduce(assembly, control_path if control is not None else None)
+    status = loop.run_until_complete(live())
+    if push is not None:
+        push.stop()
+    assembly.stop()
+    if control is not None:
+        control_path.unlink(missing_ok=True)
+    return status
+
+
+def _with_compatible(settings: Settings) -> tuple[Settings, Counters | None]:
+    """The counters of the compatible page, and the collectors they need switched on."""
+    if not settings.compat_dcgm:
+        return settings, None
+    counters = read_counters(settings.compat_counters) if settings.compat_counters is not None else default_counters()
+    if "gpu" in settings.collectors:
+        settings = replace(settings, collectors=settings.collectors | counters.collectors)
+    return settings, counters
+
+
+def _endpoints(
+    app: App,
+    access: WebAccess,
+    sockets: list[socket.socket],
+    compatible_sockets: list[socket.socket],
+    control: socket.socket | None,
+) -> list[Endpoint]:
+    endpoints = [Endpoint(sock, app.web, access.tls, access.admits) for sock in sockets]
+    endpoints += [Endpoint(sock, app.compatible_only, access.tls, access.admits) for sock in compatible_sockets]
+    return [*endpoints, Endpoint(control, app.local)] if control is not None else endpoints
+
+
+def _end(ended: asyncio.Future[int], status: int) -> None:
+    if not ended.done():
+        ended.set_result(status)
+
+
+class _Reload:
+    """What a SIGHUP does: read everything again, take over what can be changed, and say what cannot."""
+
+    def __init__(self, settings: Settings, read_again: Callable[[], Settings], access: WebAccess, app: App) -> None:
+        self._settings = settings
+        self._read_again = read_again
+        self._access = access
+        self._app = app
+
+    def __call__(self) -> None:
+        try:
+            settings = self._read_again()
+            if settings.token_file is not None:
+                read_token(settings.token_file)
+        except click.ClickException as error:
+            logger.warning("the settings stay as they were: %s", error.format_message())
+            return
+        changes = self._settings.changes(settings)
+        logs.set_up(settings.log_level, settings.log_format)
+        self._app.control.token_file = settings.token_file
+        self._access.follow(settings.web_config)
+        for name in sorted(changes - RELOADED):
+            logger.warning("%s has changed: that needs a restart", name)
+        logger.info("settings were read again", extra={"changed": ",".join(sorted(changes & RELOADED)) or "nothing"})
+        # What needs a restart stays as it is, and is said again at the next time.
+        self._settings = replace(self._settings, **{name: getattr(settings, name) for name in RELOADED})
+
+
+def _control_socket(settings: Settings) -> tuple[Path, socket.socket | None]:
+    """The socket that takes releases; one that nobody asked for may fail, and invented GPUs need none."""
+    path = settings.control_socket or default_socket()
+    if settings.control_socket is None and (settings.simulate or "gpu" not in settings.collectors):
+        return path, None
+    try:
+        return path, listen_unix(path)
+    except OSError as error:
+        text = f"{path}: {error.strerror or error}"
+        if settings.control_socket is not None:
+            raise ExporterInputError(f"{text}; choose another place with --control.socket") from error
+        logger.warning("GPUs cannot be released here: %s; choose another place with --control.socket", text)
+        return path, None
+
+
+def _introduce(assembly: Assembly, control: Path | None) -> None:
+    page = assembly.page
+    if page.simulated:
+        logger.warning("the GPUs are SIMULATED: everything about them is invented")
+    if assembly.spool_folder is not None:
+        logger.info("ranks leave their files in a folder", extra={"spool": str(assembly.spool_folder)})
+    if control is not None:
+        logger.info("GPUs can be released through a socket", extra={"socket": str(control)})
+
+
+def _say_what_is_asked(assembly: Assembly) -> None:
+    fleet = assembly.page.fleet
+    if fleet is not None:
+        state = fleet.state()
+        logger.info("GPUs are asked", extra={"gpus": len(state.gpus), "up": sum(gpu.up for gpu in state.gpus)})
+
+
+def _name(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

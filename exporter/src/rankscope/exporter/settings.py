@@ -1,0 +1,67 @@
+"""Everything the exporter can be told, after flags, environment, file and defaults have been put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final, Literal
+
+LogFormat = Literal["text", "logfmt", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+Address = tuple[str, int]
+
+DEFAULT_PORT: Final = 9838
+
+RELOADED: Final = frozenset({"log_level", "log_format", "token_file", "web_config"})
+"""Settings that a SIGHUP changes; all others are for the next start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What one daemon does.
+
+    ``collectors``: names of the catalogue's collectors that run. ``simulate``: invented GPUs, such as ``4`` or ``8xH100``;
+    None for the real ones. ``host`` is the host label of ``gpu_info``. Of the folders and sockets, None leaves the choice to
+    who uses them. ``restart_on_stale_driver``: end with status 5 when only a restart can bring back the driver's library.
+    """
+
+    listen: tuple[Address, ...] = (("0.0.0.0", DEFAULT_PORT),)  # noqa: S104  a node exporter is there to be reached
+    telemetry_path: str = "/metrics"
+    web_config: Path | None = None
+
+    collectors: frozenset[str]
+    interval_s: float = 1.0
+    call_timeout_s: float = 5.0
+    expected_gpus: int | None = None
+    state_dir: Path | None = None
+    restart_on_stale_driver: bool = True
+    xid_kernel_log: bool = True
+    simulate: str | None = None
+    host: str
+
+    spool: Path | None = None
+    spool_stale_s: float = 300.0
+    spool_forget_s: float = 86400.0
+    spool_from_processes: bool = False
+
+    jobs_users: bool = True
+    jobs_pods: bool = True
+    jobs_slurm_dir: Path | None = None
+    jobs_podresources_socket: Path | None = None
+
+    compat_dcgm: bool = False
+    compat_counters: Path | None = None
+    compat_hostname: Literal["Hostname", "hostname"] = "Hostname"
+    compat_listen: tuple[Address, ...] = ()
+
+    otlp: bool = False
+
+    control_socket: Path | None = None
+    token_file: Path | None = None
+
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "logfmt"
+
+    def changes(self, other: Settings) -> set[str]:
+        """Names of the settings in which the other differs."""
+        return {field.name for field in fields(self) if getattr(self, field.name) != getattr(other, field.name)}

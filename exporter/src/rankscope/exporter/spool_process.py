@@ -1,0 +1,145 @@
+"""The spool as a process sees it, for pods that cannot share a folder with the exporter: ``/proc/PID/root/…``.
+
+Whoever runs the process made what is there. So nothing is followed out of it, nothing that could hang is touched, and only files
+of the user the process runs as are taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rankscope.exporter.source import FleetState
+
+MAX_PROCESSES: Final = 256
+_MAX_MOUNTS_BYTES: Final = 1024 * 1024
+# Reading from others (a network, a program) can hang for as long as its owner likes.
+_LOCAL_FILESYSTEMS: Final = frozenset(
+    {"btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "rootfs", "squashfs", "tmpfs", "xfs", "zfs"}
+)
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+_FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFolder:
+    """An open folder, and the uids whose files count there; None for everybody's."""
+
+    fd: int
+    owners: frozenset[int] | None
+
+
+@dataclass(slots=True)
+class Opened:
+    """Folders of processes, and how many processes' were refused, by reason."""
+
+    folders: list[ProcessFolder] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFolders:
+    """The folders of the processes that ``pids`` names each time, by the pids that this process sees."""
+
+    pids: Callable[[], Iterable[int]]
+    proc: Path = Path("/proc")
+
+    @contextlib.contextmanager
+    def opened(self, path: Path, *, besides: int) -> Iterator[Opened]:
+        """Open the folder at ``path`` of each process that has one of its own; none twice, nor the one open as ``besides``."""
+        with contextlib.ExitStack() as stack:
+            result = Opened()
+            shared = _identity(besides)
+            found: dict[tuple[int, int], tuple[int, set[int]]] = {}
+            for pid in itertools.islice(sorted(set(self.pids())), MAX_PROCESSES):
+                try:
+                    fd, uid = self._open(pid, path)
+                except (FileNotFoundError, ProcessLookupError):
+                    continue  # it has ended, or has no spool
+                except _RefusedError as error:
+                    result.refused[error.reason] += 1
+                    continue
+                except OSError:
+                    result.refused["process_unreadable"] += 1
+                    continue
+                stack.callback(os.close, fd)
+                if (identity := _identity(fd)) != shared:
+                    found.setdefault(identity, (fd, set()))[1].add(uid)
+            result.folders = [ProcessFolder(fd, frozenset(uids)) for fd, uids in found.values()]
+            yield result
+
+    def _open(self, pid: int, path: Path) -> tuple[int, int]:
+        process_fd = os.open(self.proc / str(pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # By this descriptor it stays the same process, even when another gets its number.
+            uid = _uid(_text("status", process_fd))
+            if not _is_local(path, _text("mountinfo", process_fd)):
+                raise _RefusedError("process_not_local")
+            fd = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=process_fd)
+        finally:
+            os.close(process_fd)
+        return _open_below(fd, path), uid
+
+
+class _RefusedError(Exception):
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+def pids_on_gpus(state: FleetState) -> frozenset[int]:
+    """The processes that have a GPU open, where the driver says so."""
+    samples = (gpu.sample for gpu in state.gpus if gpu.sample is not None)
+    return frozenset(process.pid for sample in samples for process in sample.processes or ())
+
+
+def _open_below(root_fd: int, path: Path) -> int:
+    """Open a folder below ``root_fd``, which is closed, step by step and following no link: a link may lead out."""
+    fd = root_fd
+    *parents, last = path.parts[1:]
+    try:
+        for part in parents:
+            fd, before = os.open(part, _FOLDER, dir_fd=fd), fd
+            os.close(before)
+        return os.open(last, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def _is_local(path: Path, mountinfo: str) -> bool:
+    """Whether no file system on the way to ``path`` can make its reader wait."""
+    above = {str(path), *map(str, path.parents)}
+    for line in mountinfo.splitlines():
+        before, separator, after = line.partition(" - ")
+        fields = before.split(" ")
+        if not separator or len(fields) <= 4 or not after:
+            return False
+        mount_point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
+        if mount_point in above and after.split(" ", 1)[0] not in _LOCAL_FILESYSTEMS:
+            return False
+    return True
+
+
+def _uid(status: str) -> int:
+    match = re.search(r"^Uid:\s+[0-9]+\s+([0-9]+)", status, re.MULTILINE)
+    if match is None:
+        raise _RefusedError("process_unreadable")
+    return int(match[1])
+
+
+def _text(name: str, process_fd: int) -> str:
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=process_fd)
+    with open(fd, "rb") as file:  # noqa: PTH123  a descriptor, not a path
+        return file.read(_MAX_MOUNTS_BYTES).decode("utf-8", "replace")
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino

@@ -1,0 +1,259 @@
+"""``--web.config.file``: TLS, users and headers, in the format of the Prometheus exporter-toolkit.
+
+What Python cannot do of that format is refused by name: nobody should believe in a protection that is not there.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import ssl
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
+
+ClientAuth = Literal[
+    "NoClientCert", "RequestClientCert", "RequireAnyClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"
+]
+
+_VERIFY: Final = {"VerifyClientCertIfGiven": ssl.CERT_OPTIONAL, "RequireAndVerifyClientCert": ssl.CERT_REQUIRED}
+_VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_CURVES: Final = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
+_CIPHERS: Final = {
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+}
+_TLS13_CIPHERS: Final = {"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"}
+_HEADERS: Final = {
+    "Content-Security-Policy",
+    "Strict-Transport-Security",
+    "X-Content-Type-Options",
+    "X-Frame-Options",
+    "X-XSS-Protection",
+}
+_BCRYPT: Final = re.compile(r"\$2[abxy]\$([0-9]{2})\$[./A-Za-z0-9]{53}", re.ASCII)
+_MAX_BCRYPT_COST: Final = 14
+_MAX_BYTES: Final = 256 * 1024
+
+
+class TlsServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``tls_server_config``; paths are relative to the file."""
+
+    cert_file: str
+    key_file: str
+    client_auth_type: ClientAuth = "NoClientCert"
+    client_ca_file: str = ""
+    client_allowed_sans: tuple[str, ...] = ()
+    min_version: str = "TLS12"
+    max_version: str = "TLS13"
+    cipher_suites: tuple[str, ...] = ()
+    curve_preferences: tuple[str, ...] = ()
+    prefer_server_cipher_suites: bool = True
+
+
+class HttpServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``http_server_config``. ``http2`` changes nothing: the exporter speaks HTTP/1.1, which every client can fall back to."""
+
+    http2: bool = True
+    headers: dict[str, str] = {}
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tls_server_config: TlsServerConfig | None = None
+    http_server_config: HttpServerConfig = HttpServerConfig()
+    basic_auth_users: dict[str, str | None] | None = None
+    rate_limit: Any = None
+
+
+class WebConfig:
+    """One version of the file, ready to serve.
+
+    ``users`` maps names to bcrypt hashes, None when anybody may ask. ``files`` are all it was read from.
+    """
+
+    def __init__(self, users: dict[str, bytes] | None = None, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        self.users = users
+        self.headers = headers
+        self.tls: ssl.SSLContext | None = None
+        self.allowed_sans: frozenset[tuple[str, str]] | None = None
+        self.files: tuple[Path, ...] = ()
+
+    def admits(self, transport: Any) -> bool:
+        """Whether the client's certificate names somebody who is allowed."""
+        if self.allowed_sans is None:
+            return True
+        certificate = transport.get_extra_info("peercert") or {}
+        return any(_san(kind, value) in self.allowed_sans for kind, value in certificate.get("subjectAltName", ()))
+
+
+def load_web_config(path: Path) -> WebConfig:
+    """Read the file and everything it names.
+
+    Raises:
+        ExporterInputError: one of the files cannot be read, or says what cannot be done.
+        ExporterMissingError: PyYAML or bcrypt is not installed.
+    """
+    parsed = _parse(path)
+    if parsed.rate_limit is not None:
+        raise _wrong(path, "rate_limit is not supported; connections, failed log-ins and slow clients are limited without it")
+    web = WebConfig(_users(path, parsed.basic_auth_users), _headers(path, parsed.http_server_config.headers))
+    tls = parsed.tls_server_config
+    if tls is None:
+        web.files = (path,)
+        return web
+    folder = path.parent
+    named = [folder / name for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name]
+    web.files = (path, *named)
+    web.tls = _context(path, tls)
+    if tls.client_allowed_sans:
+        if tls.client_auth_type != "RequireAndVerifyClientCert":
+            raise _wrong(path, "client_allowed_sans needs client_auth_type: RequireAndVerifyClientCert")
+        web.allowed_sans = frozenset(san for text in tls.client_allowed_sans for san in _san_of_text(text))
+    return web
+
+
+def _wrong(path: Path, what: str) -> ExporterInputError:
+    return ExporterInputError(f"{path}: {what}")
+
+
+def _parse(path: Path) -> _File:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise _wrong(path, f"{error.strerror or error}; name another file with --web.config.file") from error
+    if len(content) > _MAX_BYTES:
+        raise _wrong(path, f"larger than {_MAX_BYTES} bytes; this is no web configuration")
+    try:
+        # An empty file is a valid one: neither TLS nor users.
+        return msgspec.yaml.decode(content, type=_File) if content.strip() else _File()
+    except msgspec.ValidationError as error:
+        raise _wrong(path, f"{error}") from error
+    except msgspec.DecodeError as error:
+        raise _wrong(path, "not YAML: " + " ".join(str(error).split())) from error
+    except ImportError as error:
+        raise ExporterMissingError("--web.config.file needs PyYAML: pip install 'rankscope[exporter]'") from error
+
+
+def _users(path: Path, users: dict[str, str | None] | None) -> dict[str, bytes] | None:
+    if not users:
+        return None
+    try:
+        import bcrypt  # noqa: F401  missing it now is better than at the first log-in
+    except ModuleNotFoundError as error:
+        raise ExporterMissingError("basic_auth_users needs bcrypt: pip install 'rankscope[exporter]'") from error
+    for name, hashed in users.items():
+        match = _BCRYPT.fullmatch(hashed or "")
+        if match is None:
+            raise _wrong(path, f"basic_auth_users: {name!r} has no bcrypt hash; make one with: htpasswd -nBC 10 {name}")
+        if not 4 <= int(match[1]) <= _MAX_BCRYPT_COST:
+            raise _wrong(
+                path, f"basic_auth_users: {name!r} has a bcrypt cost of {int(match[1])}; 4 to {_MAX_BCRYPT_COST} is possible"
+            )
+    return {name: hashed.encode() for name, hashed in users.items() if hashed}
+
+
+def _headers(path: Path, headers: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    for name, value in headers.items():
+        if name not in _HEADERS:
+            raise _wrong(path, f"http_server_config: header {name!r} cannot be set; possible are {', '.join(sorted(_HEADERS))}")
+        if not re.fullmatch(r"[\x20-\x7e]*", value):
+            raise _wrong(path, f"http_server_config: header {name!r} has a value that is not plain text on one line")
+    # nosniff is always sent
+    return tuple((name.lower(), value) for name, value in headers.items() if name != "X-Content-Type-Options")
+
+
+def _context(path: Path, tls: TlsServerConfig) -> ssl.SSLContext:
+    if tls.client_auth_type in ("RequestClientCert", "RequireAnyClientCert"):
+        raise _wrong(
+            path,
+            f"client_auth_type {tls.client_auth_type} asks for certificates without verifying them, which is not supported;"
+            " use RequireAndVerifyClientCert",
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.minimum_version, context.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
+    except KeyError as error:
+        raise _wrong(path, f"TLS version {error.args[0]!r} is not supported; use TLS12 or TLS13") from error
+    context.set_alpn_protocols(["http/1.1"])
+    if not tls.prefer_server_cipher_suites:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    _limit_algorithms(path, tls, context)
+    folder = path.parent
+    _load(
+        lambda: context.load_cert_chain(folder / tls.cert_file, folder / tls.key_file, password=_no_password), path, folder, tls
+    )
+    if tls.client_auth_type in _VERIFY:
+        if not tls.client_ca_file:
+            raise _wrong(path, f"client_auth_type {tls.client_auth_type} needs client_ca_file")
+        _load(lambda: context.load_verify_locations(folder / tls.client_ca_file), path, folder, tls)
+        context.verify_mode = _VERIFY[tls.client_auth_type]
+    elif tls.client_ca_file:
+        raise _wrong(path, "client_ca_file has no effect without client_auth_type: RequireAndVerifyClientCert")
+    return context
+
+
+def _limit_algorithms(path: Path, tls: TlsServerConfig, context: ssl.SSLContext) -> None:
+    ciphers = [_cipher(path, name) for name in tls.cipher_suites if name not in _TLS13_CIPHERS]
+    if ciphers:
+        context.set_ciphers(":".join(ciphers))
+    if len(tls.curve_preferences) > 1:
+        raise _wrong(path, "curve_preferences: a list of one curve is supported; leave it out for all")
+    for curve in tls.curve_preferences:
+        if curve not in _CURVES:
+            raise _wrong(path, f"curve_preferences: {curve!r} is not one of {', '.join(_CURVES)}")
+        context.set_ecdh_curve(_CURVES[curve])
+
+
+def _cipher(path: Path, name: str) -> str:
+    if name not in _CIPHERS:
+        raise _wrong(path, f"cipher_suites: {name!r} is not supported; possible are {', '.join(_CIPHERS)}")
+    return _CIPHERS[name]
+
+
+def _no_password() -> str:
+    """An encrypted key would make OpenSSL ask on the terminal."""
+    return ""
+
+
+def _load(load: Any, path: Path, folder: Path, tls: TlsServerConfig) -> None:
+    try:
+        load()
+    except ssl.SSLError as error:
+        files = ", ".join(str(folder / name) for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name)
+        raise _wrong(path, f"{files}: {(error.reason or 'not usable PEM').lower().replace('_', ' ')}") from error
+    except OSError as error:
+        names = [folder / name for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name]
+        bad = next((name for name in names if not _readable(name)), names[0])
+        raise _wrong(path, f"{bad}: {error.strerror or error}") from error
+
+
+def _readable(path: Path) -> bool:
+    try:
+        path.open("rb").close()
+    except OSError:
+        return False
+    return True
+
+
+def _san(kind: str, value: str) -> tuple[str, str]:
+    if kind == "IP Address":
+        try:
+            return kind, str(ipaddress.ip_address(value.strip()))
+        except ValueError:
+            return kind, value
+    return kind, value.lower() if kind == "DNS" else value
+
+
+def _san_of_text(text: str) -> list[tuple[str, str]]:
+    """What a certificate would call this name: a list of names says of no entry which kind it is."""
+    return [_san(kind, text) for kind in ("DNS", "email", "IP Address", "URI")]

@@ -1,0 +1,71 @@
+"""The table of Xid and SXid errors, read from ``xids.toml``: what each means and what is usually done about it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from importlib.resources import files
+from typing import Final, Literal
+
+import msgspec
+
+Action = Literal[
+    "none",
+    "restart_app",
+    "restart_vm",
+    "reset_gpu",
+    "reboot",
+    "check_nvlink",
+    "check_power",
+    "update_software",
+    "contact_vendor",
+    "see_recovery_action",
+]
+Severity = Literal["fatal", "non_fatal"]
+
+
+class Xid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One code. ``name`` is the driver's word in lower case; ``actionable``: somebody has to act on the GPU or the node."""
+
+    code: int
+    name: str
+    meaning: str
+    cause: Literal["hardware", "driver", "application"]
+    actionable: bool
+    action: Action
+
+
+class SxidSeverity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What it means that an NVSwitch's driver calls an SXid fatal, or not."""
+
+    severity: Severity
+    meaning: str
+    actionable: bool
+    action: Action
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the facts come from, and when they were read there."""
+
+    title: str
+    url: str
+    read_on: dt.date
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    source: Source
+    xid: tuple[Xid, ...]
+    sxid_severity: tuple[SxidSeverity, ...]
+
+
+_FILE: Final = msgspec.toml.decode((files("rankscope.exporter") / "xids.toml").read_bytes(), type=_File)
+
+SOURCE: Final = _FILE.source
+
+XIDS: Final[dict[int, Xid]] = {xid.code: xid for xid in _FILE.xid}
+
+ACTIONABLE: Final[tuple[int, ...]] = tuple(sorted(xid.code for xid in _FILE.xid if xid.actionable))
+
+SXID_SEVERITIES: Final[dict[Severity, SxidSeverity]] = {one.severity: one for one in _FILE.sxid_severity}
+
+FALLEN_OFF_THE_BUS: Final = 79
+"""The code of a GPU that no longer answers over PCIe; the driver does not always report it as an Xid."""

@@ -1,0 +1,329 @@
+"""The driver library of ``fake_nvml/`` from Python: build it, say what it answers, see what it was asked.
+
+    fake = FakeDriver(folder, build_library(), [h100_state(index) for index in range(8)])
+    fake.hang("nvmlDeviceGetPowerUsage", gpu=1)
+    subprocess.run(…, env={**os.environ, **fake.env})
+
+What the state file may say is told in ``fake_nvml/nvml.c``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "fake_nvml" / "nvml.c"
+MIB = 2**20
+GIB = 2**30
+NOT_SUPPORTED, GPU_IS_LOST, DRIVER_NOT_LOADED = "err:3", "err:15", "err:9"
+ALL_LINKS = 0xFFFFFFFF
+
+State = dict[str, object]
+
+
+@functools.cache
+def build_library(*flags: str) -> Path:
+    """The library, compiled once per process and flags (``-DDRIVER=470``, ``-DWITHOUT_ENERGY``).
+
+    Raises:
+        RuntimeError: there is no compiler.
+    """
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise RuntimeError("the fake driver needs a C compiler")
+    folder = Path(tempfile.mkdtemp(prefix="fake-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = folder / "libnvidia-ml.so.1"
+    command = [compiler, "-shared", "-fPIC", "-O2", "-pthread", "-Wall", "-Werror", *flags]
+    subprocess.run([*command, "-o", str(library), str(SOURCE)], check=True)
+    return library
+
+
+def uuid_of(index: int) -> str:
+    return f"GPU-{index:x}0000000-aaaa-bbbb-cccc-000000000000"
+
+
+def gpu_state(index: int) -> State:
+    """A GPU about which little is known, in NVML's units: °C, bytes, percent, mW, mJ, MHz."""
+    return {
+        "uuid": uuid_of(index),
+        "name": "Test GPU",
+        "serial": f"16500{index}",
+        "bus": f"00000000:{0x1A + index:02X}:00.0",
+        "temperature": 40 + index,
+        "memory_temperature": 50 + index,
+        "memory_total": 81559 * MIB,
+        "memory_used": 1000 * MIB,
+        "memory_free": 80000 * MIB,
+        "memory_reserved": 559 * MIB,
+        "utilization": 93,
+        "memory_utilization": 41,
+        "power": 251250,
+        "power_limit": 700000,
+        "energy": 123456789,
+        "clock_graphics": 1700,
+        "clock_sm": 1710,
+        "clock_memory": 2619,
+        "max_clock_graphics": 1980,
+        "max_clock_sm": 1980,
+        "max_clock_memory": 2619,
+    }
+
+
+def _ampere_and_newer(index: int) -> State:
+    return {
+        **gpu_state(index),
+        "minor": index,
+        "vbios": "96.00.61.00.01",
+        "power_limit_default": 700000,
+        "performance_state": 0,
+        "margin": 47,
+        "threshold.0": 92,
+        "threshold.1": 89,
+        "threshold.2": 95,
+        "fans": 0,
+        "throttle": 0x4,
+        "pcie_replays": 2,
+        "pcie_width": 16,
+        "pcie_width_max": 16,
+        "pcie_generation": 5,
+        "pcie_generation_max": 5,
+        "pcie_throughput.0": 3000,
+        "pcie_throughput.1": 5000,
+        "samples.1": "90,93,96",
+        "encoder": 0,
+        "decoder": 3,
+        "encoder_period_us": 167000,
+        "ecc_mode": 1,
+        **{f"ecc.{error}.{counter}.{memory}": 0 for error in (0, 1) for counter in (0, 1) for memory in (2, 7)},
+        "remap.max": 640,
+        "remap.high": 0,
+        "remap.partial": 0,
+        "remap.low": 0,
+        "remap.none": 0,
+        "field.74": "5000000000 ull",
+        "field.76": "0 ull",
+        "field.75": "0 ull",
+        "field.77": "0 ull",
+        "field.79": "0 ull",
+        "field.94": "2 ui",
+        "field.83": "123456789 ull",
+        f"field.138@{ALL_LINKS}": "7000 ull",
+        f"field.139@{ALL_LINKS}": "8000 ull",
+        "field.142": "1 ui",
+        "field.143": "0 ui",
+        "field.144": "0 ui",
+        "field.145": "0 ui",
+        "field.185": "250000 ui",
+        "field.186": "260000 ui",
+        "virtualization": 0,
+        "capability_minor": 0,
+        "compute_mode": 0,
+        "persistence": 1,
+        "display": 0,
+        "mig": 0,
+        "mig_pending": 0,
+        "process.0": f"compute {4000 + index} {900 * MIB} - -",
+        "process_util.0": f"{4000 + index} 91 40 0 0",
+    }
+
+
+def a100_state(index: int) -> State:
+    """An A100 SXM with 12 NVLinks: no GPM, NVLink errors as totals, no margin temperature, no fabric."""
+    state = _ampere_and_newer(index)
+    del state["margin"]
+    return {
+        **state,
+        "name": "NVIDIA A100-SXM4-80GB",
+        "architecture": 7,
+        "capability_major": 8,
+        "power_limit": 400000,
+        "power_limit_default": 400000,
+        "pcie_generation": 4,
+        "pcie_generation_max": 4,
+        "nvlinks": 12,
+        "gpm": 0,
+        "field.38": "1 ull",
+        "field.45": "2 ull",
+        "field.52": "3 ull",
+        "field.59": "4 ull",
+        "field.160": "5 ull",
+    }
+
+
+def h100_state(index: int) -> State:
+    """A full H100 SXM under load: 18 NVLinks, GPM, fabric, everything a driver of branch 580 tells."""
+    return {
+        **_ampere_and_newer(index),
+        "name": "NVIDIA H100 80GB HBM3",
+        "architecture": 9,
+        "capability_major": 9,
+        "nvlinks": 18,
+        **{f"field.165@{link}": "1 ui" for link in range(18)},
+        **{f"field.{number}@{link}": "0 ull" for number in (161, 162, 163) for link in range(18)},
+        "fabric": 3,
+        "fabric_status": 0,
+        # No degraded bandwidth, no route recovery, no unhealthy route, no access timeout.
+        "fabric_health": 0b10101010,
+        "field.173": "0 ui",
+        "field.179": "0 ui",
+        "field.180": "0 ui",
+        "field.197": "11000000000 ull",
+        "field.198": "12000000000 ull",
+        "field.230": "0 ui",
+        "field.269": "0 ull",
+        "field.270": "0 ull",
+        "field.271": "0 ull",
+        "gpm": 1,
+        "gpm.1": 98,
+        "gpm.2": "40,80",
+        "gpm.3": 35,
+        "gpm.5": "10,20,30,40",
+        "gpm.10": 55,
+        "gpm.11": 0,
+        "gpm.12": 12,
+        "gpm.13": 2,
+        "gpm.20": 100,
+        "gpm.21": 200,
+    }
+
+
+def mig_state(index: int, profiles: Iterable[tuple[int, str]], *, of: State | None = None) -> State:
+    """A GPU in MIG mode; ``profiles`` are its devices as compute slices and name: ``[(1, "1g.10gb")] * 7``."""
+    state = dict(h100_state(index) if of is None else of)
+    state["mig"] = 1
+    # The whole GPU has no utilisation of its own in MIG mode, and no GPM sample.
+    for key in ("utilization", "memory_utilization", "samples.1", "process.0", "process_util.0"):
+        state.pop(key, None)
+    for device, (slices, profile) in enumerate(profiles):
+        size = int(profile.rpartition(".")[2].removesuffix("gb")) * GIB
+        state |= {
+            f"mig.{device}.uuid": f"MIG-{index:x}{device:x}000000-aaaa-bbbb-cccc-000000000000",
+            f"mig.{device}.name": f"{state['name']} MIG {profile}",
+            f"mig.{device}.gi": device + 1,
+            f"mig.{device}.ci": 0,
+            f"mig.{device}.gpu_slices": slices,
+            f"mig.{device}.compute_slices": slices,
+            f"mig.{device}.memory_total": size,
+            f"mig.{device}.memory_used": (device + 1) * MIB,
+            f"mig.{device}.memory_free": size - (device + 1) * MIB,
+            f"mig.{device}.memory_reserved": 0,
+            f"mig.{device}.gpm": state.get("gpm", 0),
+            f"mig.{device}.gpm.1": 50 + device,
+            f"mig.{device}.gpm.2": 10 * device,
+            f"mig.{device}.gpm.5": device,
+            f"mig.{device}.gpm.10": 2 * device,
+        }
+    return state
+
+
+def planted(call: str, gpu: int | None) -> str:
+    return call if gpu is None else f"{call}@{gpu}"
+
+
+@dataclass
+class FakeDriver:
+    """A fake driver: change ``gpus``, ``system`` or ``calls`` and ``write``; the methods below write by themselves."""
+
+    folder: Path
+    library: Path
+    gpus: list[State]
+    calls: dict[str, str] = field(default_factory=dict)
+    system: State = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.write()
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "nvml-state"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "LD_LIBRARY_PATH": str(self.library.parent),
+            "FAKE_NVML_STATE": str(self.path),
+            "FAKE_NVML_COUNTS": str(self.folder / "nvml-counts"),
+        }
+
+    def gpu(self, index: int) -> State:
+        return self.gpus[index]
+
+    def write(self) -> None:
+        """Let the driver know, at once."""
+        lines = [f"count {len(self.gpus)}"]
+        lines += [f"{key} {value}" for key, value in self.system.items()]
+        lines += [f"gpu{index}.{key} {value}" for index, gpu in enumerate(self.gpus) for key, value in gpu.items()]
+        lines += [f"call.{name} {what}" for name, what in self.calls.items()]
+        replacement = self.path.with_suffix(".new")
+        replacement.write_text("\n".join(lines) + "\n")
+        replacement.replace(self.path)
+        version = self.path.with_name(self.path.name + ".version")
+        number = int.from_bytes(version.read_bytes(), "little") if version.exists() else 0
+        with version.open("r+b" if number else "wb") as file:
+            file.write(((number + 1) % 2**32).to_bytes(4, "little"))
+
+    def hang(self, call: str, *, gpu: int | None = None, hold_lock: bool = False) -> None:
+        """The call does not return until ``heal``; with the lock held, no call of that process does."""
+        self.calls[planted(call, gpu)] = "lock" if hold_lock else "hang"
+        self.write()
+
+    def slow(self, call: str, milliseconds: int, *, gpu: int | None = None) -> None:
+        self.calls[planted(call, gpu)] = f"slow:{milliseconds}"
+        self.write()
+
+    def fail(self, call: str, code: int, *, gpu: int | None = None) -> None:
+        self.calls[planted(call, gpu)] = f"err:{code}"
+        self.write()
+
+    def heal(self) -> None:
+        """No call hangs, is slow or fails any more, no GPU is lost, and the driver is there."""
+        self.calls.clear()
+        self.system.pop("gone", None)
+        for gpu in self.gpus:
+            gpu.pop("lost", None)
+        self.write()
+
+    def lose(self, gpu: int) -> None:
+        self.gpus[gpu]["lost"] = 1
+        self.write()
+
+    def vanish(self) -> None:
+        """The driver is unloaded."""
+        self.system["gone"] = 1
+        self.write()
+
+    def reload(self, version: str) -> None:
+        """The driver is unloaded and this version loaded: whoever had it open has to start again."""
+        self.system["driver"] = version
+        self.write()
+
+    def xid(self, gpu: int, *codes: int) -> None:
+        """The GPU has these Xid errors, one after the other."""
+        state = self.gpus[gpu]
+        first = sum(key.startswith("xid.") for key in state)
+        state |= {f"xid.{first + offset}": code for offset, code in enumerate(codes)}
+        self.write()
+
+    def counts(self) -> dict[str, int]:
+        """Calls by name since the last ``forget_counts``, of all processes."""
+        path = Path(self.env["FAKE_NVML_COUNTS"])
+        if not path.exists():
+            return {}
+        records = struct.iter_unpack("<QI52s", path.read_bytes())
+        return {name.split(b"\0")[0].decode(): count for count, ready, name in records if ready == 2 and count}
+
+    def forget_counts(self) -> None:
+        """Begin to count anew, in the processes that run as well."""
+        path = Path(self.env["FAKE_NVML_COUNTS"])
+        if path.exists():
+            with path.open("r+b") as file:
+                file.write(bytes(path.stat().st_size))

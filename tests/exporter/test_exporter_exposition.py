@@ -1,0 +1,164 @@
+"""What goes into a page comes out of it again, whatever the texts are, in both formats."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from rankscope.exporter.exposition import Family, Renderer, number, openmetrics_can_say, prefers_openmetrics
+
+# Every character but half ones, with those that hurt more often.
+TEXTS = st.text(
+    st.one_of(
+        st.characters(exclude_categories=["Cs"]),
+        st.sampled_from('\\"\n\t\r\x00\x1b\x7f\x85\u2028\u202e{}=,# 👩‍🚀'),
+    ),
+    max_size=30,
+)
+NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,10}[a-z]", fullmatch=True)
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+LABELS = st.dictionaries(NAMES, TEXTS, max_size=4).map(lambda labels: tuple(labels.items()))
+VALUES = st.floats() | st.integers(-(2**53), 2**53).map(float)
+COUNTS = st.floats(min_value=0, allow_nan=False)
+
+
+@st.composite
+def families(draw: st.DrawFn) -> list[Family]:
+    found = []
+    for name in draw(st.lists(NAMES.map(lambda name: f"m_{name}_x"), unique=True, max_size=3)):
+        kind = draw(st.sampled_from(["gauge", "counter"]))
+        series = draw(st.dictionaries(LABELS, VALUES if kind == "gauge" else COUNTS, min_size=1, max_size=4))
+        # To a parser the order of labels is no difference.
+        unique = {tuple(sorted(labels)): (labels, value) for labels, value in series.items()}
+        full = f"{name}_total" if kind == "counter" else name
+        found.append(Family(full, kind, draw(TEXTS), series=dict(unique.values())))  # type: ignore[arg-type]
+    return found
+
+
+def _expected(given_families: list[Family]) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+    return {one.name: {frozenset(labels): value for labels, value in one.series.items()} for one in given_families}
+
+
+def _assert_same(read: Any, given_families: list[Family]) -> None:
+    expected = _expected(given_families)
+    seen: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+    for family in read:
+        for sample in family.samples:
+            seen.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+    assert seen.keys() == expected.keys()
+    for name, series in expected.items():
+        assert seen[name].keys() == series.keys()
+        for labels, value in series.items():
+            assert seen[name][labels] == value or (math.isnan(value) and math.isnan(seen[name][labels]))
+
+
+@given(families())
+@example([Family("m_x", "gauge", 'a \\ "quoted"\nhelp', series={(("a", 'C:\\new\n"x"'), ("b", "\\")): 1.0})])
+def test_both_formats_read_back_exactly_what_went_in(given_families: list[Family]) -> None:
+    renderer = Renderer()
+    for _ in range(2):  # the second time from what it remembers
+        text = renderer.text(given_families).decode()
+        openmetrics = renderer.openmetrics(given_families).decode()
+        _assert_same(parse_text(text), given_families)
+        _assert_same(parse_openmetrics(openmetrics), given_families)  # type: ignore[no-untyped-call]
+    documented = {one.name: one.documentation for one in parse_openmetrics(openmetrics)}  # type: ignore[no-untyped-call]
+    for family in given_families:
+        # The reference parser takes white space off the ends of a line.
+        assert documented[family.name.removesuffix("_total")].strip() == family.help.strip()
+
+
+@given(VALUES)
+def test_numbers_are_exact_and_whole_ones_short(value: float) -> None:
+    text = number(value)
+
+    assert float(text) == value or math.isnan(value)
+    if abs(value) < 1e15 and value == int(value):
+        assert re.fullmatch(r"-?\d+", text)
+
+
+def test_types_units_and_the_end_are_as_each_format_wants_them() -> None:
+    given_families = [
+        Family("gpu_energy_joules_total", "counter", "Energy.", "joules", {(("uuid", "a"),): 1e21}),
+        Family("gpu_io_bytes_per_second", "gauge", "Rate.", "bytes", {(): math.inf}),
+    ]
+
+    assert Renderer().text(given_families).decode() == (
+        "# HELP gpu_energy_joules_total Energy.\n# TYPE gpu_energy_joules_total counter\n"
+        'gpu_energy_joules_total{uuid="a"} 1e+21\n'
+        "# HELP gpu_io_bytes_per_second Rate.\n# TYPE gpu_io_bytes_per_second gauge\ngpu_io_bytes_per_second +Inf\n"
+    )
+    # a unit is a unit there only where the name ends in it
+    assert Renderer().openmetrics(given_families).decode() == (
+        "# HELP gpu_energy_joules Energy.\n# TYPE gpu_energy_joules counter\n# UNIT gpu_energy_joules joules\n"
+        'gpu_energy_joules_total{uuid="a"} 1e+21\n'
+        "# HELP gpu_io_bytes_per_second Rate.\n# TYPE gpu_io_bytes_per_second gauge\ngpu_io_bytes_per_second +Inf\n"
+        "# EOF\n"
+    )
+
+
+def test_a_name_that_is_no_unicode_costs_no_page() -> None:
+    body = Renderer().text([Family("m", "gauge", "", series={(("file", "a\udcffb"),): 1})])
+
+    assert 'm{file="a?b"} 1' in body.decode()
+
+
+def test_what_is_remembered_is_bounded_by_the_pages() -> None:
+    renderer = Renderer()
+    for second in range(200):
+        renderer.text([Family("m", "gauge", "", series={(("pid", f"{second}-{pid}"),): 1 for pid in range(100)})])
+
+    remembered = sum(len(beginnings) for beginnings in renderer._beginnings.values())
+    assert 100 <= remembered <= 5000
+
+
+def test_a_gauge_and_a_counter_of_one_name_cannot_both_be_openmetrics() -> None:
+    both = [Family("x_total", "counter", ""), Family("x", "gauge", "")]
+
+    assert not openmetrics_can_say(both)
+    assert openmetrics_can_say(both[:1])
+
+
+@pytest.mark.parametrize(
+    ("accept", "openmetrics"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/plain", False),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text;version=0.0.1", False),
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8, text/plain", True),
+        ("text/plain;q=0.9,application/openmetrics-text;q=0.5", False),
+        ("application/openmetrics-text;q=0", False),
+        ("Application/OpenMetrics-Text;Version=1.0.0;Q=0.5,*/*;q=0.1", True),
+        ("application/openmetrics-text;q=nonsense;version", False),
+        (PROMETHEUS_3, True),
+    ],
+)
+def test_the_accept_header_decides(accept: str, openmetrics: bool) -> None:
+    assert prefers_openmetrics(accept) is openmetrics
+
+
+@given(st.text(max_size=80))
+def test_no_accept_header_is_too_odd(accept: str) -> None:
+    assert prefers_openmetrics(accept) in (True, False)
+
+
+def test_promtool_reads_hostile_texts(require_program: Callable[[str], str]) -> None:
+    hostile = '\\"\n\\n}{ \u202eevil 👩‍🚀\x1b[31m'
+    page = Renderer().text([Family("m_info", "gauge", hostile, series={(("a", hostile), ("b", "")): 1})])
+
+    checked = subprocess.run([require_program("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)
+
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")

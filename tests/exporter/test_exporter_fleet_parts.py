@@ -1,0 +1,309 @@
+"""The fleet's pure parts: PCI, the inventory, counters that go on, the call board, frames."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.exporter import pci
+from rankscope.exporter.call_board import CallBoard, new_board
+from rankscope.exporter.catalogue import BY_NAME
+from rankscope.exporter.children import Child
+from rankscope.exporter.counters import ADDED_UP_BY_PROCESS, Continuity
+from rankscope.exporter.inventory import Inventory, forget
+from rankscope.exporter.source import GpuIdentity, GpuSample, Reading, SourceError
+from rankscope.exporter.wire import Failed, FrameReader, Opened, Sampled, send_frame
+from rankscope.exporter.worker import work
+
+BUSY = "gpu_busy_seconds_total"
+DAY_S = 86400.0
+
+
+def _identity(number: int, *, bus: int | None = None) -> GpuIdentity:
+    at = bus if bus is not None else number
+    return GpuIdentity(f"GPU-{number}", index=at, model="Test GPU", pci_bus_id=f"00000000:{0x1A + at:02x}:00.0")
+
+
+@pytest.mark.parametrize(
+    ("address", "written"),
+    [
+        ("0000:1A:00.0", "00000000:1a:00.0"),
+        ("00000000:1A:00.0", "00000000:1a:00.0"),
+        ("10000:e1:00.7", "00010000:e1:00.7"),
+        ("GPU-ABC", "gpu-abc"),
+    ],
+)
+def test_pci_addresses_are_written_one_way(address: str, written: str) -> None:
+    assert pci.bus_id(address) == written
+
+
+def test_a_machine_without_sysfs_shows_nothing(tmp_path: Path) -> None:
+    assert pci.scan(tmp_path / "nowhere") == ()
+    assert pci.addresses(tmp_path / "nowhere") == ()
+
+
+def test_pci_devices_that_vanish_or_talk_nonsense_are_passed_over(tmp_path: Path) -> None:
+    for name, vendor, kind in (("0000:01:00.0", b"0x10de", b"0x030000"), ("0000:02:00.0", b"\xff\xfe", b""), ("junk", b"", b"")):
+        (tmp_path / "devices" / name).mkdir(parents=True)
+        (tmp_path / "devices" / name / "vendor").write_bytes(vendor)
+        (tmp_path / "devices" / name / "class").write_bytes(kind)
+    (tmp_path / "devices" / "0000:03:00.0").symlink_to("/nowhere")
+
+    assert pci.scan(tmp_path) == (pci.PciDevice("00000000:01:00.0", "gpu", None),)
+
+
+def test_the_inventory_outlives_its_process(tmp_path: Path) -> None:
+    first = Inventory(tmp_path / "state")
+    first.see(_identity(1))
+    first.see(_identity(0))
+    first.save()
+    first.wait(10)
+
+    assert Inventory(tmp_path / "state").identities() == (_identity(0), _identity(1))
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["gpus.json"]
+
+
+def test_a_gpu_in_the_place_of_another_replaces_it_and_one_that_moved_stays_itself() -> None:
+    inventory = Inventory(None)
+    inventory.see(_identity(0))
+    inventory.see(_identity(1))
+
+    inventory.see(_identity(7, bus=1))
+    inventory.see(_identity(0, bus=5))
+
+    assert inventory.identities() == (_identity(7, bus=1), _identity(0, bus=5))
+
+
+def test_only_time_in_which_somebody_looked_makes_a_gpu_forgotten(tmp_path: Path) -> None:
+    inventory = Inventory(tmp_path, forget_after_s=30 * DAY_S)
+    inventory.see(_identity(0))
+    inventory.see(_identity(1))
+    inventory.pass_time(29 * DAY_S, frozenset({"GPU-0"}))
+    inventory.save()
+    inventory.wait(10)
+
+    # the absence is remembered as well
+    later = Inventory(tmp_path, forget_after_s=30 * DAY_S)
+    later.pass_time(0.5 * DAY_S, frozenset({"GPU-0"}))
+    assert len(later) == 2
+    later.pass_time(0.6 * DAY_S, frozenset({"GPU-0"}))
+    assert later.identities() == (_identity(0),)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema": "rankscope.gpus/2", "gpus": []}', b"\xff" * 2_000_000])
+def test_an_inventory_that_cannot_be_read_costs_only_itself(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "gpus.json").write_bytes(content)
+
+    inventory = Inventory(tmp_path)
+
+    assert inventory.identities() == ()
+    assert len(caplog.records) == 1
+    assert str(tmp_path / "gpus.json") in caplog.text
+
+
+def test_a_full_disk_is_said_once_and_leaves_the_old_file_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory = Inventory(tmp_path, retry_s=0)
+    inventory.see(_identity(0))
+    inventory.save()
+    inventory.wait(10)
+
+    def full(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for number in (1, 2):
+        inventory.see(_identity(number))
+        inventory.save()
+        inventory.wait(10)
+
+    assert [record.getMessage().count("No space left") for record in caplog.records] == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["gpus.json"]
+    assert Inventory(tmp_path).identities() == (_identity(0),)
+
+    # when there is room again, all is written
+    monkeypatch.undo()
+    inventory.save()
+    inventory.wait(10)
+    assert len(Inventory(tmp_path)) == 3
+
+
+def test_what_somebody_takes_out_of_the_file_is_forgotten_unless_it_is_there(tmp_path: Path) -> None:
+    inventory = Inventory(tmp_path)
+    for number in range(3):
+        inventory.see(_identity(number))
+    inventory.save()
+    inventory.wait(10)
+
+    forget(tmp_path, "GPU-0")
+    forget(tmp_path, "GPU-1")
+    with pytest.raises(KeyError):
+        forget(tmp_path, "GPU-1")
+    inventory.take_over_changes(frozenset({"GPU-1"}))
+
+    assert inventory.identities() == (_identity(1), _identity(2))
+
+
+def test_counters_that_a_process_adds_up_exist_and_go_on_with_the_next_process() -> None:
+    assert all(BY_NAME[name].type == "counter" for name in ADDED_UP_BY_PROCESS)
+    counters = Continuity()
+
+    def published(*readings: Reading) -> list[float]:
+        return [reading.value for reading in counters.carry_on(readings)]
+
+    counters.new_process()
+    assert published(Reading(BUSY, 0.0), Reading(BUSY, 1.0, uuid="MIG-1")) == [0.0, 1.0]
+    assert published(Reading(BUSY, 10.0), Reading(BUSY, 2.0, uuid="MIG-1")) == [10.0, 2.0]
+    counters.new_process()
+    assert published(Reading(BUSY, 0.5), Reading(BUSY, 0.0, uuid="MIG-1")) == [10.5, 2.0]
+    assert published(Reading(BUSY, 3.0)) == [13.0]
+    counters.new_process()
+    assert published(Reading(BUSY, 1.0), Reading(BUSY, 1.0, uuid="MIG-1")) == [14.0, 3.0]
+
+
+def test_counters_of_the_driver_are_left_as_they_are() -> None:
+    counters = Continuity()
+    counters.new_process()
+    counters.carry_on((Reading("gpu_energy_joules_total", 500.0), Reading("gpu_pcie_transmit_bytes_total", 500.0)))
+    counters.new_process()
+
+    after = counters.carry_on((Reading("gpu_energy_joules_total", 5.0), Reading("gpu_pcie_transmit_bytes_total", 600.0)))
+
+    # a reset of the driver's own is one; what never went back needs no help
+    assert [reading.value for reading in after] == [5.0, 600.0]
+
+
+def _child() -> tuple[Child, socket.socket, CallBoard]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    fd = new_board()
+    child, board = Child(1, ours, CallBoard(fd), time.monotonic()), CallBoard(fd)
+    os.close(fd)
+    return child, theirs, board
+
+
+def test_only_the_second_look_at_the_same_call_makes_it_a_hang() -> None:
+    child, theirs, board = _child()
+    board.mark("nvmlInit")
+    board.mark("nvmlDeviceGetPowerUsage" + "x" * 200)
+    late = time.monotonic() + 60
+
+    def look(at: float) -> str | None:
+        return child.hangs_in(at, deadline_s=5, silence_s=10)
+
+    assert look(late) is None
+    board.mark("nvmlDeviceGetTemperature")  # it was only stopped, with everything else
+    assert look(late) is None
+    assert look(late) == "nvmlDeviceGetTemperature"
+    board.mark("")
+    # in no call, and silent
+    assert look(late) is None
+    assert look(late) == "no call: its process says nothing"
+    child.heard_at = late
+    assert look(late) is None
+    assert child.connection is not None
+    child.connection.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("nonsense", [b"\xff\xff\xff\xff", b"\0\0\0\x03abc", b"\0\0\0\x01\x80"])
+def test_a_process_that_talks_nonsense_is_not_listened_to(nonsense: bytes) -> None:
+    child, theirs, _ = _child()
+    theirs.sendall(nonsense)
+
+    assert child.read() is None
+
+    assert child.connection is not None
+    child.connection.close()
+    theirs.close()
+
+
+class _Gpu:
+    """A GPU whose third sample fails with ``error``."""
+
+    def __init__(self, error: Exception, *, readings: int = 1) -> None:
+        self._error = error
+        self._readings = tuple(Reading(BUSY, float(number)) for number in range(readings))
+        self.samples = 0
+        self.closed = False
+
+    def open(self) -> GpuIdentity:
+        return _identity(0)
+
+    def sample(self) -> GpuSample:
+        self.samples += 1
+        if self.samples == 3:
+            raise self._error
+        return GpuSample(_identity(0), time.time(), time.monotonic(), self._readings)
+
+    def part(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("error", "last_word"),
+    [
+        (SourceError("lost", "fell off the bus"), Failed("lost", "fell off the bus")),
+        (AttributeError("nvmlNothing"), Failed("nvml_error", "AttributeError: nvmlNothing")),
+    ],
+)
+def test_what_a_worker_says_arrives_whole_and_its_last_word_is_why(error: Exception, last_word: Failed) -> None:
+    ours, theirs = socket.socketpair()
+    fd = new_board()
+    gpu = _Gpu(error, readings=20_000)  # more than a socket takes at once
+
+    def run() -> None:
+        with theirs:
+            work(theirs, CallBoard(fd), lambda: gpu, interval_s=0.01)
+
+    worker = threading.Thread(target=run)
+    worker.start()
+    reader, messages = FrameReader(), list[Any]()
+    while piece := ours.recv(10_000):
+        messages += reader.feed(piece)
+    worker.join()
+    ours.close()
+    os.close(fd)
+
+    assert [type(message) for message in messages] == [Opened, Sampled, Sampled, Failed]
+    assert len(messages[1].sample.readings) == 20_000
+    assert messages[-1] == last_word
+
+
+def test_a_worker_closes_its_gpu_when_nobody_listens_any_more() -> None:
+    ours, theirs = socket.socketpair()
+    fd = new_board()
+    gpu = _Gpu(RuntimeError())
+    ours.shutdown(socket.SHUT_WR)
+
+    work(theirs, CallBoard(fd), lambda: gpu, interval_s=60)
+
+    os.close(fd)
+    ours.close()
+    theirs.close()
+    assert (gpu.samples, gpu.closed) == (1, True)
+
+
+def test_frames_survive_any_cut() -> None:
+    ours, theirs = socket.socketpair()
+    send_frame(ours, Opened(_identity(0)))
+    send_frame(ours, Failed("lost", "é"))
+    ours.close()
+    reader, messages = FrameReader(), list[Any]()
+    while piece := theirs.recv(1):
+        messages += reader.feed(piece)
+    theirs.close()
+
+    assert messages == [Opened(_identity(0)), Failed("lost", "é")]

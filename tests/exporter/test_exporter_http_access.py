@@ -1,0 +1,245 @@
+"""TLS, client certificates and passwords, as the web configuration file says, over real connections."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pytest
+
+PASSWORD = "s3cret of a scraper"
+TLS = "tls_server_config: {cert_file: server.pem, key_file: server.key%s}\n"
+
+
+def basic(name: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+
+
+def hashed(password: str) -> str:
+    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
+
+
+class Certificates:
+    """A folder with a certificate authority, made by the real openssl."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._openssl("req", "-x509", "-subj", "/CN=test ca", "-keyout", "ca.key", "-out", "ca.pem", *self._new_key)
+
+    _new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+
+    def _openssl(self, *arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=self.folder, check=True, capture_output=True)
+
+    def issue(self, name: str, san: str) -> None:
+        self._openssl(
+            "req", "-x509", "-subj", f"/CN={name}", "-addext", f"subjectAltName={san}", "-CA", "ca.pem", "-CAkey", "ca.key",
+            "-keyout", f"{name}.key", "-out", f"{name}.pem", *self._new_key,
+        )  # fmt: skip
+
+    def client(self, name: str | None = None) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
+        if name is not None:
+            context.load_cert_chain(self.folder / f"{name}.pem", self.folder / f"{name}.key")
+        return context
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    made = Certificates(tmp_path)
+    made.issue("server", "IP:127.0.0.1")
+    return made
+
+
+@pytest.fixture
+def web_config(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "web.yml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def served_serial(exporter: Any, certificates: Certificates) -> str:
+    with (
+        socket.create_connection((exporter.host, exporter.port), timeout=20) as plain,
+        certificates.client().wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+    ):
+        certificate = secure.getpeercert()
+    assert certificate is not None
+    return str(certificate["serialNumber"])
+
+
+def test_tls_serves_those_who_verify_it(
+    start_exporter: Callable[..., Any], certificates: Certificates, web_config: Callable[[str], Path]
+) -> None:
+    exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % ", min_version: TLS13"))
+
+    assert exporter.get("/-/healthy", context=certificates.client()).status == 200
+    old = certificates.client()
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        exporter.get("/-/healthy", context=old)
+    with socket.create_connection((exporter.host, exporter.port), timeout=20) as plain:
+        plain.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"gpu_up" not in plain.recv(4096)
+
+
+def test_client_certificates(
+    start_exporter: Callable[..., Any], certificates: Certificates, web_config: Callable[[str], Path]
+) -> None:
+    certificates.issue("prometheus", "DNS:prometheus.example")
+    certificates.issue("intern", "DNS:intern.example")
+    more = ", client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.pem, client_allowed_sans: [prometheus.example]"
+    exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % more))
+
+    assert exporter.get("/metrics", context=certificates.client("prometheus")).status == 200
+    for stranger in (None, "intern"):
+        with pytest.raises((OSError, http.client.HTTPException)):
+            exporter.get("/metrics", context=certificates.client(stranger))
+
+
+def test_a_silent_tls_client_blocks_nobody_and_is_cut_off(
+    start_exporter: Callable[..., Any], certificates: Certificates, web_config: Callable[[str], Path]
+) -> None:
+    prelude = "import rankscope.exporter.server as server; server.REQUEST_DEADLINE_S = 0.5"
+    exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % ""), prelude=prelude)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection((exporter.host, exporter.port), timeout=20)) for _ in range(50)]
+        silent[1].sendall(b"\x16\x03\x01\x02\x00\x01")
+
+        assert exporter.get("/metrics").status == 200
+
+        for connection in silent:
+            with contextlib.suppress(ConnectionResetError):
+                while connection.recv(4096):
+                    pass
+
+
+def test_a_new_certificate_is_served_without_dropping_anybody(
+    start_exporter: Callable[..., Any], certificates: Certificates, web_config: Callable[[str], Path]
+) -> None:
+    exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % ""))
+    before = served_serial(exporter, certificates)
+    kept = exporter.connect()
+    kept.request("GET", "/-/healthy")
+    assert kept.getresponse().read() == b"healthy\n"
+    statuses: list[int] = []
+    stop = threading.Event()
+
+    def scrape() -> None:
+        while not stop.is_set():
+            statuses.append(exporter.get("/metrics").status)
+
+    scraper = threading.Thread(target=scrape)
+    scraper.start()
+    try:
+        # first the certificate alone, which does not fit the key; then both
+        key = (certificates.folder / "server.key").read_bytes()
+        certificates.issue("server", "IP:127.0.0.1")
+        fresh = (certificates.folder / "server.key").read_bytes()
+        (certificates.folder / "server.key").write_bytes(key)
+        exporter.wait_until(lambda: "stays as it was" in exporter.stderr)
+        (certificates.folder / "server.key").write_bytes(fresh)
+        exporter.wait_until(lambda: served_serial(exporter, certificates) != before)
+    finally:
+        stop.set()
+        scraper.join()
+
+    assert set(statuses) == {200}
+    kept.request("GET", "/-/healthy")
+    assert kept.getresponse().read() == b"healthy\n"
+    kept.close()
+
+
+def test_passwords(start_exporter: Callable[..., Any], web_config: Callable[[str], Path]) -> None:
+    exporter = start_exporter(
+        "--simulate", "1", "--web.config.file", web_config(f"basic_auth_users: {{ann: {hashed(PASSWORD)}}}")
+    )
+
+    assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 200
+    for wrong in ("", "Basic", "Basic !!", "Bearer x", basic("ann", "guess"), basic("bob", PASSWORD), basic("ann", "x" * 100)):
+        answer = exporter.get("/metrics", authorization=wrong)
+        assert (answer.status, answer.headers["www-authenticate"].split()[0]) == (401, "Basic")
+    for path in ("/", "/-/ready"):
+        assert exporter.get(path).status == 401
+    # probes have no password, and being alive is no secret
+    assert exporter.get("/-/healthy").status == 200
+
+
+def test_who_guesses_has_to_wait_and_those_who_know_do_not(
+    start_exporter: Callable[..., Any], web_config: Callable[[str], Path]
+) -> None:
+    exporter = start_exporter(
+        "--simulate", "1", "--web.config.file", web_config(f"basic_auth_users: {{ann: {hashed(PASSWORD)}}}")
+    )
+    assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 200
+
+    statuses = [exporter.get("/metrics", authorization=basic("ann", f"guess {number}")).status for number in range(20)]
+
+    assert statuses == [401] * 10 + [429] * 10
+    assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 200
+
+
+def test_a_changed_password_counts_and_a_broken_file_changes_nothing(
+    start_exporter: Callable[..., Any], web_config: Callable[[str], Path]
+) -> None:
+    exporter = start_exporter(
+        "--simulate", "1", "--web.config.file", web_config(f"basic_auth_users: {{ann: {hashed(PASSWORD)}}}")
+    )
+
+    web_config("basic_auth_users: [")
+    exporter.wait_until(lambda: exporter.get("/metrics").status == 401 and "stays as it was" in exporter.stderr)
+    assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 200
+
+    web_config(f"basic_auth_users: {{ann: {hashed('another')}}}")
+    exporter.wait_until(lambda: exporter.get("/metrics", authorization=basic("ann", "another")).status == 200)
+    assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 401
+    assert exporter.stderr.count("stays as it was") == 1
+
+
+def test_headers_of_the_file_are_sent(start_exporter: Callable[..., Any], web_config: Callable[[str], Path]) -> None:
+    text = "http_server_config: {headers: {Strict-Transport-Security: max-age=60, X-Frame-Options: deny}}"
+    exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(text))
+
+    for path in ("/", "/metrics", "/nothing"):
+        headers = exporter.get(path).headers
+        assert (headers["strict-transport-security"], headers["x-frame-options"]) == ("max-age=60", "deny")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tls_server_confg: {}", "tls_server_confg"),
+        ("tls_server_config: {cert_file: server.pem}", "key_file"),
+        (TLS % "", "server.pem"),
+        (TLS % ", min_version: TLS10", "TLS10"),
+        (TLS % ", client_auth_type: RequestClientCert", "RequestClientCert"),
+        (TLS % ", cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]", "TLS_RSA_WITH_RC4_128_SHA"),
+        ("basic_auth_users: {ann: plain}", "htpasswd"),
+        ("http_server_config: {headers: {Server: x}}", "Server"),
+        ("rate_limit: {interval: 1s}", "rate_limit"),
+        ("{", "not YAML"),
+    ],
+)
+def test_what_cannot_be_done_is_status_3_and_one_line(
+    cli: Callable[..., subprocess.CompletedProcess[str]], web_config: Callable[[str], Path], text: str, said: str
+) -> None:
+    path = web_config(text)
+
+    result = cli("exporter", "--simulate", "1", "--listen", "127.0.0.1:0", "--spool", path.parent, "--web.config.file", path)
+
+    assert result.returncode == 3
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert str(path) in result.stderr
+    assert said in result.stderr

@@ -1,0 +1,150 @@
+"""Letting go of a GPU: over the control socket, with the command, and over HTTPS with a token."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOKEN = "a-token-of-many-letters"
+
+
+@pytest.fixture
+def secure(tmp_path: Path) -> list[str | Path]:
+    """Arguments for TLS and a token."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=x", "-keyout", "key.pem", "-out", "cert.pem"],
+        cwd=tmp_path, check=True, capture_output=True,
+    )  # fmt: skip
+    (tmp_path / "web.yml").write_text("tls_server_config: {cert_file: cert.pem, key_file: key.pem}")
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    return ["--web.config.file", tmp_path / "web.yml", "--control.token-file", tmp_path / "token"]
+
+
+def test_the_command_releases_and_resumes_a_gpu(
+    start_exporter: Callable[..., Any],
+    fake_nvml: Any,
+    cli: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    exporter = start_exporter(env=fake_nvml.env)
+    control = tmp_path / "control.sock"
+    uuid = fake_nvml.gpus[1]["uuid"]
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
+
+    released = cli("exporter", "release", uuid, "--ttl", "5m", "--socket", control)
+
+    assert (released.returncode, released.stderr) == (0, "")
+    assert exporter.values("gpu_down_info", uuid=uuid, reason="released") == [1.0]
+    assert exporter.values("gpu_up") == [1.0, 0.0]
+    assert f"{uuid}: released" in exporter.get("/-/ready").text
+
+    assert cli("exporter", "resume", uuid, "--socket", control).returncode == 0
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
+
+
+def test_what_the_socket_refuses(
+    start_exporter: Callable[..., Any], cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    start_exporter("--simulate", "1")
+    control = tmp_path / "control.sock"
+    assert stat.S_IMODE(control.stat().st_mode) == 0o600
+
+    for arguments, said in [
+        (("GPU-none",), "no such GPU"),
+        (("0", "--ttl", "soon"), "ttl"),
+        (("0", "--ttl", "25h"), "24h"),
+        (("0", "--ttl", "0"), "ttl"),
+    ]:
+        result = cli("exporter", "release", *arguments, "--socket", control)
+        assert (result.returncode, len(result.stderr.splitlines())) == (3, 1)
+        assert said in result.stderr
+    nobody = cli("exporter", "release", "0", "--socket", tmp_path / "nothing.sock")
+    assert nobody.returncode == 3
+    assert "is the exporter running" in nobody.stderr
+
+
+def test_a_stuck_process_is_a_conflict(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    # given a fleet whose process does not die
+    program = f"""
+import asyncio
+from pathlib import Path
+from rankscope.exporter.app import App
+from rankscope.exporter.listening import listen_unix
+from rankscope.exporter.page import Page
+from rankscope.exporter.server import Endpoint, Server
+from rankscope.exporter.simulated import SimulatedFleet
+from rankscope.exporter.web_access import WebAccess
+
+class Stuck(SimulatedFleet):
+    def release(self, gpu, *, ttl_s):
+        raise TimeoutError("it sits in the driver")
+
+async def main():
+    app = App(Page("node1", Stuck("1")), WebAccess(None))
+    Server([Endpoint(listen_unix(Path({str(tmp_path / "control.sock")!r})), app.local)]).start()
+    print("ready", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    import sys
+
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as exporter:
+        try:
+            assert exporter.stdout is not None
+            assert exporter.stdout.readline() == b"ready\n"
+            result = cli("exporter", "release", "0", "--socket", tmp_path / "control.sock")
+        finally:
+            exporter.kill()
+
+    assert result.returncode == 1
+    assert "it sits in the driver" in result.stderr
+
+
+def test_over_the_web_only_with_tls_and_the_token(start_exporter: Callable[..., Any], secure: list[str | Path]) -> None:
+    plain = start_exporter("--simulate", "1", *secure[2:])
+    assert plain.get("/-/release?gpu=0", method="POST", authorization=f"Bearer {TOKEN}").status == 403
+    plain.close()
+
+    exporter = start_exporter("--simulate", "1", *secure)
+    for wrong in ("", "Bearer", "Bearer wrong-token-of-letters", f"Basic {TOKEN}"):
+        assert exporter.get("/-/release?gpu=0", method="POST", authorization=wrong).status == 401
+    assert exporter.values("gpu_up") == [1.0]
+
+    right = {"method": "POST", "authorization": f"Bearer {TOKEN}"}
+    answer = exporter.get("/-/release?gpu=0&ttl=10m", **right)
+
+    assert (answer.status, json.loads(answer.text)) == (200, {"gpu": "0", "released": True, "ttl_s": 600.0})
+    assert exporter.values("gpu_up") == [0.0]
+    assert exporter.get("/-/release?gpu=0", authorization=f"Bearer {TOKEN}").status == 405
+    assert exporter.get("/-/release?gpu=9", **right).status == 404
+    assert exporter.get("/-/release", **right).status == 400
+    assert exporter.get("/-/resume?gpu=0", **right).status == 200
+    assert exporter.values("gpu_up") == [1.0]
+
+
+def test_without_a_token_file_the_web_releases_nothing(start_exporter: Callable[..., Any]) -> None:
+    exporter = start_exporter("--simulate", "1")
+
+    assert exporter.get("/-/release?gpu=0", method="POST").status == 403
+    assert exporter.values("gpu_up") == [1.0]
+
+
+def test_a_second_exporter_does_not_take_the_socket(
+    start_exporter: Callable[..., Any], cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    start_exporter("--simulate", "1")
+    control = tmp_path / "control.sock"
+
+    second = cli("exporter", "--simulate", "1", "--listen", "127.0.0.1:0", "--spool", tmp_path, "--control.socket", control)
+
+    assert second.returncode == 3
+    assert "another exporter" in second.stderr
+    assert cli("exporter", "resume", "0", "--socket", control).returncode == 0

@@ -1,0 +1,59 @@
+"""A record is one line, whatever it holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rankscope.exporter import logs
+from rankscope.exporter.settings import LogFormat
+
+HOSTILE = 'a\nlevel=error msg="forged" \x1b[31m \u202e \\ "'
+
+
+@pytest.fixture
+def written() -> Iterator[Callable[[LogFormat], str]]:
+    root, ours = logging.getLogger(), logging.getLogger(logs.ROOT)
+    before = (root.handlers[:], root.level, ours.level, logging.raiseExceptions)
+
+    def write(style: LogFormat) -> str:
+        stream = io.StringIO()
+        logs.set_up("info", style, stream)
+        logging.getLogger("rankscope.exporter.fleet").warning("down: %s", HOSTILE, extra={"gpu": "GPU-1", "age_s": 1.5})
+        logging.getLogger("rankscope.exporter.fleet").debug("nobody asked")
+        logging.getLogger("somebody.else").info("nobody asked")
+        return stream.getvalue()
+
+    yield write
+    root.handlers[:], logging.raiseExceptions = before[0], before[3]
+    root.setLevel(before[1])
+    ours.setLevel(before[2])
+
+
+def test_json_gives_back_what_was_said(written: Callable[[LogFormat], str]) -> None:
+    (line,) = written("json").splitlines()
+    record = json.loads(line)
+
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", record.pop("ts"))
+    assert record == {"level": "warn", "component": "fleet", "msg": f"down: {HOSTILE}", "gpu": "GPU-1", "age_s": 1.5}
+
+
+def test_logfmt_cannot_be_forged(written: Callable[[LogFormat], str]) -> None:
+    (line,) = written("logfmt").splitlines()
+
+    # quoted values out of the way, what is left are the fields that are really there
+    assert re.findall(r"(\w+)=", re.sub(r'"(?:\\.|[^"\\])*"', '""', line)) == ["ts", "level", "component", "msg", "gpu", "age_s"]
+    assert line.isprintable()
+
+
+def test_text_is_for_a_terminal_that_stays_as_it_was(written: Callable[[LogFormat], str]) -> None:
+    (line,) = written("text").splitlines()
+
+    assert line.isprintable()
+    assert re.match(r"\d\d:\d\d:\d\d WARN  fleet: down: a", line)
+    assert line.endswith("gpu=GPU-1  age_s=1.5")

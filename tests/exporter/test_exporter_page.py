@@ -1,0 +1,283 @@
+"""From a node's state to its page, byte for byte, and what is said when something is not well."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+
+from rankscope.exporter.catalogue import BY_NAME, CATALOGUE
+from rankscope.exporter.loop import Snapshot
+from rankscope.exporter.page import Page
+from rankscope.exporter.simulated import SimulatedFleet
+from rankscope.exporter.source import FleetState, Series
+from rankscope.exporter.spool import SpoolSample
+from rankscope.exporter.spool_file import SpoolFamily, SpoolSeries
+
+GOLDEN = Path(__file__).parent / "golden"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+PAGES = [("", "node.txt"), (OPENMETRICS, "node.openmetrics")]
+H100, A100, DIVIDED, HUNG = (f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" for index in range(4))
+
+
+def loop(name: str, last: Any, *, reason: str | None = None, fresh: bool = True) -> Any:
+    """A collector that knows what it is told."""
+    snapshot = Snapshot(last, fresh, reason is None, 0.5, 0.002, reason)
+    return SimpleNamespace(name=name, latest=lambda: snapshot)
+
+
+@pytest.fixture
+def state() -> FleetState:
+    return node()
+
+
+def node() -> FleetState:
+    """An H100, an A100 with an unreadable clock and a failing collector, an H100 divided by MIG, and a GPU that hangs."""
+    return msgspec.json.decode((GOLDEN / "node.json").read_bytes(), type=FleetState)
+
+
+JOBS = (
+    Series("gpu_job_info", 1, (("uuid", H100), ("job_id", "4711"), ("user", 'o"k'), ("pod_k8s", "train-0"))),
+    Series("gpu_allocated", 1, (("uuid", H100),)),
+)
+XIDS = (
+    Series("gpu_xid_errors_total", 1, (("uuid", HUNG), ("xid", "79"))),
+    Series("gpu_xid_last_code", 79, (("uuid", HUNG),)),
+)
+
+
+def _spooled(*families: tuple[str, str, float]) -> SpoolSample:
+    labels = (("rank", "0"), ("run_id", "r"))
+    return SpoolSample(
+        families=tuple(
+            SpoolFamily(name, kind, "Of a rank.", (SpoolSeries(name, labels, value),))  # type: ignore[arg-type]
+            for name, kind, value in families
+        ),
+        states={("r", "0"): "running", ("r", "1"): "silent"},
+        ok_files=1,
+        stale_files=1,
+        rejected={"too_large": 2},
+        duplicates=0,
+    )
+
+
+def page_of(state: FleetState | None, **loops: Any) -> Page:
+    fleet: Any = SimpleNamespace(simulated=False, state=lambda: state)
+    return Page("node1", fleet if state is not None else None, **loops)
+
+
+def full_page(state: FleetState) -> Page:
+    return page_of(
+        state,
+        spool=loop("spool", _spooled(("rank_steps_total", "counter", 40))),
+        jobs=loop("jobs", JOBS),
+        xid=loop("xid", XIDS),
+    )
+
+
+@pytest.fixture
+def page(state: FleetState) -> Page:
+    return full_page(state)
+
+
+def series(page: Page, collectors: Iterable[str] | None = None) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+    families = page.families(None if collectors is None else frozenset(collectors))
+    return {family.name: {frozenset(labels): value for labels, value in family.series.items()} for family in families}
+
+
+def _of(page: Page, name: str, **labels: str) -> list[float]:
+    return [value for have, value in series(page).get(name, {}).items() if labels.items() <= have]
+
+
+def _without_versions(page: Page, accept: str) -> str:
+    body = page.render(accept)[0].decode()
+    return body.replace(platform.python_version(), "PYTHON").replace(f'version="{version("rankscope")}"', 'version="VERSION"')
+
+
+@pytest.mark.parametrize(("accept", "file"), PAGES)
+def test_the_page_is_the_golden_one(page: Page, accept: str, file: str) -> None:
+    content_type = page.render(accept)[1]
+
+    assert _without_versions(page, accept) == (GOLDEN / file).read_text(), f"if that is meant: python {__file__}"
+    assert content_type.startswith("application/openmetrics-text" if accept else "text/plain; version=0.0.4")
+
+
+def test_prometheus_has_nothing_to_object_to(page: Page, require_program: Callable[[str], str]) -> None:
+    checked = subprocess.run(
+        [require_program("promtool"), "check", "metrics"], input=page.render()[0], capture_output=True, check=False
+    )
+
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+    assert len(list(parse_openmetrics(page.render(OPENMETRICS)[0].decode()))) == len(page.families())  # type: ignore[no-untyped-call]
+
+
+# What joins an operator writes, and how many series of the node they give.
+JOINS = {
+    "gpu_power_watts * on (uuid) group_left (index, model, host) gpu_info": 3,
+    "(gpu_up == 0) * on (uuid) group_left (reason) gpu_down_info": 1,
+    "gpu_xid_errors_total * on (uuid) group_left (model) gpu_info": 1,
+    "gpu_mig_memory_used_bytes * on (uuid) group_left (parent_uuid, profile) gpu_mig_info": 3,
+    "gpu_utilization_ratio * on (uuid) group_left (job_id, user, pod_k8s) gpu_job_info": 1,
+    "gpu_pipe_active_ratio * on (uuid) group_left (job_id) gpu_job_info": 3,
+    "rate(gpu_energy_joules_total[5m]) * on (uuid) group_left (index) gpu_info": 3,
+}
+
+
+def test_joins_by_uuid_are_never_many_to_many(page: Page, require_program: Callable[[str], str], tmp_path: Path) -> None:
+    # given the page as it is, for ten minutes
+    input_series = [
+        {
+            "series": f"{family.name}{{{','.join(f'{name}={json.dumps(value)}' for name, value in labels)}}}",
+            "values": f"{value}x10",
+        }
+        for family in page.families()
+        for labels, value in family.series.items()
+    ]
+    questions = [
+        {"expr": f"count({join})", "eval_time": "10m", "exp_samples": [{"labels": "{}", "value": count}]}
+        for join, count in JOINS.items()
+    ]
+    cases = {
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": input_series, "promql_expr_test": questions}],
+    }
+    file = tmp_path / "tests.json"  # which is YAML too
+    file.write_text(json.dumps(cases))
+
+    done = subprocess.run([require_program("promtool"), "test", "rules", str(file)], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_families_come_in_the_catalogues_order_and_labels_as_it_has_them(page: Page) -> None:
+    families = page.families()
+
+    own = [family.name for family in families if family.name in BY_NAME]
+    assert own == [row.name for row in CATALOGUE if row.name in own]
+    assert [family.name for family in families[len(own) :]] == ["rank_steps_total"]
+    for family in families[: len(own)]:
+        for labels in family.series:
+            names = [name for name, _ in labels]
+            assert names == [name for name in BY_NAME[family.name].labels if name in names], family.name
+
+
+def test_a_gpu_that_hangs_keeps_its_identity_and_nothing_else(page: Page) -> None:
+    about_it = {
+        name: value for name, found in series(page).items() for labels, value in found.items() if ("uuid", HUNG) in labels
+    }
+
+    assert about_it == {
+        "gpu_info": 1,
+        "gpu_up": 0,
+        "gpu_down_info": 1,
+        "gpu_down_since_timestamp_seconds": 1.7e9,
+        "gpu_sample_age_seconds": 7.5,
+        "gpu_xid_errors_total": 1,
+        "gpu_xid_last_code": 79,
+        "rankscope_exporter_gpu_process_restarts_total": 1,
+    }
+    assert _of(page, "gpu_down_info", uuid=HUNG, reason="hung") == [1]
+
+
+def test_a_collector_fails_with_any_gpu_that_is_up_and_not_with_those_that_are_down(page: Page) -> None:
+    success = {dict(labels)["collector"]: value for labels, value in series(page)["rankscope_exporter_collector_success"].items()}
+    slowest = _of(page, "rankscope_exporter_collector_duration_seconds", collector="temperature")
+
+    assert [name for name, value in success.items() if value == 0] == ["ecc"]
+    assert {"gpu", "power", "spool", "jobs", "xid"} <= success.keys()
+    assert slowest == [0.0002]
+
+
+def test_problems_name_the_gpu_and_the_call(page: Page) -> None:
+    assert page.problems() == [
+        ("ecc", f"{A100}: NVML_ERROR_UNKNOWN in nvmlDeviceGetEccMode"),
+        (f"gpu {HUNG}", "hung in nvmlDeviceGetPowerUsage"),
+    ]
+
+
+def test_without_a_driver_the_page_says_so_and_goes_on() -> None:
+    nothing = FleetState((), None, {"pci": 8}, 8, 0, None, "the driver's library is not there", 0)
+    page = page_of(nothing, spool=loop("spool", None, reason="no sample yet", fresh=False))
+
+    assert page.problems() == [("gpu", "the driver's library is not there"), ("spool", "no sample yet")]
+    assert _of(page, "rankscope_exporter_collector_success", collector="gpu") == [0]
+    assert _of(page, "rankscope_exporter_collector_success", collector="spool") == [0]
+    assert _of(page, "node_gpus", source="pci") == [8]
+    assert _of(page, "rankscope_exporter_unidentified_gpus") == [8]
+    assert not _of(page, "rankscope_exporter_driver_info")
+    assert not _of(page, "nvswitch_devices")
+
+
+def test_where_no_gpu_is_up_no_collector_succeeds(state: FleetState) -> None:
+    page = page_of(msgspec.structs.replace(state, gpus=state.gpus[3:]))
+
+    assert _of(page, "rankscope_exporter_collector_success", collector="power") == [0]
+
+
+def test_stale_values_of_a_loop_are_left_out(state: FleetState) -> None:
+    page = page_of(state, jobs=loop("jobs", JOBS, reason="the last sample is too old", fresh=False))
+
+    assert not _of(page, "gpu_job_info")
+    assert _of(page, "rankscope_exporter_collector_success", collector="jobs") == [0]
+
+
+def test_a_scrape_may_ask_for_some_collectors(page: Page) -> None:
+    asked = series(page, ["clocks", "spool"])
+
+    assert "gpu_clock_hertz" in asked
+    assert "rank_steps_total" in asked
+    assert {"gpu_up", "gpu_power_watts", "gpu_job_info"} & asked.keys() == set()
+    # only what these collectors lack is said to be absent
+    assert {dict(labels)["metric"] for labels in asked["gpu_metric_supported"]} == {"gpu_clock_hertz{clock=sm}"}
+    health = {dict(labels)["collector"] for labels in asked["rankscope_exporter_collector_success"]}
+    assert health == {"clocks", "spool"}
+    assert "rank_steps_total" not in series(page, ["clocks"])
+
+
+def test_two_metrics_that_openmetrics_cannot_tell_apart_are_given_as_text(state: FleetState) -> None:
+    both = _spooled(("rank_steps", "gauge", 7), ("rank_steps_total", "counter", 40))
+    body, content_type = page_of(state, spool=loop("spool", both)).render(OPENMETRICS)
+
+    assert content_type.startswith("text/plain")
+    assert b'rank_steps{rank="0",run_id="r"} 7\n' in body
+    assert b'rank_steps_total{rank="0",run_id="r"} 40\n' in body
+
+
+def test_a_ranks_counter_below_zero_is_not_relayed() -> None:
+    both = _spooled(("rank_odd_total", "counter", -1), ("rank_other_total", "counter", float("nan")), ("rank_x", "gauge", -1))
+    relayed = series(page_of(None, spool=loop("spool", both)))
+
+    assert {"rank_x"} == {name for name in relayed if name.startswith("rank_") and name != "rank_state"}
+
+
+def test_a_metric_nobody_knows_costs_itself_only(caplog: pytest.LogCaptureFixture) -> None:
+    page = page_of(None, jobs=loop("jobs", (Series("gpu_jobz", 1), *JOBS)))
+
+    for _ in range(3):
+        assert _of(page, "gpu_allocated") == [1]
+    assert [record.getMessage() for record in caplog.records] == ["gpu_jobz is not in the catalogue: it is left out"]
+
+
+def test_simulated_gpus_are_called_that_on_every_page() -> None:
+    page = Page("node1", SimulatedFleet("2"))
+    text, openmetrics = page.render()[0], page.render(OPENMETRICS)[0]
+
+    assert text.startswith(b"# SIMULATED")
+    for body in (text, openmetrics):
+        assert b"rankscope_exporter_simulated 1\n" in body
+        assert body.count(b'simulated="true"') == 2
+    assert not Page("node1", None).render()[0].startswith(b"# SIMULATED")
+
+
+if __name__ == "__main__":
+    for accepted, written in PAGES:
+        (GOLDEN / written).write_text(_without_versions(full_page(node()), accepted))

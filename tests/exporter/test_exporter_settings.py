@@ -1,0 +1,162 @@
+"""Flags, environment, file and SIGHUP: what counts, and how a mistake is told."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from rankscope.exporter.catalogue import COLLECTORS
+from rankscope.exporter.commands import _settings, exporter
+from rankscope.exporter.errors import ExporterInputError
+from rankscope.exporter.settings import Settings
+
+DEFAULTS = frozenset(name for name, collector in COLLECTORS.items() if collector.default_on)
+
+
+def settings(*arguments: str | Path) -> Settings:
+    with exporter.make_context("exporter", [str(argument) for argument in arguments]) as ctx:
+        return _settings({name: value for name, value in ctx.params.items() if name not in ("once", "forget")})
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "exporter.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_flag_counts_before_the_environment_and_that_before_the_file(
+    config: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = (
+        "--config",
+        config('interval = "7s"\nspool-stale = 60\n[web]\nlisten-address = [":1", "[::1]:2"]\n[log]\nlevel = "debug"'),
+    )
+    assert (settings().interval_s, settings(*file).interval_s) == (1.0, 7.0)
+    monkeypatch.setenv("RANKSCOPE_EXPORTER_INTERVAL", "500ms")
+
+    assert settings(*file).interval_s == 0.5
+    assert settings(*file, "--interval", "2s").interval_s == 2.0
+    read = settings(*file)
+    assert (read.listen, read.spool_stale_s, read.log_level) == ((("0.0.0.0", 1), ("::1", 2)), 60.0, "debug")
+    assert settings(*file, "--listen", ":3", "--web.listen-address", ":4").listen == (("0.0.0.0", 3), ("0.0.0.0", 4))
+
+
+def test_the_file_itself_and_lists_can_come_from_the_environment(
+    config: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKSCOPE_EXPORTER_CONFIG", str(config("expected-gpus = 8")))
+    monkeypatch.setenv("RANKSCOPE_EXPORTER_WEB_LISTEN_ADDRESS", ":1 :2")
+    monkeypatch.setenv("RANKSCOPE_EXPORTER_COLLECTOR_POWER", "false")
+
+    read = settings()
+
+    assert (read.expected_gpus, [port for _, port in read.listen]) == (8, [1, 2])
+    assert read.collectors == DEFAULTS - {"power"}
+
+
+def test_collectors(config: Callable[[str], Path]) -> None:
+    assert settings().collectors == DEFAULTS
+    assert settings("--no-collector.ecc", "--collector.encoder").collectors == DEFAULTS - {"ecc"} | {"encoder"}
+    assert settings("--collector.disable-defaults", "--collector.power").collectors == {"gpu", "power"}
+    assert settings("--no-collector.gpu").collectors == {"spool"}
+    assert settings("--config", config("collector.ecc = false\ncollector.encoder = true")).collectors == (
+        DEFAULTS - {"ecc"} | {"encoder"}
+    )
+    for wrong in (("--no-collector.gpu", "--collector.power"), ("--collector.disable-defaults",)):
+        with pytest.raises(click.UsageError):
+            settings(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("intervall = 1", "did you mean 'interval'?"),
+        ("web.listen_address = ':1'", "did you mean 'web.listen-address'?"),
+        ("once = true", "unknown key 'once'"),
+        ("interval = 'soon'", "interval: 'soon' is not a duration"),
+        ("interval = true", "interval: True is not"),
+        ("interval = ['1s', '2s']", "is not one value"),
+        ("collector.gpu = 'yes'", "collector.gpu: 'yes' is not true or false"),
+        ("listen = ':1'\nweb.listen-address = ':2'", "keep one"),
+        ("log.level = 'loud'", "log.level: 'loud' is not one of"),
+        ("expected-gpus = -1", "expected-gpus: -1 is not in the range"),
+        ("interval = 1\nhost = node", "(at line 2, column 8)"),
+    ],
+)
+def test_a_mistake_in_the_file_says_where_and_what(config: Callable[[str], Path], text: str, said: str) -> None:
+    path = config(text)
+
+    with pytest.raises(ExporterInputError) as caught:
+        settings("--config", path)
+
+    assert caught.value.message.startswith(f"{path}: ")
+    assert said in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_file_that_cannot_be_read_is_status_3(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"host = '\xe9'")
+    for path, said in ((tmp_path / "nothing", "No such file"), (tmp_path, "Is a directory"), (tmp_path / "latin", "UTF-8")):
+        result = cli("exporter", "--once", "--config", path)
+
+        assert (result.returncode, len(result.stderr.splitlines())) == (3, 1)
+        assert f"{path}: " in result.stderr
+        assert said in result.stderr
+
+
+def test_help_names_every_collector_and_section(cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    text = cli("exporter", "--help").stdout
+
+    assert [name for name in COLLECTORS if f"--no-collector.{name}" not in text] == []
+    for heading in ("Web:", "Collectors:", "GPUs:", "Release of GPUs:", "Commands:"):
+        assert f"\n{heading}\n" in text
+
+
+def test_a_forgotten_gpu_is_not_missed(
+    start_exporter: Callable[..., Any], fake_nvml: Any, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    first = start_exporter(env=fake_nvml.env)
+    first.wait_until(lambda: first.values("gpu_up") == [1.0, 1.0])
+    assert first.stop(signal.SIGTERM) == 0
+    gone = str(fake_nvml.gpus.pop()["uuid"])
+    fake_nvml.write()
+
+    again = start_exporter(env=fake_nvml.env)
+    again.wait_until(lambda: again.values("gpu_up", uuid=gone) == [0.0])
+    assert again.stop(signal.SIGTERM) == 0
+    state = ("--state-dir", tmp_path / "state")
+    assert cli("exporter", "--forget", gone, *state).returncode == 0
+
+    assert cli("exporter", "--forget", gone, *state).returncode == 3
+    last = start_exporter(env=fake_nvml.env)
+    last.wait_until(lambda: last.values("gpu_up") == [1.0])
+
+
+def test_sighup_reads_again_what_can_change_and_says_what_cannot(
+    start_exporter: Callable[..., Any], config: Callable[[str], Path]
+) -> None:
+    running = start_exporter("--simulate", "1", "--config", config('log.format = "logfmt"'))
+
+    config('log.format = "json"\nexpected-gpus = 8')
+    running.process.send_signal(signal.SIGHUP)
+    running.wait_until(lambda: "settings were read again" in running.stderr)
+
+    lines = [json.loads(line) for line in running.stderr.splitlines() if line.startswith("{")]
+    assert [line["msg"] for line in lines] == ["expected_gpus has changed: that needs a restart", "settings were read again"]
+    assert (lines[1]["level"], lines[1]["component"], lines[1]["changed"]) == ("info", "serving", "log_format")
+
+    config("nonsense")
+    running.process.send_signal(signal.SIGHUP)
+    running.wait_until(lambda: "stay as they were" in running.stderr)
+    assert running.get("/metrics").status == 200

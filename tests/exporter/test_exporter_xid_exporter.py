@@ -1,0 +1,37 @@
+"""Xids through the whole exporter: from the driver onto the page, over a kill and a restart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.slow
+def test_an_xid_of_the_driver_is_counted_and_outlives_the_exporter(
+    start_exporter: Callable[..., Any], fake_nvml: Any, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    options = ("--state-dir", state, "--no-xid.kernel-log")
+    exporter = start_exporter(*options, env=fake_nvml.env)
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
+    exporter.wait_until(lambda: exporter.values("gpu_xid_errors_total", xid="79") == [0.0, 0.0])
+
+    # when a GPU has errors, one twice, then they are counted, also where somebody has to know it at once
+    fake_nvml.xid(0, 48, 48, 31)
+    exporter.wait_until(lambda: sorted(exporter.values("gpu_xid_errors_total", xid="48"))[-1:] == [2.0])
+    exporter.wait_until(lambda: exporter.values("gpu_xid_errors_total", xid="31") == [1.0])
+    assert exporter.values("rankscope_exporter_xid_journal_durable") == [1.0]
+
+    # when the exporter is killed and started again, then the counts go on where they were
+    exporter.close()
+    again = start_exporter(*options, env=fake_nvml.env)
+    again.wait_until(lambda: sorted(again.values("gpu_xid_errors_total", xid="48"))[-1:] == [2.0])
+    fake_nvml.xid(0, 48)
+    again.wait_until(lambda: sorted(again.values("gpu_xid_errors_total", xid="48"))[-1:] == [3.0])
+
+    lines = [json.loads(line) for line in (state / "xids" / "xids.jsonl").read_text().splitlines()]
+    assert [line["code"] for line in lines if line["type"] == "entry"] == [48, 48, 31, 48]

@@ -1,0 +1,299 @@
+"""The kernel log: what the driver says in it is found in every form, and what anybody else says there is not believed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.exporter.kernel_lines import KernelLines, pci_bus_id
+from rankscope.exporter.kernel_log import KMSG, KernelLog
+from rankscope.exporter.source import FleetState, GpuIdentity, GpuState, XidEvent
+from rankscope.exporter.xid_collector import XidCollector
+from rankscope.exporter.xid_entry import KernelXid
+from rankscope.exporter.xid_journal import XidJournal
+
+PCI = "00000000:1a:00.0"
+
+
+def record(message: str, *, priority: int = 3, seq: int = 7, stamp_us: int = 5_000_000) -> bytes:
+    """As the kernel writes it: what cannot be printed is escaped."""
+    escaped = "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02x}" for byte in message.encode())
+    return f"{priority},{seq},{stamp_us},-;{escaped}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:1a:00.0\n".encode()
+
+
+def errors(*messages: str, priority: int = 3, apart_us: int = 1000) -> list[KernelXid]:
+    lines = KernelLines()
+    found = []
+    for number, message in enumerate(messages):
+        read = lines.read(record(message, priority=priority, seq=number, stamp_us=5_000_000 + number * apart_us))
+        assert read is not None
+        if read[2] is not None:
+            found.append(read[2])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "text"),
+    [
+        (
+            "NVRM: Xid (PCI:0000:1a:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
+            79,
+            "pid=1234, name=python3, GPU has fallen off the bus.",
+        ),
+        ("NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.", 79, "GPU has fallen off the bus."),
+        (
+            "NVRM: Xid (0000:1a:00): 31, Ch 00000010, engmask 00000101, intr 10000000",
+            31,
+            "Ch 00000010, engmask 00000101, intr 10000000",
+        ),
+        ("NVRM: Xid (PCI:0000:1A:00.0): 62, 0096(1c54) 00000000 00000000", 62, "0096(1c54) 00000000 00000000"),
+        (
+            "NVRM: Xid (PCI:0000:1a:00): 94, pid='<unknown>', name=<unknown>, Contained: SM (0x1). RST: No, D-RST: No",
+            94,
+            "pid='<unknown>', name=<unknown>, Contained: SM (0x1). RST: No, D-RST: No",
+        ),
+        ("NVRM: Xid (PCI:0000:1a:00 GPU-I:05): 31, pid=9, name=x, Ch 00000008", 31, "pid=9, name=x, Ch 00000008"),
+        ("NVRM: Xid (PCI:00000000:1a:00): 43, pid=9, name=x, Ch 00000008", 43, "pid=9, name=x, Ch 00000008"),
+        (
+            "NVRM: Xid (PCI:0000:1a:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000)",
+            149,
+            "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000)",
+        ),
+        (
+            "NVRM: Xid (PCI:0000:1a:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+            154,
+            "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+        ),
+        ("NVRM: Xid (PCI:0000:1a:00): 79", 79, ""),
+    ],
+)
+def test_every_form_of_an_xid_is_read(message: str, code: int, text: str) -> None:
+    (error,) = errors(message)
+    assert (error.kind, error.seen_by, error.pci_bus_id, error.code, error.text) == ("xid", "kernel_log", PCI, code, text)
+    assert (error.seq, error.boot_s) == (0, 5.0)
+
+
+def test_an_nvswitch_says_one_error_in_three_lines() -> None:
+    switch = "nvidia-nvswitch3: SXid (PCI:0000:04:00.0):"
+
+    found = errors(
+        f"{switch} 22013, Data {{0x0000002b, 0x0000002b, 0x00000000}}",
+        f"{switch} 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt",
+        f"{switch} 22013, Severity 0 Engine instance 44 Sub-engine instance 00",
+        f"{switch} 20034, Fatal, Link 30 LTSSM Fault Up",
+    )
+
+    assert [(one.kind, one.pci_bus_id, one.code, one.severity) for one in found] == [
+        ("sxid", "00000000:04:00.0", 22013, "non_fatal"),
+        ("sxid", "00000000:04:00.0", 20034, "fatal"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        ("NVRM: The NVIDIA GPU 0000:1a:00.0\nNVRM: (PCI ID: 10de:26b5) installed here has\nNVRM: fallen off the bus and",),
+        (
+            "NVRM: The NVIDIA GPU 0000:1a:00.0",
+            "NVRM: (PCI ID: 10de:26b5) installed in this system has",
+            "NVRM: fallen off the bus and is not responding to commands.",
+        ),
+        ("NVRM: GPU 0000:1a:00.0: GPU has fallen off the bus.",),
+        ("NVRM: GPU at PCI:0000:1a:00: GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7", "NVRM: GPU has fallen off the bus."),
+    ],
+)
+def test_a_gpu_that_is_off_the_bus_without_an_xid_is_seen(messages: tuple[str, ...]) -> None:
+    (error,) = errors(*messages)
+    assert (error.kind, error.seen_by, error.pci_bus_id, error.code) == ("xid", "kernel_log_fallen", PCI, 79)
+
+
+def test_words_about_the_bus_that_name_no_gpu_accuse_none() -> None:
+    assert errors("NVRM: GPU has fallen off the bus.") == []
+    assert errors("NVRM: GPU at PCI:0000:1a:00: GPU-b850f46d", "NVRM: something has fallen off the bus", apart_us=3_000_000) == []
+
+
+def test_the_lines_of_one_exception_are_one_error() -> None:
+    exception = [
+        "NVRM: Xid (PCI:0000:cb:00): 13, pid=1, name=a, Graphics SM Warp Exception on (GPC 7, TPC 7, SM 0): Illegal Instruction",
+        "NVRM: Xid (PCI:0000:cb:00): 13, pid=1, name=a, Graphics SM Global Exception on (GPC 7, TPC 7, SM 0): Multiple Warp",
+        "NVRM: Xid (PCI:0000:cb:00): 13, pid=1, name=a, Graphics Exception: ESR 0x57c730=0xc04000b 0x57c734=0x24",
+    ]
+    assert len(errors(*exception)) == 1
+    assert len(errors(*exception, apart_us=1_000_000)) == 3
+    assert len(errors(*(line.replace(" 13,", " 45,") for line in exception))) == 3
+
+
+@pytest.mark.parametrize("priority", [8, 11, 14, 191])
+def test_what_programs_write_into_the_log_is_not_believed(priority: int) -> None:
+    assert errors("NVRM: Xid (PCI:0000:1a:00): 79, forged", priority=priority) == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "systemd[1]: NVRM: Xid (PCI:0000:1a:00): 79, quoted",
+        "audit: comm=x\nNVRM: Xid (PCI:0000:1a:00): 79, on a line of its own",
+        "NVRM: Xid (PCI:0000:1a:00): many",
+        "NVRM: Xid (PCI:0000:1a:00): 123456, no such number",
+        "NVRM: Xid (PCI:zzzz:1a:00): 79,",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.195.03",
+        "nvidia-nvswitch0: SXid (PCI:0000:04:00.0): 12028",
+        "",
+    ],
+)
+def test_what_only_resembles_an_error_is_none(message: str) -> None:
+    assert errors(message) == []
+
+
+def test_what_a_line_says_is_bounded_and_printable() -> None:
+    (error,) = errors("NVRM: Xid (PCI:0000:1a:00): 31, name=\x1b[2J\n\t\x7f" + "ä" * 5000)
+    assert len(error.text) <= 256
+    assert error.text.startswith("name= [2J ää")
+
+
+@given(record=st.binary(max_size=400))
+def test_nonsense_is_no_record_or_at_least_no_error(record: bytes) -> None:
+    read = KernelLines().read(record)
+    assert read is None or read[2] is None
+
+
+def test_an_address_is_written_as_the_driver_api_writes_it() -> None:
+    assert pci_bus_id("0000:1A:00") == PCI
+    assert pci_bus_id("00000019:01:00.0") == "00000019:01:00.0"
+
+
+class Kmsg:
+    """A stand-in for the device, read through the same calls; what is written is there for the next read."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self.now_s = 100.0
+        self.seq = 0
+        self.log = KernelLog(path, monotonic=lambda: self.now_s)
+        assert self.log.read() == []
+        self._writer = os.open(path, os.O_WRONLY)
+
+    def say(self, message: str, *, at_s: float | None = None, skip: int = 0) -> None:
+        self.seq += 1 + skip
+        os.write(self._writer, record(message, seq=self.seq, stamp_us=int((self.now_s if at_s is None else at_s) * 1e6)))
+
+    def close(self) -> None:
+        self.log.close()
+        os.close(self._writer)
+
+
+@pytest.fixture
+def kmsg(tmp_path: Path) -> Iterator[Kmsg]:
+    one = Kmsg(tmp_path / "kmsg")
+    yield one
+    one.close()
+
+
+def test_the_log_is_followed_without_waiting(kmsg: Kmsg) -> None:
+    assert kmsg.log.read() == []
+    kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text")
+    kmsg.say("eth0: link is up")
+    kmsg.say("NVRM: Xid (PCI:0000:1a:00): 63, text")
+
+    assert [one.code for one in kmsg.log.read()] == [48, 63]
+    assert kmsg.log.read() == []
+    assert (kmsg.log.problem, kmsg.log.lost) == (None, 0)
+
+
+def test_records_that_were_overwritten_are_counted(kmsg: Kmsg) -> None:
+    kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text")
+    kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text", skip=1000)
+
+    assert len(kmsg.log.read()) == 2
+    assert kmsg.log.lost == 1000
+
+
+def test_a_kernel_that_was_faster_than_we_is_no_end(kmsg: Kmsg, monkeypatch: pytest.MonkeyPatch) -> None:
+    kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text")
+    assert len(kmsg.log.read()) == 1
+    kmsg.say("NVRM: Xid (PCI:0000:1a:00): 63, text", skip=7)
+    told: list[OSError] = [BrokenPipeError(), OSError(errno.EINVAL, "a record too large")]
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda fd, size: (_ for _ in ()).throw(told.pop()) if told else read(fd, size))
+
+    assert [one.code for one in kmsg.log.read()] == [63]
+    assert (kmsg.log.problem, kmsg.log.lost) == (None, 1 + 7)
+
+
+def test_the_kernels_clock_may_drift_but_what_is_new_happened_since_the_last_look(kmsg: Kmsg) -> None:
+    kmsg.log.read()
+    kmsg.now_s = 101.0
+    kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text", at_s=40.0)
+    kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text", at_s=900.0)
+
+    assert [one.boot_s for one in kmsg.log.read()] == [100.0, 101.0]
+
+
+def test_a_log_that_may_not_be_read_is_no_end(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    log = KernelLog(path)
+
+    assert (log.read(), log.problem) == ([], f"{path}: No such file or directory")
+
+    path.write_bytes(record("NVRM: Xid (PCI:0000:1a:00): 48, text"))
+    assert [one.code for one in log.read()] == [48]
+    assert log.problem is None
+    log.close()
+
+
+@pytest.mark.skipif(not os.access(KMSG, os.R_OK), reason="the kernel log of this machine cannot be read")
+def test_the_real_log_can_be_read_to_its_end() -> None:
+    log = KernelLog()
+    log.read()
+    log.read()
+    assert log.problem is None
+    assert log._next_seq is not None
+    assert log._rest == b""
+    log.close()
+
+
+def test_events_and_log_meet_in_the_journal_and_on_the_page(kmsg: Kmsg, tmp_path: Path) -> None:
+    gpu = GpuIdentity(uuid="GPU-1", index=0, model="H100", pci_bus_id=PCI)
+    state = FleetState((GpuState(gpu, up=True),), None, {}, 0, 0, 1, None, 1)
+    journal = XidJournal(
+        tmp_path / "state", job_at=lambda uuid: "4711", boot_id="b", now=lambda: 1e6 + kmsg.now_s, monotonic=lambda: kmsg.now_s
+    )
+    collector = XidCollector(journal, kmsg.log)
+
+    # given an error seen both ways, one seen in the log only, and one of a switch, when the page is made
+    collector.on_xid(gpu, XidEvent(1e6 + kmsg.now_s, 79))
+    kmsg.say("NVRM: Xid (PCI:0000:1a:00): 79, pid=1, name=x, GPU has fallen off the bus.")
+    kmsg.say("NVRM: GPU 0000:1a:00.0: GPU has fallen off the bus.")
+    kmsg.say("NVRM: Xid (PCI:0000:1a:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)")
+    kmsg.say("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
+    page = {(one.metric, dict(one.labels).get("xid")): one.value for one in collector.read(state)}
+
+    # then each counts once, with its job
+    assert page["gpu_xid_errors_total", "79"] == 1
+    assert page["gpu_xid_errors_total", "154"] == 1
+    assert page["gpu_xid_last_job_info", "79"] == 1
+    assert page["nvswitch_sxid_errors_total", None] == 1
+    assert page["rankscope_exporter_kernel_log_readable", None] == 1
+    assert page["rankscope_exporter_xid_journal_durable", None] == 1
+    assert collector.read(state) == collector.read(state)
+    collector.close()
+
+
+def test_a_kernel_log_that_may_not_be_read_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = XidJournal(tmp_path / "state", job_at=lambda uuid: None)
+    collector = XidCollector(journal, KernelLog(tmp_path / "missing"))
+    state = FleetState((), None, {}, 0, 0, None, None, 1)
+
+    for _ in range(3):
+        page = {one.metric: one.value for one in collector.read(state)}
+
+    assert page["rankscope_exporter_kernel_log_readable"] == 0
+    assert caplog.text.count("No such file") == 1
+    collector.close()

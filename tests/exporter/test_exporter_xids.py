@@ -1,0 +1,46 @@
+"""The table of Xids: complete where it matters, and small enough to be a series per GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from rankscope.exporter.catalogue import BY_NAME
+from rankscope.exporter.xids import ACTIONABLE, FALLEN_OFF_THE_BUS, SOURCE, SXID_SEVERITIES, XIDS
+
+
+def test_every_code_is_explained_and_what_asks_for_an_action_names_one() -> None:
+    assert list(XIDS) == sorted(XIDS)
+    for xid in XIDS.values():
+        assert xid.meaning.endswith("."), xid
+        assert xid.name == xid.name.lower(), xid
+        assert not xid.actionable or xid.action != "none", xid
+    assert SOURCE.url.startswith("https://docs.nvidia.com/")
+
+
+def test_the_well_known_ones_are_where_everybody_expects_them() -> None:
+    assert {48, 64, 74, 79, 94, 95, 119, 120, 140} <= set(ACTIONABLE)
+    assert not {13, 31, 43, 45, 63} & set(ACTIONABLE)
+    assert XIDS[FALLEN_OFF_THE_BUS].action == "reboot"
+    assert (SXID_SEVERITIES["fatal"].actionable, SXID_SEVERITIES["non_fatal"].actionable) == (True, False)
+
+
+def test_there_are_few_that_are_series_of_every_gpu() -> None:
+    assert len(ACTIONABLE) <= 24
+
+
+def test_the_table_needs_nothing_of_the_exporters_extra() -> None:
+    script = """
+import sys
+for name in ("prometheus_client", "uvicorn", "h11", "pynvml", "bcrypt"):
+    sys.modules[name] = None
+from rankscope.exporter.xids import XIDS
+print(len(XIDS))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == len(XIDS)
+
+
+def test_the_metrics_are_in_the_catalogue_with_their_labels() -> None:
+    assert BY_NAME["gpu_xid_errors_total"].labels == ("uuid", "xid")
+    assert BY_NAME["nvswitch_sxid_errors_total"].labels == ("pci_bus_id", "sxid", "severity")
