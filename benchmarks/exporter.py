@@ -142,7 +142,20 @@ def rankscope(env: dict[str, str], folder: Path, *extra: str) -> contextlib.Abst
     port = free_port()
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "rankscope", "exporter", "--listen", f"127.0.0.1:{port}", "--interval", "1s"]
-    return started([*command, "--spool", str(folder / "spool"), "--state-dir", str(folder / "state"), "--control.socket", str(folder / "control.sock"), *extra], port, env)
+    return started(
+        [
+            *command,
+            "--spool",
+            str(folder / "spool"),
+            "--state-dir",
+            str(folder / "state"),
+            "--control.socket",
+            str(folder / "control.sock"),
+            *extra,
+        ],
+        port,
+        env,
+    )
 
 
 def nvitop(env: dict[str, str]) -> contextlib.AbstractContextManager[Running]:

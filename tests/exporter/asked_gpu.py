@@ -21,7 +21,7 @@ ALL = frozenset(COLLECTORS)
 # The marks of a step are the calls it made, in their order.
 _CHILD = """
 import sys, msgspec
-from rankscope.exporter.nvml import NvmlGpu, load_nvml
+from rankscope.exporter.nvml.gpu import NvmlGpu, load_nvml
 from rankscope.exporter.source import SourceError
 marks = []
 gpu = NvmlGpu(load_nvml(), sys.argv[1], frozenset(sys.argv[2].split(",")), marks.append)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rankscope.exporter.errors import ExporterMissingError
-from rankscope.exporter.nursery import Nursery
+from rankscope.exporter.fleet.nursery import Nursery
 
 
 def main() -> None:
@@ -24,9 +24,9 @@ def main() -> None:
         print(json.dumps({"missing": error.message}), flush=True)
         return
     from rankscope.exporter.catalogue import COLLECTORS
-    from rankscope.exporter.fleet import NvmlFleet
-    from rankscope.exporter.inventory import Inventory
-    from rankscope.exporter.patience import Patience
+    from rankscope.exporter.fleet.inventory import Inventory
+    from rankscope.exporter.fleet.nvml_fleet import NvmlFleet
+    from rankscope.exporter.fleet.patience import Patience
 
     ends: list[tuple[int, str]] = []
     xids: list[tuple[str, int]] = []

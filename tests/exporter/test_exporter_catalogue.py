@@ -118,7 +118,7 @@ def test_every_option_and_every_reason_is_documented() -> None:
     document = DOCUMENT.read_text()
     reasons = re.findall(
         r'RejectedError\("([a-z0-9_]+)"',
-        "".join((ROOT / "exporter/src/rankscope/exporter" / name).read_text() for name in ("spool_file.py", "spool.py")),
+        "".join((ROOT / "exporter/src/rankscope/exporter/spool" / name).read_text() for name in ("file.py", "reading.py")),
     )
     assert len(set(reasons)) > 10
     assert [reason for reason in reasons if f"`{reason}`" not in document] == []

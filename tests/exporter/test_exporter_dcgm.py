@@ -20,11 +20,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS
-from rankscope.exporter.dcgm import DcgmPage
-from rankscope.exporter.dcgm_counters import default_counters, read_counters
 from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.loop import Snapshot
-from rankscope.exporter.page import Page
+from rankscope.exporter.pages.dcgm import DcgmPage
+from rankscope.exporter.pages.dcgm_counters import default_counters, read_counters
+from rankscope.exporter.pages.page import Page
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import Absent, FleetState, Reading, Series
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from rankscope.exporter.exposition import Family, Renderer, number, openmetrics_can_say, prefers_openmetrics
+from rankscope.exporter.pages.exposition import Family, Renderer, number, openmetrics_can_say, prefers_openmetrics
 
 # Every character but half ones, with those that hurt more often.
 TEXTS = st.text(

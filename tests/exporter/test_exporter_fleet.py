@@ -648,7 +648,7 @@ def test_a_gpu_that_is_gone_after_a_restart_is_missed(
 def test_a_gpu_can_be_forgotten_while_the_exporter_runs(
     start_fleet: Callable[..., FleetHost], fake_nvml: Any, tmp_path: Path
 ) -> None:
-    from rankscope.exporter.inventory import forget
+    from rankscope.exporter.fleet.inventory import forget
 
     fleet = start_fleet(state_dir=str(tmp_path / "state"))
     fleet.until_up(ZERO, ONE)

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from rankscope.exporter import pci
-from rankscope.exporter.call_board import CallBoard, new_board
 from rankscope.exporter.catalogue import BY_NAME
-from rankscope.exporter.children import Child
-from rankscope.exporter.counters import ADDED_UP_BY_PROCESS, Continuity
-from rankscope.exporter.inventory import Inventory, forget
+from rankscope.exporter.fleet import pci
+from rankscope.exporter.fleet.call_board import CallBoard, new_board
+from rankscope.exporter.fleet.children import Child
+from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, Continuity
+from rankscope.exporter.fleet.inventory import Inventory, forget
+from rankscope.exporter.fleet.wire import Failed, FrameReader, Opened, Sampled, send_frame
+from rankscope.exporter.fleet.worker import work
 from rankscope.exporter.source import GpuIdentity, GpuSample, Reading, SourceError
-from rankscope.exporter.wire import Failed, FrameReader, Opened, Sampled, send_frame
-from rankscope.exporter.worker import work
 
 BUSY = "gpu_busy_seconds_total"
 DAY_S = 86400.0

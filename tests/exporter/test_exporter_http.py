@@ -109,7 +109,7 @@ def test_stalled_connections_do_not_block_scrapes(start_exporter: Callable[..., 
 
 
 SHORT_DEADLINES = (
-    "import rankscope.exporter.http_connection as http; "
+    "import rankscope.exporter.web.http_connection as http; "
     "http.REQUEST_DEADLINE_S = http.RESPONSE_DEADLINE_S = 0.5; http.KEEP_ALIVE_S = 1"
 )
 

@@ -112,7 +112,7 @@ def test_client_certificates(
 def test_a_silent_tls_client_blocks_nobody_and_is_cut_off(
     start_exporter: Callable[..., Any], certificates: Certificates, web_config: Callable[[str], Path]
 ) -> None:
-    prelude = "import rankscope.exporter.server as server; server.REQUEST_DEADLINE_S = 0.5"
+    prelude = "import rankscope.exporter.web.server as server; server.REQUEST_DEADLINE_S = 0.5"
     exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % ""), prelude=prelude)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(socket.create_connection((exporter.host, exporter.port), timeout=20)) for _ in range(50)]

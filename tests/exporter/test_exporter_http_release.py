@@ -75,12 +75,12 @@ def test_a_stuck_process_is_a_conflict(cli: Callable[..., subprocess.CompletedPr
     program = f"""
 import asyncio
 from pathlib import Path
-from rankscope.exporter.app import App
-from rankscope.exporter.listening import listen_unix
-from rankscope.exporter.page import Page
-from rankscope.exporter.server import Endpoint, Server
+from rankscope.exporter.web.app import App
+from rankscope.exporter.web.listening import listen_unix
+from rankscope.exporter.pages.page import Page
+from rankscope.exporter.web.server import Endpoint, Server
 from rankscope.exporter.simulated import SimulatedFleet
-from rankscope.exporter.web_access import WebAccess
+from rankscope.exporter.web.access import WebAccess
 
 class Stuck(SimulatedFleet):
     def release(self, gpu, *, ttl_s):

@@ -24,8 +24,10 @@ def written() -> Iterator[Callable[[LogFormat], str]]:
     def write(style: LogFormat) -> str:
         stream = io.StringIO()
         logs.set_up("info", style, stream)
-        logging.getLogger("rankscope.exporter.fleet").warning("down: %s", HOSTILE, extra={"gpu": "GPU-1", "age_s": 1.5})
-        logging.getLogger("rankscope.exporter.fleet").debug("nobody asked")
+        logging.getLogger("rankscope.exporter.fleet.nvml_fleet").warning(
+            "down: %s", HOSTILE, extra={"gpu": "GPU-1", "age_s": 1.5}
+        )
+        logging.getLogger("rankscope.exporter.fleet.nvml_fleet").debug("nobody asked")
         logging.getLogger("somebody.else").info("nobody asked")
         return stream.getvalue()
 

@@ -204,10 +204,10 @@ def test_a_clock_that_is_set_back_stops_the_counter_for_a_moment_only(fake: Fake
     fake.write()
     script = """
 import sys, time
-from rankscope.exporter.nvml import NvmlGpu, load_nvml
-from rankscope.exporter.nvml_asking import Asking
-from rankscope.exporter.nvml_pass import Pass
-from rankscope.exporter.nvml_utilization import BusySeconds
+from rankscope.exporter.nvml.gpu import NvmlGpu, load_nvml
+from rankscope.exporter.nvml.asking import Asking
+from rankscope.exporter.nvml.one_pass import Pass
+from rankscope.exporter.nvml.utilization import BusySeconds
 nvml = load_nvml()
 nvml.nvmlInit()
 ask = Asking(nvml, lambda name: None)

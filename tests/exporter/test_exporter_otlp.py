@@ -30,14 +30,14 @@ from opentelemetry.sdk.resources import Resource
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
 from rankscope.exporter.loop import Snapshot
-from rankscope.exporter.otlp import OtlpPush
-from rankscope.exporter.otlp_metrics import OtlpMetrics
-from rankscope.exporter.otlp_names import otel_name
-from rankscope.exporter.page import Page
+from rankscope.exporter.pages.otlp import OtlpPush
+from rankscope.exporter.pages.otlp_metrics import OtlpMetrics
+from rankscope.exporter.pages.otlp_names import otel_name
+from rankscope.exporter.pages.page import Page
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import FleetState, Reading
-from rankscope.exporter.spool import SpoolSample
-from rankscope.exporter.spool_file import SpoolFamily, SpoolSeries
+from rankscope.exporter.spool.file import SpoolFamily, SpoolSeries
+from rankscope.exporter.spool.reading import SpoolSample
 
 GOLDEN = Path(__file__).parent / "golden"
 H100, A100, DIVIDED, HUNG = (f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" for index in range(4))
@@ -474,7 +474,7 @@ def test_a_missing_extra_is_one_line_with_the_way_out(monkeypatch: pytest.Monkey
 
 
 def test_the_exporter_without_otlp_loads_no_sdk() -> None:
-    script = "import sys, rankscope.exporter.otlp; print('opentelemetry' in sys.modules, 'grpc' in sys.modules)"
+    script = "import sys, rankscope.exporter.pages.otlp; print('opentelemetry' in sys.modules, 'grpc' in sys.modules)"
 
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 

@@ -17,11 +17,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE
 from rankscope.exporter.loop import Snapshot
-from rankscope.exporter.page import Page
+from rankscope.exporter.pages.page import Page
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import FleetState, Series
-from rankscope.exporter.spool import SpoolSample
-from rankscope.exporter.spool_file import SpoolFamily, SpoolSeries
+from rankscope.exporter.spool.file import SpoolFamily, SpoolSeries
+from rankscope.exporter.spool.reading import SpoolSample
 
 GOLDEN = Path(__file__).parent / "golden"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

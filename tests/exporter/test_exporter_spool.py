@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rankscope.exporter.spool import MAX_FILES, MAX_FILES_OF_USER, MAX_SERIES_OF_USER, Spool, SpoolError
-from rankscope.exporter.spool_file import MAX_BYTES, MAX_SERIES, RejectedError, parse
-from rankscope.exporter.spool_folder import SpoolFolder, default_spool, make_spool
+from rankscope.exporter.spool.file import MAX_BYTES, MAX_SERIES, RejectedError, parse
+from rankscope.exporter.spool.folder import SpoolFolder, default_spool, make_spool
+from rankscope.exporter.spool.reading import MAX_FILES, MAX_FILES_OF_USER, MAX_SERIES_OF_USER, Spool, SpoolError
 
 LABELS = 'run_id="r1",rank="3"'
 GOOD = f"""\
@@ -271,7 +271,7 @@ def test_the_number_of_files_is_bounded(tmp_path: Path) -> None:
 def test_a_folder_full_of_anything_is_not_read_to_its_end_and_that_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankscope.exporter.spool._MAX_ENTRIES", 20)
+    monkeypatch.setattr("rankscope.exporter.spool.reading._MAX_ENTRIES", 20)
     for number in range(30):
         (tmp_path / f"{number}.txt").write_bytes(b"")
 
@@ -342,7 +342,7 @@ def test_a_spool_for_all_users_is_like_tmp(tmp_path: Path) -> None:
 def no_system_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine where nobody made one and nobody here may."""
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("rankscope.exporter.spool_folder.SYSTEM_SPOOL", tmp_path / "file" / "spool")
+    monkeypatch.setattr("rankscope.exporter.spool.folder.SYSTEM_SPOOL", tmp_path / "file" / "spool")
 
 
 def test_without_the_system_folder_the_spool_is_the_users_own(no_system_spool: None) -> None:
@@ -353,7 +353,7 @@ def test_without_the_system_folder_the_spool_is_the_users_own(no_system_spool: N
 
 def test_who_only_looks_makes_no_system_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = tmp_path / "rankscope" / "spool"
-    monkeypatch.setattr("rankscope.exporter.spool_folder.SYSTEM_SPOOL", system)
+    monkeypatch.setattr("rankscope.exporter.spool.folder.SYSTEM_SPOOL", system)
 
     assert default_spool({"XDG_RUNTIME_DIR": "/run/user/7"}, make=False).private
     assert list(tmp_path.iterdir()) == []
@@ -428,7 +428,7 @@ def test_a_spool_that_cannot_be_trusted_is_reported_and_the_rest_goes_on(
     spool.chmod(0o777)
     (spool / "a.prom").write_text(GOOD)
     prelude = (
-        "import sys; from pathlib import Path; import rankscope.exporter.spool_folder as folder; "
+        "import sys; from pathlib import Path; import rankscope.exporter.spool.folder as folder; "
         "folder.SYSTEM_SPOOL = Path('/dev/null/spool'); at = sys.argv.index('--spool'); del sys.argv[at : at + 2]"
     )
 

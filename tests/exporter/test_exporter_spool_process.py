@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from rankscope.exporter.source import FleetState, GpuIdentity, GpuProcess, GpuSample, GpuState
-from rankscope.exporter.spool import Spool, SpoolSample
-from rankscope.exporter.spool_folder import SpoolFolder
-from rankscope.exporter.spool_process import ProcessFolders, pids_on_gpus
+from rankscope.exporter.spool.folder import SpoolFolder
+from rankscope.exporter.spool.process_folders import ProcessFolders, pids_on_gpus
+from rankscope.exporter.spool.reading import Spool, SpoolSample
 
 MOUNTS = "22 1 0:21 / / rw,relatime shared:1 - overlay overlay rw\n23 22 0:5 / /proc rw - proc proc rw\n"
 

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.exporter.spool_text import TextError, metrics
+from rankscope.exporter.spool.text import TextError, metrics
 
 NAMES = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=12)

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
-from rankscope.exporter.xid_entry import KernelXid
-from rankscope.exporter.xid_journal import EARLY_S, LATE_S, MAX_ENTRIES, XidJournal
-from rankscope.exporter.xid_tallies import MAX_OTHER_CODES, MAX_SXID_CODES, OTHER
+from rankscope.exporter.xid.entry import KernelXid
+from rankscope.exporter.xid.journal import EARLY_S, LATE_S, MAX_ENTRIES, XidJournal
+from rankscope.exporter.xid.tallies import MAX_OTHER_CODES, MAX_SXID_CODES, OTHER
 from rankscope.exporter.xids import ACTIONABLE
 
 PCI = "00000000:1a:00.0"
@@ -424,7 +424,7 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from rankscope.exporter.source import GpuIdentity, XidEvent
-from rankscope.exporter.xid_journal import XidJournal
+from rankscope.exporter.xid.journal import XidJournal
 folder = Path(sys.argv[1])
 journal = XidJournal(folder / "state", job_at=lambda uuid: None)
 filler = folder / "filler"
@@ -509,7 +509,7 @@ def test_what_was_flushed_survives_sigkill(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from rankscope.exporter.source import XidEvent
-from rankscope.exporter.xid_journal import XidJournal
+from rankscope.exporter.xid.journal import XidJournal
 journal = XidJournal(Path(sys.argv[1]), job_at=lambda uuid: "job")
 number = 0
 while True:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.exporter.kernel_lines import KernelLines, pci_bus_id
-from rankscope.exporter.kernel_log import KMSG, KernelLog
 from rankscope.exporter.source import FleetState, GpuIdentity, GpuState, XidEvent
-from rankscope.exporter.xid_collector import XidCollector
-from rankscope.exporter.xid_entry import KernelXid
-from rankscope.exporter.xid_journal import XidJournal
+from rankscope.exporter.xid.collector import XidCollector
+from rankscope.exporter.xid.entry import KernelXid
+from rankscope.exporter.xid.journal import XidJournal
+from rankscope.exporter.xid.kernel_lines import KernelLines, pci_bus_id
+from rankscope.exporter.xid.kernel_log import KMSG, KernelLog
 
 PCI = "00000000:1a:00.0"
 

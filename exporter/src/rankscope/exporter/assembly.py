@@ -9,24 +9,26 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankscope.exporter.errors import ExporterInputError
-from rankscope.exporter.fleet import NvmlFleet
-from rankscope.exporter.inventory import Inventory
-from rankscope.exporter.kernel_log import KernelLog
+from rankscope.exporter.fleet.inventory import Inventory
+from rankscope.exporter.fleet.nursery import Nursery
+from rankscope.exporter.fleet.nvml_fleet import NvmlFleet
+from rankscope.exporter.fleet.patience import Patience
+from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.loop import CollectorLoop
-from rankscope.exporter.nursery import Nursery
-from rankscope.exporter.page import Page, SeriesLoop
-from rankscope.exporter.patience import Patience
+from rankscope.exporter.pages.page import Page, SeriesLoop
 from rankscope.exporter.places import default_state_dir
 from rankscope.exporter.settings import Settings
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import GpuIdentity, XidEvent
-from rankscope.exporter.spool import Spool, SpoolSample, empty_sample
-from rankscope.exporter.spool_folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, default_spool, make_spool
-from rankscope.exporter.spool_process import ProcessFolders, pids_on_gpus
-from rankscope.exporter.xid_collector import XidCollector
-from rankscope.exporter.xid_journal import XidJournal
+from rankscope.exporter.spool.folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, default_spool, make_spool
+from rankscope.exporter.spool.process_folders import ProcessFolders, pids_on_gpus
+from rankscope.exporter.spool.reading import Spool, SpoolSample, empty_sample
+from rankscope.exporter.xid.collector import XidCollector
+from rankscope.exporter.xid.journal import XidJournal
+from rankscope.exporter.xid.kernel_log import KernelLog
 
 _STOP_S: Final = 0.3
+_JOBS_INTERVAL_S: Final = 5.0  # who holds a GPU changes seldom, and every process on it has to be looked at
 
 
 class Assembly:
@@ -54,14 +56,19 @@ class Assembly:
         self._fleet: NvmlFleet | SimulatedFleet | None = None
         self._spool = CollectorLoop("spool", self._make_spool(), interval_s=interval_s) if "spool" in collectors else None
         self._xid: XidCollector | None = None
+        self._jobs: JobsCollector | None = None
+        jobs_loop: SeriesLoop | None = None
         xid_loop: SeriesLoop | None = None
         if "gpu" in collectors:
+            if "jobs" in collectors and not settings.simulate:  # nobody holds an invented GPU
+                jobs = self._jobs = self._make_jobs()
+                jobs_loop = CollectorLoop("jobs", lambda: jobs.read(fleet.state()), interval_s=max(interval_s, _JOBS_INTERVAL_S))
             if "xid" in collectors:
                 xid = self._xid = self._make_xid()
                 xid_loop = CollectorLoop("xid", lambda: xid.read(fleet.state()), interval_s=interval_s)
             fleet = self._fleet = self._make_fleet(nursery, on_fatal)
-        self.page = Page(settings.host, self._fleet, spool=self._spool, jobs=None, xid=xid_loop, collectors=collectors)
-        self._loops: list[CollectorLoop[Any]] = [loop for loop in (self._spool, xid_loop) if loop is not None]
+        self.page = Page(settings.host, self._fleet, spool=self._spool, jobs=jobs_loop, xid=xid_loop, collectors=collectors)
+        self._loops: list[CollectorLoop[Any]] = [loop for loop in (self._spool, jobs_loop, xid_loop) if loop is not None]
 
     def start(self) -> None:
         """Begin to collect; starts threads."""
@@ -86,6 +93,8 @@ class Assembly:
         ended = [loop.stop(_STOP_S) for loop in self._loops]
         if self._xid is not None and all(ended):
             self._xid.close()
+        if self._jobs is not None:
+            self._jobs.close()
 
     def _make_fleet(self, nursery: Nursery | None, on_fatal: Callable[[int, str], None]) -> NvmlFleet | SimulatedFleet:
         settings = self._settings
@@ -111,7 +120,21 @@ class Assembly:
         settings = self._settings
         folder = self._state_dir / "xids" if self._state_dir is not None else None
         kernel_log = KernelLog() if settings.xid_kernel_log and not settings.simulate else None
-        return XidCollector(XidJournal(folder, job_at=_no_job), kernel_log)
+        return XidCollector(XidJournal(folder, job_at=self._jobs.job_at if self._jobs is not None else _no_job), kernel_log)
+
+    def _make_jobs(self) -> JobsCollector:
+        settings = self._settings
+        return JobsCollector(
+            slurm_dir=settings.jobs_slurm_dir,
+            podresources_socket=settings.jobs_podresources_socket,
+            ranks=self._ranks,
+            show_users=settings.jobs_users,
+            show_pods=settings.jobs_pods,
+        )
+
+    def _ranks(self) -> SpoolSample | None:
+        known = self._spool.latest() if self._spool is not None else None
+        return known.last if known is not None and known.fresh else None
 
     def _make_spool(self) -> Callable[[], SpoolSample]:
         settings = self._settings

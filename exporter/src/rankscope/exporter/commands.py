@@ -307,7 +307,7 @@ def _look_into(folder: Path) -> None:
 
 
 def _forget(settings: Settings, uuids: tuple[str, ...]) -> None:
-    from rankscope.exporter import inventory
+    from rankscope.exporter.fleet import inventory
 
     folder = settings.state_dir or default_state_dir()
     for uuid in uuids:
@@ -336,7 +336,7 @@ def release(control_socket: Path | None, gpu: str, ttl: str, socket: Path | None
 
     Exit status 1: its process is stuck in the driver.
     """
-    from rankscope.exporter.control import ask
+    from rankscope.exporter.web.control import ask
 
     answer = ask(socket or control_socket or default_socket(), "release", gpu=gpu, ttl=ttl)
     click.echo(f"GPU {gpu} is released for {answer['ttl_s']:g} s; end that early with: rankscope exporter resume {gpu}")
@@ -348,7 +348,7 @@ def release(control_socket: Path | None, gpu: str, ttl: str, socket: Path | None
 @click.pass_obj
 def resume(control_socket: Path | None, gpu: str, socket: Path | None) -> None:
     """Have the running exporter ask a released GPU again."""
-    from rankscope.exporter.control import ask
+    from rankscope.exporter.web.control import ask
 
     ask(socket or control_socket or default_socket(), "resume", gpu=gpu)
     click.echo(f"GPU {gpu} is asked again")

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from rankscope.exporter import logs
-from rankscope.exporter.listening import listen
-from rankscope.exporter.nursery import Nursery
+from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.settings import Settings
+from rankscope.exporter.web.listening import listen
 
 
 def run(settings: Settings, *, read_again: Callable[[], Settings]) -> NoReturn:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS, CatalogueMetric
-from rankscope.exporter.otlp_names import otel_name
+from rankscope.exporter.pages.otlp_names import otel_name
 
 BEGIN: Final = "<!-- metrics: generated from the catalogue -->"
 END: Final = "<!-- end of metrics -->"

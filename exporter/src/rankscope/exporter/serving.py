@@ -14,20 +14,20 @@ from typing import Final
 import click
 
 from rankscope.exporter import logs
-from rankscope.exporter.app import App
 from rankscope.exporter.assembly import Assembly
-from rankscope.exporter.control import read_token
-from rankscope.exporter.dcgm import DcgmPage
-from rankscope.exporter.dcgm_counters import Counters, default_counters, read_counters
 from rankscope.exporter.errors import ExporterInputError
-from rankscope.exporter.listening import listen_unix
+from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.notify import notify
-from rankscope.exporter.nursery import Nursery
-from rankscope.exporter.otlp import OtlpPush
+from rankscope.exporter.pages.dcgm import DcgmPage
+from rankscope.exporter.pages.dcgm_counters import Counters, default_counters, read_counters
+from rankscope.exporter.pages.otlp import OtlpPush
 from rankscope.exporter.places import default_socket
-from rankscope.exporter.server import Endpoint, Server
 from rankscope.exporter.settings import RELOADED, Settings
-from rankscope.exporter.web_access import WebAccess
+from rankscope.exporter.web.access import WebAccess
+from rankscope.exporter.web.app import App
+from rankscope.exporter.web.control import read_token
+from rankscope.exporter.web.listening import listen_unix
+from rankscope.exporter.web.server import Endpoint, Server
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rankscope.exporter.jobs.environment import number, word
 from rankscope.exporter.jobs.join import Claim
 from rankscope.exporter.jobs.party import Ranks
-from rankscope.exporter.spool import SpoolSample
+from rankscope.exporter.spool.reading import SpoolSample
 
 _METRIC = "rank_info"
 

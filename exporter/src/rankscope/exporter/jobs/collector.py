@@ -20,7 +20,7 @@ from rankscope.exporter.jobs.slurm import DEFAULT_FOLDER, SlurmFolder
 from rankscope.exporter.jobs.source import HoldSource
 from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import FleetState, GpuState, Labels, MigDevice, Series
-from rankscope.exporter.spool import SpoolSample
+from rankscope.exporter.spool.reading import SpoolSample
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,130 @@
+"""The processes that call the driver, as the daemon sees them: their messages, the call each is in, and their ends."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from rankscope.exporter.fleet.call_board import CallBoard, new_board
+from rankscope.exporter.fleet.nursery import Nursery
+from rankscope.exporter.fleet.wire import Exited, FrameReader, FromChild, Kill, Spawn, SpawnProbe, Started
+
+_PIECE_BYTES: Final = 1 << 18
+
+
+class Child:
+    """One process. It ends by itself once its connection is closed, or is killed; ``gone`` is set when the nursery buried it."""
+
+    def __init__(self, number: int, connection: socket.socket, board: CallBoard, now: float) -> None:
+        self.number = number
+        self.pid: int | None = None
+        self.gone: str | None = None
+        self.killed_at: float | None = None
+        self.connection: socket.socket | None = connection
+        self.board = board
+        self.hung_up_at: float | None = None
+        self.heard_at = now
+        self._reader = FrameReader()
+        self._seen_call_ns = -1
+
+    def read(self) -> list[FromChild] | None:
+        """What it says; None when it hung up or talks nonsense."""
+        if self.connection is None:
+            return None
+        try:
+            piece = self.connection.recv(_PIECE_BYTES)
+            return self._reader.feed(piece) if piece else None
+        except BlockingIOError:
+            return []
+        except (OSError, ValueError, msgspec.MsgspecError):
+            return None
+
+    def hangs_in(self, now: float, *, deadline_s: float, silence_s: float) -> str | None:
+        """The call it has been in for longer than ``deadline_s``, or words for a process that says nothing for ``silence_s``.
+
+        Only the second look in a row counts: after the whole node, daemon included, was stopped and goes on, no call is overdue.
+        """
+        began_ns = self.board.began_ns()
+        since_s = now - (began_ns / 1e9 if began_ns else self.heard_at)
+        if since_s <= (deadline_s if began_ns else silence_s):
+            self._seen_call_ns = -1
+            return None
+        if self._seen_call_ns != began_ns:
+            self._seen_call_ns = began_ns
+            return None
+        return self.board.call() if began_ns else "no call: its process says nothing"
+
+
+class Children:
+    """All of them, by number. No method waits."""
+
+    def __init__(self, nursery: Nursery, selector: selectors.BaseSelector) -> None:
+        self._nursery = nursery
+        self._selector = selector
+        self._by_number: dict[int, Child] = {}
+        self._last_number = 0
+
+    def __iter__(self) -> Iterator[Child]:
+        return iter(tuple(self._by_number.values()))
+
+    def spawn(self, request: Callable[[int], Spawn | SpawnProbe], now: float) -> Child:
+        """Start one; ``request`` gives the message for a child's number. Raises ``NurseryLostError`` and ``OSError``."""
+        self._last_number += 1
+        board_fd = new_board()
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                ours.setblocking(False)
+                child = Child(self._last_number, ours, CallBoard(board_fd), now)
+                try:
+                    self._nursery.request(request(child.number), theirs.fileno(), board_fd)
+                except OSError:
+                    ours.close()
+                    child.board.close()
+                    raise
+        finally:
+            os.close(board_fd)
+        self._by_number[child.number] = child
+        self._selector.register(ours, selectors.EVENT_READ, child)
+        return child
+
+    def hang_up(self, child: Child, now: float) -> None:
+        """Close its connection: it ends as soon as it looks."""
+        if child.connection is not None:
+            self._selector.unregister(child.connection)
+            child.connection.close()
+            child.connection, child.hung_up_at = None, now
+
+    def kill(self, child: Child, now: float) -> None:
+        """SIGKILL, once. A process stuck in the driver outlives it."""
+        self.hang_up(child, now)
+        if child.killed_at is None:
+            child.killed_at = now
+            self._nursery.request(Kill(child.number))
+
+    def hear(self, message: Started | Exited, now: float) -> tuple[Child, list[FromChild]] | None:
+        """The nursery's news of a child; when it is gone, the child and its last words."""
+        child = self._by_number[message.child]
+        if isinstance(message, Started):
+            child.pid = message.pid
+            return None
+        words: list[FromChild] = []
+        while piece := child.read():
+            words += piece
+        child.gone = message.why
+        self.hang_up(child, now)
+        child.board.close()
+        del self._by_number[child.number]
+        return child, words
+
+    def abandon(self, now: float) -> None:
+        """Give up all of them: what is left of them ends with the nursery."""
+        for child in self:
+            self.hang_up(child, now)
+            child.board.close()
+        self._by_number.clear()

@@ -1,0 +1,258 @@
+"""One GPU's place: the process that asks it, its last sample, why it is down, and when to try again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from rankscope.exporter.fleet.children import Child, Children
+from rankscope.exporter.fleet.counters import Continuity
+from rankscope.exporter.fleet.patience import Patience
+from rankscope.exporter.fleet.wire import Failed, FromChild, Opened, Sampled, Spawn
+from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, GpuState, XidEvent
+
+logger = logging.getLogger(__name__)
+
+STALE_AFTER_INTERVALS: Final = 5
+
+_NOBODY_ASKED: Final = ("missing", "not_in_driver", "no_driver", "released")
+
+
+class Down(msgspec.Struct, frozen=True):
+    """Why a GPU is not up, and since when."""
+
+    reason: DownReason
+    detail: str
+    since_unix_s: float
+
+
+class GpuSlot:
+    """The place of the GPU at one PCI address. ``absent`` is why it cannot be asked at all, as far as the node's survey knows."""
+
+    def __init__(
+        self,
+        pci_bus_id: str,
+        children: Children,
+        *,
+        collectors: frozenset[str],
+        interval_s: float,
+        patience: Patience,
+        on_xid: Callable[[GpuIdentity, XidEvent], None],
+    ) -> None:
+        self.pci_bus_id = pci_bus_id
+        self.identity: GpuIdentity | None = None
+        self.absent: tuple[DownReason, str] | None = None
+        self.child: Child | None = None
+        self.down: Down | None = None
+        self.restarts = 0
+        self.released_until: float | None = None
+        self._children = children
+        self._collectors = collectors
+        self._interval_s = interval_s
+        self._patience = patience
+        self._on_xid = on_xid
+        self._opened = False
+        self._end_explained = False
+        self._started_at = 0.0
+        self._ever_started = False
+        self._failures = 0
+        self._retry_at = 0.0
+        self._sample: GpuSample | None = None
+        self._took_s = 0.0
+        self._counters = Continuity()
+        self._set_down("starting", "not asked yet")
+
+    @property
+    def name(self) -> str:
+        """The GPU's uuid if it is known, else where it is."""
+        return self.identity.uuid if self.identity is not None else self.pci_bus_id
+
+    @property
+    def wedged(self) -> bool:
+        """Calls for this GPU do not return."""
+        return self.down is not None and self.down.reason in ("hung", "stuck")
+
+    @property
+    def stuck(self) -> bool:
+        """Its process was killed and did not die."""
+        return self.down is not None and self.down.reason == "stuck"
+
+    def fresh(self, now: float) -> bool:
+        """Whether its sample may still be shown: a driver that is slow, but answers, must not make GPUs come and go."""
+        if self._sample is None:
+            return False
+        return now - self._sample.monotonic_s <= max(STALE_AFTER_INTERVALS * self._interval_s, 2 * self._took_s)
+
+    def state(self, now: float) -> GpuState | None:
+        """What is to be said of it; None as long as it never said who it is."""
+        if self.identity is None:
+            return None
+        age_s = now - self._sample.monotonic_s if self._sample is not None else None
+        if self.down is None and self.fresh(now):
+            return GpuState(self.identity, up=True, sample=self._sample, age_s=age_s, restarts=self.restarts)
+        down = self.down
+        if down is None:
+            assert self._sample is not None
+            call = self._present_call()
+            down = Down("stale", f"no new sample; its process is in {call}" if call else "no new sample", self._sample.unix_s)
+        return GpuState(
+            self.identity,
+            up=False,
+            age_s=age_s,
+            reason=down.reason,
+            detail=down.detail,
+            since_unix_s=down.since_unix_s,
+            restarts=self.restarts,
+        )
+
+    def step(self, now: float) -> bool:
+        """Do what is due; True when that changed something. Raises ``NurseryLostError``."""
+        before = (self.down, self.child)
+        if self.child is not None:
+            self._watch(self.child, now)
+        elif self.released(now):
+            self._set_down("released", "released on request")
+        elif self.absent is not None:
+            self.released_until = None
+            self._set_down(*self.absent)
+        elif now >= self._retry_at or self.released_until is not None:
+            self.released_until = None
+            self._start(now)
+        return before != (self.down, self.child)
+
+    def hear(self, message: FromChild, now: float) -> None:
+        """A message of its process."""
+        assert self.child is not None
+        self.child.heard_at = now
+        if isinstance(message, Sampled):
+            self._hand_on_xids(message.sample)
+        if self.released_until is not None or self.child.killed_at is not None:
+            return  # said before it knew that it was to end
+        if isinstance(message, Opened):
+            if self.identity is not None and self.identity.uuid != message.identity.uuid:
+                self._counters = Continuity()  # another GPU is in its place
+            self.identity, self._opened = message.identity, True
+        elif isinstance(message, Sampled):
+            self._take(message.sample, message.took_s, now)
+        elif isinstance(message, Failed):
+            self._fail(message.reason, message.text, now)
+
+    def _take(self, sample: GpuSample, took_s: float, now: float) -> None:
+        self.identity, self._took_s = sample.identity, took_s
+        self._sample = msgspec.structs.replace(sample, readings=self._counters.carry_on(sample.readings))
+        if now - self._started_at > 2 * self._delay_s():
+            self._failures = 0
+        if self.down is not None:
+            if self.down.reason != "starting":
+                logger.info("GPU %s answers again", self.identity.uuid)
+            self.down = None
+
+    def _hand_on_xids(self, sample: GpuSample) -> None:
+        for event in sample.xids:  # the driver tells each only once
+            self._on_xid(sample.identity, event)
+
+    def ended(self, why: str, now: float) -> None:
+        """Its process is gone."""
+        self.child = None
+        if not self._end_explained:
+            self._fail("died", f"its process {why}", now)
+        elif self.stuck:
+            self._set_down("hung", "its process was stuck in the driver until now")
+
+    def released(self, now: float) -> bool:
+        """Whether it is to be left alone."""
+        return self.released_until is not None and now < self.released_until
+
+    def resume(self, now: float) -> None:
+        """End a release early."""
+        if self.released_until is not None:
+            self.released_until = now
+
+    def release(self, until: float) -> None:
+        """Leave the GPU alone until then; ``step`` ends the process."""
+        self.released_until = until
+        self._failures = 0
+        if not self.stuck:
+            self._set_down("released", "released on request")
+
+    def try_again(self, now: float) -> None:
+        """Something changed in the driver: do not wait for the next try."""
+        self._failures, self._retry_at = 0, now
+
+    def start_afresh(self, now: float) -> None:
+        """The driver is another one now: end a process that holds the old one's library."""
+        self.try_again(now)
+        if self.child is not None:
+            if self.down is None:
+                self._set_down("starting", "the driver was exchanged")
+            self._end_explained = True
+            self._children.hang_up(self.child, now)
+
+    def abandon(self, why: str) -> None:
+        """Nobody can ask it any more."""
+        self.child, self._sample = None, None
+        # Said once for all GPUs, not once for each.
+        self.down = Down("died", why, self.down.since_unix_s if self.down is not None else time.time())
+
+    def _start(self, now: float) -> None:
+        try:
+            self.child = self._children.spawn(
+                lambda number: Spawn(number, self.pci_bus_id, self._collectors, self._interval_s), now
+            )
+        except OSError as error:
+            self._fail("died", f"its process could not be started: {error.strerror}", now)
+            return
+        if self.down is not None and self.down.reason in _NOBODY_ASKED:
+            self._set_down("starting", "not asked yet")
+        self._opened, self._end_explained, self._started_at = False, False, now
+        self._counters.new_process()
+        self.restarts += self._ever_started
+        self._ever_started = True
+
+    def _watch(self, child: Child, now: float) -> None:
+        if child.killed_at is not None:
+            if now - child.killed_at > self._patience.die_s and not self.stuck:
+                self._set_down("stuck", f"its process (pid {child.pid}) was killed in {child.board.call()} and does not die")
+        elif child.hung_up_at is not None:
+            if now - child.hung_up_at > self._patience.end_s:
+                self._children.kill(child, now)
+        elif self.released_until is not None:
+            self._end_explained = True
+            self._children.hang_up(child, now)
+        else:
+            deadline_s = self._patience.call_s if self._opened else self._patience.open_s
+            silence_s = deadline_s + STALE_AFTER_INTERVALS * self._interval_s
+            call = child.hangs_in(now, deadline_s=deadline_s, silence_s=silence_s)
+            if call is not None:
+                self._fail("hung", f"{call} did not return within {deadline_s:g} s", now)
+                self._children.kill(child, now)
+
+    def _present_call(self) -> str:
+        return self.child.board.call() if self.child is not None and self.child.board.began_ns() else ""
+
+    def _delay_s(self) -> float:
+        pauses = self._patience.retry_s
+        return pauses[min(max(self._failures, 1), len(pauses)) - 1]
+
+    def _fail(self, reason: DownReason, detail: str, now: float) -> None:
+        self._end_explained = True
+        self._failures += 1
+        self._retry_at = now + self._delay_s()
+        self._set_down(reason, detail)
+
+    def _set_down(self, reason: DownReason, detail: str) -> None:
+        """Keep the time since when it is down, and log a reason once."""
+        before = self.down
+        if before is not None and (before.reason, before.detail) == (reason, detail):
+            return
+        if before is not None:
+            since_unix_s = before.since_unix_s
+        else:
+            since_unix_s = self._sample.unix_s if self._sample is not None else time.time()
+        self.down, self._sample = Down(reason, detail, since_unix_s), None
+        if reason != "starting" and (before is None or before.reason != reason):
+            logger.warning("GPU %s is down (%s): %s", self.name, reason, detail)

@@ -1,0 +1,355 @@
+"""All GPUs of the node: a thread that starts, watches, kills and replaces the processes that ask them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from rankscope.exporter.errors import EXIT_STALE_DRIVER
+from rankscope.exporter.fleet.children import Child, Children
+from rankscope.exporter.fleet.gpu_slot import GpuSlot
+from rankscope.exporter.fleet.inventory import Inventory
+from rankscope.exporter.fleet.nursery import Nursery, NurseryLostError
+from rankscope.exporter.fleet.patience import Patience
+from rankscope.exporter.fleet.pci import SYSFS_PCI, bus_id
+from rankscope.exporter.fleet.survey import DriverNews, Survey
+from rankscope.exporter.fleet.wire import Failed, FromChild, Hello, Opened
+from rankscope.exporter.source import FleetState, GpuIdentity, XidEvent
+
+logger = logging.getLogger(__name__)
+
+EXIT_FLEET_LOST: Final = 6
+"""GPUs can no longer be asked: the process that starts all others died, and one with threads cannot safely fork another."""
+
+_LONGEST_TICK_S: Final = 0.5
+_RELEASE_S: Final = 3.0
+_STOP_S: Final = 0.5
+_ABOUT_THE_NODE: Final = ("no_driver", "missing")
+
+
+class NvmlFleet:
+    """A ``source.Fleet`` over real processes.
+
+    Args:
+        nursery: started while the daemon was still lean.
+        collectors: names of the catalogue's collectors that are on; the GPUs' processes run those that ask GPUs.
+        interval_s: how often each GPU is asked.
+        inventory: the GPUs seen before.
+        expected_gpus: how many the operator says there are.
+        on_xid: called with each Xid, once, from the fleet's thread; has to be quick.
+        on_fatal: called once, from the fleet's thread, with an exit status and a sentence, when only a new exporter can help.
+        exit_when_stale: whether a driver that no longer matches the library is such a case.
+    """
+
+    simulated = False
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        *,
+        collectors: frozenset[str],
+        interval_s: float,
+        inventory: Inventory,
+        expected_gpus: int | None = None,
+        on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
+        on_xid: Callable[[GpuIdentity, XidEvent], None] = lambda _gpu, _event: None,
+        exit_when_stale: bool = True,
+        pci_root: Path = SYSFS_PCI,
+        patience: Patience | None = None,
+    ) -> None:
+        self._nursery = nursery
+        self._collectors = collectors
+        self._interval_s = interval_s
+        self._inventory = inventory
+        self._expected_gpus = expected_gpus
+        self._on_fatal = on_fatal
+        self._on_xid = on_xid
+        self._exit_when_stale = exit_when_stale
+        self._patience = patience or Patience()
+        self._selector = selectors.DefaultSelector()
+        self._children = Children(nursery, self._selector)
+        self._survey = Survey(self._children, pci_root=pci_root, patience=self._patience)
+        self._slots: dict[str, GpuSlot] = {}
+        self._changed = threading.Condition()
+        self._generation = 0
+        self._fresh: frozenset[str] = frozenset()
+        self._fatal: str | None = None
+        self._tidied_at = time.monotonic()
+        self._stopping = False
+        self._step_at = 0.0
+        self._surveyed = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
+        for identity in inventory.identities():
+            self._slot(identity.pci_bus_id).identity = identity
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all processes; those stuck in the driver are left behind. Takes a second or two at most."""
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        if self._thread.is_alive():
+            self._thread.join()
+        self._nursery.close()
+        os.close(self._wake)
+        self._inventory.wait(_STOP_S)
+
+    def wait_for_first_pass(self, timeout_s: float) -> bool:
+        """Wait until every GPU has answered or failed once; False when it takes longer."""
+        with self._changed:
+            return self._changed.wait_for(self._first_pass_done, timeout_s)
+
+    def state(self) -> FleetState:
+        """Everything, now."""
+        now = time.monotonic()
+        with self._changed:
+            known = [(slot, state) for slot in self._slots.values() if (state := slot.state(now)) is not None]
+            # Values go stale by themselves, without any news.
+            fresh = frozenset(state.identity.uuid for _, state in known if state.up)
+            if fresh != self._fresh:
+                self._fresh = fresh
+                self._generation += 1
+            gpus = tuple(sorted((state for _, state in known), key=lambda state: (state.identity.index, state.identity.uuid)))
+            return FleetState(
+                gpus,
+                driver=self._survey.driver,
+                counts=self._counts(),
+                unidentified=self._unidentified(len(self._slots) - len(known)),
+                stuck=self._survey.stuck(now) + sum(slot.stuck for slot in self._slots.values()),
+                nvswitches=self._survey.nvswitches,
+                problem=self._fatal or (None if fresh else self._survey.problem),
+                generation=self._generation,
+            )
+
+    def release(self, gpu: str, *, ttl_s: float) -> None:
+        """See ``source.Fleet``. Waits up to three seconds for the end of the processes."""
+        with self._changed:
+            slots = self._find(gpu)
+            for slot in slots:
+                slot.release(time.monotonic() + ttl_s)
+            self._note_change()
+            os.eventfd_write(self._wake, 1)
+            if self._changed.wait_for(
+                lambda: (not self._survey.asking and all(slot.child is None for slot in slots)) or self._fatal is not None,
+                _RELEASE_S,
+            ):
+                return
+            alive = [slot.name for slot in slots if slot.child is not None]
+            for slot in slots:
+                slot.released_until = None
+            raise TimeoutError(
+                f"{', '.join(alive) or 'the driver as a whole'}: a process is stuck in the driver and does not die"
+            )
+
+    def resume(self, gpu: str) -> None:
+        """See ``source.Fleet``."""
+        with self._changed:
+            for slot in self._find(gpu):
+                slot.resume(time.monotonic())
+            os.eventfd_write(self._wake, 1)
+
+    def _find(self, gpu: str) -> list[GpuSlot]:
+        # A missing GPU keeps the index it had, which another may have by now: those that answer come first.
+        slots = sorted(self._slots.values(), key=lambda slot: slot.down is not None)
+        if gpu == "all":
+            return slots
+        for slot in slots:
+            identity = slot.identity
+            if slot.pci_bus_id == bus_id(gpu) or (identity is not None and gpu in (identity.uuid, str(identity.index))):
+                return [slot]
+        raise KeyError(gpu)
+
+    def _first_pass_done(self) -> bool:
+        if self._fatal is not None:
+            return True
+        return self._surveyed and not any(
+            slot.down is not None and slot.down.reason == "starting" for slot in self._slots.values()
+        )
+
+    def _counts(self) -> dict[str, int]:
+        counts = {
+            "driver": self._survey.count,
+            "pci": self._survey.pci_count,
+            "remembered": len(self._inventory),
+            "expected": self._expected_gpus,
+        }
+        return {source: count for source, count in counts.items() if count is not None}
+
+    def _unidentified(self, without_identity: int) -> int:
+        shown = self._survey.bus_ids
+        known_but_not_shown = sum(slot.identity is not None and slot.pci_bus_id not in shown for slot in self._slots.values())
+        return without_identity + max(0, self._survey.nameless - known_but_not_shown)
+
+    # What follows runs in the thread.
+
+    def _run(self) -> None:
+        self._selector.register(self._nursery, selectors.EVENT_READ, self._nursery)
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+        deadlines = (
+            self._patience.call_s,
+            self._patience.open_s,
+            self._patience.die_s,
+            self._patience.end_s,
+            *self._patience.retry_s,
+        )
+        tick_s = min(_LONGEST_TICK_S, *(seconds / 4 for seconds in deadlines))
+        try:
+            while not self._stopping:
+                for key, _ in self._selector.select(max(0.0, self._step_at - time.monotonic())):
+                    self._attend(key.data)
+                now = time.monotonic()
+                if now >= self._step_at:
+                    self._step_at = now + tick_s
+                    self._step(now)
+        except NurseryLostError:
+            self._die("the process that starts all others died: the exporter has to be started again")
+        except Exception:
+            logger.exception("a defect in the fleet's thread")
+            self._die("the fleet's thread ended by a defect, which is in the log: the exporter has to be started again")
+        with self._changed:
+            self._children.abandon(time.monotonic())
+        self._selector.close()
+
+    def _attend(self, source: Nursery | Child | None) -> None:
+        now = time.monotonic()
+        if source is None:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            self._step_at = now
+        elif isinstance(source, Nursery):
+            for message in source.receive():
+                assert not isinstance(message, Hello)  # said once, and heard before there was a fleet
+                with self._changed:
+                    gone = self._children.hear(message, now)
+                    if gone is not None:
+                        child, words = gone
+                        for word in words:
+                            self._hear(child, word, now)
+                        self._ended(child, now)
+        else:
+            messages = source.read()  # decoded before the lock is taken
+            with self._changed:
+                if messages is None:
+                    self._children.hang_up(source, now)
+                    return
+                for heard in messages:
+                    self._hear(source, heard, now)
+
+    def _hear(self, child: Child, message: FromChild, now: float) -> None:
+        slot = self._slot_of(child)
+        if slot is None:
+            self._apply(self._survey.hear(child, message, now), now)
+            self._step_at = now
+        else:
+            before = slot.identity
+            slot.hear(message, now)
+            if slot.identity is not None and (slot.identity != before or isinstance(message, Opened)):
+                self._recognise(slot, slot.identity)
+            if isinstance(message, Failed) and message.reason in _ABOUT_THE_NODE:
+                self._survey.soon(now)
+        self._note_change()
+
+    def _ended(self, child: Child, now: float) -> None:
+        slot = self._slot_of(child)
+        why = child.gone or ""
+        if slot is None:
+            self._survey.ended(child, why, now)
+        else:
+            slot.ended(why, now)
+        self._step_at = now
+        self._note_change()
+
+    def _step(self, now: float) -> None:
+        self._nursery.flush()
+        with self._changed:
+            wedged = frozenset(slot.identity.index for slot in self._slots.values() if slot.wedged and slot.identity is not None)
+            released = any(slot.released(now) for slot in self._slots.values())
+            changed = self._survey.step(now, skip=wedged, paused=released)
+            shown = self._survey.bus_ids
+            for shown_id in shown:
+                self._slot(shown_id)
+            for slot in tuple(self._slots.values()):
+                slot.absent = self._survey.absent(slot.pci_bus_id)
+                changed = slot.step(now) or changed
+                if slot.child is None and slot.identity is None and slot.pci_bus_id not in shown:
+                    del self._slots[slot.pci_bus_id]
+            if now - self._tidied_at >= self._patience.survey_s:
+                self._tidy(now, shown)
+            self._inventory.save()
+            if self._survey.done and not self._surveyed:
+                self._surveyed = changed = True
+            if changed:
+                self._note_change()
+            stale_since = self._survey.stale_since
+        if self._exit_when_stale and stale_since is not None and now - stale_since >= self._patience.stale_driver_s:
+            self._exit_when_stale = False  # once is enough
+            self._on_fatal(
+                EXIT_STALE_DRIVER, f"{self._survey.problem}: the driver was exchanged, its library here is the old one"
+            )
+
+    def _tidy(self, now: float, shown: frozenset[str]) -> None:
+        """Follow what is forgotten, by time or by hand; a GPU that the node still shows is not."""
+        present = frozenset(
+            slot.identity.uuid
+            for slot in self._slots.values()
+            if slot.identity is not None and (slot.down is None or slot.pci_bus_id in shown)
+        )
+        self._inventory.pass_time(now - self._tidied_at, present)
+        self._inventory.take_over_changes(present)
+        self._tidied_at = now
+        known = {identity.uuid for identity in self._inventory.identities()}
+        for slot in self._slots.values():
+            if slot.identity is not None and slot.identity.uuid not in known:
+                slot.identity = None
+
+    def _apply(self, news: DriverNews | None, now: float) -> None:
+        for slot in self._slots.values():
+            if news == "exchanged":
+                slot.start_afresh(now)
+            elif news == "returned":
+                slot.try_again(now)
+
+    def _recognise(self, slot: GpuSlot, identity: GpuIdentity) -> None:
+        self._inventory.see(identity)
+        for other in self._slots.values():
+            if other is not slot and other.identity is not None and other.identity.uuid == identity.uuid:
+                other.identity = None  # it has been moved
+
+    def _slot(self, pci_bus_id: str) -> GpuSlot:
+        slot = self._slots.get(pci_bus_id)
+        if slot is None:
+            slot = self._slots[pci_bus_id] = GpuSlot(
+                pci_bus_id,
+                self._children,
+                collectors=self._collectors,
+                interval_s=self._interval_s,
+                patience=self._patience,
+                on_xid=self._on_xid,
+            )
+        return slot
+
+    def _slot_of(self, child: Child) -> GpuSlot | None:
+        return next((slot for slot in self._slots.values() if slot.child is child), None)
+
+    def _note_change(self) -> None:
+        self._generation += 1
+        self._changed.notify_all()
+
+    def _die(self, why: str) -> None:
+        logger.error("%s", why)
+        with self._changed:
+            self._fatal = why
+            for slot in self._slots.values():
+                slot.abandon(why)
+            self._note_change()
+        self._on_fatal(EXIT_FLEET_LOST, why)

@@ -1,0 +1,58 @@
+"""The process of one GPU: it asks its GPU by its own clock and sends what it hears, until its socket's other end is closed."""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+from rankscope.exporter.fleet.call_board import CallBoard
+from rankscope.exporter.fleet.wire import Failed, Opened, Sampled, send_frame
+from rankscope.exporter.source import Gpu, SourceError
+
+_PARTS: Final = 4
+_SHORTEST_PART_S: Final = 0.1  # what the hardware's counters of activity need between two looks
+
+
+def work(connection: socket.socket, board: CallBoard, make_gpu: Callable[[], Gpu], *, interval_s: float) -> None:
+    """Open, sample, send, sleep. A GPU that cannot be asked ends it: a fresh process is the surest way to begin anew."""
+    try:
+        try:
+            _ask(connection, board, make_gpu(), interval_s=interval_s)
+        except SourceError as error:
+            board.mark("")
+            send_frame(connection, Failed(error.reason, str(error)))
+        except ConnectionError:
+            return  # nobody wants to know any more
+        except Exception as error:  # noqa: BLE001  whatever it is, the daemon says it better than a process without a terminal
+            board.mark("")
+            send_frame(connection, Failed("nvml_error", f"{type(error).__name__}: {error}"))
+    except ConnectionError:
+        return
+
+
+def _ask(connection: socket.socket, board: CallBoard, gpu: Gpu, *, interval_s: float) -> None:
+    identity = gpu.open()
+    board.mark("")
+    send_frame(connection, Opened(identity))
+    hung_up = select.poll()
+    hung_up.register(connection, select.POLLIN)
+    parts = _PARTS if interval_s >= _PARTS * _SHORTEST_PART_S else 1
+    # On the same grid for ever: passes neither drift nor pile up after a slow one.
+    began_at, tick, step_s = time.monotonic(), 0, interval_s / parts
+    while True:
+        if tick % parts:
+            gpu.part()
+            board.mark("")
+        else:
+            pass_at = time.monotonic()
+            sample = gpu.sample()
+            board.mark("")
+            send_frame(connection, Sampled(sample, time.monotonic() - pass_at))
+        tick = max(tick + 1, math.ceil((time.monotonic() - began_at) / step_s))
+        if hung_up.poll(math.ceil(1000 * max(0.0, began_at + tick * step_s - time.monotonic()))):
+            break
+    gpu.close()

@@ -1,0 +1,52 @@
+"""All field values of one pass in one call, whose array is built once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any, Final
+
+from rankscope.exporter.nvml.asking import Asking
+from rankscope.exporter.nvml.one_pass import FieldKey
+
+_CALL: Final = "nvmlDeviceGetFieldValues"
+# Of the structure only what is read: its value's type, its return code, and a union of eight bytes.
+_VALUE: Final = Struct("@24xII8s")
+_BY_TYPE: Final = tuple(Struct(f"@{letter}") for letter in "dILQqiH")
+_MOST_BATCHES: Final = 8
+
+
+class FieldBatches:
+    """Arrays of field values, kept for the few sets of fields that are asked together."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[FieldKey, ...], Any] = {}
+
+    def read(self, ask: Asking, keys: Sequence[FieldKey]) -> dict[FieldKey, float | str]:
+        """Each field's value, or why it has none: the call succeeds even when a value does not."""
+        wanted = tuple(keys)
+        array = self._arrays.get(wanted)
+        if array is None:
+            if len(self._arrays) >= _MOST_BATCHES:
+                self._arrays.clear()
+            array = self._arrays[wanted] = (ask.nvml.c_nvmlFieldValue_t * len(wanted))()
+            for slot, (number, scope) in zip(array, wanted, strict=True):
+                slot.fieldId, slot.scopeId = number, scope
+        code = ask.call(_CALL, ask.handle, len(wanted), array)
+        if code:
+            return dict.fromkeys(wanted, ask.reason_of(code))
+        return {key: _value(ask, key, *fields) for key, fields in zip(wanted, _VALUE.iter_unpack(array), strict=True)}
+
+
+def _value(ask: Asking, key: FieldKey, kind: int, code: int, union: bytes) -> float | str:
+    if code:
+        ask.check(code, f"{_CALL}({key[0]})")
+        return ask.reason_of(code)
+    value = by_type(kind, union)
+    return "unknown_value_type" if value != value else value  # noqa: PLR0124  a number that is none
+
+
+def by_type(kind: int, union: bytes) -> float:
+    """The number in NVML's union of eight bytes; not a number for a type that is newer than this table."""
+    number: float = _BY_TYPE[kind].unpack_from(union)[0] if kind < len(_BY_TYPE) else float("nan")
+    return number

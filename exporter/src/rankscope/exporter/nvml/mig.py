@@ -1,0 +1,154 @@
+"""MIG devices: who they are, their memory, and the activity of their GPU instances."""
+
+from __future__ import annotations
+
+from collections import Counter
+from ctypes import create_string_buffer
+from struct import Struct
+from typing import Any, Final
+
+from rankscope.exporter.nvml.asking import Asking
+from rankscope.exporter.nvml.gpm import Activity, GpmChain, look_at_all, why_unsupported
+from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.rows import NOW, RARELY, SOMETIMES
+from rankscope.exporter.nvml.tables import MEMORY_V2, MEMORY_V2_LAYOUT
+from rankscope.exporter.source import MigDevice
+
+_ACTIVITIES: Final = (
+    Activity(1, "gpu_mig_graphics_active"),
+    Activity(2, "gpu_mig_sm_active", integral=True),
+    Activity(5, "gpu_mig_tensor_active"),
+    Activity(10, "gpu_mig_dram_active"),
+)
+_ACTIVITY_METRICS: Final = tuple(metric for activity in _ACTIVITIES for metric in activity.metrics)
+_MEMORY: Final = ("total", "reserved", "free", "used")
+_MEMORY_LAYOUT: Final = Struct(f"@{MEMORY_V2_LAYOUT}")
+
+
+class Mig(PlainTopic):
+    """The MIG devices of the GPU as they are in this pass: they can be made and destroyed at any time."""
+
+    metrics = ("gpu_mig_enabled", "gpu_mig_instances")
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], MigDevice] = {}
+        self._chains: dict[int, GpmChain] = {}
+        self._memory = create_string_buffer(_MEMORY_LAYOUT.size)
+        self._most = 0
+        self._enabled = 0
+        self._enabled_due_s = float("-inf")
+        self._no_gpm: str | None = None
+        self._gpm_due_s = float("-inf")
+
+    def collect(self, at: Pass) -> None:
+        """Everything about all devices; a GPU that is not divided costs a call now and then."""
+        ask = at.ask
+        if self._enabled_due_s <= at.now_s:
+            self._enabled = ask("nvmlDeviceGetMigMode", ask.handle)[0]
+            self._enabled_due_s = at.now_s + (NOW if self._enabled else SOMETIMES)
+        at.give("gpu_mig_enabled", self._enabled)
+        devices = self._devices(ask) if self._enabled else []
+        at.give("gpu_mig_instances", len(devices))
+        for handle, device in devices:
+            at.mig_devices.append(device)
+            self._tell(at, handle, device)
+        self._tell_activity(at, [device for _, device in devices])
+
+    def close(self, ask: Asking) -> None:
+        """Free the samples."""
+        for chain in self._chains.values():
+            chain.close(ask)
+        self._chains.clear()
+
+    def _devices(self, ask: Asking) -> list[tuple[Any, MigDevice]]:
+        self._most = self._most or ask("nvmlDeviceGetMaxMigDeviceCount", ask.handle)
+        devices, known = [], {}
+        for index in range(self._most):
+            try:
+                handle = ask("nvmlDeviceGetMigDeviceHandleByIndex", ask.handle, index)
+                # With the name, because a device of another size may get the uuid of one that is gone.
+                who = ask("nvmlDeviceGetUUID", handle), ask("nvmlDeviceGetName", handle)
+                known[who] = self._known.get(who) or _identify(ask, handle, *who)
+                devices.append((handle, known[who]))
+            except (ask.nvml.NVMLError_NotFound, ask.nvml.NVMLError_InvalidArgument):
+                continue  # there are fewer than could be
+        self._known = known
+        return devices
+
+    def _tell(self, at: Pass, handle: Any, device: MigDevice) -> None:
+        at.give(
+            "gpu_mig_info",
+            1,
+            (
+                ("parent_uuid", at.uuid),
+                ("gpu_instance", str(device.gpu_instance)),
+                ("compute_instance", str(device.compute_instance)),
+                ("profile", device.profile),
+            ),
+            device.uuid,
+        )
+        self._memory.raw = MEMORY_V2.ljust(_MEMORY_LAYOUT.size, b"\0")
+        code = at.ask.call("nvmlDeviceGetMemoryInfo_v2", handle, self._memory)
+        for part, size in zip(_MEMORY, _MEMORY_LAYOUT.unpack_from(self._memory), strict=True):
+            if part == "reserved":
+                continue
+            if code:
+                at.lack(f"gpu_mig_memory_{part}_bytes", at.ask.reason_of(code))
+            else:
+                at.give(f"gpu_mig_memory_{part}_bytes", size, (), device.uuid)
+
+    def _tell_activity(self, at: Pass, devices: list[MigDevice]) -> None:
+        ask = at.ask
+        sharers = Counter(device.gpu_instance for device in devices)
+        for instance in set(self._chains) - set(sharers):
+            self._chains.pop(instance).close(ask)
+        if devices:
+            self._look(at, devices, sharers)
+
+    def _look(self, at: Pass, devices: list[MigDevice], sharers: Counter[int]) -> None:
+        ask = at.ask
+        if self._gpm_due_s <= at.now_s:
+            try:
+                self._no_gpm = why_unsupported(ask)
+            except ask.nvml.NVMLError as error:
+                self._no_gpm = ask.reason(error)
+            self._gpm_due_s = at.now_s + RARELY
+        # GPM knows GPU instances, not what the compute instances in one have of it.
+        alone = [device for device in devices if sharers[device.gpu_instance] == 1]
+        reason = self._no_gpm or ("shared_gpu_instance" if len(alone) < len(devices) else None)
+        if reason is not None:
+            for metric in _ACTIVITY_METRICS:
+                at.lack(metric, reason)
+        if self._no_gpm is not None:
+            return
+        chains = [self._chains.setdefault(device.gpu_instance, GpmChain(_ACTIVITIES, device.gpu_instance)) for device in alone]
+        try:
+            look_at_all(ask, chains)
+        except ask.nvml.NVMLError as error:
+            for metric in _ACTIVITY_METRICS:
+                at.lack(metric, ask.reason(error))
+            return
+        for device, chain in zip(alone, chains, strict=True):
+            chain.tell(at, device.uuid)
+
+
+def _identify(ask: Asking, handle: Any, uuid: str, name: str) -> MigDevice:
+    return MigDevice(
+        uuid,
+        ask("nvmlDeviceGetGpuInstanceId", handle),
+        ask("nvmlDeviceGetComputeInstanceId", handle),
+        _profile(ask, handle, name),
+    )
+
+
+def _profile(ask: Asking, handle: Any, name: str) -> str:
+    """Such as ``1g.10gb``: the end of the device's name, else what its attributes say."""
+    _, found, profile = name.partition(" MIG ")
+    if found:
+        return profile
+    try:
+        slices = ask("nvmlDeviceGetAttributes", handle)
+    except ask.nvml.NVMLError:
+        return ""
+    compute = "" if slices.computeInstanceSliceCount == slices.gpuInstanceSliceCount else f"{slices.computeInstanceSliceCount}c."
+    return f"{compute}{slices.gpuInstanceSliceCount}g.{round(slices.memorySizeMB / 1024)}gb"

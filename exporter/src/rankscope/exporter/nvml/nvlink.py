@@ -1,0 +1,134 @@
+"""NVLinks: state, bytes and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
+from rankscope.exporter.nvml.rows import RARELY, SOMETIMES
+
+_MOST_LINKS: Final = 36
+_ALL_LINKS: Final = 0xFFFFFFFF
+_BYTES: Final = (("gpu_nvlink_transmit_bytes_total", (138, _ALL_LINKS)), ("gpu_nvlink_receive_bytes_total", (139, _ALL_LINKS)))
+
+# By kind of error: the field of each link (from Hopper on), and the total of all links (before it).
+_ERRORS: Final = (("crc_flit", 163, 38), ("crc_data", None, 45), ("replay", 161, 52), ("recovery", 162, 59), ("ecc", None, 160))
+
+
+class Links:
+    """Which links there are and which are up, for all that want to know."""
+
+    def __init__(self) -> None:
+        self.up: dict[int, bool] = {}
+        self._states_due_s = self._links_due_s = float("-inf")
+
+    def refresh(self, at: Pass) -> None:
+        """Ask, when it is time to; raises the error of the first link when there is none."""
+        if self._links_due_s <= at.now_s:
+            self._find(at)
+        elif self._states_due_s <= at.now_s:
+            self.up = {link: bool(at.ask("nvmlDeviceGetNvLinkState", at.ask.handle, link)) for link in self.up}
+            self._states_due_s = at.now_s + SOMETIMES
+
+    def _find(self, at: Pass) -> None:
+        ask, found = at.ask, {}
+        first_error: Any = None
+        for link in range(_MOST_LINKS):
+            try:
+                found[link] = bool(ask("nvmlDeviceGetNvLinkState", ask.handle, link))
+            except ask.nvml.NVMLError as error:
+                first_error = first_error or error
+                if ask.reason(error) in {"invalid_argument", "function_not_found"}:
+                    break
+        if not found:
+            raise first_error
+        self.up = found
+        self._links_due_s, self._states_due_s = at.now_s + RARELY, at.now_s + SOMETIMES
+
+
+class EachLink(PlainTopic):
+    """The state of every single link."""
+
+    metrics = ("gpu_nvlink_link_up",)
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    def collect(self, at: Pass) -> None:
+        """A reading per link."""
+        self._links.refresh(at)
+        for link, up in self._links.up.items():
+            at.give(self.metrics[0], up, (("link", str(link)),))
+
+
+class NvLinks(PlainTopic):
+    """How many links are up, and bytes and errors of all together; without any link, all of that is absent."""
+
+    metrics = (
+        "gpu_nvlink_links",
+        *(metric for metric, _ in _BYTES),
+        "gpu_nvlink_bytes_per_second",
+        "gpu_nvlink_errors_total",
+    )
+    has_fields = True
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._errors: dict[str, float | str] = {}
+        self._errors_due_s = float("-inf")
+        self._total: tuple[float, float] | None = None
+
+    def wants(self, now_s: float) -> Sequence[FieldKey]:
+        """Bytes, and from time to time errors: from the second pass on, when the links are known."""
+        keys = [key for _, key in _BYTES]
+        if self._links.up and self._errors_due_s <= now_s:
+            for _, each, total in _ERRORS:
+                keys.append((total, 0))
+                if each is not None:
+                    keys += [(each, link) for link in self._links.up]
+        return keys
+
+    def collect(self, at: Pass) -> None:
+        """Ask for states, tell the fields."""
+        self._links.refresh(at)
+        for state, wanted in (("up", True), ("down", False)):
+            at.give("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
+        self._tell_bytes(at)
+        self._tell_errors(at)
+
+    def _tell_bytes(self, at: Pass) -> None:
+        values = [at.fields.get(key, "first_sample") for _, key in _BYTES]
+        for (metric, _), value in zip(_BYTES, values, strict=True):
+            if isinstance(value, str):
+                at.lack(metric, value)
+            else:
+                at.give(metric, value * 1024)
+        numbers = [value * 1024 for value in values if not isinstance(value, str)]
+        before, self._total = self._total, (at.now_s, sum(numbers)) if len(numbers) == len(values) else None
+        if self._total is None:
+            at.lack("gpu_nvlink_bytes_per_second", next(value for value in values if isinstance(value, str)))
+        elif before is None or self._total[1] < before[1]:
+            at.lack("gpu_nvlink_bytes_per_second", "first_sample")
+        else:
+            at.give("gpu_nvlink_bytes_per_second", (self._total[1] - before[1]) / (self._total[0] - before[0]))
+
+    def _tell_errors(self, at: Pass) -> None:
+        if (_ERRORS[0][2], 0) in at.fields:
+            self._errors = {kind: self._sum(at, each, total) for kind, each, total in _ERRORS}
+            self._errors_due_s = at.now_s + SOMETIMES
+        for kind, _, _ in _ERRORS:
+            value = self._errors.get(kind, "first_sample")
+            if isinstance(value, str):
+                at.lack("gpu_nvlink_errors_total", value, (("error", kind),))
+            else:
+                at.give("gpu_nvlink_errors_total", value, (("error", kind),))
+
+    def _sum(self, at: Pass, each: int | None, total: int) -> float | str:
+        if each is not None:
+            values = [at.fields.get((each, link), "first_sample") for link in self._links.up]
+            numbers = [value for value in values if not isinstance(value, str)]
+            # With one link missing the sum would go down and up again: a counter that lies.
+            if len(numbers) == len(values):
+                return sum(numbers)
+        return at.fields[total, 0]

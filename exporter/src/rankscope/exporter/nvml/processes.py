@@ -1,0 +1,106 @@
+"""Processes on a GPU: for whoever joins GPUs to jobs, and, when asked for, a series each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ctypes import byref, c_uint, create_string_buffer
+from pathlib import Path
+from struct import Struct
+from typing import Final, Literal
+
+from rankscope.exporter.nvml.asking import Asking
+from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.source import GpuProcess, MigDevice
+
+_Kind = Literal["compute", "graphics", "mps"]
+_KINDS: Final[tuple[tuple[_Kind, str], ...]] = (
+    ("compute", "nvmlDeviceGetComputeRunningProcesses"),
+    ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
+    ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
+)
+_NOT_AVAILABLE: Final = 2**64 - 1
+_PROCESS: Final = Struct("@IQII")
+_USUALLY: Final = 64
+_PROC: Final = Path("/proc")
+
+
+class Processes(PlainTopic):
+    """Who has the GPU open, asked of the whole GPU: it names the MIG device of each process."""
+
+    def __init__(self, *, series: bool) -> None:
+        self._series = series
+        self._since_us = 0
+        self._count = c_uint()
+        self._reference = byref(self._count)
+        self._buffer = create_string_buffer(_USUALLY * _PROCESS.size)
+        self.metrics = ("gpu_process_memory_used_bytes", "gpu_process_sm_utilization_ratio") if series else ()
+
+    def collect(self, at: Pass) -> None:
+        """The table of processes; one that is in several lists at once is named once, by the first."""
+        ask = at.ask
+        found: dict[tuple[int, str], GpuProcess] = {}
+        for kind, call in _KINDS:
+            for pid, used, gpu_instance, compute_instance in self._list(ask, call):
+                uuid = _mig_uuid(at.mig_devices, gpu_instance, compute_instance)
+                found.setdefault((pid, uuid), GpuProcess(pid, kind, None if used == _NOT_AVAILABLE else used, uuid))
+        at.processes = list(found.values())
+        if self._series:
+            self._tell(at, at.processes)
+
+    def _list(self, ask: Asking, call: str) -> Iterator[tuple[int, int, int, int]]:
+        """Process, bytes, GPU instance and compute instance of each of a kind; none where the GPU does not know this kind."""
+        while True:
+            self._count.value = len(self._buffer) // _PROCESS.size
+            code = ask.call(f"{call}_v3", ask.handle, self._reference, self._buffer)
+            if code == ask.nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                # Drivers before R510, with the same structure.
+                code = ask.call(f"{call}_v2", ask.handle, self._reference, self._buffer)
+            if code != ask.nvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                break
+            self._buffer = create_string_buffer(2 * max(len(self._buffer), self._count.value * _PROCESS.size))
+        if code in {ask.nvml.NVML_ERROR_NOT_SUPPORTED, ask.nvml.NVML_ERROR_FUNCTION_NOT_FOUND}:
+            return iter(())
+        if code:
+            raise ask.nvml.NVMLError(code)
+        return _PROCESS.iter_unpack(memoryview(self._buffer)[: self._count.value * _PROCESS.size])
+
+    def _tell(self, at: Pass, processes: list[GpuProcess]) -> None:
+        names = {process.pid: _name(process.pid) for process in processes}
+        for process in processes:
+            if process.used_bytes is not None:
+                labels = (("pid", str(process.pid)), ("process", names[process.pid]))
+                at.give("gpu_process_memory_used_bytes", process.used_bytes, labels, process.uuid)
+        for pid, percent in self._utilization(at.ask).items():
+            if pid in names and percent <= 100:
+                labels = (("pid", str(pid)), ("process", names[pid]))
+                at.give("gpu_process_sm_utilization_ratio", percent / 100, labels)
+
+    def _utilization(self, ask: Asking) -> dict[int, int]:
+        """The latest sample of each process since the last pass."""
+        try:
+            samples = ask("nvmlDeviceGetProcessUtilization", ask.handle, self._since_us)
+        except ask.nvml.NVMLError as error:
+            # An empty list is raised as the error "SUCCESS".
+            if error.value == ask.nvml.NVML_SUCCESS or ask.reason(error) in {"not_found", "not_supported", "function_not_found"}:
+                return {}
+            raise
+        latest: dict[int, int] = {}
+        for sample in sorted(samples, key=lambda sample: sample.timeStamp):
+            latest[sample.pid] = sample.smUtil
+            self._since_us = max(self._since_us, sample.timeStamp)
+        return latest
+
+
+def _mig_uuid(devices: list[MigDevice], gpu_instance: int, compute_instance: int) -> str:
+    for device in devices:
+        if (device.gpu_instance, device.compute_instance) == (gpu_instance, compute_instance):
+            return device.uuid
+    return ""
+
+
+def _name(pid: int) -> str:
+    """The short name of a process; empty where it is gone, or in another PID namespace."""
+    try:
+        return (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,201 @@
+"""The tables of readings, by collector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from sys import byteorder
+from typing import Final
+
+from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Call, Field, Out
+
+_CLOCKS: Final = (("graphics", 0), ("sm", 1), ("memory", 2))
+_LIMITS: Final = (("shutdown", 0), ("slowdown", 1), ("memory", 2))
+_MAX_CELSIUS: Final = 200
+_MAX_WATTS: Final = 100_000
+_MAX_HERTZ: Final = 1e11
+_MAX_BYTES: Final = 2.0**60
+_NS: Final = 1e9
+MEMORY_V2: Final = 0x02000028.to_bytes(4, byteorder)
+MEMORY_V2_LAYOUT: Final = "8xQQQQ"
+"""After the version: total, reserved, free, used."""
+
+_THROTTLE_BITS: Final = (
+    ("gpu_idle", 0x1),
+    ("applications_clocks", 0x2),
+    ("sw_power_cap", 0x4),
+    ("hw_slowdown", 0x8),
+    ("sync_boost", 0x10),
+    ("sw_thermal", 0x20),
+    ("hw_thermal", 0x40),
+    ("hw_power_brake", 0x80),
+    ("display_clocks", 0x100),
+)
+_ECC_ERRORS: Final = (("corrected", 0), ("uncorrected", 1))
+_ECC_MEMORIES: Final = (("dram", 2), ("sram", 7))
+
+
+def _first(number: float, *_: float) -> Sequence[float]:
+    return (number,)
+
+
+def _bits(reasons: int) -> Sequence[float]:
+    return [float(bool(reasons & bit)) for _, bit in _THROTTLE_BITS]
+
+
+def _ecc(metric: str, counter: int, every_s: float) -> tuple[Call, ...]:
+    return tuple(
+        Call(
+            "nvmlDeviceGetMemoryErrorCounter",
+            (Out(metric, at_most=2.0**63, labels=(("error", error), ("memory", memory))),),
+            args=(error_type, counter, location),
+            formats=("Q",),
+            every_s=every_s,
+        )
+        for error, error_type in _ECC_ERRORS
+        for memory, location in _ECC_MEMORIES
+    )
+
+
+def _seconds(reason: str) -> Out:
+    return Out("gpu_throttle_seconds_total", per=_NS, labels=(("reason", reason),))
+
+
+CALLS: Final[dict[str, tuple[Call, ...]]] = {
+    "temperature": (
+        Call("nvmlDeviceGetTemperature", (Out("gpu_temperature_celsius", at_most=_MAX_CELSIUS),), args=(0,)),
+        *(
+            Call(
+                "nvmlDeviceGetTemperatureThreshold",
+                (Out("gpu_temperature_limit_celsius", at_most=_MAX_CELSIUS, labels=(("limit", limit),)),),
+                args=(threshold,),
+                every_s=RARELY,
+            )
+            for limit, threshold in _LIMITS
+        ),
+    ),
+    "memory": (
+        # The call before version 2 counts the driver's reservation as used; a name with two meanings would be worse than none.
+        Call(
+            "nvmlDeviceGetMemoryInfo_v2",
+            tuple(Out(f"gpu_memory_{part}_bytes", at_most=_MAX_BYTES) for part in ("total", "reserved", "free", "used")),
+            formats=(MEMORY_V2_LAYOUT,),
+            initial=MEMORY_V2,
+        ),
+    ),
+    "utilization": (
+        Call(
+            "nvmlDeviceGetUtilizationRates",
+            (Out("gpu_utilization_ratio", per=100, at_most=1), Out("gpu_memory_utilization_ratio", per=100, at_most=1)),
+            formats=("II",),
+        ),
+    ),
+    "clocks": (
+        *(
+            Call(
+                "nvmlDeviceGetClockInfo",
+                (Out("gpu_clock_hertz", times=1e6, at_most=_MAX_HERTZ, labels=(("clock", clock),)),),
+                args=(kind,),
+            )
+            for clock, kind in _CLOCKS
+        ),
+        *(
+            Call(
+                "nvmlDeviceGetMaxClockInfo",
+                (Out("gpu_clock_max_hertz", times=1e6, at_most=_MAX_HERTZ, labels=(("clock", clock),)),),
+                args=(kind,),
+                every_s=RARELY,
+            )
+            for clock, kind in _CLOCKS
+        ),
+        Call("nvmlDeviceGetPerformanceState", (Out("gpu_performance_state", at_most=15),)),
+    ),
+    "power": (
+        Call("nvmlDeviceGetPowerUsage", (Out("gpu_power_watts", per=1000, at_most=_MAX_WATTS),)),
+        Call("nvmlDeviceGetEnforcedPowerLimit", (Out("gpu_power_limit_watts", per=1000, at_most=_MAX_WATTS),), every_s=SOMETIMES),
+        Call(
+            "nvmlDeviceGetPowerManagementDefaultLimit",
+            (Out("gpu_power_limit_default_watts", per=1000, at_most=_MAX_WATTS),),
+            every_s=RARELY,
+        ),
+        Call("nvmlDeviceGetTotalEnergyConsumption", (Out("gpu_energy_joules_total", per=1000, at_most=2.0**53),), formats=("Q",)),
+    ),
+    "throttle": (
+        Call(
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            tuple(Out("gpu_throttle_active", labels=(("reason", reason),)) for reason, _ in _THROTTLE_BITS),
+            formats=("Q",),
+            numbers=_bits,
+            before="nvmlDeviceGetCurrentClocksThrottleReasons",
+        ),
+    ),
+    "pcie": (
+        Call("nvmlDeviceGetPcieReplayCounter", (Out("gpu_pcie_replays_total"),)),
+        Call("nvmlDeviceGetCurrPcieLinkWidth", (Out("gpu_pcie_link_width", at_most=64),), every_s=SOMETIMES),
+        Call("nvmlDeviceGetMaxPcieLinkWidth", (Out("gpu_pcie_link_width_max", at_most=64),), every_s=RARELY),
+        Call("nvmlDeviceGetCurrPcieLinkGeneration", (Out("gpu_pcie_link_generation", at_most=16),), every_s=SOMETIMES),
+        Call("nvmlDeviceGetMaxPcieLinkGeneration", (Out("gpu_pcie_link_generation_max", at_most=16),), every_s=RARELY),
+    ),
+    "ecc": (
+        Call("nvmlDeviceGetEccMode", (Out("gpu_ecc_enabled", at_most=1),), formats=("I", "I"), numbers=_first, every_s=RARELY),
+        *_ecc("gpu_ecc_errors_total", 0, SOMETIMES),
+        *_ecc("gpu_ecc_errors_lifetime_total", 1, SOMETIMES),
+    ),
+    "remap": (
+        Call(
+            "nvmlDeviceGetRowRemapperHistogram",
+            tuple(
+                Out("gpu_row_remap_banks", labels=(("spares", spares),)) for spares in ("max", "high", "partial", "low", "none")
+            ),
+            formats=("IIIII",),
+            every_s=RARELY,
+        ),
+    ),
+    "encoder": tuple(
+        Call(
+            f"nvmlDeviceGet{which.capitalize()}Utilization",
+            (Out(f"gpu_{which}_utilization_ratio", per=100, at_most=1),),
+            formats=("I", "I"),
+            numbers=_first,
+        )
+        for which in ("encoder", "decoder")
+    ),
+    "pcie_throughput": tuple(
+        Call(
+            "nvmlDeviceGetPcieThroughput",
+            (Out("gpu_pcie_throughput_bytes_per_second", times=1024, at_most=2.0**50, labels=(("direction", direction),)),),
+            args=(counter,),
+        )
+        for direction, counter in (("transmit", 0), ("receive", 1))
+    ),
+    "retired_pages": (
+        Call("nvmlDeviceGetRetiredPagesPendingStatus", (Out("gpu_retired_pages_pending", at_most=1),), every_s=SOMETIMES),
+    ),
+}
+
+FIELDS: Final[dict[str, tuple[Field, ...]]] = {
+    "temperature": (Field(82, Out("gpu_memory_temperature_celsius", at_most=_MAX_CELSIUS)),),
+    "power": (Field(186, Out("gpu_power_instant_watts", per=1000, at_most=_MAX_WATTS)),),
+    "throttle": (
+        Field(74, _seconds("sw_power_cap")),
+        Field(76, _seconds("sync_boost")),
+        Field(269, _seconds("sw_thermal")),
+        Field(270, _seconds("hw_thermal")),
+        Field(271, _seconds("hw_power_brake")),
+        # What drivers without the three above have instead.
+        Field(75, _seconds("thermal"), unless=269),
+        Field(77, _seconds("board_limit"), unless=269),
+        Field(79, _seconds("reliability"), unless=269),
+    ),
+    "pcie": tuple(
+        Field(number, Out("gpu_pcie_errors_total", labels=(("severity", severity),)))
+        for severity, number in (("correctable", 173), ("non_fatal", 179), ("fatal", 180))
+    ),
+    "remap": (
+        *(
+            Field(number, Out("gpu_remapped_rows_total", labels=(("cause", cause),)))
+            for cause, number in (("corrected", 142), ("uncorrected", 143))
+        ),
+        Field(144, Out("gpu_row_remap_pending", at_most=1)),
+        Field(145, Out("gpu_row_remap_failure", at_most=1)),
+    ),
+}

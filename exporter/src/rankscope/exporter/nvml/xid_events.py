@@ -1,0 +1,56 @@
+"""Xid errors as the driver reports them: events since the process of this GPU began to listen."""
+
+from __future__ import annotations
+
+import time
+from ctypes import create_string_buffer
+from struct import Struct
+from typing import Any, Final
+
+from rankscope.exporter.nvml.asking import Asking
+from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.source import XidEvent
+
+_AT_ONCE: Final = 0
+_EVENT: Final = Struct("@8xQQ8x")
+"""Of the structure what is read: the event's type and its data."""
+_MOST: Final = 256
+"""Events taken in one pass; more wait in the driver for the next."""
+
+
+class Xids(PlainTopic):
+    """An event set of this GPU, emptied in every pass without ever waiting."""
+
+    def __init__(self) -> None:
+        self._events: Any = None
+        self._memory = create_string_buffer(_EVENT.size)
+
+    def collect(self, at: Pass) -> None:
+        """Add the events since the last pass."""
+        ask = at.ask
+        kind = ask.nvml.nvmlEventTypeXidCriticalError
+        if self._events is None:
+            events = ask("nvmlEventSetCreate")
+            try:
+                ask("nvmlDeviceRegisterEvents", ask.handle, kind, events)
+            except ask.nvml.NVMLError as error:
+                ask("nvmlEventSetFree", events)
+                # Nobody listening must not look like no errors.
+                at.trouble = f"Xid events cannot be had: {ask.reason(error)}"
+                return
+            self._events = events
+        for _ in range(_MOST):
+            code = ask.call("nvmlEventSetWait_v2", self._events, self._memory, _AT_ONCE)
+            if code == ask.nvml.NVML_ERROR_TIMEOUT:
+                break
+            if code:
+                raise ask.nvml.NVMLError(code)
+            event_kind, xid = _EVENT.unpack_from(self._memory)
+            if event_kind == kind:
+                at.xids.append(XidEvent(time.time(), xid))
+
+    def close(self, ask: Asking) -> None:
+        """Free the event set."""
+        if self._events is not None:
+            ask("nvmlEventSetFree", self._events)
+            self._events = None

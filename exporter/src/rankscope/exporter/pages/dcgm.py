@@ -1,0 +1,166 @@
+"""The page with the names of dcgm-exporter, for boards and rules that were written for those."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rankscope.exporter.catalogue import CATALOGUE, DcgmName
+from rankscope.exporter.pages.dcgm_counters import PREFIX, Counters, LabelField, default_counters
+from rankscope.exporter.pages.exposition import TEXT_TYPE, Family, Renderer
+from rankscope.exporter.pages.page import SIMULATED_COMMENT, Page, SeriesLoop
+from rankscope.exporter.source import FleetState, GpuSample, GpuState, Labels, MigDevice
+
+logger = logging.getLogger(__name__)
+
+_LAST_XID: Final = "gpu_xid_last_code"
+_POD_LABELS: Final = (("container", "container_k8s"), ("namespace", "namespace_k8s"), ("pod", "pod_k8s"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a metric of the catalogue becomes one of the page; ``of_mig``: it is one of MIG devices."""
+
+    entry: DcgmName
+    name: str
+    of_mig: bool
+
+
+class DcgmPage:
+    """The same data as ``page``, as text 0.0.4 only: counters without ``_total`` are none to OpenMetrics.
+
+    ``hostname_label`` is ``Hostname``, or ``hostname`` as newer releases spell it.
+    """
+
+    def __init__(
+        self, page: Page, counters: Counters | None = None, *, hostname_label: Literal["Hostname", "hostname"] = "Hostname"
+    ) -> None:
+        self._page = page
+        self._counters = counters or default_counters()
+        self._hostname_label = hostname_label
+        self._renderer = Renderer()
+        wanted = {counter.name for counter in self._counters.metrics}
+        self._ways: dict[str, tuple[_Way, ...]] = {}
+        for row in CATALOGUE:
+            ways = (_Way(entry, PREFIX + entry.name, row.name.startswith("gpu_mig_")) for entry in row.dcgm)
+            self._ways[row.name] = tuple(way for way in ways if way.name in wanted)
+        self._asleep = self._not_collected()
+        for name, reason in (*self._counters.refused, *self._asleep):
+            logger.warning("DCGM-compatible page: no %s: %s", name, reason)
+
+    def render(self) -> tuple[bytes, str]:
+        """The page, and its content type."""
+        families = {counter.name: Family(counter.name, counter.type, counter.help) for counter in self._counters.metrics}
+        remarks = [f"{name} not available: {reason}" for name, reason in (*self._counters.refused, *self._asleep)]
+        if self._page.fleet is not None:
+            state = self._page.fleet.state()
+            jobs = {labels["uuid"]: labels for labels, _ in _fresh(self._page.jobs, "gpu_job_info")}
+            xids = {labels["uuid"]: value for labels, value in _fresh(self._page.xid, _LAST_XID)}
+            for gpu in state.gpus:
+                self._add_gpu(families, gpu, state, jobs)
+                # Also of a GPU that is down: the code may be the reason.
+                if gpu.identity.uuid in xids:
+                    labels = self._labels(gpu, state, None, jobs.get(gpu.identity.uuid, {}))
+                    for way in self._ways[_LAST_XID]:
+                        families[way.name].series[labels] = xids[gpu.identity.uuid]
+            remarks += self._remarks(state)
+        comments = "".join(f"# {' '.join(remark.split())}\n" for remark in remarks).encode("utf-8", "replace")
+        body = self._renderer.text(family for family in families.values() if family.series)
+        return (SIMULATED_COMMENT if self._page.simulated else b"") + comments + body, TEXT_TYPE
+
+    def _add_gpu(self, families: dict[str, Family], gpu: GpuState, state: FleetState, jobs: dict[str, dict[str, str]]) -> None:
+        if gpu.sample is None:
+            return
+        labels = {"": self._labels(gpu, state, None, jobs.get(gpu.identity.uuid, {}))}
+        for instance in _instances(gpu.sample):
+            labels[instance.uuid] = self._labels(gpu, state, instance, jobs.get(instance.uuid, {}))
+        values: dict[tuple[str, str], float] = {}
+        divided: set[str] = set()
+        for reading in gpu.sample.readings:
+            for way in self._ways.get(reading.metric, ()):
+                if reading.uuid in labels and way.entry.labels.items() <= set(reading.labels):
+                    key = way.name, reading.uuid
+                    # Several series of ours (two kinds of memory, say) may be one there.
+                    values[key] = values.get(key, 0) + round(reading.value * way.entry.times, 6)
+                    if way.of_mig:
+                        divided.add(way.name)
+        for (name, of), value in values.items():
+            # Of a divided GPU, DCGM tells this of the parts; with the whole as well, a sum would count it twice.
+            if of or name not in divided:
+                families[name].series[labels[of]] = value
+
+    def _labels(self, gpu: GpuState, state: FleetState, instance: MigDevice | None, job: dict[str, str]) -> Labels:
+        identity = gpu.identity
+        mig = (("GPU_I_PROFILE", instance.profile), ("GPU_I_ID", str(instance.gpu_instance))) if instance else ()
+        return (
+            ("gpu", str(identity.index)),
+            ("UUID", identity.uuid),
+            ("pci_bus_id", identity.pci_bus_id.upper()),
+            ("device", f"nvidia{identity.index}"),
+            ("modelName", identity.model),
+            *mig,
+            (self._hostname_label, self._page.host),
+            *((field, _label_value(field, gpu, state)) for field in self._counters.labels),
+            *((theirs, job[ours]) for theirs, ours in _POD_LABELS if ours in job),
+        )
+
+    def _remarks(self, state: FleetState) -> Iterator[str]:
+        """What this page lacks, and why: what models, or single GPUs, cannot give, and the GPUs that do not answer."""
+        lacking: dict[tuple[str, str, str], dict[str, None]] = {}
+        up: Counter[str] = Counter()
+        for gpu in state.gpus:
+            if gpu.sample is None:
+                yield f"{gpu.identity.uuid} is down: {gpu.detail or gpu.reason}"
+                continue
+            up[gpu.identity.model] += 1
+            for absent in gpu.sample.absent:
+                for way in self._ways.get(absent.metric, ()):
+                    if not absent.labels or way.entry.labels.items() <= set(absent.labels):
+                        lacking.setdefault((way.name, gpu.identity.model, absent.reason), {})[gpu.identity.uuid] = None
+        for (name, model, reason), uuids in lacking.items():
+            whose = model if len(uuids) == up[model] else ", ".join(uuids)
+            yield f"{name} not available on {whose}: {reason}"
+
+    def _not_collected(self) -> tuple[tuple[str, str], ...]:
+        """Metrics whose collector is switched off."""
+        collector_of: dict[str, str] = {}
+        for row in CATALOGUE:
+            for way in self._ways[row.name]:
+                collector_of.setdefault(way.name, row.collector)
+        return tuple(
+            (name, f"it needs --collector.{collector}")
+            for name, collector in collector_of.items()
+            if collector not in self._page.collectors
+        )
+
+
+def _fresh(loop: SeriesLoop | None, metric: str) -> Iterator[tuple[dict[str, str], float]]:
+    """Labels and value of the series of a metric, as long as they are fresh."""
+    known = loop.latest() if loop is not None else None
+    if known is not None and known.last is not None and known.fresh:
+        for one in known.last:
+            if one.metric == metric:
+                yield dict(one.labels), one.value
+
+
+def _instances(sample: GpuSample) -> Iterable[MigDevice]:
+    """A MIG device of each GPU instance: compute instances share its memory and counters, which is what DCGM shows."""
+    first: dict[int, MigDevice] = {}
+    for device in sample.mig_devices:
+        first.setdefault(device.gpu_instance, device)
+    return first.values()
+
+
+def _label_value(field: LabelField, gpu: GpuState, state: FleetState) -> str:
+    match field:
+        case "DCGM_FI_DRIVER_VERSION":
+            return state.driver.driver_version if state.driver else ""
+        case "DCGM_FI_NVML_VERSION":
+            return state.driver.nvml_version if state.driver else ""
+        case "DCGM_FI_DEV_SERIAL":
+            return gpu.identity.serial or ""
+        case "DCGM_FI_DEV_VBIOS_VERSION":
+            return gpu.identity.vbios_version or ""

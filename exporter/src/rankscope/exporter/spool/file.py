@@ -1,0 +1,150 @@
+"""One rank's text file: read without trusting whoever left it there, parsed and checked."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import Final, Literal
+
+import msgspec
+
+from rankscope.exporter.spool.text import Labels, Metric, TextError, metrics
+
+MAX_BYTES: Final = 64 * 1024
+MAX_SERIES: Final = 200
+_MAX_LINES: Final = 4 * MAX_SERIES  # each metric has three lines; what has more costs too much to read
+_MAX_LINE: Final = 4096
+_MAX_LABELS: Final = 16
+_MAX_LABEL_VALUE: Final = 512
+_RESERVED: Final = frozenset({"rank_state"})
+
+_METRIC_NAME: Final = re.compile(r"rank_[a-zA-Z0-9_]+")
+_RANK: Final = re.compile(r"[0-9]{1,7}")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class RejectedError(Exception):
+    """The file is not relayed. ``reason`` is one of a few fixed words: content of the file never reaches a label or the log."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class SpoolSeries(msgspec.Struct, frozen=True):
+    """One series: full name, labels sorted by name, value."""
+
+    name: str
+    labels: Labels
+    value: float
+
+
+class SpoolFamily(msgspec.Struct, frozen=True):
+    """One metric: its name on the page (with ``_total`` for counters), type, help text and series."""
+
+    name: str
+    type: Literal["gauge", "counter"]
+    help: str
+    series: tuple[SpoolSeries, ...]
+
+
+class SpoolFile(msgspec.Struct, frozen=True):
+    """What one rank published, and who that is: all series of a file belong to one rank of one run."""
+
+    run_id: str
+    rank: str
+    families: tuple[SpoolFamily, ...]
+
+
+def read_regular(name: str, folder_fd: int) -> tuple[bytes, os.stat_result]:
+    """The content of a file of the folder.
+
+    No link is followed, no FIFO or device waited for, and no more read than a rank's file may have.
+
+    Raises:
+        RejectedError: not a regular file, unreadable, or too large.
+        FileNotFoundError: it was removed meanwhile, as a rank that ends does.
+    """
+    # Asked before opening as well: opening a device may have effects.
+    if not stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
+        raise RejectedError("not_regular")
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RejectedError("unreadable") from error
+    with open(fd, "rb", buffering=0) as file:  # noqa: PTH123  a descriptor, not a path
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise RejectedError("not_regular")
+        if status.st_size > MAX_BYTES:
+            raise RejectedError("too_large")
+        try:
+            content = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise RejectedError("unreadable") from error
+    if len(content) > MAX_BYTES:
+        raise RejectedError("too_large")
+    return content, status
+
+
+def parse(content: bytes) -> SpoolFile:
+    """Parse and check a rank's text; raises ``RejectedError``."""
+    parsed = [family for family in _parsed(content) if family.samples]
+    if sum(len(family.samples) for family in parsed) > MAX_SERIES:
+        raise RejectedError("too_many_series")
+    families = tuple(_family(family) for family in parsed)
+    # OpenMetrics knows a counter by its name without _total: a gauge of that name would be the same metric.
+    names = {family.name for family in families}
+    if len({name.removesuffix("_total") for name in names}) != len(names):
+        raise RejectedError("wrong_type")
+    identities = {_identity(labels) for labels in {one.labels for family in families for one in family.series}}
+    if len(identities) != 1:
+        raise RejectedError("several_ranks" if identities else "empty")
+    ((run_id, rank),) = identities
+    return SpoolFile(run_id, rank, families)
+
+
+def _parsed(content: bytes) -> list[Metric]:
+    if content.count(b"\n") > _MAX_LINES:
+        raise RejectedError("too_many_series")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RejectedError("not_utf8") from error
+    # Long lines are also what makes a parser slow.
+    if _CONTROL.search(text) or any(len(line) > _MAX_LINE for line in text.split("\n")):
+        raise RejectedError("not_prometheus_text")
+    try:
+        return metrics(text)
+    except TextError as error:
+        raise RejectedError("not_prometheus_text") from error
+
+
+def _family(metric: Metric) -> SpoolFamily:
+    name = metric.name
+    if not _METRIC_NAME.fullmatch(name) or name.removesuffix("_total") in _RESERVED:
+        raise RejectedError("wrong_name")
+    if any(sample.timed for sample in metric.samples):
+        raise RejectedError("timestamp")
+    series = tuple(SpoolSeries(name, sample.labels, sample.value) for sample in metric.samples)
+    if metric.type == "counter" and name.endswith("_total"):
+        return SpoolFamily(name, "counter", metric.help, series)
+    if metric.type == "gauge" and not name.endswith("_total"):
+        return SpoolFamily(name, "gauge", metric.help, series)
+    raise RejectedError("wrong_type")
+
+
+def _identity(labels: Labels) -> tuple[str, str]:
+    """Run id and rank; every label is checked on the way."""
+    by_name = dict(labels)
+    run_id, rank = by_name.get("run_id", ""), by_name.get("rank", "")
+    if not run_id or not _RANK.fullmatch(rank):
+        raise RejectedError("no_identity")
+    if len(labels) > _MAX_LABELS or any(name.startswith("__") for name in by_name):
+        raise RejectedError("wrong_labels")
+    if any(len(text) > _MAX_LABEL_VALUE for text in by_name.values()):
+        raise RejectedError("wrong_labels")
+    return run_id, rank

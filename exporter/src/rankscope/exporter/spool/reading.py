@@ -1,0 +1,266 @@
+"""The spool: the text files the ranks of this node leave for the exporter, merged into one consistent set."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from rankscope.exporter.spool.file import RejectedError, SpoolFamily, SpoolFile, SpoolSeries, parse, read_regular
+from rankscope.exporter.spool.folder import SpoolFolder, foreign_hand
+from rankscope.exporter.spool.process_folders import ProcessFolder, ProcessFolders
+from rankscope.exporter.spool.text import Labels
+
+MAX_FILES: Final = 1024
+MAX_FILES_OF_USER: Final = 512
+MAX_SERIES_OF_USER: Final = 8000
+_MAX_ENTRIES: Final = 8 * MAX_FILES
+_MAX_ENTRIES_OF_PROCESS: Final = 256
+_MAX_FUTURE_S: Final = 60.0
+# What stays true of a silent rank: who and where it is, and when it was last heard of. An alert needs both.
+_KEPT_OF_SILENT: Final = frozenset({"rank_info", "rank_last_step_timestamp_seconds"})
+_SUFFIX: Final = ".prom"
+
+State = Literal["running", "silent"]
+
+
+class SpoolError(Exception):
+    """The folder itself cannot be read or trusted; the message names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolSample:
+    """What the ranks of this node published.
+
+    ``states``: (run id, rank) → running or silent. ``rejected``: reason → files. ``duplicates``: series left out because an
+    earlier one has the same name and labels. ``owners``: run id → uid of the user whose files speak of it.
+    """
+
+    families: tuple[SpoolFamily, ...]
+    states: dict[tuple[str, str], State]
+    ok_files: int
+    stale_files: int
+    rejected: dict[str, int]
+    duplicates: int
+    owners: dict[str, int] = field(default_factory=dict)
+
+
+def empty_sample() -> SpoolSample:
+    """What a folder without files holds."""
+    return SpoolSample(families=(), states={}, ok_files=0, stale_files=0, rejected={}, duplicates=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """A file's content is parsed once: (inode, size, mtime) tells whether it is still the same.
+
+    ``age_s`` is how old it was when it was first seen like that, at ``seen_s`` on the monotonic clock.
+    """
+
+    key: tuple[int, int, int]
+    owner: int
+    outcome: SpoolFile | str
+    age_s: float
+    seen_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A file that may be one of a rank: ``place`` is its folder and name, for the cache."""
+
+    place: tuple[int, int, str]
+    name: str
+    folder_fd: int
+    status: os.stat_result
+    age_s: float
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one reading of the folder has met so far: parsed files by name, users' series, run ids' users."""
+
+    cache: dict[tuple[int, int, str], _Cached] = field(default_factory=dict)
+    files_of_user: Counter[int] = field(default_factory=Counter)
+    series_of_user: Counter[int] = field(default_factory=Counter)
+    owners: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Merge:
+    """Families by name, with no series twice."""
+
+    families: dict[str, tuple[SpoolFamily, list[SpoolSeries]]] = field(default_factory=dict)
+    seen: set[tuple[str, Labels]] = field(default_factory=set)
+    duplicates: int = 0
+
+    def add(self, family: SpoolFamily) -> None:
+        """Add the series nobody brought before; help and type are the first file's."""
+        _, series = self.families.setdefault(family.name, (family, []))
+        for one in family.series:
+            key = (one.name, one.labels)
+            if key in self.seen:
+                self.duplicates += 1
+            else:
+                self.seen.add(key)
+                series.append(one)
+
+    def result(self) -> tuple[SpoolFamily, ...]:
+        """All families, by name."""
+        return tuple(
+            SpoolFamily(name, first.type, first.help, tuple(series)) for name, (first, series) in sorted(self.families.items())
+        )
+
+
+class Spool:
+    """Reads ``*.prom`` files of ``folder`` each time it is asked; ``now`` returns unix seconds.
+
+    A file older than ``stale_s`` says that its rank is silent: of its series only identity and time of the last step are kept.
+    After ``forget_s`` the file is ignored. Of two files for the same series the fresher one counts, and a run belongs to the user
+    whose file mentioned it first. Freshest first, each user's files are read until they are too many. A private folder is read
+    only as long as nobody else can put files into it. ``processes`` adds the folders of that name as those processes see them.
+
+    A file's age comes from the wall clock when it is first seen, and goes on by the monotonic one: setting the clock makes nobody
+    silent, and nobody fresh.
+    """
+
+    def __init__(
+        self,
+        folder: SpoolFolder,
+        *,
+        stale_s: float,
+        forget_s: float,
+        processes: ProcessFolders | None = None,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._stale_s = stale_s
+        self._forget_s = forget_s
+        self._processes = processes
+        self._now = now
+        self._monotonic = monotonic
+        self._cache: dict[tuple[int, int, str], _Cached] = {}
+        self._owners: dict[str, int] = {}
+        self._read_s: float | None = None
+
+    def read(self) -> SpoolSample:
+        """All files as they are now; raises ``SpoolError`` when the folder cannot be read, or not be trusted."""
+        path = self._folder.path
+        try:
+            if self._folder.private and (reason := foreign_hand(path.parent, path)) is not None:
+                raise SpoolError(f"{reason}; it is not read: remove it, or name another folder with --spool")
+            folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SpoolError(f"{path}: {error.strerror}") from error
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, folder_fd)
+            rejected: Counter[str] = Counter()
+            folders = [ProcessFolder(folder_fd, None)]
+            if self._processes is not None:
+                others = stack.enter_context(self._processes.opened(path, besides=folder_fd))
+                folders += others.folders
+                rejected.update(others.refused)
+            return self._read(folders, rejected)
+
+    def _read(self, folders: list[ProcessFolder], rejected: Counter[str]) -> SpoolSample:
+        files: list[tuple[float, SpoolFile]] = []
+        seen = _Seen()
+        now, now_s = self._now(), self._monotonic()
+        found = [one for folder in folders for one in self._files(folder, now, now_s, rejected)]
+        for one in sorted(found, key=lambda file: (file.age_s, file.name)):
+            if one.age_s > self._forget_s:
+                continue
+            try:
+                files.append((one.age_s, self._accept(one, now_s, seen)))
+            except FileNotFoundError:
+                continue
+            except RejectedError as error:
+                rejected[error.reason] += 1
+        # A run whose files are all gone may be anybody's again.
+        self._cache, self._owners, self._read_s = seen.cache, seen.owners, now_s
+        return self._merge(files, rejected)
+
+    def _accept(self, file: _Found, now_s: float, seen: _Seen) -> SpoolFile:
+        if file.age_s < -_MAX_FUTURE_S:  # it would never become stale
+            raise RejectedError("from_the_future")
+        user = file.status.st_uid
+        if (
+            len(seen.cache) >= MAX_FILES
+            or seen.files_of_user[user] >= MAX_FILES_OF_USER
+            or seen.series_of_user[user] >= MAX_SERIES_OF_USER
+        ):
+            raise RejectedError("too_many_files")
+        seen.files_of_user[user] += 1
+        cached = seen.cache[file.place] = self._load(file, now_s)
+        if isinstance(cached.outcome, str):
+            raise RejectedError(cached.outcome)
+        outcome = cached.outcome
+        if seen.owners.setdefault(outcome.run_id, self._owners.get(outcome.run_id, cached.owner)) != cached.owner:
+            raise RejectedError("foreign_owner")
+        seen.series_of_user[cached.owner] += sum(len(family.series) for family in outcome.families)
+        return outcome
+
+    def _files(self, folder: ProcessFolder, now: float, now_s: float, rejected: Counter[str]) -> Iterator[_Found]:
+        """The candidates of a folder."""
+        of_folder = os.fstat(folder.fd)
+        with os.scandir(folder.fd) as entries:
+            most = _MAX_ENTRIES if folder.owners is None else _MAX_ENTRIES_OF_PROCESS
+            for entry in itertools.islice(entries, most):
+                if not entry.name.endswith(_SUFFIX) or entry.name.startswith("."):
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if folder.owners is not None and status.st_uid not in folder.owners:
+                    rejected["foreign_owner"] += 1
+                    continue
+                place = (of_folder.st_dev, of_folder.st_ino, entry.name)
+                yield _Found(place, entry.name, folder.fd, status, self._age_s(place, status, now, now_s))
+            # Whose they are nobody knows; that some are not even looked at must be seen.
+            rejected["too_many_files"] += next(entries, None) is not None
+
+    def _age_s(self, place: tuple[int, int, str], status: os.stat_result, now: float, now_s: float) -> float:
+        known = self._cache.get(place)
+        if known is None or self._read_s is None:
+            return now - status.st_mtime
+        if known.key == _key(status):
+            return known.age_s + now_s - known.seen_s
+        # Written since the last reading, whatever the wall clock says; only its writer may have set an older time by hand.
+        set_back_s = max(0.0, status.st_ctime - status.st_mtime)
+        return set_back_s + min(max(0.0, now - status.st_ctime), now_s - self._read_s)
+
+    def _load(self, file: _Found, now_s: float) -> _Cached:
+        cached = self._cache.get(file.place)
+        if cached is not None and cached.key == _key(file.status):
+            return cached
+        content, status = read_regular(file.name, file.folder_fd)
+        outcome: SpoolFile | str
+        try:
+            outcome = parse(content)
+        except RejectedError as error:
+            outcome = error.reason
+        return _Cached(_key(status), status.st_uid, outcome, file.age_s, now_s)
+
+    def _merge(self, files: list[tuple[float, SpoolFile]], rejected: Counter[str]) -> SpoolSample:
+        merge = _Merge()
+        states: dict[tuple[str, str], State] = {}
+        stale_files = 0
+        for age_s, file in files:
+            stale = age_s > self._stale_s
+            stale_files += stale
+            states.setdefault((file.run_id, file.rank), "silent" if stale else "running")
+            for family in file.families:
+                if not stale or family.name in _KEPT_OF_SILENT:
+                    merge.add(family)
+        ok_files = len(files) - stale_files
+        return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), merge.duplicates, dict(self._owners))
+
+
+def _key(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns

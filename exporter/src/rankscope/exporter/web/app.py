@@ -1,0 +1,187 @@
+"""The pages of the exporter."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.metadata import version
+from typing import Final, Protocol
+from urllib.parse import parse_qs
+
+from rankscope.exporter.catalogue import COLLECTORS
+from rankscope.exporter.pages.exposition import prefers_openmetrics
+from rankscope.exporter.pages.page import Page
+from rankscope.exporter.web.access import WebAccess
+from rankscope.exporter.web.control import PATHS as CONTROL_PATHS
+from rankscope.exporter.web.control import Control
+from rankscope.exporter.web.http_connection import Request, Response
+from rankscope.exporter.web.landing import landing_page
+from rankscope.exporter.web.rendered import RenderedPages
+
+DCGM_PATH: Final = "/dcgm/metrics"
+
+_HEALTHY: Final = "/-/healthy"
+_GZIP_FROM_BYTES: Final = 1024
+_MAX_QUERY_FIELDS: Final = 128
+_CONTENT_SECURITY: Final = ("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
+
+Query = Mapping[str, list[str]]
+
+
+class CompatiblePage(Protocol):
+    """A page in the words of another exporter."""
+
+    def render(self) -> tuple[bytes, str]:
+        """The page and its content type."""
+        ...
+
+
+class App:
+    """Answers requests: ``/metrics``, ``/-/healthy``, ``/-/ready``, the landing page, releases. No page waits for a GPU.
+
+    ``web`` answers on the web addresses, ``local`` on the control socket, ``compatible_only`` on an address which
+    has the compatible page at ``/metrics``.
+    """
+
+    def __init__(
+        self, page: Page, access: WebAccess, *, telemetry_path: str = "/metrics", compatible: CompatiblePage | None = None
+    ) -> None:
+        self._page = page
+        self._access = access
+        self._telemetry_path = telemetry_path
+        self._compatible = compatible
+        self._rendered = RenderedPages()
+        self.control = Control(page.fleet, self._rendered.forget)
+        self._routes: dict[str, Callable[[Request, Query], Awaitable[Response]]] = {
+            "/": self._landing,
+            telemetry_path: self._metrics,
+            _HEALTHY: self._healthy,
+            "/-/ready": self._ready,
+        }
+        if compatible is not None:
+            self._routes[DCGM_PATH] = self._compatible_metrics
+
+    async def web(self, request: Request) -> Response:
+        """Over the network: users and tokens are asked for. Being alive is no secret, and probes have no password."""
+        if request.path in CONTROL_PATHS:
+            refused = self.control.refusal(request)
+        else:
+            refused = None if request.path == _HEALTHY else await self._access.refusal(request)
+        return self._with_headers(refused or await self._answer(request))
+
+    async def local(self, request: Request) -> Response:
+        """Over the Unix socket, whose mode says who may."""
+        return await self._answer(request)
+
+    async def compatible_only(self, request: Request) -> Response:
+        """Over an address of its own: the compatible page where its scrapers look for it."""
+        refused = None if request.path == _HEALTHY else await self._access.refusal(request)
+        if refused is None:
+            routes = {
+                "/metrics": self._compatible_metrics,
+                _HEALTHY: self._healthy,
+                "/-/ready": self._ready,
+                "/health": self._healthy,
+            }
+            refused = await self._route(request, {}, routes)
+        return self._with_headers(refused)
+
+    def _with_headers(self, response: Response) -> Response:
+        headers = self._access.web.headers
+        if not headers:
+            return response
+        chosen = {name for name, _ in headers}
+        own = tuple(header for header in response.headers if header[0] not in chosen)
+        return Response(response.status, response.body, response.content_type, (*own, *headers))
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            query = parse_qs(request.query, keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
+        except ValueError:
+            return Response(400, b"too many parameters\n")
+        if request.path in CONTROL_PATHS:
+            return await self.control.answer(request, query)
+        return await self._route(request, query, self._routes)
+
+    async def _route(
+        self, request: Request, query: Query, routes: Mapping[str, Callable[[Request, Query], Awaitable[Response]]]
+    ) -> Response:
+        route = routes.get(request.path)
+        if route is None:
+            return Response(404, f"not found: try {self._telemetry_path}\n".encode())
+        if request.method not in ("GET", "HEAD"):
+            return Response(405, b"only GET and HEAD\n", headers=(("allow", "GET, HEAD"),))
+        return await route(request, query)
+
+    async def _metrics(self, request: Request, query: Query) -> Response:
+        accept = request.headers.get("accept", "")
+        collectors: frozenset[str] | None = None
+        if "collect[]" in query:
+            collectors = frozenset(query["collect[]"])
+            unknown = sorted(collectors - self._page.collectors)
+            if unknown:
+                return Response(400, _unknown_collectors(unknown, self._page.collectors).encode())
+        key = (prefers_openmetrics(accept), collectors)
+        return await self._rendered_page(request, key, lambda: self._page.render(accept, collectors))
+
+    async def _compatible_metrics(self, request: Request, _query: Query) -> Response:
+        compatible = self._compatible
+        assert compatible is not None
+        return await self._rendered_page(request, "compatible", compatible.render)
+
+    async def _rendered_page(self, request: Request, key: object, render: Callable[[], tuple[bytes, str]]) -> Response:
+        body, content_type = await self._rendered.get(key, render)
+        headers: tuple[tuple[str, str], ...] = (("vary", "accept, accept-encoding"), ("cache-control", "no-store"))
+        if len(body) >= _GZIP_FROM_BYTES and accepts_gzip(request.headers.get("accept-encoding", "")):
+            body, content_type = await self._rendered.get(key, render, compressed=True)
+            headers = (*headers, ("content-encoding", "gzip"))
+        return Response(200, body, content_type, headers)
+
+    async def _healthy(self, _request: Request, _query: Query) -> Response:
+        """Answering at all is the whole check: a wedged driver must not get the exporter killed."""
+        return Response(200, b"healthy\n")
+
+    async def _ready(self, _request: Request, _query: Query) -> Response:
+        problems = self._page.problems()
+        if problems:
+            lines = "".join(f"{_line(name)}: {_line(reason)}\n" for name, reason in problems)
+            return Response(503, f"not ready\n{lines}".encode())
+        return Response(200, b"ready\n")
+
+    async def _landing(self, _request: Request, _query: Query) -> Response:
+        fleet = self._page.fleet
+        links = [self._telemetry_path, *([DCGM_PATH] if self._compatible is not None else []), "/-/ready", _HEALTHY]
+        body = landing_page(
+            host=self._page.host,
+            version=version("rankscope"),
+            simulated=self._page.simulated,
+            state=fleet.state() if fleet is not None else None,
+            problems=self._page.problems(),
+            links=links,
+        )
+        return Response(200, body.encode(), "text/html; charset=utf-8", (_CONTENT_SECURITY, ("cache-control", "no-store")))
+
+
+def accepts_gzip(header: str) -> bool:
+    """Whether an Accept-Encoding header names gzip and does not weigh it with nothing."""
+    for part in header.split(","):
+        coding, _, weight = part.partition(";")
+        if coding.strip().lower() in ("gzip", "*"):
+            name, _, value = weight.partition("=")
+            try:
+                return name.strip().lower() != "q" or float(value) > 0
+            except ValueError:
+                return False
+    return False
+
+
+def _unknown_collectors(unknown: list[str], enabled: frozenset[str]) -> str:
+    off = [name for name in unknown if name in COLLECTORS]
+    names = [name for name in unknown if name not in COLLECTORS]
+    told = [f"no such collector: {_line(', '.join(names))}"] if names else []
+    told += [f"switched off: {', '.join(off)} (--collector.NAME)"] if off else []
+    return "; ".join(told) + f"; on are: {', '.join(sorted(enabled))}\n"
+
+
+def _line(text: str) -> str:
+    """Somebody else's text on one line."""
+    return "".join(character if character.isprintable() else " " for character in text)[:500]

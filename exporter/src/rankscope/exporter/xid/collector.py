@@ -1,0 +1,60 @@
+"""The collector ``xid``: NVML's events and the kernel log into the journal, the journal's counts onto the page."""
+
+from __future__ import annotations
+
+import logging
+
+from rankscope.exporter.source import FleetState, GpuIdentity, Series, XidEvent
+from rankscope.exporter.xid.journal import XidJournal
+from rankscope.exporter.xid.kernel_log import KernelLog
+
+logger = logging.getLogger(__name__)
+
+
+class XidCollector:
+    """Gathers errors. ``kernel_log`` is None where it is not to be read."""
+
+    def __init__(self, journal: XidJournal, kernel_log: KernelLog | None) -> None:
+        self._journal = journal
+        self._kernel_log = kernel_log
+        self._logged: str | None = None
+
+    def on_xid(self, identity: GpuIdentity, event: XidEvent) -> None:
+        """An event of NVML, each exactly once; any thread may call, and does not wait."""
+        self._journal.record(identity.uuid, identity.pci_bus_id, event)
+
+    def read(self, state: FleetState) -> tuple[Series, ...]:
+        """Look into the kernel log, write what is new, and give the series."""
+        identities = [gpu.identity for gpu in state.gpus]
+        own: list[Series] = []
+        if self._kernel_log is not None:
+            uuids = {identity.pci_bus_id: identity.uuid for identity in identities}
+            for line in self._kernel_log.read():
+                self._journal.record_line(line, uuids.get(line.pci_bus_id, "") if line.kind == "xid" else "")
+            self._say(self._kernel_log.problem)
+            own += [
+                Series("rankscope_exporter_kernel_log_readable", float(self._kernel_log.problem is None)),
+                Series("rankscope_exporter_kernel_log_lost_lines_total", self._kernel_log.lost),
+            ]
+        series = self._journal.series(identities)
+        self._journal.flush()
+        own += [
+            Series("rankscope_exporter_xid_journal_durable", float(self._journal.durable)),
+            Series("rankscope_exporter_xid_journal_skipped_lines", self._journal.skipped_lines),
+        ]
+        return (*series, *own)
+
+    def close(self) -> None:
+        """Write what is not written, and let another exporter go on."""
+        if self._kernel_log is not None:
+            self._kernel_log.close()
+        self._journal.close()
+
+    def _say(self, problem: str | None) -> None:
+        if problem == self._logged:
+            return
+        self._logged = problem
+        if problem is None:
+            logger.info("the kernel log can be read again")
+        else:
+            logger.warning("the kernel log cannot be read, Xids come from NVML only: %s", problem)

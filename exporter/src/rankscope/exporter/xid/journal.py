@@ -1,0 +1,327 @@
+"""The Xid journal: every error of a GPU or NVSwitch, counted once however often it is seen, with the job that was there.
+
+The same error is seen as an NVML event, as a line of the kernel log, and again as that line after a restart. NVML's events and
+the kernel's lines are matched one to one: the same device and code at about the same time are one error, but two lines are two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.exporter.source import GpuIdentity, Series, XidEvent
+from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, XidEntry
+from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
+from rankscope.exporter.xid.tallies import Tallies
+from rankscope.exporter.xids import ACTIONABLE
+
+logger = logging.getLogger(__name__)
+
+MAX_ENTRIES: Final = 1024
+"""Single errors kept; older ones are only counted."""
+
+EARLY_S: Final = 10.0
+LATE_S: Final = 120.0
+"""How much earlier and later than the kernel's line of an error NVML's event of it may seem to be.
+
+The event has the time at which it was asked for; while the driver is busy with the error, that can be long after.
+"""
+
+_FALLEN_S: Final = 300.0
+_LIVE_S: Final = 10.0
+_MAX_DELAY_S: Final = 120.0
+_MAX_JOB_ID: Final = 128
+
+_Key = tuple[str, str, int, str]
+
+
+def current_boot_id() -> str:
+    """The kernel's id of this boot; empty where it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+class XidJournal:
+    """The journal in ``folder``, or in memory only when that is None; ``job_at(uuid)`` names the job on a GPU now, from memory.
+
+    ``record`` and ``record_line`` only touch memory and may be called by any thread; ``flush`` writes. Without a disk (full,
+    read-only, another exporter's) everything goes on in memory, ``problem`` says why, and what is missing is written later.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        job_at: Callable[[str], str | None],
+        boot_id: str | None = None,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.problem: str | None = None
+        self.skipped_lines = 0
+        self._job_at = job_at
+        self._boot_id = current_boot_id() if boot_id is None else boot_id
+        self._now = now
+        self._monotonic = monotonic
+        self._began_boot_s = monotonic()
+        self._file = None if folder is None else JournalFile(folder)
+        self._memory = threading.Lock()
+        self._disk = threading.Lock()
+        self._last_codes: dict[str, tuple[float, int]] = {}
+        self._unsaved: dict[int, XidEntry] = {}
+        self._entries: dict[int, XidEntry] = {}
+        self._ids: dict[_Key, dict[int, None]] = {}
+        self._tallies = Tallies()
+        self._last_id = self._read_last_id = 0
+        self._last_seq = -1
+        self._nothing_saved = False
+        if self._file is not None:
+            with contextlib.suppress(JournalError):  # the counts go on even where this process may not write; flush says why
+                self._start_from(self._file.load())
+            self.flush()
+
+    @property
+    def durable(self) -> bool:
+        """Whether everything is on the disk as of the last ``flush``."""
+        return self._file is not None and self.problem is None
+
+    def record(self, uuid: str, pci_bus_id: str, event: XidEvent) -> None:
+        """An event of NVML; its time is of the wall clock, a moment ago."""
+        now, boot_now = self._now(), self._monotonic()
+        delay_s = now - event.unix_s
+        # A wall clock that was set in between says nothing about the delay.
+        boot_s = boot_now - (delay_s if 0 <= delay_s <= _MAX_DELAY_S else 0.0)
+        seen = KernelXid(kind="xid", seen_by="nvml", pci_bus_id=pci_bus_id, code=event.xid, text="", seq=-1, boot_s=boot_s)
+        self._observe(seen, uuid)
+
+    def record_line(self, line: KernelXid, uuid: str = "") -> None:
+        """A line of the kernel log; ``uuid`` where it is known who is at the line's address. A line known already is left out."""
+        if line.seq > self.last_seq:
+            self._observe(line, uuid)
+
+    @property
+    def last_seq(self) -> int:
+        """The last of the kernel's lines of this boot that is in; -1 when there is none."""
+        return self._last_seq
+
+    def entries(self) -> list[XidEntry]:
+        """The last errors, in the order in which they were recorded."""
+        with self._memory:
+            return list(self._entries.values())
+
+    def series(self, identities: Iterable[GpuIdentity]) -> tuple[Series, ...]:
+        """The series of these GPUs and of all NVSwitches. Codes that ask for an action are there from zero."""
+        known = tuple(identities)
+        with self._memory:
+            self._identify({identity.pci_bus_id: identity.uuid for identity in known})
+            return tuple(one for identity in known for one in self._of_gpu(identity.uuid)) + tuple(self._of_switches())
+
+    def flush(self) -> None:
+        """Write what is not on the disk yet; never raises, ``problem`` says why it is not."""
+        if self._file is None:
+            return
+        with self._disk:
+            try:
+                if not self._file.locked:
+                    self._take_over(self._file)
+                self._write(self._file)
+            except JournalError as error:
+                reason: str | None = str(error)
+            else:
+                reason = None
+        if reason != self.problem:
+            if reason is not None:
+                logger.warning("Xids are not kept on disk: %s", reason)
+            elif self.problem is not None:
+                logger.info("Xids are kept on disk again")
+            self.problem = reason
+
+    def close(self) -> None:
+        """Write, and let another exporter have the journal."""
+        self.flush()
+        if self._file is not None:
+            with self._disk:
+                self._file.close()
+
+    def _observe(self, seen: KernelXid, uuid: str) -> None:
+        boot_now = self._monotonic()
+        age_s = max(0.0, boot_now - seen.boot_s)
+        job_id = self._job_at(uuid) if uuid and age_s <= _LIVE_S else None
+        with self._memory:
+            self._last_seq = max(self._last_seq, seen.seq)
+            twin = self._match(seen)
+            if twin is not None:
+                entry = _merged(twin, self._entry(seen, uuid, job_id, age_s, number=twin.id))
+            else:
+                entry = self._entry(seen, uuid, job_id, age_s, number=self._last_id + 1)
+            self._put(entry, unsaved=True)
+
+    def _entry(self, seen: KernelXid, uuid: str, job_id: str | None, age_s: float, *, number: int) -> XidEntry:
+        return XidEntry(
+            id=number,
+            kind=seen.kind,
+            pci_bus_id=seen.pci_bus_id,
+            uuid=uuid,
+            code=seen.code,
+            severity=seen.severity,
+            unix_s=round(self._now() - age_s, 3),
+            boot_id=self._boot_id,
+            boot_s=round(seen.boot_s, 3),
+            seen_by=(seen.seen_by,),
+            seq=seen.seq if seen.seq >= 0 else None,
+            job_id=job_id[:_MAX_JOB_ID] if job_id else None,
+            text=seen.text,
+        )
+
+    def _match(self, seen: KernelXid) -> XidEntry | None:
+        """The first error that this may be another sight of."""
+        for number in self._ids.get(_key(seen), {}):
+            entry = self._entries[number]
+            later_s = seen.boot_s - entry.boot_s
+            # That a GPU is off the bus is said again and again; that is no second loss.
+            if seen.seen_by == "kernel_log_fallen":
+                if abs(later_s) <= _FALLEN_S:
+                    return entry
+            elif seen.seen_by not in entry.seen_by:
+                late_s = later_s if seen.seen_by == "nvml" else -later_s
+                if -EARLY_S <= late_s <= LATE_S:
+                    return entry
+        return None
+
+    def _put(self, entry: XidEntry, *, unsaved: bool) -> None:
+        """Add an error, or replace what was known of it; it is counted when its device is known."""
+        before = self._entries.get(entry.id)
+        if before is None and entry.id <= self._last_id:
+            return  # counted and forgotten
+        if entry.device and (before is None or not before.device):
+            self._tallies.add(entry)
+            self._remember_code(entry)
+        if unsaved:
+            self._unsaved[entry.id] = entry
+            while len(self._unsaved) > 2 * MAX_ENTRIES:  # then everything is written anew, counts included
+                del self._unsaved[next(iter(self._unsaved))]
+        self._keep(entry)
+
+    def _keep(self, entry: XidEntry) -> None:
+        self._entries[entry.id] = entry
+        self._last_id = max(self._last_id, entry.id)
+        if entry.boot_id == self._boot_id:
+            self._ids.setdefault(_key(entry), {})[entry.id] = None
+            if entry.seq is not None:
+                self._last_seq = max(self._last_seq, entry.seq)
+        if len(self._entries) > MAX_ENTRIES:
+            oldest = self._entries.pop(next(iter(self._entries)))
+            self._ids.get(_key(oldest), {}).pop(oldest.id, None)
+
+    def _remember_code(self, entry: XidEntry) -> None:
+        since_start = entry.boot_id == self._boot_id and entry.boot_s >= self._began_boot_s
+        if entry.kind == "xid" and since_start and self._last_codes.get(entry.uuid, (0.0, 0))[0] <= entry.boot_s:
+            self._last_codes[entry.uuid] = (entry.boot_s, entry.code)
+
+    def _identify(self, uuids: dict[str, str]) -> None:
+        """GPUs whose address was not known when the log spoke of it, in this boot: later another may sit there."""
+        for entry in [one for one in self._entries.values() if not one.device and one.boot_id == self._boot_id]:
+            if uuid := uuids.get(entry.pci_bus_id):
+                self._put(msgspec.structs.replace(entry, uuid=uuid), unsaved=True)
+
+    def _of_gpu(self, uuid: str) -> Iterator[Series]:
+        tallies = self._tallies.of_gpu(uuid)
+        always = [str(code) for code in ACTIONABLE]
+        for code in [*always, *(code for code in tallies if code not in always)]:
+            labels = (("uuid", uuid), ("xid", code))
+            tally = tallies.get(code)
+            yield Series("gpu_xid_errors_total", tally.count if tally else 0, labels)
+            if tally is not None:
+                yield Series("gpu_xid_last_timestamp_seconds", tally.unix_s, labels)
+                if tally.job_id is not None:
+                    yield Series("gpu_xid_last_job_info", 1, (*labels, ("job_id", tally.job_id)))
+        yield Series("gpu_xid_last_code", self._last_codes.get(uuid, (0.0, 0))[1], (("uuid", uuid),))
+
+    def _of_switches(self) -> Iterator[Series]:
+        for tally in self._tallies.of_switches():
+            labels = (("pci_bus_id", tally.device), ("sxid", tally.code), ("severity", tally.severity))
+            yield Series("nvswitch_sxid_errors_total", tally.count, labels)
+
+    def _start_from(self, loaded: Loaded) -> None:
+        snapshot = loaded.snapshot
+        self.skipped_lines = loaded.skipped
+        self._entries, self._ids = {}, {}
+        self._tallies = Tallies(snapshot.tallies)
+        self._last_id = snapshot.last_id
+        self._last_seq = snapshot.seq if snapshot.boot_id == self._boot_id else -1
+        for entry in loaded.entries:
+            if entry.id <= snapshot.last_id and entry.id not in self._entries:
+                self._keep(entry)  # the snapshot has counted it
+            else:
+                self._put(entry, unsaved=False)
+        self._read_last_id = self._last_id
+
+    def _take_over(self, file: JournalFile) -> None:
+        """Become the writer. Another exporter may have been it until now, and may have recorded the same errors."""
+        file.lock()
+        try:
+            loaded = file.load()
+        except JournalError:
+            file.close()
+            raise
+        if not loaded.found:
+            self._nothing_saved = True
+            return
+        with self._memory:
+            own, began = list(self._unsaved.values()), self._read_last_id
+            self._unsaved = {}
+            self._start_from(loaded)
+            theirs = {number for number in self._entries if number > began}
+            for entry in own:
+                twin = self._entries.get(entry.id) if entry.id <= began else None
+                if entry.id > began:
+                    near = (self._entries[number] for number in self._ids.get(_key(entry), {}) if number in theirs)
+                    twin = next((one for one in near if abs(one.boot_s - entry.boot_s) <= LATE_S), None)
+                if twin is None:
+                    self._put(msgspec.structs.replace(entry, id=self._last_id + 1), unsaved=True)
+                else:
+                    theirs.discard(twin.id)
+                    self._put(_merged(twin, entry), unsaved=True)
+
+    def _write(self, file: JournalFile) -> None:
+        with self._memory:
+            pending = dict(self._unsaved)
+            too_much = len(pending) > MAX_ENTRIES or file.lines > 2 * MAX_ENTRIES or file.too_large
+            snapshot = Snapshot(
+                format=SCHEMA, last_id=self._last_id, boot_id=self._boot_id, seq=self._last_seq, tallies=self._tallies.all()
+            )
+            entries = list(self._entries.values())
+        if not (pending or self._nothing_saved):
+            return
+        if self._nothing_saved or too_much or not file.append(pending.values()):
+            file.rewrite(snapshot, entries)
+            self._nothing_saved = False
+        with self._memory:
+            for number, entry in pending.items():
+                if self._unsaved.get(number) is entry:
+                    del self._unsaved[number]
+
+
+def _key(error: KernelXid | XidEntry) -> _Key:
+    return error.kind, error.pci_bus_id, error.code, error.severity
+
+
+def _merged(known: XidEntry, other: XidEntry) -> XidEntry:
+    """What two looks at the same error tell together."""
+    return msgspec.structs.replace(
+        known,
+        uuid=known.uuid or other.uuid,
+        seen_by=tuple(dict.fromkeys((*known.seen_by, *other.seen_by))),
+        seq=max((seq for seq in (known.seq, other.seq) if seq is not None), default=None),
+        job_id=known.job_id or other.job_id,
+        text=known.text or other.text,
+    )

@@ -1,0 +1,101 @@
+"""The kernel log, read without waiting: first what is still in it from before, then what is new."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.exporter.xid.entry import KernelXid
+from rankscope.exporter.xid.kernel_lines import KernelLines
+
+KMSG: Final = Path("/dev/kmsg")
+
+# The kernel gives one record per read, of at most 8 KiB.
+_MAX_RECORD: Final = 16 * 1024
+_MAX_READS: Final = 20_000
+
+
+class KernelLog:
+    """Errors in the kernel log. One thread at a time.
+
+    ``problem`` says why it cannot be read, None while it can. ``lost`` counts records that the kernel dropped before they were
+    read.
+    """
+
+    def __init__(self, path: Path = KMSG, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.problem: str | None = None
+        self.lost = 0
+        self._path = path
+        self._monotonic = monotonic
+        self._fd: int | None = None
+        self._lines = KernelLines()
+        self._rest = b""
+        self._next_seq: int | None = None
+        self._read_until_s = 0.0
+
+    def read(self) -> list[KernelXid]:
+        """The errors in what was not read before; a very long log takes several calls.
+
+        Never raises, ``problem`` says what is wrong.
+        """
+        try:
+            if self._fd is None:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+            errors = self._drain(self._fd)
+        except OSError as error:
+            self.problem = f"{self._path}: {error.strerror}"
+            self.close()
+            return []
+        self.problem = None
+        return errors
+
+    def close(self) -> None:
+        """Let go of the file; the next ``read`` opens it again and sees everything again."""
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd, self._rest, self._next_seq = None, b"", None
+
+    def _drain(self, fd: int) -> list[KernelXid]:
+        found: list[KernelXid] = []
+        began_s = self._monotonic()
+        for _ in range(_MAX_READS):
+            try:
+                data = os.read(fd, _MAX_RECORD)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # the kernel overwrote what was to come; the gap in the numbers says how much
+                continue
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # a record larger than can be; it is skipped
+                    self.lost += 1
+                    continue
+                raise
+            if not data:
+                break
+            *records, self._rest = (self._rest + data).split(b"\n")
+            self._rest = self._rest[-_MAX_RECORD:]
+            found += [xid for record in records if (xid := self._error(record)) is not None]
+        else:
+            return found
+        self._read_until_s = began_s
+        return found
+
+    def _error(self, record: bytes) -> KernelXid | None:
+        read = self._lines.read(record)
+        if read is None:  # an attribute of the record before, or nonsense
+            return None
+        seq, _, error = read
+        if self._next_seq is not None and seq > self._next_seq:
+            self.lost += seq - self._next_seq
+        self._next_seq = seq + 1
+        if error is None:
+            return None
+        # The kernel's stamps drift from the monotonic clock over weeks; what is new since the last look happened since then.
+        boot_s = min(max(error.boot_s, self._read_until_s), self._monotonic())
+        return msgspec.structs.replace(error, boot_s=boot_s)

@@ -1,0 +1,78 @@
+"""Counting errors per device and code, within bounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from rankscope.exporter.xid.entry import Kind, Tally, XidEntry
+from rankscope.exporter.xids import ACTIONABLE
+
+OTHER: Final = "other"
+"""The code of what is beyond the cap: a storm of new codes must not make ever more series."""
+
+MAX_OTHER_CODES: Final = 8
+"""Codes of one GPU that get series of their own besides those that are there from zero."""
+
+MAX_SXID_CODES: Final = 16
+"""Codes of one NVSwitch that get series of their own, of each severity."""
+
+_ALWAYS: Final = frozenset(str(code) for code in ACTIONABLE)
+
+Device = tuple[Kind, str, str]
+
+
+class Tallies:
+    """Counts by device and code; what has a code of its own keeps it."""
+
+    def __init__(self, tallies: Iterable[Tally] = ()) -> None:
+        self._of: dict[Device, dict[str, Tally]] = {}
+        self._own_codes: Counter[Device] = Counter()
+        for tally in tallies:
+            self._put((tally.kind, tally.device, tally.severity), tally)
+
+    def add(self, entry: XidEntry) -> None:
+        """Count an entry of a known device."""
+        device: Device = (entry.kind, entry.device, entry.severity)
+        known = self._of.get(device, {})
+        code = str(entry.code)
+        if code not in known and code not in _ALWAYS:
+            cap = MAX_SXID_CODES if entry.kind == "sxid" else MAX_OTHER_CODES
+            code = code if self._own_codes[device] < cap else OTHER
+        before = known.get(code)
+        # The kernel log is read after the fact: an older error may come later, and is not the last one then.
+        if before is not None and before.boot_id == entry.boot_id and before.boot_s > entry.boot_s:
+            last_unix_s, last_boot_s, last_job_id = before.unix_s, before.boot_s, before.job_id
+        else:
+            last_unix_s, last_boot_s, last_job_id = entry.unix_s, entry.boot_s, entry.job_id
+        tally = Tally(
+            kind=entry.kind,
+            device=entry.device,
+            code=code,
+            severity=entry.severity,
+            count=1 if before is None else before.count + 1,
+            unix_s=last_unix_s,
+            boot_id=entry.boot_id,
+            boot_s=last_boot_s,
+            job_id=last_job_id,
+        )
+        self._put(device, tally)
+
+    def of_gpu(self, uuid: str) -> dict[str, Tally]:
+        """A GPU's tallies by code."""
+        return self._of.get(("xid", uuid, ""), {})
+
+    def of_switches(self) -> list[Tally]:
+        """Those of all NVSwitches."""
+        return [tally for (kind, _, _), tallies in sorted(self._of.items()) if kind == "sxid" for tally in tallies.values()]
+
+    def all(self) -> tuple[Tally, ...]:
+        """Everything, in the order in which codes appeared."""
+        return tuple(tally for tallies in self._of.values() for tally in tallies.values())
+
+    def _put(self, device: Device, tally: Tally) -> None:
+        known = self._of.setdefault(device, {})
+        if tally.code not in known and tally.code not in _ALWAYS and tally.code != OTHER:
+            self._own_codes[device] += 1
+        known[tally.code] = tally
