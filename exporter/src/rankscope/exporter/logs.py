@@ -42,7 +42,7 @@ def default_style(stream: TextIO | None = None) -> LogFormat:
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """Time, level, component, message, and what the caller added."""
-    component = record.name.removeprefix(ROOT).strip(".").rpartition(".")[2] or "main"
+    component = record.name.removeprefix(ROOT).strip(".").partition(".")[0] or "main"
     fields: dict[str, Any] = {
         "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": _LEVELS.get(record.levelname, record.levelname.lower()),

@@ -67,7 +67,8 @@ class CollectorLoop(Generic[T]):
     def stop(self, timeout_s: float) -> bool:
         """Ask the thread to end and wait a little; False when it is stuck."""
         self._stop.set()
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def wait_for_first_pass(self, timeout_s: float) -> bool:

@@ -105,7 +105,7 @@ class Nursery:
                 os.close(fd)
 
     def receive(self) -> list[Hello | Started | Exited]:
-        """What it has said since; raises ``NurseryLostError`` when it is gone."""
+        """What it has said since; raises ``NurseryLostError`` when it is gone, after its last words."""
         messages: list[Hello | Started | Exited] = []
         while True:
             try:
@@ -115,6 +115,8 @@ class Nursery:
             except OSError as error:
                 raise NurseryLostError from error
             if not datagram:
+                if messages:
+                    return messages
                 raise NurseryLostError
             messages.append(decode_from_nursery(datagram))
 

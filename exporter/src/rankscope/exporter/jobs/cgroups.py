@@ -13,7 +13,6 @@ _POD: Final = re.compile(rf"(?:.*-)?pod({_UUID}|[0-9a-f]{{32}})(?:\.slice)?(?::[
 _CONTAINER: Final = re.compile(r"(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?")
 _SLURM: Final = re.compile(r"slurm(?:_.+)?|(?:.+_)?slurmstepd\.scope|uid_[0-9]+")
 _JOB: Final = re.compile(r"job_([0-9]+)")
-_STEP: Final = re.compile(r"step_.+")
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -39,23 +38,19 @@ def place_of(text: str) -> Place:
 
 
 def _place(parts: list[str]) -> Place:
-    """What is higher up counts: root made it, while below its own group a process may make whatever it likes."""
-    for depth, part in enumerate(parts):
-        if part == "user.slice":
-            return Place()
+    """Of jobs and pods the outermost counts: below its own group a process may make whatever it is let.
+
+    Of containers it is the innermost: a node may itself be one.
+    """
+    job_id = pod_uid = container_id = None
+    for above, part in zip(("", *parts), parts, strict=False):
+        if part == "user.slice":  # from here on, groups are the user's own
+            break
         if pod := _POD.fullmatch(part):
-            return Place(pod_uid=pod[1].replace("_", "-"), container_id=pod[2] or _container(parts[depth + 1 :]))
-        if (job := _JOB.fullmatch(part)) and _is_slurms(parts, depth):
-            return Place(job_id=job[1])
-        if container := _CONTAINER.fullmatch(part):
-            return Place(container_id=container[1])
-    return Place()
-
-
-def _container(parts: list[str]) -> str | None:
-    return next((match[1] for part in parts if (match := _CONTAINER.fullmatch(part))), None)
-
-
-def _is_slurms(parts: list[str], depth: int) -> bool:
-    above, below = parts[depth - 1 : depth], parts[depth + 1 : depth + 2]
-    return any(_SLURM.fullmatch(part) for part in above) if above else any(_STEP.fullmatch(part) for part in below)
+            pod_uid = pod_uid or pod[1].replace("_", "-")
+            container_id = pod[2] or container_id
+        elif job := _JOB.fullmatch(part):
+            job_id = job_id or (job[1] if above == "" or _SLURM.fullmatch(above) else None)
+        elif container := _CONTAINER.fullmatch(part):
+            container_id = container[1]
+    return Place(job_id, pod_uid, container_id)

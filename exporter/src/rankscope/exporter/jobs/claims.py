@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rankscope.exporter.jobs.devices import bare
 from rankscope.exporter.jobs.environment import number, word
 from rankscope.exporter.jobs.join import Claim
 from rankscope.exporter.jobs.party import Ranks
@@ -13,7 +14,7 @@ _METRIC = "rank_info"
 
 
 def claims_of(sample: SpoolSample | None) -> dict[str, list[Claim]]:
-    """The ranks by the uuid they name, each as the word of the user whose files speak of its run."""
+    """The ranks by the uuid they name, without its prefix, each as the word of the user whose files speak of its run."""
     claims: dict[str, list[Claim]] = {}
     if sample is None:
         return claims
@@ -26,7 +27,7 @@ def claims_of(sample: SpoolSample | None) -> dict[str, list[Claim]]:
             owner, uuid = sample.owners.get(run_id), labels.get("gpu_uuid")
             if owner is not None and uuid:
                 silent = sample.states.get((run_id, labels.get("rank", ""))) != "running"
-                claims.setdefault(uuid, []).append(Claim(owner, _ranks(labels), silent))
+                claims.setdefault(bare(uuid), []).append(Claim(owner, _ranks(labels), silent))
     return claims
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.jobs.claims import claims_of
 from rankscope.exporter.jobs.deadline import Deadline
-from rankscope.exporter.jobs.devices import Devices, device_numbers
+from rankscope.exporter.jobs.devices import Devices, bare, device_numbers
 from rankscope.exporter.jobs.join import MULTIPLE, Answer, Claim, join
 from rankscope.exporter.jobs.kubelet import DEFAULT_SOCKET, Kubelet
 from rankscope.exporter.jobs.party import Hold, Identity, Use
@@ -73,10 +73,12 @@ class JobsCollector:
         now_s = time.monotonic()
         known = [holds for source in self._sources if (holds := source.read(now_s)) is not None]
         holds = tuple(hold for one in known for hold in one)
+        # A GPU that nobody is seen to hold is free only when all were asked who may give it away.
+        complete = bool(known) and all(source.known is not False for source in self._sources)
         uses = self._read_uses(state)
         claims = claims_of(self._ranks())
         devices = self._devices(state)
-        node = _Node(state, devices, holds, uses, claims, schedulers=bool(known))
+        node = _Node(state, devices, holds, uses, claims, complete=complete)
         names = self._names.names(node.uids()) if self._show_users else {}
         jobs_at: dict[str, str] = {}
         series: list[Series] = []
@@ -149,20 +151,22 @@ class _Node:
         uses: dict[int, Use],
         claims: dict[str, list[Claim]],
         *,
-        schedulers: bool,
+        complete: bool,
     ) -> None:
         self._gpus = state.gpus
         self._migs = devices.migs
         self._uses = uses
         self._claims = claims
-        self._schedulers = schedulers
         self._parents = {mig.uuid: uuid for uuid, migs in devices.migs.items() for mig in migs}
         self._jobs = {hold.identity.job_id: hold.identity for hold in holds if hold.identity.job_id is not None}
         self._holders: dict[str, list[Identity]] = {}
         for hold in holds:
-            for uuid in {devices.uuid_of(device) for device in hold.devices} - {None}:
-                assert uuid is not None
-                self._holders.setdefault(uuid, []).append(hold.identity)
+            for uuid in {devices.uuid_of(device) for device in hold.devices}:
+                if uuid is None:
+                    complete = False  # one of the others is theirs, nobody knows which
+                else:
+                    self._holders.setdefault(uuid, []).append(hold.identity)
+        self._complete = complete
 
     def uids(self) -> set[int]:
         claimed = {claim.uid for claims in self._claims.values() for claim in claims}
@@ -189,7 +193,7 @@ class _Node:
         pids = None if processes is None else {one.pid for one in processes if mig is None or one.uuid == mig}
         uuid = mig or gpu.identity.uuid
         # Where nobody has the device open, only its holder's ranks can mean it.
-        claims = [] if pids == set() and not holders else self._claims.get(uuid, [])
+        claims = [] if pids == set() and not holders else self._claims.get(bare(uuid), [])
         answer = join(
             holders,
             [self._uses[pid] for pid in sorted(pids or ()) if pid in self._uses],
@@ -197,4 +201,5 @@ class _Node:
             claims=claims,
             names=names,
         )
-        return uuid, answer, bool(holders) if self._schedulers else None, bool(pids) if pids is not None else None
+        allocated = True if holders else (False if self._complete else None)
+        return uuid, answer, allocated, bool(pids) if pids is not None else None

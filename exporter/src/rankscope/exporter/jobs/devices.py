@@ -37,18 +37,30 @@ class Devices:
 
     def __init__(self, gpus: tuple[GpuState, ...], migs: Mapping[str, tuple[MigDevice, ...]], numbers: Mapping[str, int]) -> None:
         self.migs = migs
-        self._uuids = {gpu.identity.uuid.lower(): gpu.identity.uuid for gpu in gpus}
-        self._uuids |= {mig.uuid.lower(): mig.uuid for devices in migs.values() for mig in devices}
-        self._by_number = {
-            numbers.get(gpu.identity.pci_bus_id, gpu.identity.index if not numbers else None): gpu.identity.uuid for gpu in gpus
-        }
+        self._uuids = {bare(gpu.identity.uuid): gpu.identity.uuid for gpu in gpus}
+        self._uuids |= {bare(mig.uuid): mig.uuid for devices in migs.values() for mig in devices}
+        places = {gpu.identity.pci_bus_id: gpu.identity for gpu in gpus}
+        known = {numbers[place]: identity.uuid for place, identity in places.items() if place in numbers}
+        self._by_number = known or {identity.index: identity.uuid for identity in places.values()}
 
     def uuid_of(self, device: Device) -> str | None:
-        """The uuid of the GPU or MIG device; None when this node has none such."""
-        uuid = self._uuids.get(device.uuid.lower()) if device.uuid is not None else self._by_number.get(device.number)
+        """The uuid of the GPU or MIG device; None when there is none such, or it cannot be told which."""
+        if device.uuid is not None:
+            uuid = self._uuids.get(bare(device.uuid))
+        elif device.number is not None:
+            uuid = self._by_number.get(device.number)
+            if device.gpu_instance is None and any(self.migs.values()):
+                return None  # where a GPU is divided, Slurm counts the parts
+        else:
+            return None
         if uuid is None or device.gpu_instance is None:
             return uuid
         instances = [mig for mig in self.migs.get(uuid, ()) if mig.gpu_instance == device.gpu_instance]
         if device.compute_instance is not None:
             instances = [mig for mig in instances if mig.compute_instance == device.compute_instance]
         return instances[0].uuid if len(instances) == 1 else None
+
+
+def bare(uuid: str) -> str:
+    """What is the same in all spellings: torch calls a MIG device GPU-…, some schedulers know lower case only."""
+    return uuid.lower().removeprefix("mig-").removeprefix("gpu-")

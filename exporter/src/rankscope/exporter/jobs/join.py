@@ -62,6 +62,8 @@ def join(
     )
     ranks = [_ranks(group, claims) for group in told.values()] or list(claimed.values())
     values = {name: _shared([_values(name, members) for members in identities]) for name in (*_IDENTITY, *_POD)}
+    if held and values["job_id"] is None:  # a node of Slurm that runs in a pod
+        values["job_id"] = _shared([{use.job_id for use in group if use.job_id} for group in own.values()])
     values |= {name: _shared([_values(name, members) for members in ranks]) for name in _RANKS}
     pods = {party for party in groups if party.startswith("pod uid ")}
     held_pods = [party for party in held if party.startswith("pod ")]

@@ -18,19 +18,23 @@ if TYPE_CHECKING:
 
 DEFAULT_SOCKET: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
-_METHOD: Final = "/v1.PodResourcesLister/List"
+_SERVICE: Final = "/v1.PodResourcesLister/"
 _TIMEOUT_S: Final = 0.8
 _MAX_BYTES: Final = 16 * 1024 * 1024
-_NVIDIA: Final = "nvidia.com/"
+_GPUS: Final = re.compile(r"nvidia\.com/(?:gpu|mig-).*")
 _DRA_DRIVER: Final = "gpu.nvidia.com"
 _UUID: Final = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?![0-9a-f])", re.IGNORECASE)
 _MIG_OLD: Final = re.compile(r"MIG-(GPU-[0-9a-f-]{36})/([0-9]{1,3})/([0-9]{1,3})")
-_DEVICE_FILE: Final = re.compile(r"nvidia([0-9]{1,3})(?:/gi([0-9]{1,3}))?(?:/vgpu[0-9]+)?")
+_DEVICE_FILE: Final = re.compile(r"nvidia([0-9]{1,3})(?:/gi([0-9]{1,3}))?(?:/vgpu[0-9]{1,3})?")
 _DRA_DEVICE: Final = re.compile(r"gpu-([0-9]{1,3})")
 
 
 class KubeletError(Exception):
-    """The kubelet cannot be asked; the message says why."""
+    """The kubelet cannot be asked; the message says why, ``reason`` is gRPC's word for it, or empty."""
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(text)
 
 
 class Kubelet:
@@ -49,7 +53,7 @@ class Kubelet:
             raise ExporterMissingError("asking the kubelet needs grpcio and protobuf: pip install 'rankscope[kubernetes]'")
 
     def read(self) -> tuple[Hold, ...] | None:
-        """Each container that has GPUs; None where there is no kubelet, or nothing to ask it with.
+        """Each container that has GPUs; None where no kubelet gives GPUs away, or there is nothing to ask it with.
 
         Raises:
             KubeletError: it does not answer, or with nonsense.
@@ -66,7 +70,13 @@ class Kubelet:
             return None
         except OSError as error:
             raise KubeletError(f"{self._socket}: {error.strerror}") from error
-        return tuple(_holds(self._list()))
+        try:
+            holds = tuple(_holds(self._ask("List")))
+            return holds if holds or self._gives_gpus() else None
+        except Exception:
+            # A connection made anew finds a kubelet that came back at once; the old one would wait longer and longer.
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the connection, if there is one."""
@@ -74,12 +84,21 @@ class Kubelet:
             self._channel.close()
             self._channel = None
 
-    def _list(self) -> Any:
+    def _gives_gpus(self) -> bool:
+        """Whether a device plugin has told it of GPUs; one too old to say so is taken at its word that nobody holds any."""
+        try:
+            return any(_devices_of(resource) for resource in self._ask("GetAllocatableResources").devices)
+        except KubeletError as error:
+            if error.reason == "unimplemented":
+                return True
+            raise
+
+    def _ask(self, method: str) -> Any:
         import grpc
 
         from rankscope.exporter.jobs.podresources import messages
 
-        request, response = messages()
+        request, response = messages(method)
         if self._channel is None:
             options = [
                 ("grpc.max_receive_message_length", _MAX_BYTES),
@@ -88,37 +107,38 @@ class Kubelet:
             ]
             self._channel = grpc.insecure_channel(f"unix://{self._socket.absolute()}", options=options)
         call = self._channel.unary_unary(
-            _METHOD, request_serializer=request.SerializeToString, response_deserializer=response.FromString
+            f"{_SERVICE}{method}", request_serializer=request.SerializeToString, response_deserializer=response.FromString
         )
         try:
             return call(request(), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
-            # A connection made anew finds a kubelet that came back at once; the old one would wait longer and longer.
-            self.close()
             code = getattr(error, "code", None)
             reason = code().name.lower() if code is not None else type(error).__name__
-            raise KubeletError(f"{self._socket}: {reason}") from error
+            raise KubeletError(f"{self._socket}: {reason}", reason) from error
 
 
 def _holds(response: Any) -> Iterator[Hold]:
     for pod in response.pod_resources:
         for container in pod.containers:
-            devices = tuple(dict.fromkeys([*_plugin_devices(container), *_claimed_devices(container)]))
+            given = [device for resource in container.devices for device in _devices_of(resource)]
+            devices = tuple(dict.fromkeys([*given, *_claimed_devices(container)]))
             if devices:
                 identity = Identity(namespace=word(pod.namespace), pod=word(pod.name), container=word(container.name))
                 yield Hold(identity, devices)
 
 
-def _plugin_devices(container: Any) -> Iterator[Device]:
-    """Devices of the device plugin; a replica of time slicing or MPS ends in ``::N``. Others' plugins use the same uuids."""
-    for resource in container.devices:
-        for device_id in resource.device_ids:
-            if old := _MIG_OLD.match(device_id):
-                yield Device(uuid=old[1], gpu_instance=int(old[2]), compute_instance=int(old[3]))
-            elif uuid := _UUID.match(device_id):
-                yield Device(uuid=uuid[1])
-            elif resource.resource_name.startswith(_NVIDIA) and (file := _DEVICE_FILE.fullmatch(device_id.split("::", 1)[0])):
-                yield Device(number=int(file[1]), gpu_instance=int(file[2]) if file[2] else None)
+def _devices_of(resource: Any) -> list[Device]:
+    """Devices of a device plugin; a replica of time slicing or MPS ends in ``::N``. Others' plugins use the same uuids."""
+    devices = []
+    for device_id in resource.device_ids:
+        if old := _MIG_OLD.match(device_id):
+            devices.append(Device(uuid=old[1], gpu_instance=int(old[2]), compute_instance=int(old[3])))
+        elif uuid := _UUID.match(device_id):
+            devices.append(Device(uuid=uuid[1]))
+        elif _GPUS.fullmatch(resource.resource_name):
+            file = _DEVICE_FILE.fullmatch(device_id.split("::", 1)[0])
+            devices.append(Device(number=int(file[1]), gpu_instance=int(file[2]) if file[2] else None) if file else Device())
+    return devices
 
 
 def _claimed_devices(container: Any) -> Iterator[Device]:
@@ -129,5 +149,7 @@ def _claimed_devices(container: Any) -> Iterator[Device]:
             uuids = [uuid[1] for name in names if (uuid := _UUID.search(name))]
             if uuids:
                 yield from (Device(uuid=uuid) for uuid in uuids)
-            elif resource.driver_name == _DRA_DRIVER and (number := _DRA_DEVICE.fullmatch(resource.device_name)):
-                yield Device(number=int(number[1]))
+            elif resource.driver_name == _DRA_DRIVER:
+                # Of a MIG device the name tells where on the GPU it is, which its uuid does not.
+                number = _DRA_DEVICE.fullmatch(resource.device_name)
+                yield Device(number=int(number[1])) if number else Device()

@@ -8,7 +8,7 @@ import msgspec
 class Device(msgspec.Struct, frozen=True):
     """A GPU, or a part of one, as a scheduler names it: by ``uuid``, or by ``number``, that of its device file.
 
-    With instances it is the MIG device with these on that GPU.
+    With instances it is the MIG device with these on that GPU. With neither uuid nor number it is one that cannot be told.
     """
 
     uuid: str | None = None
@@ -67,7 +67,6 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     claimed_job_id: str | None = None
     account: str | None = None
     partition: str | None = None
-    hostname: str | None = None
     ranks: Ranks = Ranks()
     environ_read: bool = False
     service: bool = False

@@ -14,6 +14,8 @@ _PACKAGE: Final = "v1"
 _MESSAGES: Final[dict[str, dict[str, tuple[int, str]]]] = {
     "ListPodResourcesRequest": {},
     "ListPodResourcesResponse": {"pod_resources": (1, "*PodResources")},
+    "AllocatableResourcesRequest": {},
+    "AllocatableResourcesResponse": {"devices": (1, "*ContainerDevices")},
     "PodResources": {"name": (1, "string"), "namespace": (2, "string"), "containers": (3, "*ContainerResources")},
     "ContainerResources": {
         "name": (1, "string"),
@@ -32,9 +34,12 @@ _MESSAGES: Final[dict[str, dict[str, tuple[int, str]]]] = {
 }
 
 
+_CALLS: Final = {"List": "ListPodResources", "GetAllocatableResources": "AllocatableResources"}
+
+
 @functools.cache
-def messages() -> tuple[type[Message], type[Message]]:
-    """The classes of the request and the response of ``List``."""
+def messages(method: str) -> tuple[type[Message], type[Message]]:
+    """The classes of a method's request and response; the method is ``List`` or ``GetAllocatableResources``."""
     pool = descriptor_pool.DescriptorPool()  # our own: another library may bring the same names
     file = descriptor_pb2.FileDescriptorProto(name="rankscope/podresources.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in _MESSAGES.items():
@@ -49,6 +54,6 @@ def messages() -> tuple[type[Message], type[Message]]:
     pool.Add(file)
     request, response = (
         message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-        for name in ("ListPodResourcesRequest", "ListPodResourcesResponse")
+        for name in (f"{_CALLS[method]}Request", f"{_CALLS[method]}Response")
     )
     return request, response

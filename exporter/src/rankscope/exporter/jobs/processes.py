@@ -120,7 +120,6 @@ def _use(pid: int, status: str, cgroup: str, environ: bytes | None) -> Use:
         claimed_job_id=number(values.get("SLURM_JOB_ID")),
         account=word(values.get("SLURM_JOB_ACCOUNT")),
         partition=word(values.get("SLURM_JOB_PARTITION")),
-        hostname=word(values.get("HOSTNAME")),
         ranks=ranks_of(values),
         # An empty one is that of a process that is ending, or of the kernel.
         environ_read=bool(environ),

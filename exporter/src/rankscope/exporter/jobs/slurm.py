@@ -22,6 +22,7 @@ _MAX_BYTES: Final = 16 * 1024
 _BOOT_ID: Final = "sys/kernel/random/boot_id"
 _MIG_OLD: Final = re.compile(r"MIG-(GPU-[0-9a-f-]{36})/([0-9]{1,3})/([0-9]{1,3})")
 _UUID: Final = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}")
+_NOTHING: Final = frozenset({"", "NoDevFiles", "none", "void", "-1"})
 _RANGE: Final = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
 
 
@@ -106,12 +107,12 @@ def parse(text: str, boot_id: str | None) -> Hold | None:
     )
     given = [devices_of(values.get(name, "")) for name in ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")]
     # A uuid is exact, and the only way to name a MIG device; numbers outside a job's own group of devices are the node's.
-    exact = [devices for devices in given if any(device.uuid for device in devices)]
+    exact = [devices for devices in given if all(device.uuid for device in devices) and devices]
     return Hold(identity, next((devices for devices in (*exact, *given) if devices), ()))
 
 
 def devices_of(text: str) -> tuple[Device, ...]:
-    """Devices from a list such as ``0,2-3`` or ``GPU-…,MIG-…``; what is neither is left out."""
+    """Devices from a list such as ``0,2-3`` or ``GPU-…,MIG-…``; what is neither is a device that cannot be told."""
     devices: list[Device] = []
     for piece in text.split(","):
         token = piece.strip()
@@ -122,6 +123,8 @@ def devices_of(text: str) -> tuple[Device, ...]:
         elif between := _RANGE.fullmatch(token):
             first = int(between[1])
             devices += [Device(number=one) for one in range(first, int(between[2] or first) + 1)]
+        elif token not in _NOTHING:
+            devices.append(Device())
     return tuple(dict.fromkeys(devices))
 
 
