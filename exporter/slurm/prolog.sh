@@ -1,8 +1,8 @@
 #!/bin/sh
 # Slurm's Prolog: writes down which job has which GPUs, for the exporter of this node. In slurm.conf, on all nodes:
 #
-#   Prolog=/usr/share/rankscope/slurm/prolog.sh
-#   Epilog=/usr/share/rankscope/slurm/epilog.sh
+#   Prolog=/opt/rankscope/share/slurm/prolog.sh
+#   Epilog=/opt/rankscope/share/slurm/epilog.sh
 #   PrologFlags=Alloc        # when the job gets the node, not when its first step starts
 #
 # or call it from the script that is there already. It needs no program but mkdir, mv and rm, waits for nothing, and always ends

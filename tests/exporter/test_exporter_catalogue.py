@@ -62,6 +62,7 @@ ELSEWHERE = {
     "gpu_p2p_status": "the GPUs have no peers in the fake",
     "gpu_job_info": "no job",
     "gpu_allocated": "neither Slurm nor a kubelet",
+    "rankscope_exporter_jobs_source_ok": "neither Slurm nor a kubelet",
     "gpu_xid_last_job_info": "no job",
     "nvswitch_sxid_errors_total": "the kernel log",
     "nvswitch_devices": "the PCI bus",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.jobs.claims import claims_of
 from rankscope.exporter.jobs.deadline import Deadline
 from rankscope.exporter.jobs.devices import Devices, bare, device_numbers
@@ -22,13 +21,14 @@ from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import FleetState, GpuState, Labels, MigDevice, Series
 from rankscope.exporter.spool.reading import SpoolSample
 
-logger = logging.getLogger(__name__)
-
 _FORGET_JOBS_S: Final = 60.0
 _DRIVER_DEADLINE_S: Final = 0.5
-_SOURCE_OK: Final = "rankscope_exporter_jobs_source_ok"
 _USERS: Final = frozenset({"user"})
 _PODS: Final = frozenset({"namespace_k8s", "pod_k8s", "container_k8s"})
+
+
+def _source_ok(source: HoldSource, *, ok: bool) -> Series:
+    return Series("rankscope_exporter_jobs_source_ok", float(ok), (("source", source.name),))
 
 
 class JobsCollector:
@@ -64,7 +64,6 @@ class JobsCollector:
         self._names = user_names or UserNames()
         self._driver = Deadline(_DRIVER_DEADLINE_S)
         self._numbers: dict[str, int] = {}
-        self._numbered: frozenset[str] | None = None
         self._migs: dict[str, tuple[MigDevice, ...]] = {}
         self._jobs_at: tuple[float, dict[str, str]] = (float("-inf"), {})
 
@@ -89,12 +88,7 @@ class JobsCollector:
                     jobs_at[place] = job_id if jobs_at.get(place, job_id) == job_id else MULTIPLE
             series += self._series(uuid, answer, allocated, in_use)
         self._jobs_at = (now_s, jobs_at)
-        if _SOURCE_OK in BY_NAME:
-            series += [
-                Series(_SOURCE_OK, float(source.ok), (("source", source.name),))
-                for source in self._sources
-                if source.ok is not None
-            ]
+        series += [_source_ok(source, ok=source.ok) for source in self._sources if source.ok is not None]
         return tuple(series)
 
     def job_at(self, gpu_uuid: str) -> str | None:
@@ -115,28 +109,29 @@ class JobsCollector:
             yield Series("gpu_allocated", float(allocated), of_gpu)
         if in_use is not None:
             yield Series("gpu_in_use", float(in_use), of_gpu)
-        # In use by somebody whom nothing tells about: not known is not nobody.
-        if answer.parties or (in_use is not True and (allocated, in_use) != (None, None)):
+        # Nobody is known of: that is none only where nobody has it open.
+        if answer.parties or in_use is False:
             yield Series("gpu_jobs", answer.parties, of_gpu)
 
     def _read_uses(self, state: FleetState) -> dict[int, Use]:
         if not self._processes.sees_all():
             return {}
-        samples = [gpu.sample for gpu in state.gpus if gpu.sample is not None]
-        return self._processes.read(process.pid for sample in samples for process in sample.processes or ())
+        named: dict[int, float] = {}
+        for sample in (gpu.sample for gpu in state.gpus if gpu.sample is not None):
+            for process in sample.processes or ():
+                named[process.pid] = max(sample.monotonic_s, named.get(process.pid, sample.monotonic_s))
+        return self._processes.read(named)
 
     def _devices(self, state: FleetState) -> Devices:
         """MIG devices of a GPU that does not answer are the last it had: who holds them still does."""
         known = {gpu.identity.uuid: gpu.sample.mig_devices for gpu in state.gpus if gpu.sample is not None}
         present = {gpu.identity.uuid for gpu in state.gpus}
         self._migs = {uuid: migs for uuid, migs in {**self._migs, **known}.items() if uuid in present}
-        places = frozenset(gpu.identity.pci_bus_id for gpu in state.gpus)
-        if places != self._numbered:
-            try:
+        places = {gpu.identity.pci_bus_id for gpu in state.gpus}
+        if not places <= self._numbers.keys():
+            # Asked again each time until the driver has told of all: it may be loading, or not answer at all.
+            with contextlib.suppress(TimeoutError):
                 self._numbers = self._driver.ask(lambda: device_numbers(self._proc))
-                self._numbered = places
-            except TimeoutError:
-                pass  # asked again next time; until then as known
         return Devices(state.gpus, self._migs, self._numbers)
 
 
@@ -176,8 +171,8 @@ class _Node:
         return self._parents.get(uuid, uuid)
 
     def answers(self, names: dict[int, str]) -> Iterator[tuple[str, Answer, bool | None, bool | None]]:
-        """uuid, who, whether it is allocated and in use; each uuid once."""
-        for gpu in self._gpus:
+        """uuid, who, whether it is allocated and in use; each uuid once, also where two GPUs say they are the same."""
+        for gpu in {gpu.identity.uuid: gpu for gpu in self._gpus}.values():
             migs = self._migs.get(gpu.identity.uuid, ())
             whole = self._holders.get(gpu.identity.uuid, [])
             if not migs or whole:

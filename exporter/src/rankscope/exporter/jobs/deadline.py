@@ -16,6 +16,10 @@ class _Answer:
     error: BaseException | None = None
 
 
+class BusyError(TimeoutError):
+    """Nothing was called: too many earlier calls have not come back yet."""
+
+
 class Deadline:
     """Calls functions in threads of their own and waits ``seconds`` for each.
 
@@ -29,10 +33,10 @@ class Deadline:
         self._stuck: list[threading.Thread] = []
 
     def ask(self, call: Callable[[], T]) -> T:
-        """Its result or exception; raises ``TimeoutError`` when there is none in time."""
+        """Its result or exception; raises ``TimeoutError`` when there is none in time, ``BusyError`` when it was not called."""
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= self._most_stuck:
-            raise TimeoutError("an earlier call has not come back yet")
+            raise BusyError("an earlier call has not come back yet")
         answer = _Answer()
         # A daemon: a thread stuck in the kernel must not keep the process from ending.
         thread = threading.Thread(target=_run, args=(call, answer), name="jobs-deadline", daemon=True)

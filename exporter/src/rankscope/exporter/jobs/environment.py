@@ -9,7 +9,7 @@ from typing import Final
 from rankscope.exporter.jobs.party import Ranks
 
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
-_WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}")
+_WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+\\-]{0,127}")
 
 # Rank, local rank, world size: of the first launcher that set a rank. torchrun's come before those of what started torchrun.
 # A Slurm step says how many tasks it has; a batch script has a SLURM_PROCID, too, which is nobody's rank.
@@ -53,7 +53,7 @@ def number(text: str | None) -> str | None:
 
 
 def word(text: str | None) -> str | None:
-    """A name such as schedulers give, at most 128 characters; None for anything else."""
+    """A name such as schedulers and directories give, at most 128 characters; None for anything else."""
     return text if text is not None and _WORD.fullmatch(text) else None
 
 

@@ -48,6 +48,7 @@ class Kubelet:
         self._socket = socket
         self._asked_for = asked_for
         self._channel: grpc.Channel | None = None
+        self._gives = False
         self._installed = find_spec("grpc") is not None and find_spec("google.protobuf") is not None
         if asked_for and not self._installed:
             raise ExporterMissingError("asking the kubelet needs grpcio and protobuf: pip install 'rankscope[kubernetes]'")
@@ -82,19 +83,23 @@ class Kubelet:
         """End the connection, if there is one."""
         if self._channel is not None:
             self._channel.close()
-            self._channel = None
+            self._channel, self._gives = None, False
 
     def _gives_gpus(self) -> bool:
         """Whether a device plugin has told it of GPUs; one too old to say so is taken at its word that nobody holds any."""
-        try:
-            return any(_devices_of(resource) for resource in self._ask("GetAllocatableResources").devices)
-        except KubeletError as error:
-            if error.reason == "unimplemented":
-                return True
-            raise
+        if not self._gives:
+            try:
+                answer = self._ask("GetAllocatableResources")
+                self._gives = any(_devices_of(resource) for resource in answer.devices)
+            except KubeletError as error:
+                if error.reason != "unimplemented":
+                    raise
+                self._gives = True
+        return self._gives
 
     def _ask(self, method: str) -> Any:
         import grpc
+        from google.protobuf.message import DecodeError
 
         from rankscope.exporter.jobs.podresources import messages
 
@@ -107,10 +112,14 @@ class Kubelet:
             ]
             self._channel = grpc.insecure_channel(f"unix://{self._socket.absolute()}", options=options)
         call = self._channel.unary_unary(
-            f"{_SERVICE}{method}", request_serializer=request.SerializeToString, response_deserializer=response.FromString
+            f"{_SERVICE}{method}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=bytes,  # gRPC would log a traceback each time
         )
         try:
-            return call(request(), timeout=_TIMEOUT_S)
+            return response.FromString(call(request(), timeout=_TIMEOUT_S))
+        except DecodeError as error:
+            raise KubeletError(f"{self._socket}: what answers is not a kubelet") from error
         except grpc.RpcError as error:
             code = getattr(error, "code", None)
             reason = code().name.lower() if code is not None else type(error).__name__

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from rankscope.exporter.jobs.cgroups import place_of
-from rankscope.exporter.jobs.deadline import Deadline
+from rankscope.exporter.jobs.deadline import BusyError, Deadline
 from rankscope.exporter.jobs.environment import number, ranks_of, variables, word
 from rankscope.exporter.jobs.party import Use
 
@@ -56,23 +56,28 @@ class ProcessTable:
         except OSError:
             return False
 
-    def read(self, pids: Iterable[int], *, now_s: float | None = None) -> dict[int, Use]:
-        """What is known of each process; those that ended are left out. ``now_s`` is monotonic."""
+    def read(self, named: Mapping[int, float], *, now_s: float | None = None) -> dict[int, Use]:
+        """What is known of each process; those that ended are left out.
+
+        ``named`` is number → when the driver named it, on the monotonic clock, as is ``now_s``.
+        """
         now_s = time.monotonic() if now_s is None else now_s
         known: dict[int, _Known] = {}
-        for pid in sorted(set(pids))[:MAX_PROCESSES]:
+        for pid in sorted(named)[:MAX_PROCESSES]:
             try:
-                known[pid] = self._read(pid, now_s)
+                known[pid] = self._read(pid, named[pid], now_s)
             except (OSError, ValueError):
                 continue
         self._known = known
         return {pid: one.use for pid, one in known.items()}
 
-    def _read(self, pid: int, now_s: float) -> _Known:
+    def _read(self, pid: int, named_s: float, now_s: float) -> _Known:
         # By this descriptor it stays the same process, even when another gets its number.
         fd = os.open(self._proc / str(pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             start_ticks = _start_ticks(_text("stat", fd))
+            if _began_s(start_ticks) > named_s + _SLACK_S:
+                raise ValueError("the number is another process's by now")
             before = self._known.get(pid)
             if (
                 before is not None
@@ -80,8 +85,6 @@ class ProcessTable:
                 and (now_s - before.read_s < _READ_AGAIN_S or before.stuck)
             ):
                 return before
-            if _began_s(start_ticks) > now_s + _SLACK_S:
-                raise ValueError("the number is another process's by now")
             status = _text("status", fd)
             environ, stuck = self._environ(fd)
             return _Known(start_ticks, _use(pid, status, _text("cgroup", fd), environ), now_s, stuck)
@@ -99,6 +102,9 @@ class ProcessTable:
 
         try:
             return self._deadline.ask(read), False
+        except BusyError:
+            os.close(own)
+            return None, False
         except TimeoutError:
             return None, True
         except OSError:
@@ -129,7 +135,10 @@ def _use(pid: int, status: str, cgroup: str, environ: bytes | None) -> Use:
 
 def _start_ticks(text: str) -> int:
     """Field 22; the name before it may contain anything."""
-    return int(text.rpartition(")")[2].split()[19])
+    fields = text.rpartition(")")[2].split()
+    if len(fields) < 20:
+        raise ValueError("not a process")
+    return int(fields[19])
 
 
 def _began_s(start_ticks: int) -> float:

@@ -134,8 +134,10 @@ def _content(name: str, folder_fd: int, *, trusted: frozenset[int]) -> str | Non
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
     except OSError:
         return None  # it has ended, or is a link or worse
-    with open(fd, "rb", buffering=0) as file:  # noqa: PTH123  a descriptor, not a path
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid not in trusted or status.st_size > _MAX_BYTES:
             return None
-        return file.read(_MAX_BYTES).decode("utf-8", "replace")
+        return os.read(fd, _MAX_BYTES).decode("utf-8", "replace")
+    finally:
+        os.close(fd)

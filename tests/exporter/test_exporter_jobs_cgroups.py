@@ -1,0 +1,99 @@
+"""Control groups and environments of processes, as the various launchers and runtimes leave them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.exporter.jobs.cgroups import Place, place_of
+from rankscope.exporter.jobs.environment import ranks_of, variables
+from rankscope.exporter.jobs.party import Ranks
+
+UID = "6f1b2c3d-0000-4444-8888-abcdefabcdef"
+UNDER = UID.replace("-", "_")
+ONE, TWO = "0123456789abcdef" * 4, "fedcba9876543210" * 4
+IN_POD = Place(pod_uid=UID, container_id=ONE)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        # Kubernetes: version 2 and 1, systemd and cgroupfs, containerd, CRI-O, Docker
+        (f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDER}.slice/cri-containerd-{ONE}.scope", IN_POD),
+        (f"0::/kubepods.slice/kubepods-pod{UNDER}.slice/crio-{ONE}.scope/container", IN_POD),
+        (f"12:devices:/kubepods/besteffort/pod{UID}/{ONE}\n1:name=systemd:/kubepods/besteffort/pod{UID}/{ONE}", IN_POD),
+        (f"4:memory:/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UNDER}.slice/docker-{ONE}.scope", IN_POD),
+        (f"0::/system.slice/containerd.service/kubepods-burstable-pod{UNDER}.slice:cri-containerd:{ONE}", IN_POD),
+        # a reader with a cgroup namespace of its own
+        (f"0::/../../kubepods-burstable-pod{UNDER}.slice/cri-containerd-{ONE}.scope", IN_POD),
+        (f"0::/../cri-containerd-{ONE}.scope", Place(container_id=ONE)),
+        # a pod of a file has a hash; a node that is itself a container; a container in a pod's container
+        (f"0::/kubepods/pod{'a' * 32}/{ONE}", Place(pod_uid="a" * 32, container_id=ONE)),
+        (f"0::/docker/{TWO}/kubelet.slice/kubelet-kubepods-pod{UNDER}.slice/cri-containerd-{ONE}.scope", IN_POD),
+        (f"0::/kubepods/pod{UID}/{TWO}/kubepods/pod{'b' * 32}/{ONE}", IN_POD),
+        # containers without Kubernetes
+        (f"0::/system.slice/docker-{ONE}.scope", Place(container_id=ONE)),
+        (f"9:cpuset:/docker/{ONE}", Place(container_id=ONE)),
+        (f"0::/machine.slice/libpod-{ONE}.scope/container", Place(container_id=ONE)),
+        # Slurm: version 1, version 2, several slurmd on a node, a namespace, in a pod
+        ("11:devices:/slurm/uid_1000/job_123/step_0/task_0\n1:name=systemd:/system.slice/slurmd.service", Place(job_id="123")),
+        ("11:devices:/slurm_node1/uid_1000/job_123/step_batch", Place(job_id="123")),
+        ("0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0", Place(job_id="123")),
+        ("0::/system.slice/node1_slurmstepd.scope/job_123/step_extern/user", Place(job_id="123")),
+        ("0::/../job_123/step_0/user/task_1", Place(job_id="123")),
+        (f"0::/kubepods/pod{UID}/{ONE}/system.slice/slurmstepd.scope/job_5/step_0", Place("5", UID, ONE)),
+        # what users may make themselves
+        ("0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0/slurmstepd.scope/job_999/step_0", Place(job_id="123")),
+        (f"0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_999/step_0/{ONE}", Place()),
+        ("0::/system.slice/my.service/job_999/step_0", Place()),
+        ("0::/", Place()),
+        ("", Place()),
+        ("nonsense\n0:\n::", Place()),
+    ],
+)
+def test_jobs_pods_and_containers_are_found_in_every_layout(text: str, place: Place) -> None:
+    assert place_of(text) == place
+
+
+@given(st.text(alphabet=st.sampled_from("0123456789abcdef:/_.-podjslurmtei\n"), max_size=300))
+def test_any_text_has_some_place_or_none(text: str) -> None:
+    place = place_of(text)
+
+    assert place.job_id is None or place.job_id.isdecimal()
+    assert place.container_id is None or len(place.container_id) == 64
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks"),
+    [
+        (
+            {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+            Ranks(rank="3", local_rank="1", world_size="16"),
+        ),
+        (
+            {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8"},
+            Ranks(rank="5", local_rank="1", world_size="8"),
+        ),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}, Ranks()),  # a batch script
+        (
+            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"},
+            Ranks(rank="2", local_rank="0", world_size="4"),
+        ),
+        ({"RANK": "3"}, Ranks(rank="3")),
+        ({"RANK": "-1", "WORLD_SIZE": "many", "LOCAL_RANK": "007"}, Ranks(local_rank="7")),
+        ({"RANK": "٣", "WORLD_SIZE": "9" * 30}, Ranks()),
+        ({"TORCHELASTIC_RUN_ID": "none"}, Ranks()),
+        ({"TORCHELASTIC_RUN_ID": "t1"}, Ranks(run_id="t1")),
+        ({"TORCHELASTIC_RUN_ID": "t1", "RANKSCOPE_RUN_ID": "r1"}, Ranks(run_id="r1")),
+        ({"RANKSCOPE_RUN_ID": 'r"1\n'}, Ranks()),
+        ({"RANKSCOPE_RUN_ID": "r" * 200}, Ranks()),
+    ],
+)
+def test_ranks_are_those_of_the_innermost_launcher(environ: dict[str, str], ranks: Ranks) -> None:
+    assert ranks_of(environ) == ranks
+
+
+def test_a_variable_that_was_cut_off_is_not_taken_for_a_shorter_one() -> None:
+    assert variables(b"RANK=1\0=odd\0nothing\0RANK=2\0WORLD_SIZE=12") == {"RANK": "1", "": "odd"}
+    assert variables(b"RANK=1") == {}
