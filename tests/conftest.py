@@ -22,6 +22,10 @@ INSTALL_HINTS = {
     "amtool": "apt-get install prometheus-alertmanager",
     "chromium": "apt-get install chromium",
     "gcc": "apt-get install gcc libc6-dev",
+    **dict.fromkeys(
+        ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "squeue"),
+        "apt-get install munge slurmctld slurmd slurm-client",
+    ),
 }
 
 
