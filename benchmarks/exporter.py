@@ -1,9 +1,11 @@
 """The exporter against nvitop-exporter, on the same driver library in the same run: prints one JSON object.
 
 Eight full H100s are answered by the C library of the tests, whose calls cost about a microsecond, so that what is measured is the
-exporters. Both sample once a second and are scraped once a second, in turns. CPU is that of all processes together.
+exporters. What is compared runs side by side, because how fast a machine is changes from one moment to the next. Both sample once
+a second and are scraped once a second; CPU is that of all processes, and ratios are medians over the rounds. Most of the
+library's values stand still: the power, clocks and temperatures of a real GPU do not.
 
-    python benchmarks/exporter.py [--rounds 3] [--seconds 20]
+    python benchmarks/exporter.py [--rounds 5] [--seconds 10]
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "exporter"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fake_driver import FakeDriver, build_library, h100_state, mig_state
+from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, mig_state
 
 CPU_RATIO_BUDGET = 0.5
 SCRAPE_P99_MS_BUDGET = 10.0
@@ -55,13 +57,13 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of the tree, and of its children that ended."""
-    total = 0
+    """CPU time of the tree, to the nanosecond by each process's own clock, and of its children that ended, to the tick."""
+    total = 0.0
     for one in tree(pid):
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-            total += sum(int(field) for field in fields[11:15])
-    return total / TICKS
+            total += time.clock_gettime(~one << 3 | 2) + (int(fields[13]) + int(fields[14])) / TICKS
+    return total
 
 
 def pss_mib(pid: int) -> float:
@@ -98,13 +100,19 @@ class Running:
     def pss_mib(self) -> float:
         return pss_mib(self.pid)
 
-    def cpu_while_scraped(self, seconds: float) -> float:
-        """CPU seconds per second while it samples and is scraped once a second."""
-        before, began = cpu_seconds(self.pid), time.monotonic()
-        while (now := time.monotonic()) < began + seconds:
-            self.scrape()
-            time.sleep(max(0.0, min(1.0, began + seconds - now)))
-        return (cpu_seconds(self.pid) - before) / (time.monotonic() - began)
+
+def cpu_side_by_side(exporters: list[Running], *, rounds: int, seconds: int) -> list[list[float]]:
+    """CPU seconds per second of each exporter in each round, while all are scraped once a second, one after the other."""
+    found: list[list[float]] = [[] for _ in exporters]
+    for _ in range(rounds):
+        before, began = [cpu_seconds(one.pid) for one in exporters], time.monotonic()
+        for step in range(seconds * len(exporters)):
+            exporters[step % len(exporters)].scrape()
+            time.sleep(max(0.0, began + (step + 1) / len(exporters) - time.monotonic()))
+        elapsed_s = time.monotonic() - began
+        for one, cpu_s, results in zip(exporters, before, found, strict=True):
+            results.append((cpu_seconds(one.pid) - cpu_s) / elapsed_s)
+    return found
 
 
 def free_port() -> int:
@@ -209,6 +217,7 @@ def drivers(folder: Path) -> dict[str, FakeDriver]:
     seven = [(1, "1g.10gb")] * 7
     kinds = {
         "8 GPUs": [h100_state(index) for index in range(8)],
+        "8 GPUs again": [h100_state(index) for index in range(8)],
         "16 GPUs": [h100_state(index) for index in range(16)],
         "28 MIG devices": [mig_state(index, seven) for index in range(4)],
         "56 MIG devices": [mig_state(index, seven) for index in range(8)],
@@ -220,33 +229,26 @@ def calls_per_second(driver: FakeDriver, seconds: float) -> float:
     """Calls into the library, by whoever runs."""
     driver.forget_counts()
     time.sleep(seconds)
-    return sum(driver.counts().values()) / seconds
+    calls: int = sum(driver.counts().values())
+    return calls / seconds
 
 
-def versus(driver: FakeDriver, folder: Path, *, rounds: int, seconds: float) -> dict[str, Any]:
-    """CPU of both exporters in turns, and what each page has."""
-    ours, theirs, ratios = [], [], []
-    pages: dict[str, int] = {}
-    calls: dict[str, float] = {}
-    for turn in range(rounds):
-        with rankscope(driver.env, folder / f"turn{turn}") as running:
-            ours.append(running.cpu_while_scraped(seconds))
-            calls["rankscope"] = calls_per_second(driver, 5)
-            pages["rankscope"] = running.series()
-        with nvitop(driver.env) as running:
-            theirs.append(running.cpu_while_scraped(seconds))
-            calls["nvitop_exporter"] = calls_per_second(driver, 5)
-            pages["nvitop_exporter"] = running.series()
-        ratios.append(ours[-1] / theirs[-1])
+def versus(driver: FakeDriver, twin: FakeDriver, folder: Path, *, rounds: int, seconds: int) -> dict[str, Any]:
+    """CPU of both exporters, each on a library of its own with the same GPUs, and what each page has."""
+    with rankscope(driver.env, folder / "versus") as ours, nvitop(twin.env) as theirs:
+        cpu = cpu_side_by_side([ours, theirs], rounds=rounds, seconds=seconds)
+        calls = [calls_per_second(one, 5) for one in (driver, twin)]
+        series = [one.series() for one in (ours, theirs)]
+    ratios = [own / other for own, other in zip(*cpu, strict=True)]
+    names = ("rankscope", "nvitop_exporter")
     return {
-        "cpu_percent_of_a_core": {
-            "rankscope": round(100 * statistics.median(ours), 2),
-            "nvitop_exporter": round(100 * statistics.median(theirs), 2),
-        },
+        "cpu_percent_of_a_core": {name: round(100 * statistics.median(one), 2) for name, one in zip(names, cpu, strict=True)},
         "cpu_ratio": round(statistics.median(ratios), 3),
         "cpu_ratios": [round(ratio, 3) for ratio in ratios],
-        "series": pages,
-        "nvml_calls_per_gpu_and_second": {name: round(count / len(driver.gpus), 1) for name, count in calls.items()},
+        "series": dict(zip(names, series, strict=True)),
+        "nvml_calls_per_gpu_and_second": {
+            name: round(count / len(driver.gpus), 1) for name, count in zip(names, calls, strict=True)
+        },
     }
 
 
@@ -267,15 +269,12 @@ def serving(driver: FakeDriver, folder: Path, *, bursts: int, scrapes: int) -> d
     return figures
 
 
-def linear(small: FakeDriver, large: FakeDriver, folder: Path, *, rounds: int, seconds: float) -> dict[str, Any]:
-    """CPU of twice the hardware over twice the CPU of the smaller node, in turns."""
-    ratios = []
-    for turn in range(rounds):
-        cpu = []
-        for driver in (small, large):
-            with rankscope(driver.env, folder / f"{driver.folder.name}-{turn}") as running:
-                cpu.append(running.cpu_while_scraped(seconds))
-        ratios.append(cpu[1] / (2 * cpu[0]))
+def linear(small: FakeDriver, large: FakeDriver, folder: Path, *, rounds: int, seconds: int) -> dict[str, Any]:
+    """CPU of twice the hardware over twice the CPU of the smaller node."""
+    places = [folder / f"linear-{driver.folder.name}" for driver in (small, large)]
+    with rankscope(small.env, places[0]) as one, rankscope(large.env, places[1]) as two:
+        cpu = cpu_side_by_side([one, two], rounds=rounds, seconds=seconds)
+    ratios = [twice / (2 * once) for once, twice in zip(*cpu, strict=True)]
     return {"cpu_per_unit_ratio": round(statistics.median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios]}
 
 
@@ -284,7 +283,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     kinds = drivers(folder)
     turns = {"rounds": args.rounds, "seconds": args.seconds}
     figures = {
-        "versus_nvitop_exporter": versus(kinds["8 GPUs"], folder, **turns),
+        "versus_nvitop_exporter": versus(kinds["8 GPUs"], kinds["8 GPUs again"], folder, **turns),
         "serving": serving(kinds["8 GPUs"], folder, bursts=args.bursts, scrapes=args.scrapes),
         "16_over_8_gpus": linear(kinds["8 GPUs"], kinds["16 GPUs"], folder, **turns),
         "56_over_28_mig_devices": linear(kinds["28 MIG devices"], kinds["56 MIG devices"], folder, **turns),
@@ -318,9 +317,9 @@ def budget(name: str, value: float, limit: float) -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="how often the two exporters take turns")
-    parser.add_argument("--seconds", type=float, default=20, help="how long each is measured each time")
-    parser.add_argument("--bursts", type=int, default=60, help=f"bursts of {SCRAPERS} scrapes for the latencies")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each comparison is measured")
+    parser.add_argument("--seconds", type=int, default=10, help="how long each round lasts")
+    parser.add_argument("--bursts", type=int, default=40, help=f"bursts of {SCRAPERS} scrapes for the latencies")
     parser.add_argument("--scrapes", type=int, default=10_000, help="scrapes for the growth of memory")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Slurm's Prolog: writes down which job has which GPUs, for the exporter of this node. In slurm.conf, on all nodes:
+# Slurm's Prolog: writes down which job has which GPUs, for the exporter of this node. The self-contained package puts it where the
+# lines below say; from a checkout, copy this folder there. In slurm.conf, on all nodes:
 #
 #   Prolog=/opt/rankscope/share/slurm/prolog.sh
 #   Epilog=/opt/rankscope/share/slurm/epilog.sh

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.exporter.fake_driver import FakeDriver, a100_state, h100_state, mig_state
+from tests.exporter.fake_driver import FakeDriver, a100_state, h100_state, mig_state, uuid_of
+from tests.exporter.job_node import slurm_folder
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
 from rankscope.exporter.commands import exporter as command
-from rankscope.exporter.reference import BEGIN, END, with_tables
+from rankscope.exporter.reference import CODES, METRICS, with_tables
+from rankscope.exporter.xids import FROM_ZERO, XIDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "exporter.md"
@@ -110,9 +112,11 @@ def test_the_documentation_is_current() -> None:
     document = DOCUMENT.read_text()
 
     assert document == with_tables(document), "run: python -m rankscope.exporter.reference docs/exporter.md"
-    with pytest.raises(ValueError, match="no "):
-        with_tables("a document without markers")
-    assert f"{BEGIN}\nold\n{END}" not in with_tables(f"{BEGIN}\nold\n{END}")
+    metrics, codes = "\nold\n".join(METRICS), "\nold\n".join(CODES)
+    for lacking in ("a document without markers", metrics, codes):
+        with pytest.raises(ValueError, match="no "):
+            with_tables(lacking)
+    assert "\nold\n" not in with_tables(metrics + codes)
 
 
 def test_every_option_and_every_reason_is_documented() -> None:
@@ -141,8 +145,7 @@ def test_the_unit_starts_the_command_and_leaves_nvml_what_it_needs() -> None:
     program, *arguments = shlex.split(unit["Service"]["ExecStart"].removeprefix("/usr/bin/env "))
 
     assert [program, arguments[0]] == ["rankscope", "exporter"]
-    parsed = command.make_context("exporter", arguments[1:]).params
-    assert parsed["spool"] == Path("/run/rankscope/spool")
+    command.make_context("exporter", arguments[1:])
     for breaks_nvml in ("PrivateDevices", "ProtectProc", "ProcSubset", "ProtectKernelLogs", "DevicePolicy"):
         assert breaks_nvml not in unit["Service"]
 
@@ -188,3 +191,33 @@ def test_the_number_of_series_stays_within_the_budget(
     # with what a job would add
     assert 120 < max(per_gpu.values()) <= 150 - len(of_jobs - {name for name, _ in page})
     assert len(RANK_METRICS) < len(of_rank) <= 40
+
+
+@pytest.mark.slow
+def test_a_gpu_that_has_every_error_and_a_job_stays_within_the_budget_with_the_dcgm_page_too(
+    start_exporter: Callable[..., Any], node: FakeDriver, tmp_path: Path
+) -> None:
+    # given an H100 that a job holds, beside the page of DCGM, which switches more collectors on
+    slurm_folder(tmp_path / "jobs", job_7={"CUDA_VISIBLE_DEVICES": uuid_of(0)})
+    options = ("--compat", "dcgm", "--jobs.slurm-dir", tmp_path / "jobs", "--no-xid.kernel-log")
+    exporter = start_exporter(*options, env=node.env)
+    exporter.wait_until(lambda: len(exporter.values("gpu_sm_active_ratio")) == 3)
+    exporter.wait_until(lambda: exporter.values("gpu_job_info", job_id="7") == [1])
+    uuid = uuid_of(0)
+
+    # when it has errors of more codes than there are series for
+    codes = [*FROM_ZERO, *[code for code in XIDS if code not in FROM_ZERO][:9]]
+    for first in range(0, len(codes), 8):
+        some = codes[first : first + 8]
+        before = sum(exporter.values("gpu_xid_errors_total", uuid=uuid))
+        node.xid(0, *some)
+        exporter.wait_until(
+            lambda before=before, some=some: sum(exporter.values("gpu_xid_errors_total", uuid=uuid)) == before + len(some)
+        )
+    exporter.wait_until(lambda: exporter.values("gpu_xid_last_job_info", uuid=uuid, job_id="7") == [1])
+
+    page = exporter.page()
+    of_it = [name for name, labels in page if ("uuid", uuid) in labels]
+    assert exporter.values("gpu_xid_errors_total", uuid=uuid, xid="other") == [5]
+    assert of_it.count("gpu_xid_last_timestamp_seconds") == 2
+    assert 130 < len(of_it) <= 150

@@ -136,6 +136,21 @@ def test_units_are_those_of_dcgm(page: Page) -> None:
     assert 0 < of_first("PROF_PIPE_TENSOR_ACTIVE") < 1
 
 
+def test_where_there_is_no_vgpu_none_is_licensed() -> None:
+    state = node()
+    first = state.gpus[0]
+    assert first.sample is not None
+    sample = msgspec.structs.replace(first.sample, absent=(Absent("gpu_vgpu_license_status", "no_vgpu_guest"),))
+    page = page_of(msgspec.structs.replace(state, gpus=(msgspec.structs.replace(first, sample=sample),)))
+
+    body = text(page)
+
+    assert values(body, "DEV_VGPU_LICENSE_STATUS", UUID=H100) == [0]
+    assert "DEV_VGPU_LICENSE_STATUS not available" not in body
+    # here it stays what it is: absent
+    assert not [family for family in page.families() if family.name == "gpu_vgpu_license_status"]
+
+
 def test_labels_come_in_dcgms_order(page: Page) -> None:
     body = text(page)
 
@@ -155,6 +170,10 @@ def test_a_divided_gpu_is_told_by_its_instances_and_never_twice(page: Page) -> N
     assert values(body, "DEV_FB_USED", UUID=DIVIDED) == [10 * 1024, 11 * 1024]
     assert values(body, "DEV_FB_USED", UUID=DIVIDED, GPU_I_ID="2", GPU_I_PROFILE="3g.40gb") == [11 * 1024]
     assert values(body, "DEV_FB_USED", GPU_I_ID="1", pod="small-0") == [10 * 1024]
+    # and by the profile of the instance, where its first device is a part of it
+    divided = json.loads((GOLDEN / "node.json").read_bytes().replace(b'"3g.40gb"', b'"1c.3g.40gb"'))
+    of_a_part = text(page_of(msgspec.convert(divided, FleetState)))
+    assert values(of_a_part, "DEV_FB_USED", UUID=DIVIDED, GPU_I_ID="2", GPU_I_PROFILE="3g.40gb") == [11 * 1024]
     assert len(values(body, "PROF_GR_ENGINE_ACTIVE", UUID=DIVIDED)) == 2
     # what only the whole has stays the whole's
     (line,) = (line for line in body.splitlines() if line.startswith("DCGM_FI_DEV_GPU_TEMP{") and DIVIDED in line)
@@ -212,7 +231,7 @@ DCGM_FI_DEV_BRAND, label, Brand.
 
 def test_a_file_of_counters_decides_on_names_types_and_help(page: Page, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "counters.csv"
-    file.write_text(COUNTERS)
+    file.write_text(COUNTERS, encoding="utf-8-sig")  # as some editors save it
     served = DcgmPage(page, read_counters(file))
     body = served.render()[0].decode()
 

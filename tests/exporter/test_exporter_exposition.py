@@ -119,7 +119,7 @@ def test_what_is_remembered_is_bounded_by_the_pages() -> None:
     for second in range(200):
         renderer.text([Family("m", "gauge", "", series={(("pid", f"{second}-{pid}"),): 1 for pid in range(100)})])
 
-    remembered = sum(len(beginnings) for beginnings in renderer._beginnings.values())
+    remembered = sum(len(lines) for lines in renderer._lines.values())
     assert 100 <= remembered <= 5000
 
 

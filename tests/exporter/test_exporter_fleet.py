@@ -223,6 +223,21 @@ def test_a_driver_that_is_slow_but_answers_stays_fresh(start_fleet: Callable[...
     assert state["gpus"][1]["restarts"] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("milliseconds", [300, 600])
+def test_looks_between_passes_that_outlast_their_time_leave_room_for_passes(
+    start_fleet: Callable[..., FleetHost], fake_nvml: Any, milliseconds: int
+) -> None:
+    slow = f"slow:{milliseconds}"
+    _plant(fake_nvml, nvmlGpmSampleGet__1=slow, nvmlGpmMetricsGet__1=slow)
+    fleet = start_fleet(interval_s=0.3, patience={"call_s": 3.0, "open_s": 3.0})
+
+    first = fleet.until_up(ZERO, ONE)["gpus"][1]["sample"]["monotonic_s"]
+    second = fleet.until(lambda state: state["gpus"][1]["up"] and state["gpus"][1]["sample"]["monotonic_s"] > first)
+    until = second["gpus"][1]["sample"]["monotonic_s"]
+    fleet.until(lambda state: state["gpus"][1]["up"] and state["gpus"][1]["sample"]["monotonic_s"] > until)
+
+
 def test_a_lost_gpu_is_down_with_its_identity_and_comes_back(start_fleet: Callable[..., FleetHost], fake_nvml: Any) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
@@ -308,6 +323,17 @@ def test_each_xid_is_handed_on_once_and_only_once(start_fleet: Callable[..., Fle
     before = fleet.gpu(ONE)["sample"]["monotonic_s"]
     fleet.until(lambda state: state["gpus"][1]["sample"]["monotonic_s"] > before + 0.5)
     assert fleet.ask("xids") == [[ONE, 79], [ONE, 48]]
+
+
+def test_the_xid_that_explains_a_loss_is_handed_on(start_fleet: Callable[..., FleetHost], fake_nvml: Any) -> None:
+    fleet = start_fleet()
+    fleet.until_up(ZERO, ONE)
+
+    fake_nvml.gpus[1] |= {"lost": 1, "xid.0": 79}
+    fake_nvml.write()
+
+    fleet.until_down(ONE, "lost")
+    assert fleet.ask("xids") == [[ONE, 79]]
 
 
 def test_signals_meant_for_the_daemon_leave_the_other_processes_alone(start_fleet: Callable[..., FleetHost]) -> None:
@@ -475,6 +501,7 @@ def test_a_release_ends_by_itself(start_fleet: Callable[..., FleetHost]) -> None
 
     assert fleet.gpu(ONE)["reason"] == "released"
     fleet.until_up(ZERO, ONE)
+    assert fleet.log.splitlines() == [f"INFO GPU {ONE} answers again"]  # who took the request logs that it was released
 
 
 def test_a_hung_process_is_killed_for_a_release(start_fleet: Callable[..., FleetHost], fake_nvml: Any) -> None:
@@ -503,10 +530,12 @@ def test_without_a_driver_it_says_so_and_recovers(start_fleet: Callable[..., Fle
     assert fleet.until_up(ZERO, ONE)["problem"] is None
     # ... and when it is unloaded under its users, which then see no more than errors
     _plant(fake_nvml, nvmlInitWithFlags="err:9", nvmlDeviceGetFieldValues="err:1")
-    fleet.until(lambda state: state["driver"] is None and [gpu["reason"] for gpu in state["gpus"]] == ["no_driver"] * 2)
+    state = fleet.until(lambda state: not state["driver_answers"] and _reasons(state) == ["no_driver"] * 2)
     assert fleet.log.count("driver_not_loaded in nvmlInit\n") == 2
+    assert state["driver"]["driver_version"] == "580.65.06"  # no label changes because nobody answers
     _heal(fake_nvml)
     fleet.until_up(ZERO, ONE)
+    assert sorted(_told(fleet.log, "INFO GPU")) == [f"INFO GPU {ZERO} answers again", f"INFO GPU {ONE} answers again"]
 
 
 @pytest.mark.slow
@@ -518,12 +547,13 @@ def test_a_driver_that_hangs_for_newcomers_only_costs_those_who_are_in_nothing(
 
     _plant(fake_nvml, nvmlInitWithFlags="hang")
 
-    state = fleet.until(lambda state: state["driver"] is None)
-    assert "NVML: nvmlInit did not return within 0.5 s" in fleet.log
+    state = fleet.until(lambda state: state["driver_answers"] is False)
+    assert state["driver_problem"] == "NVML: nvmlInit did not return within 0.5 s"
+    assert state["driver"]["driver_version"] == "580.65.06"
     assert [(gpu["up"], gpu["restarts"]) for gpu in state["gpus"]] == [(True, 0)] * 2
     assert state["problem"] is None
     _heal(fake_nvml)
-    state = fleet.until(lambda state: state["driver"] is not None)
+    state = fleet.until(lambda state: state["driver_answers"])
     assert [(gpu["up"], gpu["restarts"]) for gpu in state["gpus"]] == [(True, 0)] * 2
 
 
@@ -545,6 +575,13 @@ def test_a_library_that_no_longer_matches_the_driver_asks_for_a_restart(
 ) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
+    # those that are open go on, and a new exporter could not open them: an upgrade without a reload does that
+    _plant(fake_nvml, nvmlInitWithFlags="err:18")
+    fleet.until(lambda state: "lib_rm_version_mismatch" in (state["driver_problem"] or ""))
+    until = time.monotonic() + 1  # more than the time after which it would be asked for
+    state = fleet.until(lambda _: time.monotonic() > until)
+    assert state["ends"] == []
+    assert [gpu["up"] for gpu in state["gpus"]] == [True, True]
 
     _plant(fake_nvml, nvmlInitWithFlags="err:18", nvmlDeviceGetFieldValues="err:18")
 
@@ -612,13 +649,69 @@ def test_the_pci_bus_shows_what_the_driver_does_not(
 def test_a_gpu_that_appears_in_the_driver_only_is_found(start_fleet: Callable[..., FleetHost], fake_nvml: Any) -> None:
     added = fake_nvml.gpus.pop()
     fake_nvml.write()
-    fleet = start_fleet()
+    fleet = start_fleet(expected_gpus=2)
     fleet.until_up(ZERO)
 
     fake_nvml.gpus.append(added)
     fake_nvml.write()
 
     fleet.until_up(ZERO, ONE)
+    assert _told(fleet.log, "the node shows") == [
+        "WARNING the node shows 1 GPUs, but --expected-gpus says 2",
+        "INFO the node shows 2 GPUs again, as expected",
+    ]
+    # ... and goes and comes back, which is told once each
+    fake_nvml.gpus.pop()
+    fake_nvml.write()
+    os.kill(fleet.worker(1), signal.SIGKILL)
+    fleet.until_down(ONE, "missing")
+    fake_nvml.gpus.append(added)
+    fake_nvml.write()
+    fleet.until_up(ZERO, ONE)
+    assert _told(fleet.log, " answers again") == [f"INFO GPU {ONE} answers again"]
+
+
+def test_a_gpu_that_never_opened_is_known_by_its_place(start_fleet: Callable[..., FleetHost], fake_nvml: Any) -> None:
+    _plant(fake_nvml, nvmlDeviceGetUUID__1="err:15")
+    fleet = start_fleet()
+
+    state = fleet.until(lambda state: [reason for _, reason, _ in state["unidentified_gpus"]] == ["lost"])
+    assert state["unidentified"] == 1
+    ((place, _, detail),) = state["unidentified_gpus"]
+    assert (place, "nvmlDeviceGetUUID" in detail) == ("00000000:1b:00.0", True)
+
+
+def test_a_stopped_process_is_said_to_be_silent(start_fleet: Callable[..., FleetHost]) -> None:
+    fleet = start_fleet()
+    fleet.until_up(ZERO, ONE)
+    os.kill(fleet.worker(1), signal.SIGSTOP)
+
+    down = fleet.until_down(ONE, "hung")
+    assert "asks the driver nothing and has not said anything for 1 s" in down["detail"] or "did not return" in down["detail"]
+
+
+def test_the_inventory_of_another_version_is_left_alone_and_a_damaged_one_put_aside(
+    start_fleet: Callable[..., FleetHost], tmp_path: Path
+) -> None:
+    state_dir = tmp_path / "state"
+    state_dir.mkdir()
+    file = state_dir / "gpus.json"
+    file.write_text('{"schema": "rankscope.gpus/2", "gpus": {"all": "different"}}')
+    fleet = start_fleet(state_dir=str(state_dir))
+    fleet.until_up(ZERO, ONE)
+    fleet.until(lambda state: state["counts"]["remembered"] == 2)
+    assert fleet.state()["inventory_durable"] is False
+    fleet.stop()
+    assert json.loads(file.read_text())["schema"] == "rankscope.gpus/2"
+    assert len(_told(fleet.log, "another version's")) == 1
+
+    file.write_text('{"gpus": [')
+    fleet = start_fleet(state_dir=str(state_dir))
+    fleet.until_up(ZERO, ONE)
+    fleet.stop()
+    assert (state_dir / "gpus.json.bad").read_text() == '{"gpus": ['
+    assert {gpu["identity"]["uuid"] for gpu in json.loads(file.read_text())["gpus"]} == {ZERO, ONE}
+    assert len(_told(fleet.log, "is damaged")) == 1
 
 
 def test_a_gpu_that_is_gone_after_a_restart_is_missed(
@@ -703,6 +796,14 @@ def test_a_missing_binding_is_an_error_for_people(start_fleet: Callable[..., Fle
 
     assert "pip uninstall -y pynvml" in json.loads(result.stdout)["missing"]
     assert result.stderr == ""
+
+
+def _reasons(state: Any) -> list[str]:
+    return [gpu["reason"] for gpu in state["gpus"]]
+
+
+def _told(log: str, words: str) -> list[str]:
+    return [line for line in log.splitlines() if words in line]
 
 
 def _restarted(before: int) -> Callable[[Any], bool]:

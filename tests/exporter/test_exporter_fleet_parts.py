@@ -11,14 +11,19 @@ from typing import Any
 
 import pytest
 
-from rankscope.exporter.catalogue import BY_NAME
+from rankscope.exporter.catalogue import BY_NAME, CATALOGUE
 from rankscope.exporter.fleet import pci
 from rankscope.exporter.fleet.call_board import CallBoard, new_board
+from rankscope.exporter.fleet.changes import Changes, merged
 from rankscope.exporter.fleet.children import Child
 from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, Continuity
+from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.inventory import Inventory, forget
+from rankscope.exporter.fleet.patience import Patience
+from rankscope.exporter.fleet.survey import Survey
 from rankscope.exporter.fleet.wire import Failed, FrameReader, Opened, Sampled, send_frame
 from rankscope.exporter.fleet.worker import work
+from rankscope.exporter.nvml.gpm import Gpm, PcieBytes
 from rankscope.exporter.source import GpuIdentity, GpuSample, Reading, SourceError
 
 BUSY = "gpu_busy_seconds_total"
@@ -36,11 +41,54 @@ def _identity(number: int, *, bus: int | None = None) -> GpuIdentity:
         ("0000:1A:00.0", "00000000:1a:00.0"),
         ("00000000:1A:00.0", "00000000:1a:00.0"),
         ("10000:e1:00.7", "00010000:e1:00.7"),
+        ("1A:00.0", "00000000:1a:00.0"),
         ("GPU-ABC", "gpu-abc"),
     ],
 )
 def test_pci_addresses_are_written_one_way(address: str, written: str) -> None:
     assert pci.bus_id(address) == written
+
+
+def test_no_gpu_on_a_bus_that_nobody_shows_is_no_count(tmp_path: Path) -> None:
+    nobody: Any = None
+    survey = Survey(nobody, pci_root=tmp_path, patience=Patience())
+    assert survey.pci_count is None
+    survey = Survey(nobody, pci_root=tmp_path, patience=Patience())
+    survey.count = 0
+    assert survey.pci_count == 0
+    survey.count, survey.devices = None, (pci.PciDevice("00000000:05:00.0", "nvswitch", None),)
+    assert survey.pci_count == 0
+    survey.devices = (*survey.devices, pci.PciDevice("00000000:1a:00.0", "gpu", None))
+    assert survey.pci_count == 1
+
+
+def test_a_release_that_did_not_come_about_leaves_nothing_released() -> None:
+    nobody: Any = None
+    slot = GpuSlot(
+        "00000000:1a:00.0",
+        nobody,
+        collectors=frozenset(),
+        interval_s=1,
+        patience=Patience(),
+        on_xid=lambda _gpu, _xid: None,
+    )
+
+    def why() -> str | None:
+        return slot.down.reason if slot.down is not None else None
+
+    slot.release(time.monotonic() + 60)
+    assert why() == "released"
+    slot.give_up_release(time.monotonic())
+    assert why() == "starting"
+
+    child, theirs, _ = _child()
+    slot.child, child.pid = child, 7
+    slot.release(time.monotonic() + 60)
+    slot.give_up_release(time.monotonic())
+    assert why() == "stuck"
+    assert child.connection is not None
+    child.connection.close()
+    theirs.close()
 
 
 def test_a_machine_without_sysfs_shows_nothing(tmp_path: Path) -> None:
@@ -148,13 +196,63 @@ def test_what_somebody_takes_out_of_the_file_is_forgotten_unless_it_is_there(tmp
     forget(tmp_path, "GPU-1")
     with pytest.raises(KeyError):
         forget(tmp_path, "GPU-1")
+    assert not inventory.changed()
+    inventory.take_over_changes(frozenset({"GPU-1"}))
+    inventory.wait(10)
+    assert inventory.changed()
     inventory.take_over_changes(frozenset({"GPU-1"}))
 
     assert inventory.identities() == (_identity(1), _identity(2))
+    assert not inventory.changed()
+
+
+def test_what_is_forgotten_does_not_come_back_with_the_next_write(tmp_path: Path) -> None:
+    inventory = Inventory(tmp_path)
+    inventory.see(_identity(0))
+    inventory.see(_identity(1))
+    inventory.save()
+    inventory.wait(10)
+
+    forget(tmp_path, "GPU-0")
+    inventory.see(_identity(2))
+    inventory.save()
+    inventory.wait(10)
+    assert inventory.changed()
+    inventory.take_over_changes(frozenset({"GPU-1", "GPU-2"}))
+    inventory.save()
+    inventory.wait(10)
+
+    assert inventory.identities() == (_identity(1), _identity(2))
+    assert Inventory(tmp_path).identities() == (_identity(1), _identity(2))
+
+
+def test_a_disk_that_hangs_holds_up_nobody_who_asks_for_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inventory = Inventory(tmp_path)
+    inventory.see(_identity(0))
+    hanging, healed = threading.Event(), threading.Event()
+
+    def stat(self: Path, **options: Any) -> os.stat_result:
+        hanging.set()
+        assert healed.wait(30)
+        return real(self, **options)
+
+    real = Path.stat
+    monkeypatch.setattr(Path, "stat", stat)
+    inventory.take_over_changes(frozenset())
+    assert hanging.wait(30)
+    inventory.save()
+    inventory.take_over_changes(frozenset())
+    assert inventory.identities() == (_identity(0),)
+
+    healed.set()
+    inventory.wait(30)
 
 
 def test_counters_that_a_process_adds_up_exist_and_go_on_with_the_next_process() -> None:
     assert all(BY_NAME[name].type == "counter" for name in ADDED_UP_BY_PROCESS)
+    of_instances = {row.name for row in CATALOGUE if row.name.startswith("gpu_mig_") and row.type == "counter"}
+    of_gpus = {name for name in Gpm.metrics if BY_NAME[name].type == "counter"}
+    assert {*of_gpus, *of_instances, *PcieBytes.metrics, BUSY} == ADDED_UP_BY_PROCESS
     counters = Continuity()
 
     def published(*readings: Reading) -> list[float]:
@@ -198,16 +296,17 @@ def test_only_the_second_look_at_the_same_call_makes_it_a_hang() -> None:
     late = time.monotonic() + 60
 
     def look(at: float) -> str | None:
-        return child.hangs_in(at, deadline_s=5, silence_s=10)
+        return child.trouble(at, deadline_s=5, silence_s=10)
 
     assert look(late) is None
     board.mark("nvmlDeviceGetTemperature")  # it was only stopped, with everything else
     assert look(late) is None
-    assert look(late) == "nvmlDeviceGetTemperature"
+    assert look(late) == "nvmlDeviceGetTemperature did not return within 5 s"
     board.mark("")
     # in no call, and silent
     assert look(late) is None
-    assert look(late) == "no call: its process says nothing"
+    child.pid = 7
+    assert look(late) == "its process (pid 7) asks the driver nothing and has not said anything for 10 s"
     child.heard_at = late
     assert look(late) is None
     assert child.connection is not None
@@ -294,6 +393,30 @@ def test_a_worker_closes_its_gpu_when_nobody_listens_any_more() -> None:
     ours.close()
     theirs.close()
     assert (gpu.samples, gpu.closed) == (1, True)
+
+
+def test_only_readings_that_differ_are_sent_and_all_of_them_arrive() -> None:
+    fan, clock = (("fan", "0"),), (("clock", "sm"),)
+    passes = [
+        (Reading("a", 1), Reading("b", 2, fan), Reading("c", 3)),
+        (Reading("a", 1), Reading("b", 2.5, fan), Reading("c", 3)),
+        (Reading("a", 1), Reading("b", 2.5, clock), Reading("c", 3, (), "MIG-1")),  # others in their places
+        (Reading("a", 1), Reading("b", 2.5, clock), Reading("c", 3, (), "MIG-1")),
+        (Reading("b", 2.5, clock), Reading("a", 1)),
+        (),
+    ]
+    changes, sizes = Changes(), []
+    received: tuple[Reading, ...] = ()
+
+    for readings in passes:
+        message = changes.of(GpuSample(_identity(0), 0.0, 0.0, readings=readings), 0.1)
+        before, received = received, merged(received, message.sample.readings, message.places)
+        assert received == readings
+        sizes.append(len(message.sample.readings))
+        kept = set(range(len(readings))) - set(message.places if message.places is not None else range(len(readings)))
+        assert all(received[place] is before[place] for place in kept)
+
+    assert sizes == [3, 1, 2, 0, 2, 0]
 
 
 def test_frames_survive_any_cut() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
+import http.client
+import os
+import re
 import select
 import shutil
 import signal
@@ -11,10 +15,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+
+from rankscope.exporter.web.control import Control
+from rankscope.exporter.web.http_connection import Request, Response
+from rankscope.exporter.web.server import Endpoint, Server
 
 HALF_A_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
 HEALTHY = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -263,6 +272,37 @@ def test_once_prints_one_page_and_makes_nothing(cli: Callable[..., subprocess.Co
     assert result.stdout.count("\ngpu_up{") == 3
 
 
+def test_once_knows_the_errors_of_gpus_and_keeps_nothing(
+    cli: Callable[..., subprocess.CompletedProcess[str]], fake_nvml: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    for name, value in fake_nvml.env.items():
+        monkeypatch.setenv(name, value)
+
+    printed = cli(
+        "exporter", "--once", "--no-xid.kernel-log", "--spool", tmp_path / "spool", "--state-dir", tmp_path / "state"
+    ).stdout
+
+    assert printed.count('xid="79"} 0') == 2
+    assert "xid_journal_durable" not in printed
+    assert not (tmp_path / "state").exists()
+
+
+def test_once_prints_the_other_page_too_and_refuses_a_file_it_cannot_use(
+    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Any
+) -> None:
+    command = ("exporter", "--simulate", "1", "--once", "--spool", tmp_path / "spool", "--compat", "dcgm")
+
+    printed = cli(*command).stdout
+    assert printed.index("\ngpu_up{") < printed.index("\nDCGM_FI_DEV_GPU_TEMP{") < printed.index("\nDCGM_FI_DEV_ENC_UTIL{")
+    # nothing of it lasts
+    assert "xid_journal_durable" not in printed
+
+    (tmp_path / "counters.csv").write_text("nonsense")
+    refused = cli(*command, "--compat.dcgm-counters", tmp_path / "counters.csv")
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert "counters.csv:1: " in refused.stderr
+
+
 def test_help_shows_examples_that_can_be_copied(cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     lines = [line.strip() for line in cli("exporter", "--help").stdout.splitlines()]
 
@@ -300,6 +340,11 @@ def test_collect_chooses_collectors_and_refuses_others(start_exporter: Callable[
         answer = exporter.get(f"/metrics?{query}")
         assert (answer.status, said in answer.text, "power" in answer.text) == (400, True, True)
     assert exporter.get("/metrics?" + "&".join("collect[]=power" for _ in range(1000))).status == 400
+    excluded = exporter.get("/metrics?exclude[]=power")
+    assert (excluded.status, "collect[]" in excluded.text) == (400, True)
+    # what is on the page about the spool is brought by its collector
+    assert "rankscope_exporter_spool_files" in exporter.get("/metrics?collect[]=spool").text
+    assert "rankscope_exporter_spool_files" not in page
 
 
 def test_the_dcgm_page_beside_ours_and_on_an_address_of_its_own(
@@ -309,6 +354,11 @@ def test_the_dcgm_page_beside_ours_and_on_an_address_of_its_own(
     exporter = start_exporter("--simulate", "2xH100", "--compat", "dcgm", "--compat.listen-address", f"127.0.0.1:{port}")
 
     assert exporter.get("/dcgm/metrics").text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2
+    for query in ("collect[]=power", "exclude[]=power"):
+        assert exporter.get(f"/dcgm/metrics?{query}").status == 400
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+            connection.request("GET", f"/metrics?{query}")
+            assert connection.getresponse().status == 400
     assert "DCGM_FI" not in exporter.get("/metrics").text
     exporter.port = port
     assert exporter.get("/metrics").text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2
@@ -383,6 +433,111 @@ def test_a_thousand_idle_connections_leave_scrapes_working_and_those_who_scrape_
         assert b"gpu_up" in scraper.getresponse().read()
         assert exporter.values("gpu_up") == [1.0]
     scraper.close()
+
+
+def test_few_descriptors_are_shared_out(start_exporter: Callable[..., Any]) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))"
+    exporter = start_exporter("--simulate", "1", prelude=limit)
+    limits = Path(f"/proc/{exporter.process.pid}/limits").read_text()
+    assert re.search(r"Max open files +128 +128", limits)
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(socket.create_connection((exporter.host, exporter.port), timeout=20))
+
+        assert exporter.values("gpu_up") == [1.0]
+        sockets = [path for path in Path(f"/proc/{exporter.process.pid}/fd").iterdir() if "socket" in _target(path)]
+        assert len(sockets) <= 64 + 6  # its own among them
+
+
+def test_a_response_that_cannot_be_sent_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    async def answer(_request: Request) -> Response:
+        return Response(200, b"", headers=(("x-blank", " first"),))
+
+    async def main() -> bytes:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            server = Server([Endpoint(listening, answer)])
+            server.start()
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.write(HEALTHY)
+            said = b""
+            with contextlib.suppress(ConnectionResetError):
+                said = await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+            await server.stop()
+        return said
+
+    assert asyncio.run(main()) == b""
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+def test_a_defect_is_logged_once_however_often_somebody_asks(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(_request: Request) -> Response:
+        raise RuntimeError("a defect")
+
+    async def main() -> list[bytes]:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            server = Server([Endpoint(listening, fail)])
+            server.start()
+            answers = []
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection(*listening.getsockname())
+                writer.write(HEALTHY)
+                answers.append(await reader.readline())
+                writer.close()
+                await writer.wait_closed()
+            await server.stop()
+        return answers
+
+    assert asyncio.run(main()) == [b"HTTP/1.1 500 Internal Server Error\r\n"] * 3
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+def test_a_token_file_that_cannot_be_read_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    control = Control(None, lambda: None)
+    control.token_file = tmp_path / "missing"
+    request = Request("POST", "/-/release", "", {}, "192.0.2.1", tls=True)
+
+    refusals = [asyncio.run(control.refusal(request)) for _ in range(3)]
+
+    assert [refusal.status for refusal in refusals if refusal is not None] == [403] * 3
+    assert len(caplog.records) == 1
+
+
+def test_it_says_why_when_only_a_restart_helps(start_exporter: Callable[..., Any], fake_nvml: Any) -> None:
+    exporter = start_exporter(env=fake_nvml.env)
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
+    pid = exporter.process.pid
+    (nursery,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+    os.kill(nursery, signal.SIGKILL)
+
+    assert exporter.process.wait(20) == 6
+    exporter.close()
+    errors = [line for line in exporter.stderr.splitlines() if "level=error" in line]
+    assert len(errors) == 1
+    assert "ends with status 6: the process that starts all others died" in errors[0]
+
+
+@pytest.mark.slow
+def test_what_nobody_could_ask_yet_is_not_ready(start_exporter: Callable[..., Any], fake_nvml: Any) -> None:
+    fake_nvml.hang("nvmlDeviceGetUUID", gpu=1)
+    exporter = start_exporter("--expected-gpus", "3", env=fake_nvml.env)
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0])
+
+    ready = exporter.get("/-/ready")
+
+    assert ready.status == 503
+    assert "gpu 00000000:1b:00.0: starting: its process is in nvmlDeviceGetUUID; it has not said yet who it is\n" in ready.text
+    landing = exporter.get("/").text
+    assert "00000000:1b:00.0" in landing
+    exporter.wait_until(lambda: "The node shows 2 GPUs, but 3 are expected" in exporter.get("/").text)
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
 
 
 def test_systemd_is_told_when_it_serves(start_exporter: Callable[..., Any], tmp_path: Any) -> None:

@@ -45,8 +45,12 @@ def test_the_command_releases_and_resumes_a_gpu(
     assert exporter.values("gpu_up") == [1.0, 0.0]
     assert f"{uuid}: released" in exporter.get("/-/ready").text
 
-    assert cli("exporter", "resume", uuid, "--socket", control).returncode == 0
+    assert cli("exporter", "resume", uuid, "--control.socket", control).returncode == 0
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
+    exporter.wait_until(lambda: "answers again" in exporter.stderr)
+    told = [line for line in exporter.stderr.splitlines() if uuid in line]
+    assert [("level=info" in line, "released" in line) for line in told] == [(True, True), (True, False), (True, False)]
+    assert ["released" in told[0], "resumed" in told[1], "answers again" in told[2]] == [True] * 3
 
 
 def test_what_the_socket_refuses(
@@ -135,6 +139,17 @@ def test_without_a_token_file_the_web_releases_nothing(start_exporter: Callable[
 
     assert exporter.get("/-/release?gpu=0", method="POST").status == 403
     assert exporter.values("gpu_up") == [1.0]
+
+
+def test_what_is_no_socket_is_left_alone(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("do not lose me")
+
+    ended = cli("exporter", "--simulate", "1", "--listen", "127.0.0.1:0", "--spool", tmp_path, "--control.socket", precious)
+
+    assert (ended.returncode, precious.read_text()) == (3, "do not lose me")
+    assert len(ended.stderr.splitlines()) == 1
+    assert f"{precious}: precious is there and no socket" in ended.stderr
 
 
 def test_a_second_exporter_does_not_take_the_socket(

@@ -181,13 +181,27 @@ def test_who_has_the_whole_has_its_parts(node: Callable[..., JobsCollector]) -> 
     assert found == {gpu_uuid(0): "a", mig_uuid(0): "a", mig_uuid(1): "b"}
 
 
-def test_numbers_mean_nothing_where_a_gpu_is_divided(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
-    slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "1"})
+def test_where_a_gpu_is_divided_a_number_is_an_undivided_one_or_cannot_be_told(
+    node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # given a job with a whole GPU, and one whose number may be a part of the divided one
+    slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "1"}, job_8={"SLURM_JOB_GPUS": "0"})
+    divided = fleet(gpu(0, migs=(mig(0, 1), mig(1, 2))), gpu(1), gpu(2))
 
-    series = node().read(fleet(gpu(0, migs=(mig(0, 1), mig(1, 2))), gpu(1)))
-
+    # when nobody says whose number that is
+    series = node().read(divided)
     assert {one.value for one in series if one.metric == "gpu_jobs"} == {0}
     assert not [one for one in series if one.metric == "gpu_allocated"]
+
+    # and when the driver does
+    caplog.clear()
+    proc.minors({"0000:1a:00.0": 0, "0000:1b:00.0": 1, "0000:1c:00.0": 2})
+    jobs = node()
+    jobs.read(divided)
+    series = jobs.read(divided)
+    assert labels_of(series, gpu_uuid(1)) == ANN_7
+    assert [_facts(series, uuid)[0] for uuid in (gpu_uuid(1), gpu_uuid(2), mig_uuid(0))] == [1, None, None]
+    assert [record.message for record in caplog.records] == ["job 8 holds a GPU that cannot be told: number 0"]
 
 
 def test_what_is_private_is_not_shown(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:

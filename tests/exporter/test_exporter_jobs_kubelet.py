@@ -17,9 +17,9 @@ import pytest
 
 from rankscope.exporter.errors import ExporterMissingError
 from rankscope.exporter.jobs import kubelet as kubelet_module
+from rankscope.exporter.jobs.hold_source import KEEP_S, HoldSource
 from rankscope.exporter.jobs.kubelet import Kubelet, KubeletError
 from rankscope.exporter.jobs.party import Device, Hold, Identity
-from rankscope.exporter.jobs.source import KEEP_S, HoldSource
 
 FAKE = Path(__file__).parent / "fake_kubelet.py"
 GPU = "GPU-10000000-aaaa-bbbb-cccc-000000000000"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from rankscope.exporter import logs
+from rankscope.exporter.log_writer import NeverWaitingHandler
 from rankscope.exporter.settings import LogFormat
 
 HOSTILE = 'a\nlevel=error msg="forged" \x1b[31m \u202e \\ "'
@@ -35,6 +37,22 @@ def written() -> Iterator[Callable[[LogFormat], str]]:
     root.handlers[:], logging.raiseExceptions = before[0], before[3]
     root.setLevel(before[1])
     ours.setLevel(before[2])
+
+
+def test_another_format_is_taken_over_by_the_thread_that_writes(written: Callable[[LogFormat], str]) -> None:
+    written("text")
+    reader, writer = os.pipe()
+    handler = NeverWaitingHandler(writer)
+    logging.getLogger().handlers[:] = [handler]
+
+    logs.set_up("info", "json")
+    logging.getLogger("rankscope.exporter.web").info("reloaded")
+    logs.flush()
+
+    assert logging.getLogger().handlers == [handler]
+    assert json.loads(os.read(reader, 4096))["msg"] == "reloaded"
+    os.close(reader)
+    os.close(writer)
 
 
 def test_json_gives_back_what_was_said(written: Callable[[LogFormat], str]) -> None:

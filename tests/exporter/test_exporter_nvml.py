@@ -78,15 +78,15 @@ def test_what_a_gpu_does_not_support_is_absent_with_the_reason(start_exporter: C
     exporter = start_exporter(env=fake_nvml.env)
 
     supported = {
-        (dict(labels)["metric"], dict(labels)["reason"]): value
+        (dict(labels)["metric"], dict(labels).get("series", ""), dict(labels)["reason"]): value
         for (name, labels), value in exporter.page().items()
         if name == "gpu_metric_supported" and ("uuid", FIRST) in labels
     }
     for absent in (
-        ("gpu_power_watts", "not_supported"),
-        ("gpu_memory_temperature_celsius", "not_supported"),
-        ("gpu_utilization_ratio", "implausible"),
-        ("gpu_clock_hertz{clock=memory}", "unknown"),
+        ("gpu_power_watts", "", "not_supported"),
+        ("gpu_memory_temperature_celsius", "", "not_supported"),
+        ("gpu_utilization_ratio", "", "implausible"),
+        ("gpu_clock_hertz", "clock=memory", "unknown"),
     ):
         assert supported[absent] == 0
     for metric in ("gpu_power_watts", "gpu_memory_temperature_celsius", "gpu_utilization_ratio"):

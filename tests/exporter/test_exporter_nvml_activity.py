@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.exporter.asked_gpu import AskedGpu, opened
+from tests.exporter.asked_gpu import AskedGpu, opened, sample_of
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 
 NOT_ADJACENT, TOO_CLOSE = "gpm pair not adjacent", "gpm pair too close"
@@ -156,6 +156,20 @@ def test_pcie_bytes_come_of_gpm_where_the_driver_does_not_count_them(fake: FakeD
     assert sample.value("gpu_pcie_transmit_bytes_total") == pytest.approx(10 * 2**20 * seconds)
 
 
+def test_a_trouble_of_the_first_pass_does_not_decide_where_pcie_bytes_come_from(fake: FakeDriver) -> None:
+    counted = fake.gpus[0]["field.197"]
+    fake.gpus[0]["field.197"] = "err:999"
+    fake.write()
+    with opened(fake, 0, GPM) as asked:
+        first = asked.sample()
+        fake.gpus[0]["field.197"] = counted
+        fake.write()
+        second = asked.sample()
+
+    assert first.absent["gpu_pcie_transmit_bytes_total",] == "unknown"
+    assert second.value("gpu_pcie_transmit_bytes_total") == float(str(counted).split()[0])
+
+
 def test_busy_seconds_count_every_sample_of_the_driver(fake: FakeDriver) -> None:
     fake.gpus[0] |= {"samples.1": "100,0", "samples_period_us": 50000}
     fake.write()
@@ -188,7 +202,7 @@ def test_a_clock_that_is_set_is_no_busy_time(fake: FakeDriver) -> None:
 
 
 def test_between_two_samples_of_the_driver_the_bounds_stay(fake: FakeDriver) -> None:
-    fake.gpus[0] |= {"samples.1": 70, "samples_period_us": 3_000_000_000}
+    fake.gpus[0] |= {"samples.1": 70, "utilization": 70, "samples_period_us": 3_000_000_000}
     fake.write()
     with opened(fake, 0, frozenset({"gpu", "utilization"})) as asked:
         asked.sample()
@@ -196,6 +210,18 @@ def test_between_two_samples_of_the_driver_the_bounds_stay(fake: FakeDriver) -> 
 
     assert sample.value("gpu_utilization_max_ratio") == 0.7
     assert sample.errors == {}
+
+
+@pytest.mark.parametrize("gauge", [10, 90])
+def test_the_gauge_lies_within_its_bounds(fake: FakeDriver, gauge: int) -> None:
+    fake.gpus[0] |= {"samples.1": "40,60", "samples_period_us": 50000, "utilization": gauge}
+    fake.write()
+    sample = sample_of(fake, 0, frozenset({"gpu", "utilization"}))
+
+    low, high = (sample.value(f"gpu_utilization_{bound}_ratio") for bound in ("min", "max"))
+    assert sample.value("gpu_utilization_ratio") == gauge / 100
+    assert gauge / 100 in (low, high)
+    assert low < high
 
 
 def test_a_clock_that_is_set_back_stops_the_counter_for_a_moment_only(fake: FakeDriver) -> None:

@@ -60,8 +60,8 @@ def test_processes_are_on_their_device(seven: Sample) -> None:
 
 
 def test_what_the_whole_gpu_does_not_give_in_mig_mode_is_absent(seven: Sample) -> None:
-    assert seven.absent["gpu_utilization_ratio",] == "not_supported"
-    assert seven.absent["gpu_busy_seconds_total",] == "not_supported"
+    assert seven.absent["gpu_utilization_ratio",] == "mig_enabled"
+    assert seven.absent["gpu_busy_seconds_total",] == "mig_enabled"
     assert seven.value("gpu_power_watts") == 251.25
     assert seven.errors == {}
 
@@ -85,6 +85,33 @@ def test_devices_come_and_go(tmp_path: Path) -> None:
     assert (after.value("gpu_mig_enabled"), after.raw.mig_devices) == (0, ())
     # Samples of devices that are gone were freed with them.
     assert fake.counts()["nvmlGpmSampleFree"] == fake.counts()["nvmlGpmSampleAlloc"]
+
+
+def test_processes_are_looked_up_anew_when_the_devices_are_others(tmp_path: Path) -> None:
+    fake = FakeDriver(tmp_path, build_library(), [h100_state(0) | {"process.0": f"compute 501 {5 * MIB} 0 0"}])
+    with opened(fake) as asked:
+        whole, kept = asked.sample(), asked.sample()
+        fake.gpus[0] = mig_state(0, SEVEN) | {"process.0": f"compute 501 {5 * MIB} 2 0"}
+        fake.write()
+        divided = asked.sample()
+        asked.close()
+
+    assert [one.uuid for sample in (whole, divided) for one in sample.processes or ()] == ["", uuid(1)]
+    assert kept.raw.processes_s == whole.raw.processes_s
+    assert (divided.raw.processes_s or 0) > (whole.raw.processes_s or 0)
+
+
+def test_a_gpu_that_gets_divided_is_seen_in_the_first_pass(tmp_path: Path) -> None:
+    fake = FakeDriver(tmp_path, build_library(), [h100_state(0)])
+    with opened(fake) as asked:
+        assert asked.sample().value("gpu_mig_enabled") == 0
+        fake.gpus[0] = mig_state(0, SEVEN)
+        fake.write()
+        divided = asked.sample()
+        asked.close()
+
+    assert divided.value("gpu_mig_enabled") == 1
+    assert divided.absent["gpu_utilization_ratio",] == "mig_enabled"
 
 
 def test_compute_instances_that_share_a_gpu_instance_have_no_activity_of_their_own(tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def test_the_conventions_names_units_types_and_attributes(
     resource = dict(_attributes(message.resource_metrics[0].resource.attributes))
     assert resource["service.name"] == "rankscope-exporter"
     assert resource["host.name"] == "better-name"
+    assert resource["service.instance.id"] == "node1"
     assert resource["deployment.environment"] == "lab"
 
     kinds = {
@@ -183,6 +184,7 @@ def test_the_conventions_names_units_types_and_attributes(
         ("hw.gpu.utilization", ("1", "gauge")),
         ("hw.gpu.memory.usage", ("By", "updowncounter")),
         ("hw.gpu.memory.limit", ("By", "updowncounter")),
+        ("hw.gpu.memory.utilization", ("1", "gauge")),
         ("hw.gpu.io", ("By", "counter")),
         ("rankscope.gpu.sm_active", ("1", "gauge")),
         ("rankscope.gpu.sm_active_time", ("s", "counter")),
@@ -194,6 +196,7 @@ def test_the_conventions_names_units_types_and_attributes(
     readings = {(one.metric, one.labels): one.value for one in node().gpus[0].sample.readings}  # type: ignore[union-attr]
     (memory,) = _of(found, "hw.gpu.memory.usage", hw__id=H100)
     assert memory == readings["gpu_memory_used_bytes", ()]
+    assert _of(found, "hw.gpu.memory.utilization", hw__id=H100) == [memory / readings["gpu_memory_total_bytes", ()]]
     assert _of(found, "hw.temperature", hw__id=H100, **{"hw.sensor_location": "memory"}) == [
         readings["gpu_memory_temperature_celsius", ()]
     ]

@@ -201,7 +201,50 @@ def test_problems_name_the_gpu_and_the_call(page: Page) -> None:
     assert page.problems() == [
         ("ecc", f"{A100}: NVML_ERROR_UNKNOWN in nvmlDeviceGetEccMode"),
         (f"gpu {HUNG}", "hung in nvmlDeviceGetPowerUsage"),
+        ("gpu 00000000:8a:00.0", "nvmlDeviceGetUUID: gpu_is_lost; it has not said yet who it is"),
     ]
+
+
+def test_gpus_without_a_name_are_a_problem_unless_they_are_somebody_elses(state: FleetState) -> None:
+    foreign = (("00000000:8a:00.0", "not_in_driver", "it is on the PCI bus, but bound to vfio-pci"),)
+    state = msgspec.structs.replace(state, gpus=(), unidentified=3, unidentified_gpus=foreign)
+
+    assert page_of(state).problems() == [
+        ("gpu", "GPUs that the driver counts, and that have not said yet who or where they are: 2")
+    ]
+
+
+def test_a_driver_that_no_longer_answers_is_a_problem_even_if_all_gpus_go_on(state: FleetState) -> None:
+    assert _of(page_of(state), "rankscope_exporter_driver_answers") == [1]
+    state = msgspec.structs.replace(
+        state, gpus=(), unidentified=0, unidentified_gpus=(), driver_answers=False, driver_problem="NVML: nvmlInit hangs"
+    )
+    page = page_of(state)
+
+    assert page.problems() == [("driver", "it does not answer who asks anew: NVML: nvmlInit hangs")]
+    assert _of(page, "rankscope_exporter_driver_answers") == [0]
+    never = page_of(msgspec.structs.replace(state, driver_answers=None))
+    assert _of(never, "rankscope_exporter_driver_answers") == []
+
+
+def test_jobs_of_a_mig_device_end_with_it_and_not_with_the_answers_of_its_gpu(state: FleetState) -> None:
+    (divided,) = (gpu for gpu in state.gpus if gpu.identity.uuid == DIVIDED)
+    assert divided.sample is not None
+    uuid = divided.sample.mig_devices[0].uuid
+    jobs = tuple(Series("gpu_allocated", 1, (("uuid", one),)) for one in (uuid, "MIG-destroyed", DIVIDED))
+    now = [msgspec.structs.replace(state, gpus=(divided,))]
+    fleet: Any = SimpleNamespace(simulated=False, state=lambda: now[0])
+    page = Page("node1", fleet, jobs=loop("jobs", jobs))
+
+    def allocated() -> set[str]:
+        return {dict(labels)["uuid"] for labels in series(page)["gpu_allocated"]}
+
+    assert allocated() == {uuid, DIVIDED}
+    now[0] = msgspec.structs.replace(state, gpus=(msgspec.structs.replace(divided, up=False, sample=None, reason="hung"),))
+    assert allocated() == {uuid, DIVIDED}
+    whole = msgspec.structs.replace(divided, sample=msgspec.structs.replace(divided.sample, mig_devices=()))
+    now[0] = msgspec.structs.replace(state, gpus=(whole,))
+    assert allocated() == {DIVIDED}
 
 
 def test_without_a_driver_the_page_says_so_and_goes_on() -> None:
@@ -230,6 +273,26 @@ def test_stale_values_of_a_loop_are_left_out(state: FleetState) -> None:
     assert _of(page, "rankscope_exporter_collector_success", collector="jobs") == [0]
 
 
+def test_whether_a_gpu_that_is_down_is_in_use_nobody_knows(state: FleetState) -> None:
+    # given a pass over the jobs from before a GPU, and one with MIG devices, went down
+    def page_with(*down: int) -> Page:
+        gpus = [
+            msgspec.structs.replace(gpu, up=False, sample=None) if index in down else gpu for index, gpu in enumerate(state.gpus)
+        ]
+        divided = state.gpus[2].sample
+        assert divided is not None
+        uuids = [H100, *(mig.uuid for mig in divided.mig_devices)]
+        known = [Series(name, 1, (("uuid", uuid),)) for uuid in uuids for name in ("gpu_in_use", "gpu_allocated")]
+        return page_of(msgspec.structs.replace(state, gpus=tuple(gpus)), jobs=loop("jobs", tuple(known)))
+
+    before = page_with()
+    assert len(_of(before, "gpu_in_use")) == 4
+    assert len(_of(page_with(0), "gpu_in_use")) == 3
+    # what is remembered of its MIG devices is still theirs
+    before.fleet = page_with(0, 2).fleet
+    assert (len(_of(before, "gpu_in_use")), len(_of(before, "gpu_allocated"))) == (0, 4)
+
+
 def test_a_scrape_may_ask_for_some_collectors(page: Page) -> None:
     asked = series(page, ["clocks", "spool"])
 
@@ -237,7 +300,8 @@ def test_a_scrape_may_ask_for_some_collectors(page: Page) -> None:
     assert "rank_steps_total" in asked
     assert {"gpu_up", "gpu_power_watts", "gpu_job_info"} & asked.keys() == set()
     # only what these collectors lack is said to be absent
-    assert {dict(labels)["metric"] for labels in asked["gpu_metric_supported"]} == {"gpu_clock_hertz{clock=sm}"}
+    lacking = {(dict(labels)["metric"], dict(labels)["series"]) for labels in asked["gpu_metric_supported"]}
+    assert lacking == {("gpu_clock_hertz", "clock=sm")}
     health = {dict(labels)["collector"] for labels in asked["rankscope_exporter_collector_success"]}
     assert health == {"clocks", "spool"}
     assert "rank_steps_total" not in series(page, ["clocks"])

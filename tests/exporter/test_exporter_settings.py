@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.commands import _settings, exporter
 from rankscope.exporter.errors import ExporterInputError
-from rankscope.exporter.settings import Settings
+from rankscope.exporter.settings import Settings, option
 
 DEFAULTS = frozenset(name for name, collector in COLLECTORS.items() if collector.default_on)
 
@@ -86,6 +87,14 @@ def test_collectors(config: Callable[[str], Path]) -> None:
         ("once = true", "unknown key 'once'"),
         ("interval = 'soon'", "interval: 'soon' is not a duration"),
         ("interval = true", "interval: True is not"),
+        ("expected-gpus = 'eight'", "expected-gpus: 'eight' is not a whole number"),
+        ("interval = '50ms'", "interval: 50ms is too small: 100ms at least"),
+        ("interval = '2h'", "interval: 2h is too large: 1h at most"),
+        ("call-timeout = 0", "call-timeout: 0 is too small: 100ms at least"),
+        ("spool-stale = 0", "spool-stale: 0 is too small"),
+        ("collector.nope = true", "there is no collector 'nope', but: gpu, "),
+        ("collector.gpmm = true", "did you mean 'collector.gpm'?"),
+        ("simulate = '8xNOPE'", "simulate: 'NOPE' cannot be simulated"),
         ("interval = ['1s', '2s']", "is not one value"),
         ("collector.gpu = 'yes'", "collector.gpu: 'yes' is not true or false"),
         ("listen = ':1'\nweb.listen-address = ':2'", "keep one"),
@@ -103,6 +112,72 @@ def test_a_mistake_in_the_file_says_where_and_what(config: Callable[[str], Path]
     assert caught.value.message.startswith(f"{path}: ")
     assert said in caught.value.message
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--interval", "0"], "0 is too small: 100ms at least"),
+        (["--web.telemetry-path", "/dcgm/metrics"], "/dcgm/metrics is taken"),
+        (["--web.telemetry-path", "/-/metrics"], "/-/metrics is taken"),
+        (["--web.telemetry-path", "/"], "/ is taken"),
+        (["--web.telemetry-path", "metrics"], "'metrics' is not a path"),
+        (["--simulate", "0"], "'0' is neither a number from 1 to 64"),
+        (["--simulate", "8xNOPE"], "'NOPE' cannot be simulated"),
+        (["--spool-stale", "10m", "--spool-forget", "5m"], "--spool-forget is shorter than --spool-stale"),
+        (["--collector.gpmm"], "--collector.gpm"),
+        (["release", " "], "GPU is empty"),
+        (["resume", ""], "GPU is empty"),
+    ],
+)
+def test_wrong_usage_is_status_2_and_says_what_would_be_right(
+    cli: Callable[..., subprocess.CompletedProcess[str]], arguments: list[str], said: str
+) -> None:
+    result = cli("exporter", *arguments)
+
+    assert result.returncode == 2
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [("EXPECTED_GPUS", "eight", "'eight' is not a whole number"), ("OTLP", "maybe", "'maybe' is not true or false")],
+)
+def test_a_mistake_in_a_variable_names_the_variable(
+    cli: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(f"RANKSCOPE_EXPORTER_{variable}", value)
+
+    result = cli("exporter", "--once")
+
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert f"RANKSCOPE_EXPORTER_{variable}" in result.stderr
+
+
+def test_a_variable_that_is_no_option_is_told_once(
+    cli: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANKSCOPE_EXPORTER_EXPECTED_GPU", "8")
+
+    result = cli("exporter", "--simulate", "1", "--once", "--spool", tmp_path / "spool")
+
+    assert result.returncode == 0
+    assert len(result.stderr.splitlines()) == 1
+    assert "RANKSCOPE_EXPORTER_EXPECTED_GPU is no option" in result.stderr
+    assert "did you mean RANKSCOPE_EXPORTER_EXPECTED_GPUS?" in result.stderr
+
+
+def test_the_level_and_the_format_of_the_log_are_words_in_any_case() -> None:
+    read = settings("--log.level", "WARNING", "--log.format", "JSON")
+
+    assert (read.log_level, read.log_format) == ("warning", "json")
+
+
+def test_settings_are_called_as_their_options_are() -> None:
+    written = {name for param in exporter.params for name in (*param.opts, *param.secondary_opts)}
+
+    assert {option(field.name) for field in dataclasses.fields(Settings)} <= written | {"--collector.…"}
 
 
 def test_a_file_that_cannot_be_read_is_status_3(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
@@ -153,8 +228,8 @@ def test_sighup_reads_again_what_can_change_and_says_what_cannot(
     running.wait_until(lambda: "settings were read again" in running.stderr)
 
     lines = [json.loads(line) for line in running.stderr.splitlines() if line.startswith("{")]
-    assert [line["msg"] for line in lines] == ["expected_gpus has changed: that needs a restart", "settings were read again"]
-    assert (lines[1]["level"], lines[1]["component"], lines[1]["changed"]) == ("info", "serving", "log_format")
+    assert [line["msg"] for line in lines] == ["--expected-gpus has changed: that needs a restart", "settings were read again"]
+    assert (lines[1]["level"], lines[1]["component"], lines[1]["changed"]) == ("info", "serving", "--log.format")
 
     config("nonsense")
     running.process.send_signal(signal.SIGHUP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -9,10 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankscope.exporter.spool.file import MAX_BYTES, MAX_SERIES, RejectedError, parse
 from rankscope.exporter.spool.folder import SpoolFolder, default_spool, make_spool
-from rankscope.exporter.spool.reading import MAX_FILES, MAX_FILES_OF_USER, MAX_SERIES_OF_USER, Spool, SpoolError
+from rankscope.exporter.spool.reading import (
+    MAX_BYTES_OF_USER,
+    MAX_FILES,
+    MAX_FILES_OF_USER,
+    MAX_SERIES_OF_USER,
+    Spool,
+    SpoolError,
+)
 
 LABELS = 'run_id="r1",rank="3"'
 GOOD = f"""\
@@ -122,8 +132,9 @@ def test_labels_cannot_break_out_of_their_quotes(start_exporter: Callable[..., A
         (gauge('run_id="r1",rank="one"'), "no_identity"),
         (gauge() + gauge('run_id="r1",rank="4"'), "several_ranks"),
         (gauge(value="1 1700000000000"), "timestamp"),
-        (gauge(LABELS + ',__name__="rank_y"'), "wrong_labels"),
-        (gauge(LABELS + ',"sp ace"="x"'), "not_prometheus_text"),
+        (gauge(LABELS + ',__name__="rank_y"'), "not_prometheus_text"),
+        (gauge(LABELS + ',__own="x"'), "not_prometheus_text"),
+        (gauge(LABELS + ',"sp ace"="x"'), "wrong_labels"),
         (gauge(LABELS + "".join(f',l{i}="x"' for i in range(20))), "wrong_labels"),
         (gauge(LABELS + f',l="{"x" * 600}"'), "wrong_labels"),
         (gauge(LABELS + f',l="{"x" * 5000}"'), "not_prometheus_text"),
@@ -138,6 +149,41 @@ def test_a_file_that_is_not_as_agreed_is_refused_with_the_reason(content: bytes,
     with pytest.raises(RejectedError) as refused:
         parse(content)
     assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("line", "labels", "value"),
+    [
+        ("{%s} 1", {}, 1.0),
+        ('{%s,a="1",} 2e3', {"a": "1"}, 2000.0),
+        ('{ %s , a = "2" }\t-.5  ', {"a": "2"}, -0.5),
+        ('{a="} 1",%s} 2', {"a": "} 1"}, 2.0),
+        (r'{%s,a="\\n\n\""} +Inf', {"a": '\\n\n"'}, math.inf),
+    ],
+)  # fmt: skip
+def test_a_line_is_read_as_it_was_meant(line: str, labels: dict[str, str], value: float) -> None:
+    (family,) = parse(f"# TYPE rank_x gauge\nrank_x{line % LABELS}\n".encode()).families
+
+    ((name, read, number),) = [(series.name, dict(series.labels), series.value) for series in family.series]
+    assert (name, read, number) == ("rank_x", {"run_id": "r1", "rank": "3"} | labels, value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{%s,a="1" b="2"} 1', '{%s,a="1",a="2"} 1', "{%s,a='1'} 1", '{%s,a="1} 1', "{%s} 0x10", "{%s} 1_000", "{%s}", "{%s",
+    ],
+)  # fmt: skip
+def test_a_line_that_is_none_costs_the_file(line: str) -> None:
+    with pytest.raises(RejectedError) as refused:
+        parse(f"# TYPE rank_x gauge\nrank_x{line % LABELS}\n".encode())
+    assert refused.value.reason == "not_prometheus_text"
+
+
+@given(text=st.text(max_size=300))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with pytest.raises(RejectedError):  # nothing of this kind says whose it is
+        parse(text.encode())
 
 
 def test_of_two_files_for_one_series_the_fresher_counts(tmp_path: Path) -> None:
@@ -271,7 +317,7 @@ def test_the_number_of_files_is_bounded(tmp_path: Path) -> None:
 def test_a_folder_full_of_anything_is_not_read_to_its_end_and_that_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankscope.exporter.spool.reading._MAX_ENTRIES", 20)
+    monkeypatch.setattr("rankscope.exporter.spool.reading.MAX_NAMES", 20)
     for number in range(30):
         (tmp_path / f"{number}.txt").write_bytes(b"")
 
@@ -290,6 +336,46 @@ def test_a_user_with_too_many_files_costs_nobody_else(tmp_path: Path) -> None:
 
     assert sample.states == {("r1", "3"): "running"}
     assert sample.rejected == {"too_many_files": MAX_FILES - MAX_FILES_OF_USER, "empty": MAX_FILES_OF_USER}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
+def test_a_crowd_of_names_hides_neither_known_ranks_nor_those_of_others(tmp_path: Path) -> None:
+    (tmp_path / "known.prom").write_text(GOOD)
+    spool = spool_of(tmp_path)
+    spool.read()
+    for number in range(8200):
+        os.mknod(tmp_path / f"{number}.junk")
+        os.mknod(tmp_path / f"{number}.prom")
+        os.chown(tmp_path / f"{number}.prom", 1001, 1001)
+    (tmp_path / "new.prom").write_text(GOOD.replace("r1", "r2"))
+
+    sample = spool.read()
+
+    assert sample.states == {("r1", "3"): "running", ("r2", "3"): "running"}
+    assert sample.rejected == {"too_many_files": 8200 - MAX_FILES_OF_USER, "empty": MAX_FILES_OF_USER}
+
+
+def test_ranks_known_before_stay_where_the_list_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "known.prom").write_text(GOOD)
+    spool = spool_of(tmp_path)
+    spool.read()
+
+    monkeypatch.setattr("rankscope.exporter.spool.reading.MAX_NAMES", 0)
+
+    for _ in range(2):
+        sample = spool.read()
+        assert sample.states == {("r1", "3"): "running"}
+        assert sample.rejected == {"too_many_files": 1}
+    assert spool_of(tmp_path).read().states == {}
+
+
+def test_a_user_whose_files_are_too_long_together_loses_the_oldest(tmp_path: Path) -> None:
+    fits = MAX_BYTES_OF_USER // MAX_BYTES
+    for number in range(fits + 3):
+        (tmp_path / f"{number}.prom").write_text("#\n" + "#" * 3000 + "\n")
+        os.truncate(tmp_path / f"{number}.prom", MAX_BYTES)
+
+    assert spool_of(tmp_path).read().rejected == {"too_many_files": 3, "not_prometheus_text": fits}
 
 
 def test_a_user_with_too_many_series_loses_the_oldest_and_costs_nobody_else(tmp_path: Path) -> None:

@@ -143,6 +143,14 @@ def test_a_process_that_ended_or_has_no_spool_is_no_problem(host: Host) -> None:
     assert sample.rejected == {}
 
 
+def test_a_relative_spool_is_the_same_one_in_processes(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    (host.pod(11) / "a.prom").write_text(rank_file("pod"))
+    monkeypatch.chdir(host.folder)
+    host.spool = Path("spool")
+
+    assert host.read().states == {("pod", "0"): "running"}
+
+
 def test_no_descriptor_is_left_open(host: Host) -> None:
     for pid in range(11, 15):
         (host.pod(pid) / "a.prom").write_text(rank_file(f"pod-{pid}"))

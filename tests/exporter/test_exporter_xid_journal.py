@@ -21,7 +21,7 @@ from rankscope.exporter.source import GpuIdentity, Series, XidEvent
 from rankscope.exporter.xid.entry import KernelXid
 from rankscope.exporter.xid.journal import EARLY_S, LATE_S, MAX_ENTRIES, XidJournal
 from rankscope.exporter.xid.tallies import MAX_OTHER_CODES, MAX_SXID_CODES, OTHER
-from rankscope.exporter.xids import ACTIONABLE
+from rankscope.exporter.xids import FROM_ZERO
 
 PCI = "00000000:1a:00.0"
 GPU = GpuIdentity(uuid="GPU-1", index=0, model="H100", pci_bus_id=PCI)
@@ -95,7 +95,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_codes_that_ask_for_an_action_are_there_from_zero_and_others_from_their_first_time(node: Node) -> None:
-    assert node.values() == [0.0] * len(ACTIONABLE)
+    assert node.values() == [0.0] * len(FROM_ZERO)
     assert node.values("gpu_xid_last_code") == [0.0]
     assert node.values("gpu_xid_last_timestamp_seconds") == []
 
@@ -104,7 +104,7 @@ def test_codes_that_ask_for_an_action_are_there_from_zero_and_others_from_their_
     node.event(31)
 
     assert node.values(xid="31") == [2.0]
-    assert len(node.values()) == len(ACTIONABLE) + 1
+    assert len(node.values()) == len(FROM_ZERO) + 1
     assert node.values("gpu_xid_last_timestamp_seconds", xid="31") == [1_000_060.0]
     assert node.values("gpu_xid_last_code") == [31.0]
 
@@ -273,11 +273,11 @@ def test_an_older_error_found_later_is_not_the_last(node: Node) -> None:
 
 
 def test_a_storm_of_codes_makes_no_storm_of_series(node: Node) -> None:
-    codes = [code for code in range(200, 400) if code not in ACTIONABLE]
+    codes = [code for code in range(200, 400) if code not in FROM_ZERO]
     for code in codes:
         node.event(code)
         node.line(code % 65_536, kind="sxid", pci_bus_id=SWITCH, severity="non_fatal")
-    own = len(ACTIONABLE) + MAX_OTHER_CODES
+    own = len(FROM_ZERO) + MAX_OTHER_CODES
     assert len(node.values()) == own + 1
     assert node.values(xid=OTHER) == [float(len(codes) - MAX_OTHER_CODES)]
     assert len(node.values("nvswitch_sxid_errors_total")) == MAX_SXID_CODES + 1
@@ -331,7 +331,7 @@ def test_a_torn_last_line_costs_that_error_only(cut: int, node: Node) -> None:
     assert node.journal.skipped_lines == (0 if cut == 1 else 1)
 
 
-def test_damage_in_the_middle_is_counted_and_skipped(node: Node) -> None:
+def test_damage_in_the_middle_is_counted_and_skipped(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     for code in (48, 79, 64):
         node.event(code)
         node.wait(60)
@@ -346,6 +346,7 @@ def test_damage_in_the_middle_is_counted_and_skipped(node: Node) -> None:
 
     assert (node.count(48), node.count(79), node.count(64)) == (1, 0, 1)
     assert node.journal.skipped_lines == 4
+    assert [record.getMessage() for record in caplog.records] == ["the Xid journal has damaged lines, which are left out: 4"]
     assert node.journal.problem is None
 
 
@@ -481,7 +482,7 @@ def test_without_a_folder_it_lives_in_memory() -> None:
     journal.close()
 
     assert values(journal.series([GPU]), "gpu_xid_errors_total", xid="79") == [1.0]
-    assert (journal.durable, journal.problem) == (False, None)
+    assert (journal.durable, journal.problem) == (None, None)
 
 
 @pytest.mark.parametrize("what", ["file", "folder", "content"])

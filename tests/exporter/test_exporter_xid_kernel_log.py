@@ -278,7 +278,7 @@ def test_events_and_log_meet_in_the_journal_and_on_the_page(kmsg: Kmsg, tmp_path
     # then each counts once, with its job
     assert page["gpu_xid_errors_total", "79"] == 1
     assert page["gpu_xid_errors_total", "154"] == 1
-    assert page["gpu_xid_last_job_info", "79"] == 1
+    assert page["gpu_xid_last_job_info", "154"] == 1
     assert page["nvswitch_sxid_errors_total", None] == 1
     assert page["rankscope_exporter_kernel_log_readable", None] == 1
     assert page["rankscope_exporter_xid_journal_durable", None] == 1

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from rankscope.exporter.catalogue import BY_NAME
-from rankscope.exporter.xids import ACTIONABLE, FALLEN_OFF_THE_BUS, SOURCE, SXID_SEVERITIES, XIDS
+from rankscope.exporter.xids import ACTIONABLE, FALLEN_OFF_THE_BUS, FROM_ZERO, SOURCE, SXID_SEVERITIES, XIDS
 
 
 def test_every_code_is_explained_and_what_asks_for_an_action_names_one() -> None:
@@ -15,6 +15,7 @@ def test_every_code_is_explained_and_what_asks_for_an_action_names_one() -> None
         assert xid.meaning.endswith("."), xid
         assert xid.name == xid.name.lower(), xid
         assert not xid.actionable or xid.action != "none", xid
+        assert xid.actionable or xid.action not in ("contact_vendor", "reset_gpu", "reboot"), xid
     assert SOURCE.url.startswith("https://docs.nvidia.com/")
 
 
@@ -26,7 +27,8 @@ def test_the_well_known_ones_are_where_everybody_expects_them() -> None:
 
 
 def test_there_are_few_that_are_series_of_every_gpu() -> None:
-    assert len(ACTIONABLE) <= 24
+    assert len(FROM_ZERO) <= 24
+    assert set(FROM_ZERO) == {code for code in ACTIONABLE if code != 54}
 
 
 def test_the_table_needs_nothing_of_the_exporters_extra() -> None:

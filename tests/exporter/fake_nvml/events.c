@@ -51,7 +51,7 @@ int nvmlEventSetWait_v2(struct event_set *set, event *out, unsigned int timeout_
         ENTER_SYSTEM();
         for (int i = 0; i < set->gpus; i++) {
             const entry *found = xid(set->registered[i].gpu, set->registered[i].next);
-            if (number_of(lookup(set->registered[i].gpu, "lost"))) return leave(GPU_IS_LOST);
+            if (!found && number_of(lookup(set->registered[i].gpu, "lost"))) return leave(GPU_IS_LOST);
             if (!found) continue;
             set->registered[i].next++;
             *out = (event){set->registered[i].gpu, XID, found->number, 0xffffffff, 0xffffffff};

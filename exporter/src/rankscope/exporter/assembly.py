@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -27,6 +28,7 @@ from rankscope.exporter.xid.collector import XidCollector
 from rankscope.exporter.xid.journal import XidJournal
 from rankscope.exporter.xid.kernel_log import KernelLog
 
+_LEAKED_OBJECTS: Final = 20_000
 _STOP_S: Final = 0.3
 _JOBS_INTERVAL_S: Final = 5.0  # who holds a GPU changes seldom, and every process on it has to be looked at
 
@@ -57,36 +59,40 @@ class Assembly:
         self._spool = CollectorLoop("spool", self._make_spool(), interval_s=interval_s) if "spool" in collectors else None
         self._xid: XidCollector | None = None
         self._jobs: JobsCollector | None = None
-        self._jobs_loop: SeriesLoop | None = None
+        jobs_loop: SeriesLoop | None = None
         xid_loop: SeriesLoop | None = None
         if "gpu" in collectors:
             if "jobs" in collectors and not settings.simulate:  # nobody holds an invented GPU
                 jobs = self._jobs = self._make_jobs()
-                self._jobs_loop = CollectorLoop(
-                    "jobs", lambda: jobs.read(fleet.state()), interval_s=max(interval_s, _JOBS_INTERVAL_S)
-                )
+                jobs_loop = CollectorLoop("jobs", lambda: jobs.read(fleet.state()), interval_s=max(interval_s, _JOBS_INTERVAL_S))
             if "xid" in collectors:
                 xid = self._xid = self._make_xid()
                 xid_loop = CollectorLoop("xid", lambda: xid.read(fleet.state()), interval_s=interval_s)
             fleet = self._fleet = self._make_fleet(nursery, on_fatal)
-        self.page = Page(settings.host, self._fleet, spool=self._spool, jobs=self._jobs_loop, xid=xid_loop, collectors=collectors)
-        self._loops: list[CollectorLoop[Any]] = [loop for loop in (self._spool, self._jobs_loop, xid_loop) if loop is not None]
+        self.page = Page(settings.host, self._fleet, spool=self._spool, jobs=jobs_loop, xid=xid_loop, collectors=collectors)
+        # These speak of GPUs: a pass before there are any would find nobody, and the first scrape nothing.
+        self._late: list[CollectorLoop[Any]] = [loop for loop in (jobs_loop, xid_loop) if loop is not None]
+        self._loops: list[CollectorLoop[Any]] = [loop for loop in (self._spool, *self._late) if loop is not None]
 
     def start(self) -> None:
         """Begin to collect; starts threads."""
+        if self._lasting:
+            # What is here now stays, and pages make no cycles: to look through everything again and again finds nothing.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(_LEAKED_OBJECTS)
         if self._fleet is not None:
             self._fleet.start()
-        for loop in self._loops:
-            if loop is not self._jobs_loop:
-                loop.start()
+        if self._spool is not None:
+            self._spool.start()
 
     def wait(self, timeout_s: float) -> None:
         """Until everybody has answered or failed once, or the time is over."""
         until = time.monotonic() + timeout_s
         if isinstance(self._fleet, NvmlFleet):
             self._fleet.wait_for_first_pass(timeout_s)
-        if self._jobs_loop is not None:
-            self._jobs_loop.start()  # not before there are GPUs: its passes are rare, and the first would find nobody
+        for loop in self._late:
+            loop.start()
         for loop in self._loops:
             loop.wait_for_first_pass(max(0.0, until - time.monotonic()))
 

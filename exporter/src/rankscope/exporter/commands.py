@@ -13,9 +13,9 @@ import click
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.config_file import load_config
 from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
-from rankscope.exporter.options import Duration, ListenAddress, SectionGroup, SimulatedGpus, section
+from rankscope.exporter.options import Duration, ListenAddress, SectionGroup, SimulatedGpus, section, unknown_variables
 from rankscope.exporter.places import default_socket, default_state_dir
-from rankscope.exporter.settings import DEFAULT_PORT, Settings
+from rankscope.exporter.settings import DCGM_PATH, DEFAULT_PORT, Settings
 
 _DURATION: Final = Duration()
 _ADDRESS: Final = ListenAddress()
@@ -57,8 +57,10 @@ def _load(ctx: click.Context, _param: click.Parameter, value: Path | None) -> Pa
 
 
 def _telemetry_path(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    if not re.fullmatch(r"/[A-Za-z0-9_./-]+", value) or value.startswith("/-/"):
+    if not re.fullmatch(r"/[A-Za-z0-9_./-]*", value):
         raise click.BadParameter(f"{value!r} is not a path such as /metrics")
+    if value in ("/", "/-", DCGM_PATH) or value.startswith("/-/"):
+        raise click.BadParameter(f"{value} is taken by another page of the exporter; choose one such as /metrics")
     return value
 
 
@@ -111,11 +113,18 @@ def _collector_options(command: Any) -> Any:
 )
 @_collector_options
 @section("Collectors")("--collector.disable-defaults", "disable_defaults", is_flag=True, help="Only collectors that are named.")
-@_gpus("--interval", "interval_s", type=_DURATION, default="1s", show_default=True, help="How often GPUs and spool are read.")
+@_gpus(
+    "--interval",
+    "interval_s",
+    type=Duration("100ms", "1h"),
+    default="1s",
+    show_default=True,
+    help="How often GPUs and spool are read: from 100ms to 1h.",
+)
 @_gpus(
     "--call-timeout",
     "call_timeout_s",
-    type=_DURATION,
+    type=Duration("100ms"),
     default="5s",
     show_default=True,
     help="A call to the driver that takes longer hangs.",
@@ -131,7 +140,7 @@ def _collector_options(command: Any) -> Any:
     "restart_on_stale_driver",
     default=True,
     show_default=True,
-    help="End with status 5 when the driver was replaced and its library here was not.",
+    help="End with status 5 when the driver and its library here no longer match and no GPU answers any more.",
 )
 @_gpus(
     "--xid.kernel-log/--no-xid.kernel-log",
@@ -142,7 +151,7 @@ def _collector_options(command: Any) -> Any:
 )
 @_gpus(
     "--simulate",
-    type=SimulatedGpus(64),
+    type=SimulatedGpus(),
     metavar="N[xMODEL]",
     help="Invent N GPUs instead of reading real ones; labelled as such.",
 )
@@ -208,7 +217,7 @@ def _collector_options(command: Any) -> Any:
 @_daemon(
     "--log.level",
     "log_level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="info",
     show_default=True,
     help="What to log.",
@@ -216,7 +225,7 @@ def _collector_options(command: Any) -> Any:
 @_daemon(
     "--log.format",
     "log_format",
-    type=click.Choice(["text", "logfmt", "json"]),
+    type=click.Choice(["text", "logfmt", "json"], case_sensitive=False),
     help="How.  [default: text on a terminal, else logfmt]",
 )
 @_daemon("--once", is_flag=True, help="Print one page and exit.")
@@ -234,16 +243,17 @@ def exporter(ctx: click.Context, /, once: bool, forget: tuple[str, ...], **given
     if forget:
         _forget(settings, forget)
         return
+    remarks = unknown_variables(ctx.command, os.environ)
     if settings.spool is not None:
         _look_into(settings.spool)
     try:
         from rankscope.exporter import daemon
 
         if once:
-            click.echo(daemon.render_once(settings), nl=False)
+            click.echo(daemon.render_once(settings, remarks=remarks), nl=False)
         else:
             arguments = ctx.meta[_ARGUMENTS]
-            daemon.run(settings, read_again=lambda: _read_again(arguments))
+            daemon.run(settings, read_again=lambda: _read_again(arguments), remarks=remarks)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("rankscope"):
             raise
@@ -267,6 +277,8 @@ def _settings(given: dict[str, Any]) -> Settings:
         raise click.UsageError("--simulate needs the gpu collector")
     if compat is None and (given["compat_counters"] or given["compat_listen"]):
         raise click.UsageError("--compat.… needs --compat dcgm")
+    if given["spool_forget_s"] < given["spool_stale_s"]:
+        raise click.UsageError("--spool-forget is shorter than --spool-stale: no rank would ever be silent")
     given["host"] = given["host"] or socket.gethostname()
     given["log_format"] = given["log_format"] or default_style()
     return Settings(collectors=collectors, compat_dcgm=compat == "dcgm", **given)
@@ -323,7 +335,14 @@ def _forget(settings: Settings, uuids: tuple[str, ...]) -> None:
         click.echo(f"{uuid} is forgotten")
 
 
-_SOCKET_OPTION: Final = click.option("--socket", type=_PATH, help="The exporter's --control.socket.  [default: as there]")
+_SOCKET_OPTION: Final = click.option(
+    "--socket", "--control.socket", "socket", type=_PATH, help="The exporter's --control.socket.  [default: as there]"
+)
+
+
+def _named(gpu: str) -> None:
+    if not gpu.strip():
+        raise click.UsageError("GPU is empty: a uuid, PCI bus id or index is needed")
 
 
 @exporter.command()
@@ -338,6 +357,7 @@ def release(control_socket: Path | None, gpu: str, ttl: str, socket: Path | None
     """
     from rankscope.exporter.web.control import ask
 
+    _named(gpu)
     answer = ask(socket or control_socket or default_socket(), "release", gpu=gpu, ttl=ttl)
     click.echo(f"GPU {gpu} is released for {answer['ttl_s']:g} s; end that early with: rankscope exporter resume {gpu}")
 
@@ -350,5 +370,6 @@ def resume(control_socket: Path | None, gpu: str, socket: Path | None) -> None:
     """Have the running exporter ask a released GPU again."""
     from rankscope.exporter.web.control import ask
 
+    _named(gpu)
     ask(socket or control_socket or default_socket(), "resume", gpu=gpu)
     click.echo(f"GPU {gpu} is asked again")

@@ -64,6 +64,11 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _hint(key: str, options: Mapping[str, SectionOption]) -> str:
+    section, _, name = key.partition(".")
+    if section == "collector":  # what all have in common must not make any two alike
+        names = [one.removeprefix("collector.") for one in options if one.startswith("collector.")]
+        close = difflib.get_close_matches(name, names, n=1)
+        return f"did you mean 'collector.{close[0]}'?" if close else f"there is no collector {name!r}, but: {', '.join(names)}"
     near = difflib.get_close_matches(key, [*options, *(name.replace("-", "_") for name in options)], n=1)
     if near:
         return f"did you mean {near[0].replace('_', '-')!r}?"

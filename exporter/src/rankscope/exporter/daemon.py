@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import resource
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from rankscope.exporter import logs
 from rankscope.exporter.fleet.nursery import Nursery
+from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
 from rankscope.exporter.settings import Settings
 from rankscope.exporter.web.listening import listen
 
+logger = logging.getLogger(__name__)
 
-def run(settings: Settings, *, read_again: Callable[[], Settings]) -> NoReturn:
+
+def run(settings: Settings, *, read_again: Callable[[], Settings], remarks: Sequence[str] = ()) -> NoReturn:
     """Serve until SIGTERM, SIGINT, or until only a restart helps; ends the process with its exit status.
 
-    ``read_again`` gives the settings after a SIGHUP. Raises ``ExporterInputError`` and ``ExporterMissingError``.
+    ``read_again`` gives the settings after a SIGHUP, ``remarks`` are logged as warnings. Raises ``ExporterInputError`` and
+    ``ExporterMissingError``.
     """
     logs.set_up(settings.log_level, settings.log_format)
+    _say(remarks)
+    _allow_descriptors()
     # Until the server takes them over: while a driver is slow to start, a signal ends it all the same.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _signal, _frame: os._exit(0))
@@ -27,27 +35,47 @@ def run(settings: Settings, *, read_again: Callable[[], Settings]) -> NoReturn:
     sockets = [listen(host, port) for host, port in settings.listen]
     compatible = [listen(host, port) for host, port in settings.compat_listen]
     nursery = _nursery(settings)
+    logs.never_wait()
     # From here on memory is this process's alone; what is imported before the fork would be in every GPU's process.
     from rankscope.exporter.serving import serve
 
     status = serve(settings, nursery, sockets, compatible, read_again=read_again)
-    sys.stderr.flush()
+    logs.flush()
     # A thread that is stuck in a file system, or in a driver's file, must not keep the process.
     os._exit(status)
 
 
-def render_once(settings: Settings) -> str:
+def render_once(settings: Settings, *, remarks: Sequence[str] = ()) -> str:
     """One page as text, after one pass of every collector. Nothing is left behind: a spool that is missing stays missing."""
     logs.set_up("warning", settings.log_format)
+    _say(remarks)
+    counters = counters_of(settings)
+    settings = with_collectors(settings, counters)
     nursery = _nursery(settings)
+    logs.never_wait()
     from rankscope.exporter.assembly import Assembly
+    from rankscope.exporter.pages.dcgm import DcgmPage
 
     assembly = Assembly(settings, nursery, lasting=False)
     assembly.start()
     assembly.wait(30)
-    body, _ = assembly.page.render()
+    pages = [assembly.page.render()[0]]
+    if counters is not None:
+        pages.append(DcgmPage(assembly.page, counters, hostname_label=settings.compat_hostname).render()[0])
     assembly.stop()
-    return body.decode()
+    return b"\n".join(pages).decode()
+
+
+def _say(remarks: Sequence[str]) -> None:
+    for remark in remarks:
+        logger.warning(remark)
+
+
+def _allow_descriptors() -> None:
+    """As many as the administrator lets us have; what shells and old unit files give is for programs that use select."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _nursery(settings: Settings) -> Nursery | None:

@@ -13,6 +13,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
+from rankscope.exporter.log_writer import NeverWaitingHandler
 from rankscope.exporter.settings import LogFormat, LogLevel
 
 ROOT: Final = "rankscope.exporter"
@@ -24,15 +25,32 @@ _MAX_VALUE: Final = 4000
 
 
 def set_up(level: LogLevel, style: LogFormat, stream: TextIO | None = None) -> None:
-    """Log to ``stream`` (stderr) from now on; again to change it."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(_FORMATTERS[style]())
+    """Log to ``stream`` (stderr) from now on; again to change it, which leaves ``never_wait`` in force."""
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    if stream is not None or not any(isinstance(handler, NeverWaitingHandler) for handler in root.handlers):
+        root.handlers[:] = [logging.StreamHandler(stream or sys.stderr)]
+    for handler in root.handlers:
+        handler.setFormatter(_FORMATTERS[style]())
     # Libraries speak up only for what a person has to know.
     root.setLevel(logging.WARNING)
     logging.getLogger(ROOT).setLevel(level.upper())
     logging.raiseExceptions = False  # a full disk or a closed pipe behind stderr must not end in more output there
+
+
+def never_wait() -> None:
+    """Write to stderr in a thread from now on: who does not read it must not stop who logs. For after the last fork."""
+    if sys.stderr is None:  # closed by who started this; its number may be anybody's by now
+        return
+    root = logging.getLogger()
+    handler = NeverWaitingHandler(sys.stderr.fileno())
+    handler.setFormatter(root.handlers[0].formatter)
+    root.handlers[:] = [handler]
+
+
+def flush() -> None:
+    """Give the last lines a moment to be written."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
 
 def default_style(stream: TextIO | None = None) -> LogFormat:

@@ -40,13 +40,12 @@ class CollectorLoop(Generic[T]):
     """Calls ``collect`` every ``interval_s`` seconds in a thread of its own and keeps the last result.
 
     An exception costs that pass only: it is logged once, and the next tries come after 1, 2, 4, 8, 10, 10, … intervals. A call
-    that never returns costs this thread only: its values go stale and disappear. ``doing`` is asked for words about such a call.
+    that never returns costs this thread only: its values go stale and disappear.
     """
 
-    def __init__(self, name: str, collect: Callable[[], T], *, interval_s: float, doing: Callable[[], str] | None = None) -> None:
+    def __init__(self, name: str, collect: Callable[[], T], *, interval_s: float) -> None:
         self.name = name
         self._collect = collect
-        self._doing = doing
         self._interval_s = interval_s
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -90,7 +89,7 @@ class CollectorLoop(Generic[T]):
         fresh = age_s is not None and age_s <= stale_after_s
         if running_s > stale_after_s or (running and not fresh and error is None):
             # No seconds in the text: the reason stays one reason, logged once.
-            error = f"the present pass does not end (in {self._doing()})" if self._doing else "the present pass does not end"
+            error = "the present pass does not end"
         elif not fresh and error is None:
             error = "the last sample is too old"
         self._log(error)

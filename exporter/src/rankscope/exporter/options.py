@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 ENVIRONMENT_PREFIX: Final = "RANKSCOPE_EXPORTER_"
 
@@ -17,23 +19,41 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 def parse_duration(text: str) -> float:
     """Seconds of ``500ms``, ``1s``, ``5m``, ``24h``, ``2d`` or a bare number of seconds; raises ``ValueError``, also for zero."""
+    seconds = _seconds(text)
+    if seconds == 0:
+        raise ValueError(f"{text} is too small: more than 0 is needed")
+    return seconds
+
+
+def _seconds(text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)?", text, re.ASCII)
-    if match is None or float(match[1]) == 0:
+    if match is None:
         raise ValueError(f"{text!r} is not a duration such as 500ms, 1s, 5m or 24h")
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """A duration; the value is seconds."""
+    """A duration within bounds, which are durations, too; the value is seconds."""
 
     name = "duration"
 
+    def __init__(self, at_least: str | None = None, at_most: str | None = None) -> None:
+        self._at_least = at_least
+        self._at_most = at_most
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Seconds."""
+        if isinstance(value, float):
+            return value
         try:
-            return value if isinstance(value, float) else parse_duration(value)
+            seconds = _seconds(value) if self._at_least is not None else parse_duration(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if self._at_least is not None and seconds < _seconds(self._at_least):
+            self.fail(f"{value} is too small: {self._at_least} at least", param, ctx)
+        if self._at_most is not None and seconds > _seconds(self._at_most):
+            self.fail(f"{value} is too large: {self._at_most} at most", param, ctx)
+        return seconds
 
 
 class ListenAddress(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
@@ -56,14 +76,14 @@ class SimulatedGpus(click.ParamType):  # type: ignore[type-arg,unused-ignore]  #
 
     name = "gpus"
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text, which is one."""
-        match = re.fullmatch(r"([0-9]{1,4})(?:x[A-Za-z0-9_.-]+)?", value, re.ASCII)
-        if match is None or not 1 <= int(match[1]) <= self._most:
-            self.fail(f"{value!r} is not a number from 1 to {self._most}, or that and a model such as 8xH100", param, ctx)
+        from rankscope.exporter.simulated import parse_simulation
+
+        try:
+            parse_simulation(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
         return str(value)
 
 
@@ -76,6 +96,25 @@ class SectionOption(click.Option):
         self.key = next(name for name in self.opts if name.startswith("--")).removeprefix("--")
         if self.envvar is None:
             self.envvar = ENVIRONMENT_PREFIX + re.sub(r"[.-]", "_", self.key).upper()
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """The value; a mistake in it is told in words rather than in types."""
+        try:
+            return super().type_cast_value(ctx, value)
+        except click.BadParameter as error:
+            message = error.message.replace("a valid integer range", "a whole number")
+            if isinstance(self.type, click.types.BoolParamType):
+                message = f"{value!r} is not true or false"
+            raise click.BadParameter(message, ctx, self) from error
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """As click does; a mistake names the variable where it was made in one."""
+        try:
+            return super().process_value(ctx, value)
+        except click.BadParameter as error:
+            if ctx.get_parameter_source(str(self.name)) is ParameterSource.ENVIRONMENT:
+                error.param_hint = str(self.envvar)
+            raise
 
 
 class SectionGroup(click.Group):
@@ -92,6 +131,17 @@ class SectionGroup(click.Group):
             with formatter.section(title):
                 formatter.write_dl(records)
         self.format_commands(ctx, formatter)
+
+
+def unknown_variables(command: click.Command, environment: Mapping[str, str]) -> list[str]:
+    """What to say about each variable that begins like an option's and is none: somebody meant something by it."""
+    known = [param.envvar for param in command.params if isinstance(param.envvar, str)]
+    remarks = []
+    for name in sorted(environment):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            remarks.append(f"{name} is no option of the exporter" + (f"; did you mean {near[0]}?" if near else ""))
+    return remarks
 
 
 def section(title: str) -> Callable[..., Callable[[C], C]]:

@@ -1,6 +1,6 @@
-"""The tables of collectors and metrics in the documentation, from the catalogue.
+"""The tables of collectors and metrics in the documentation, from the catalogue, and that of the Xids.
 
-``python -m rankscope.exporter.reference docs/exporter.md`` rewrites what stands between the two markers of that file.
+``python -m rankscope.exporter.reference docs/exporter.md`` rewrites what stands between the markers of that file.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Final
 
 from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS, CatalogueMetric
 from rankscope.exporter.pages.otlp_names import otel_name
+from rankscope.exporter.xids import XIDS
 
-BEGIN: Final = "<!-- metrics: generated from the catalogue -->"
-END: Final = "<!-- end of metrics -->"
+METRICS: Final = ("<!-- metrics: generated from the catalogue -->", "<!-- end of metrics -->")
+CODES: Final = ("<!-- xids: generated from xids.toml -->", "<!-- end of xids -->")
 
 _ALWAYS: Final = "exporter"
 _LEGEND: Final = """\
@@ -33,13 +34,26 @@ def metric_tables() -> str:
     return "\n".join(parts)
 
 
+def xid_table() -> str:
+    """A Markdown table of the Xids."""
+    lines = ["| Xid | name | what it means | mostly from | usual action | somebody has to act |", "|---|---|---|---|---|---|"]
+    for xid in sorted(XIDS.values(), key=lambda one: one.code):
+        act = "yes" if xid.actionable else ""
+        lines.append(f"| {xid.code} | `{xid.name}` | {xid.meaning} | {xid.cause} | {xid.action.replace('_', ' ')} | {act} |")
+    return "\n".join(lines) + "\n"
+
+
 def with_tables(document: str) -> str:
-    """The document with the present tables between its markers; raises ``ValueError`` when it has none."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    """The document with the present tables between their markers; raises ``ValueError`` when it lacks some."""
+    return _between(CODES, xid_table(), _between(METRICS, metric_tables(), document))
+
+
+def _between(markers: tuple[str, str], text: str, document: str) -> str:
+    before, begin, rest = document.partition(markers[0])
+    _, end, after = rest.partition(markers[1])
     if not begin or not end:
-        raise ValueError(f"no {BEGIN} … {END} in the document")
-    return f"{before}{BEGIN}\n\n{metric_tables()}\n{END}{after}"
+        raise ValueError(f"no {markers[0]} … {markers[1]} in the document")
+    return f"{before}{begin}\n\n{text}\n{end}{after}"
 
 
 def _collectors() -> str:

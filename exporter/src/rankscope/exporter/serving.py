@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -19,14 +20,14 @@ from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.notify import notify
 from rankscope.exporter.pages.dcgm import DcgmPage
-from rankscope.exporter.pages.dcgm_counters import Counters, default_counters, read_counters
+from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
 from rankscope.exporter.pages.otlp import OtlpPush
 from rankscope.exporter.places import default_socket
-from rankscope.exporter.settings import RELOADED, Settings
+from rankscope.exporter.settings import RELOADED, Settings, option
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.app import App
 from rankscope.exporter.web.control import read_token
-from rankscope.exporter.web.listening import listen_unix
+from rankscope.exporter.web.listening import listen_unix, remove_socket
 from rankscope.exporter.web.server import Endpoint, Server
 
 logger = logging.getLogger(__name__)
@@ -46,14 +47,16 @@ def serve(
 
     Raises ``ExporterInputError`` and ``ExporterMissingError`` before anything has started.
     """
-    settings, counters = _with_compatible(settings)
+    counters = counters_of(settings)
+    settings = with_collectors(settings, counters)
     access = WebAccess(settings.web_config)
     if settings.token_file is not None:
         read_token(settings.token_file)
     loop = asyncio.new_event_loop()
     ended: asyncio.Future[int] = loop.create_future()
 
-    def on_fatal(status: int, _why: str) -> None:
+    def on_fatal(status: int, why: str) -> None:
+        logger.error("the exporter ends with status %d: %s", status, why)
         loop.call_soon_threadsafe(_end, ended, status)
 
     assembly = Assembly(settings, nursery, lasting=True, on_fatal=on_fatal)
@@ -93,18 +96,9 @@ def serve(
         push.stop()
     assembly.stop()
     if control is not None:
-        control_path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            remove_socket(control_path)
     return status
-
-
-def _with_compatible(settings: Settings) -> tuple[Settings, Counters | None]:
-    """The counters of the compatible page, and the collectors they need switched on."""
-    if not settings.compat_dcgm:
-        return settings, None
-    counters = read_counters(settings.compat_counters) if settings.compat_counters is not None else default_counters()
-    if "gpu" in settings.collectors:
-        settings = replace(settings, collectors=settings.collectors | counters.collectors)
-    return settings, counters
 
 
 def _endpoints(
@@ -146,8 +140,9 @@ class _Reload:
         self._app.control.token_file = settings.token_file
         self._access.follow(settings.web_config)
         for name in sorted(changes - RELOADED):
-            logger.warning("%s has changed: that needs a restart", name)
-        logger.info("settings were read again", extra={"changed": ",".join(sorted(changes & RELOADED)) or "nothing"})
+            logger.warning("%s has changed: that needs a restart", option(name))
+        taken = ",".join(sorted(option(name) for name in changes & RELOADED))
+        logger.info("settings were read again", extra={"changed": taken or "nothing"})
         # What needs a restart stays as it is, and is said again at the next time.
         self._settings = replace(self._settings, **{name: getattr(settings, name) for name in RELOADED})
 

@@ -27,10 +27,14 @@ DownReason = Literal[
 
 
 class SourceError(Exception):
-    """A GPU, or the driver, cannot be asked; asking again later may work. ``reason`` is for a label, the text for a person."""
+    """A GPU, or the driver, cannot be asked; asking again later may work. ``reason`` is for a label, the text for a person.
+
+    ``xids`` are those heard of until then that no sample carries: often they say why.
+    """
 
     def __init__(self, reason: DownReason, text: str) -> None:
         self.reason: DownReason = reason
+        self.xids: tuple[XidEvent, ...] = ()
         super().__init__(text)
 
 
@@ -112,8 +116,9 @@ class MigDevice(msgspec.Struct, frozen=True, array_like=True):
 class GpuSample(msgspec.Struct, frozen=True):
     """One GPU in one pass.
 
-    ``monotonic_s`` is when the pass ended, on the clock all processes of a machine share. ``processes`` is None when not asked.
-    Counters only grow while a process lives; ``xids`` are those since the previous sample.
+    ``monotonic_s`` is when the pass ended, on the clock all processes of a machine share. ``processes`` is None when not asked,
+    and as they were at ``processes_s`` on that clock, which may be some seconds before (None: in this pass). Counters only grow
+    while a process lives; ``xids`` are those since the previous sample.
     """
 
     identity: GpuIdentity
@@ -123,6 +128,7 @@ class GpuSample(msgspec.Struct, frozen=True):
     absent: tuple[Absent, ...] = ()
     runs: tuple[CollectorRun, ...] = ()
     processes: tuple[GpuProcess, ...] | None = None
+    processes_s: float | None = None
     mig_devices: tuple[MigDevice, ...] = ()
     xids: tuple[XidEvent, ...] = ()
 
@@ -181,6 +187,11 @@ class FleetState(msgspec.Struct, frozen=True):
     ``counts`` are the GPUs by who counts them (``node_gpus``), those left out that cannot be asked. ``unidentified`` exist but
     never said who they are. ``problem`` says why the node as a whole cannot be asked, None when it can. ``generation`` changes
     when anything does but ages.
+
+    ``driver_answers``: whether the driver as a whole did when it was asked last, which GPUs that were opened before may not
+    notice; None before. ``driver_problem`` says why not. ``unidentified_gpus`` are, of the ``unidentified``, those whose place is
+    known: PCI bus id, reason, and detail for a person. ``inventory_durable``: whether what is remembered is on the disk; None
+    where nothing is.
     """
 
     gpus: tuple[GpuState, ...]
@@ -191,6 +202,10 @@ class FleetState(msgspec.Struct, frozen=True):
     nvswitches: int | None
     problem: str | None
     generation: int
+    driver_answers: bool | None = None
+    driver_problem: str | None = None
+    unidentified_gpus: tuple[tuple[str, DownReason, str], ...] = ()
+    inventory_durable: bool | None = None
 
 
 class Fleet(Protocol):

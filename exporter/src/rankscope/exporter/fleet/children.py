@@ -14,7 +14,7 @@ from rankscope.exporter.fleet.call_board import CallBoard, new_board
 from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.fleet.wire import Exited, FrameReader, FromChild, Kill, Spawn, SpawnProbe, Started
 
-_PIECE_BYTES: Final = 1 << 18
+_PIECE_BYTES: Final = 1 << 16
 
 
 class Child:
@@ -44,8 +44,8 @@ class Child:
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
 
-    def hangs_in(self, now: float, *, deadline_s: float, silence_s: float) -> str | None:
-        """The call it has been in for longer than ``deadline_s``, or words for a process that says nothing for ``silence_s``.
+    def trouble(self, now: float, *, deadline_s: float, silence_s: float) -> str | None:
+        """That it has been in one call for longer than ``deadline_s``, or in none and silent for ``silence_s``, for a person.
 
         Only the second look in a row counts: after the whole node, daemon included, was stopped and goes on, no call is overdue.
         """
@@ -57,7 +57,9 @@ class Child:
         if self._seen_call_ns != began_ns:
             self._seen_call_ns = began_ns
             return None
-        return self.board.call() if began_ns else "no call: its process says nothing"
+        if began_ns:
+            return f"{self.board.call()} did not return within {deadline_s:g} s"
+        return f"its process (pid {self.pid}) asks the driver nothing and has not said anything for {silence_s:g} s"
 
 
 class Children:

@@ -9,15 +9,15 @@ from typing import Final
 
 import msgspec
 
+from rankscope.exporter.fleet.changes import merged
 from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.counters import Continuity
 from rankscope.exporter.fleet.patience import Patience
 from rankscope.exporter.fleet.wire import Failed, FromChild, Opened, Sampled, Spawn
-from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, GpuState, XidEvent
+from rankscope.exporter.loop import STALE_AFTER_INTERVALS
+from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, GpuState, Reading, XidEvent
 
 logger = logging.getLogger(__name__)
-
-STALE_AFTER_INTERVALS: Final = 5
 
 _NOBODY_ASKED: Final = ("missing", "not_in_driver", "no_driver", "released")
 
@@ -49,6 +49,7 @@ class GpuSlot:
         self.child: Child | None = None
         self.down: Down | None = None
         self.restarts = 0
+        self.said_down = False
         self.released_until: float | None = None
         self._children = children
         self._collectors = collectors
@@ -62,6 +63,7 @@ class GpuSlot:
         self._failures = 0
         self._retry_at = 0.0
         self._sample: GpuSample | None = None
+        self._readings: tuple[Reading, ...] = ()
         self._took_s = 0.0
         self._counters = Continuity()
         self._set_down("starting", "not asked yet")
@@ -87,6 +89,12 @@ class GpuSlot:
             return False
         return now - self._sample.monotonic_s <= max(STALE_AFTER_INTERVALS * self._interval_s, 2 * self._took_s)
 
+    def unidentified(self) -> tuple[str, DownReason, str] | None:
+        """Where it is, and why it has not said who it is; None when it has."""
+        if self.identity is not None or self.down is None:
+            return None
+        return self.pci_bus_id, self.down.reason, self._detail(self.down)
+
     def state(self, now: float) -> GpuState | None:
         """What is to be said of it; None as long as it never said who it is."""
         if self.identity is None:
@@ -104,7 +112,7 @@ class GpuSlot:
             up=False,
             age_s=age_s,
             reason=down.reason,
-            detail=down.detail,
+            detail=self._detail(down),
             since_unix_s=down.since_unix_s,
             restarts=self.restarts,
         )
@@ -129,7 +137,12 @@ class GpuSlot:
         assert self.child is not None
         self.child.heard_at = now
         if isinstance(message, Sampled):
-            self._hand_on_xids(message.sample)
+            # Whatever becomes of the sample: the next one only says what differs from it, and an Xid is told once.
+            readings = self._counters.carry_on(message.sample.readings)
+            self._readings = merged(self._readings, readings, message.places)
+            self._hand_on_xids(message.sample.identity, message.sample.xids)
+        elif isinstance(message, Failed) and self.identity is not None:
+            self._hand_on_xids(self.identity, message.xids)
         if self.released_until is not None or self.child.killed_at is not None:
             return  # said before it knew that it was to end
         if isinstance(message, Opened):
@@ -137,23 +150,25 @@ class GpuSlot:
                 self._counters = Continuity()  # another GPU is in its place
             self.identity, self._opened = message.identity, True
         elif isinstance(message, Sampled):
-            self._take(message.sample, message.took_s, now)
+            self._take(message, now)
         elif isinstance(message, Failed):
             self._fail(message.reason, message.text, now)
 
-    def _take(self, sample: GpuSample, took_s: float, now: float) -> None:
-        self.identity, self._took_s = sample.identity, took_s
-        self._sample = msgspec.structs.replace(sample, readings=self._counters.carry_on(sample.readings))
+    def _take(self, message: Sampled, now: float) -> None:
+        sample = message.sample
+        self.identity, self._took_s = sample.identity, message.took_s
+        self._sample = msgspec.structs.replace(sample, readings=self._readings)
         if now - self._started_at > 2 * self._delay_s():
             self._failures = 0
         if self.down is not None:
-            if self.down.reason != "starting":
-                logger.info("GPU %s answers again", self.identity.uuid)
             self.down = None
+        if self.said_down:
+            logger.info("GPU %s answers again", self.identity.uuid, extra={"pci_bus_id": self.pci_bus_id})
+            self.said_down = False
 
-    def _hand_on_xids(self, sample: GpuSample) -> None:
-        for event in sample.xids:  # the driver tells each only once
-            self._on_xid(sample.identity, event)
+    def _hand_on_xids(self, identity: GpuIdentity, xids: tuple[XidEvent, ...]) -> None:
+        for event in xids:
+            self._on_xid(identity, event)
 
     def ended(self, why: str, now: float) -> None:
         """Its process is gone."""
@@ -178,6 +193,16 @@ class GpuSlot:
         self._failures = 0
         if not self.stuck:
             self._set_down("released", "released on request")
+
+    def give_up_release(self, now: float) -> None:
+        """The release did not come about: its process does not end, or somebody else is in the driver."""
+        self.released_until = None
+        self.try_again(now)
+        if self.down is not None and self.down.reason == "released":
+            if self.child is None:
+                self._set_down("starting", "not asked yet")
+            else:
+                self._set_down("stuck", f"its process (pid {self.child.pid}) was told to end and does not")
 
     def try_again(self, now: float) -> None:
         """Something changed in the driver: do not wait for the next try."""
@@ -216,7 +241,9 @@ class GpuSlot:
     def _watch(self, child: Child, now: float) -> None:
         if child.killed_at is not None:
             if now - child.killed_at > self._patience.die_s and not self.stuck:
-                self._set_down("stuck", f"its process (pid {child.pid}) was killed in {child.board.call()} and does not die")
+                call = self._present_call()
+                told = f" in {call}" if call else ""
+                self._set_down("stuck", f"its process (pid {child.pid}) was killed{told} and does not die")
         elif child.hung_up_at is not None:
             if now - child.hung_up_at > self._patience.end_s:
                 self._children.kill(child, now)
@@ -226,10 +253,14 @@ class GpuSlot:
         else:
             deadline_s = self._patience.call_s if self._opened else self._patience.open_s
             silence_s = deadline_s + STALE_AFTER_INTERVALS * self._interval_s
-            call = child.hangs_in(now, deadline_s=deadline_s, silence_s=silence_s)
-            if call is not None:
-                self._fail("hung", f"{call} did not return within {deadline_s:g} s", now)
+            trouble = child.trouble(now, deadline_s=deadline_s, silence_s=silence_s)
+            if trouble is not None:
+                self._fail("hung", trouble, now)
                 self._children.kill(child, now)
+
+    def _detail(self, down: Down) -> str:
+        call = self._present_call() if down.reason == "starting" else ""
+        return f"its process is in {call}" if call else down.detail
 
     def _present_call(self) -> str:
         return self.child.board.call() if self.child is not None and self.child.board.began_ns() else ""
@@ -254,5 +285,9 @@ class GpuSlot:
         else:
             since_unix_s = self._sample.unix_s if self._sample is not None else time.time()
         self.down, self._sample = Down(reason, detail, since_unix_s), None
-        if reason != "starting" and (before is None or before.reason != reason):
-            logger.warning("GPU %s is down (%s): %s", self.name, reason, detail)
+        if reason == "starting" or (before is not None and before.reason == reason):
+            return
+        self.said_down = True
+        # A release was asked for, and who took the request has logged it.
+        level = logging.DEBUG if reason == "released" else logging.WARNING
+        logger.log(level, "GPU %s is down (%s): %s", self.name, reason, detail, extra={"pci_bus_id": self.pci_bus_id})

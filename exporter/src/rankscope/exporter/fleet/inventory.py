@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,10 @@ class Remembered(msgspec.Struct, frozen=True):
     absent_s: float = 0.0
 
 
+class _Header(msgspec.Struct, frozen=True):
+    schema: str = _SCHEMA
+
+
 class _File(msgspec.Struct, frozen=True):
     gpus: tuple[Remembered, ...]
     schema: str = _SCHEMA
@@ -40,7 +45,7 @@ class Inventory:
     """The GPUs by uuid, and their file ``gpus.json`` in ``folder``; None keeps them in memory only.
 
     A folder that cannot be read or written is logged once, and costs the memory of the next start only. A disk that hangs stops
-    the writing, nothing else: files are written in a thread of their own. One thread calls the methods.
+    the reading and writing, nothing else: after the start that is done in a thread of its own. One thread calls the methods.
     """
 
     def __init__(self, folder: Path | None, *, forget_after_s: float = FORGET_AFTER_S, retry_s: float = 60.0) -> None:
@@ -53,10 +58,19 @@ class Inventory:
         self._stamp: tuple[int, int] | None = None
         self._writer: threading.Thread | None = None
         self._complained = False
-        self._read()
+        self._foreign = False
+        self._problem = False
+        self._found: dict[str, Remembered] | None = None
+        if self._path is not None:
+            self._known = self._read(self._path) or {}
 
     def __len__(self) -> int:
         return len(self._known)
+
+    @property
+    def durable(self) -> bool | None:
+        """Whether the next start will know what is known now; None without a folder."""
+        return None if self._path is None else not (self._foreign or self._problem)
 
     def identities(self) -> tuple[GpuIdentity, ...]:
         """All GPUs, in the order of their index."""
@@ -82,25 +96,37 @@ class Inventory:
                 self._known[uuid] = Remembered(remembered.identity, absent_s)
 
     def take_over_changes(self, present: frozenset[str]) -> None:
-        """Forget what somebody took out of the file (``forget``), those in ``present`` excepted."""
-        if self._path is None or self._busy() or self._stamp == _stamp(self._path):
+        """Forget what somebody took out of the file (``forget``), those in ``present`` excepted.
+
+        Looks for such changes, or, when ``changed``, takes over what was found.
+        """
+        if self._path is None or self._foreign or self._busy():
             return
-        before = self._known
-        self._read()
-        self._known |= {uuid: remembered for uuid, remembered in before.items() if uuid in present}
+        if self._found is None:
+            self._begin(self._look, self._path)
+            return
+        here = {uuid: remembered for uuid, remembered in self._known.items() if uuid in present}
+        self._known, self._found = self._found | here, None
+
+    def changed(self) -> bool:
+        """Somebody changed the file, and nobody has taken that over yet."""
+        return self._found is not None and not self._busy()
 
     def save(self) -> None:
         """Write the file if something changed that matters; returns at once."""
-        if self._path is None or time.monotonic() < self._write_at or self._busy() or not self._differs():
+        if self._path is None or self._foreign or time.monotonic() < self._write_at or self._busy():
             return
-        content = dict(self._known)
-        self._writer = threading.Thread(target=self._write, args=(self._path, content), name="inventory", daemon=True)
-        self._writer.start()
+        if self._found is None and self._differs():
+            self._begin(self._write, self._path, dict(self._known))
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for a write that is under way."""
+        """Wait for what is under way."""
         if self._writer is not None:
             self._writer.join(timeout_s)
+
+    def _begin(self, work: Callable[..., object], *args: object) -> None:
+        self._writer = threading.Thread(target=work, args=args, name="inventory", daemon=True)
+        self._writer.start()
 
     def _busy(self) -> bool:
         return self._writer is not None and self._writer.is_alive()
@@ -114,36 +140,69 @@ class Inventory:
             for uuid, remembered in self._known.items()
         )
 
-    def _read(self) -> None:
-        if self._path is None:
-            return
-        self._stamp = _stamp(self._path)
+    def _look(self, path: Path) -> bool:
+        """Read the file if somebody changed it."""
+        if self._stamp == _stamp(path):
+            return False
+        self._found = self._read(path)
+        return self._found is not None
+
+    def _read(self, path: Path) -> dict[str, Remembered] | None:
+        """What the file holds; None when it cannot be used."""
+        self._stamp = _stamp(path)
         try:
-            self._known = _load(self._path)
+            known = _load(path)
         except FileNotFoundError:
-            self._known = {}
-        except (OSError, ValueError) as error:
-            self._complain(f"cannot read {self._path}: {error}")
+            known = {}
+        except OtherSchemaError as error:
+            self._foreign = True
+            logger.warning("%s: %s: another version's; it is not touched, and GPUs are remembered in memory only", path, error)
+            return None
+        except ValueError as error:
+            self._put_aside(path, error)
+            return None
+        except OSError as error:
+            self._problem = True
+            self._complain(f"cannot read {path}: {error.strerror or error}")
+            return None
+        self._on_disk = known
+        return dict(known)
+
+    def _put_aside(self, path: Path, why: ValueError) -> None:
+        """Keep a damaged file for whoever wants to look at it; what is known is written anew."""
+        aside = path.with_name(f"{path.name}.bad")
+        self._on_disk, self._stamp = {}, None
+        try:
+            path.replace(aside)
+        except OSError as error:
+            self._foreign = True
+            logger.warning("%s is damaged (%s) and cannot be put aside: %s", path, why, error.strerror or error)
             return
-        self._on_disk = dict(self._known)
+        logger.warning("%s is damaged (%s): it is now %s, and a new one is begun", path, why, aside.name)
 
     def _write(self, path: Path, content: dict[str, Remembered]) -> None:
+        if self._look(path):
+            return  # what somebody forgot must not come back
         try:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             _store(path, content)
         except OSError as error:
-            self._write_at = time.monotonic() + self._retry_s
+            self._write_at, self._problem = time.monotonic() + self._retry_s, True
             self._complain(
                 f"cannot write {path}: {error.strerror or error}; GPUs that are gone at the next start will not be missed"
             )
             return
         self._on_disk, self._stamp = content, _stamp(path)
-        self._complained = False
+        self._complained = self._problem = False
 
     def _complain(self, text: str) -> None:
         if not self._complained:
             logger.warning("%s", text)
         self._complained = True
+
+
+class OtherSchemaError(ValueError):
+    """The file is an inventory of another version."""
 
 
 def forget(folder: Path, uuid: str) -> None:
@@ -164,11 +223,12 @@ def _load(path: Path) -> dict[str, Remembered]:
     with path.open("rb") as file:
         content = file.read(_LARGEST_BYTES)
     try:
+        schema = msgspec.json.decode(content, type=_Header).schema
+        if schema != _SCHEMA:
+            raise OtherSchemaError(f"its schema is {schema[:100]!r}, not {_SCHEMA}")
         decoded = msgspec.json.decode(content, type=_File)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from error
-    if decoded.schema != _SCHEMA:
-        raise ValueError(f"its schema is {decoded.schema}, not {_SCHEMA}")
     return {remembered.identity.uuid: remembered for remembered in decoded.gpus}
 
 

@@ -39,6 +39,7 @@ MakeGpu = Callable[[str, frozenset[str], Callable[[str], None]], Gpu]
 LoadDriver = Callable[[], tuple[Any, MakeGpu]]
 
 _DATAGRAM_BYTES: Final = 65536
+_LEAKED_OBJECTS: Final = 20_000
 _LAST_BURIALS_S: Final = 0.3
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
@@ -56,6 +57,8 @@ def run(control: socket.socket, load: LoadDriver, *, daemon_pid: int) -> NoRetur
     # What is here now stays shared with all children: the collector would write into every object it visits.
     gc.collect()
     gc.freeze()
+    # A pass makes as many objects as it drops: only what leaks in cycles needs to be looked for, and that is next to nothing.
+    gc.set_threshold(_LEAKED_OBJECTS)
     _tell(control, Hello(None))
     _Nursery(control, nvml, make_gpu).serve()
     os._exit(0)

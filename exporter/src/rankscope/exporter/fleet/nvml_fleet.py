@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rankscope.exporter.errors import EXIT_STALE_DRIVER
+from rankscope.exporter.errors import EXIT_FLEET_LOST, EXIT_STALE_DRIVER
 from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.inventory import Inventory
@@ -24,9 +24,6 @@ from rankscope.exporter.fleet.wire import Failed, FromChild, Hello, Opened
 from rankscope.exporter.source import FleetState, GpuIdentity, XidEvent
 
 logger = logging.getLogger(__name__)
-
-EXIT_FLEET_LOST: Final = 6
-"""GPUs can no longer be asked: the process that starts all others died, and one with threads cannot safely fork another."""
 
 _LONGEST_TICK_S: Final = 0.5
 _RELEASE_S: Final = 3.0
@@ -85,6 +82,8 @@ class NvmlFleet:
         self._stopping = False
         self._step_at = 0.0
         self._surveyed = False
+        self._found = self._expected_gpus
+        self._hopeless_since: float | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
         for identity in inventory.identities():
@@ -123,6 +122,10 @@ class NvmlFleet:
             return FleetState(
                 gpus,
                 driver=self._survey.driver,
+                driver_answers=self._survey.answers,
+                driver_problem=self._survey.problem if self._survey.done else None,
+                unidentified_gpus=tuple(told for slot in self._slots.values() if (told := slot.unidentified()) is not None),
+                inventory_durable=self._inventory.durable,
                 counts=self._counts(),
                 unidentified=self._unidentified(len(self._slots) - len(known)),
                 stuck=self._survey.stuck(now) + sum(slot.stuck for slot in self._slots.values()),
@@ -146,7 +149,8 @@ class NvmlFleet:
                 return
             alive = [slot.name for slot in slots if slot.child is not None]
             for slot in slots:
-                slot.released_until = None
+                slot.give_up_release(time.monotonic())
+            self._note_change()
             raise TimeoutError(
                 f"{', '.join(alive) or 'the driver as a whole'}: a process is stuck in the driver and does not die"
             )
@@ -202,7 +206,7 @@ class NvmlFleet:
             self._patience.end_s,
             *self._patience.retry_s,
         )
-        tick_s = min(_LONGEST_TICK_S, *(seconds / 4 for seconds in deadlines))
+        tick_s = min(_LONGEST_TICK_S, *(seconds / 2 for seconds in deadlines))
         try:
             while not self._stopping:
                 for key, _ in self._selector.select(max(0.0, self._step_at - time.monotonic())):
@@ -283,19 +287,38 @@ class NvmlFleet:
                 changed = slot.step(now) or changed
                 if slot.child is None and slot.identity is None and slot.pci_bus_id not in shown:
                     del self._slots[slot.pci_bus_id]
-            if now - self._tidied_at >= self._patience.survey_s:
+            if now - self._tidied_at >= self._patience.survey_s or self._inventory.changed():
                 self._tidy(now, shown)
             self._inventory.save()
+            self._compare_with_expected()
             if self._survey.done and not self._surveyed:
                 self._surveyed = changed = True
             if changed:
                 self._note_change()
-            stale_since = self._survey.stale_since
-        if self._exit_when_stale and stale_since is not None and now - stale_since >= self._patience.stale_driver_s:
+            # A new exporter could open no GPU, and would take those that were released: end only when there are neither.
+            if self._survey.stale_since is None or released or any(slot.fresh(now) for slot in self._slots.values()):
+                self._hopeless_since = None
+            elif self._hopeless_since is None:
+                self._hopeless_since = now
+            since = self._hopeless_since
+        if self._exit_when_stale and since is not None and now - since >= self._patience.stale_driver_s:
             self._exit_when_stale = False  # once is enough
             self._on_fatal(
-                EXIT_STALE_DRIVER, f"{self._survey.problem}: the driver was exchanged, its library here is the old one"
+                EXIT_STALE_DRIVER,
+                f"{self._survey.problem}, and no GPU answers any more",
             )
+
+    def _compare_with_expected(self) -> None:
+        """Say it once when there are not as many GPUs as there should be, and again when that changes."""
+        counts = self._counts()
+        found = counts.get("driver", counts.get("pci"))
+        if self._expected_gpus is None or not self._survey.done or found is None or found == self._found:
+            return
+        self._found = found
+        if found != self._expected_gpus:
+            logger.warning("the node shows %d GPUs, but --expected-gpus says %d", found, self._expected_gpus)
+        else:
+            logger.info("the node shows %d GPUs again, as expected", found)
 
     def _tidy(self, now: float, shown: frozenset[str]) -> None:
         """Follow what is forgotten, by time or by hand; a GPU that the node still shows is not."""
@@ -324,6 +347,7 @@ class NvmlFleet:
         for other in self._slots.values():
             if other is not slot and other.identity is not None and other.identity.uuid == identity.uuid:
                 other.identity = None  # it has been moved
+                slot.said_down, other.said_down = slot.said_down or other.said_down, False
 
     def _slot(self, pci_bus_id: str) -> GpuSlot:
         slot = self._slots.get(pci_bus_id)
@@ -346,7 +370,6 @@ class NvmlFleet:
         self._changed.notify_all()
 
     def _die(self, why: str) -> None:
-        logger.error("%s", why)
         with self._changed:
             self._fatal = why
             for slot in self._slots.values():

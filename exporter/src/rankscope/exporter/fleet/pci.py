@@ -12,7 +12,7 @@ SYSFS_PCI: Final = Path("/sys/bus/pci")
 
 _NVIDIA: Final = "0x10de"
 _KINDS: Final[dict[str, Literal["gpu", "nvswitch"]]] = {"0x0300": "gpu", "0x0302": "gpu", "0x0680": "nvswitch"}
-_ADDRESS: Final = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
+_ADDRESS: Final = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 
 
 class PciDevice(msgspec.Struct, frozen=True):
@@ -24,9 +24,12 @@ class PciDevice(msgspec.Struct, frozen=True):
 
 
 def bus_id(address: str) -> str:
-    """A PCI address as NVML and the page write it, in lower case with eight digits of domain; unchanged when it is no address."""
+    """A PCI address as NVML and the page write it, in lower case with eight digits of domain, which is 0 where it has none.
+
+    Unchanged when it is no address.
+    """
     match = _ADDRESS.fullmatch(address)
-    return f"{match[1].lower():0>8}:{match[2].lower()}" if match else address.lower()
+    return f"{(match[1] or '').lower():0>8}:{match[2].lower()}" if match else address.lower()
 
 
 def scan(root: Path = SYSFS_PCI) -> tuple[PciDevice, ...]:

@@ -30,7 +30,8 @@ class Survey:
     """
 
     def __init__(self, children: Children, *, pci_root: Path, patience: Patience) -> None:
-        self.driver: Driver | None = None
+        self.driver: Driver | None = None  # the last one seen: who does not answer has not become another
+        self.answers: bool | None = None
         self.count: int | None = None
         self.problem: str | None = _NOT_ASKED
         self.devices: tuple[pci.PciDevice, ...] = ()
@@ -45,7 +46,6 @@ class Survey:
         self._probe_at = 0.0
         self._failures = 0
         self._no_driver = False
-        self._last_driver: Driver | None = None
         self._listed: dict[int, str] | None = None
         self._listing: dict[int, str] = {}
         self._list_unless = -1
@@ -79,9 +79,10 @@ class Survey:
 
     @property
     def pci_count(self) -> int | None:
-        """GPUs on the PCI bus; None where sysfs shows none although the driver has some."""
+        """GPUs on the PCI bus; None where sysfs shows none and nobody else says so, as in a container that hides it."""
         gpus = len(self._gpus())
-        return gpus if gpus or not self.count else None
+        sure = gpus or self.count == 0 or (self.devices and not self.count)
+        return gpus if sure else None
 
     @property
     def nvswitches(self) -> int | None:
@@ -141,8 +142,8 @@ class Survey:
         if child is not self._child:
             return None
         if isinstance(message, DriverFound):
-            before, was_silent = self._last_driver, self.driver is None
-            self.driver = self._last_driver = message.driver
+            before, was_silent = self.driver, not self.answers
+            self.driver, self.answers = message.driver, True
             self.count, self._no_driver, self.stale_since = message.count, False, None
             self._to_list = range(message.count if message.count != self._list_unless else 0)
             if before not in (None, message.driver):
@@ -196,16 +197,16 @@ class Survey:
             if now - child.hung_up_at > self._patience.end_s:
                 self._children.kill(child, now)
             return
-        call = child.hangs_in(now, deadline_s=self._patience.open_s, silence_s=self._patience.open_s + _SILENCE_S)
-        if call is None:
+        trouble = child.trouble(now, deadline_s=self._patience.open_s, silence_s=self._patience.open_s + _SILENCE_S)
+        if trouble is None:
             return
         self._children.kill(child, now)
         index = next((index for index in self._to_list if index not in self._skipped and index not in self._listing), None)
         if index is None:
-            self._failed("hung", f"NVML: {call} did not return within {self._patience.open_s:g} s", None, now)
+            self._failed("hung", f"NVML: {trouble}", None, now)
             return
         # It hangs at one GPU: on to those behind it, with another process.
-        logger.warning("asking the driver for its GPU %d hangs in %s", index, call)
+        logger.warning("asking the driver for its GPU %d: %s", index, trouble)
         self._child = None
         self._left_behind[child] = index
         self._probe(now, self._skipped | {index})
@@ -221,11 +222,13 @@ class Survey:
         self._probe_at = now + self._patience.survey_s
 
     def _failed(self, reason: DownReason, text: str, code: int | None, now: float) -> None:
+        if code == _LIBRARY_MISMATCH:
+            text += ": the driver's library here and the driver that is loaded are of different versions"
         if text != self.problem:
             logger.warning("%s", text)
-        if code == _LIBRARY_MISMATCH and self._last_driver is not None:
+        if code == _LIBRARY_MISMATCH and self.driver is not None:
             self.stale_since = self.stale_since or now
-        self.driver = self.count = None
+        self.answers, self.count = False, None
         self.problem, self.done, self._answered, self._no_driver = text, True, True, reason == "no_driver"
         pauses = self._patience.survey_retry_s
         self._probe_at = now + pauses[min(self._failures, len(pauses) - 1)]

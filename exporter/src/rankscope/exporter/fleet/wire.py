@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.exporter.source import DownReason, Driver, GpuIdentity, GpuSample
+from rankscope.exporter.source import DownReason, Driver, GpuIdentity, GpuSample, XidEvent
 
 LONGEST_FRAME: Final = 16 * 2**20
 _LENGTH_BYTES: Final = 4
@@ -70,18 +70,23 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
 
 
 class Sampled(msgspec.Struct, tag=True, frozen=True):
-    """From a worker: a sample, and how long the pass took."""
+    """From a worker: a sample, and how long the pass took.
+
+    Its readings replace those at ``places`` of the sample before; without places they are all there are.
+    """
 
     sample: GpuSample
     took_s: float
+    places: list[int] | None = None
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """From a worker or probe, its last word. ``code`` is NVML's return code where a probe has one."""
+    """From a worker or probe, its last word. ``code`` is NVML's return code where a probe has one; ``xids`` no sample carried."""
 
     reason: DownReason
     text: str
     code: int | None = None
+    xids: tuple[XidEvent, ...] = ()
 
 
 class DriverFound(msgspec.Struct, tag=True, frozen=True):

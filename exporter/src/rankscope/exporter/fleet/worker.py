@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Final
 
 from rankscope.exporter.fleet.call_board import CallBoard
-from rankscope.exporter.fleet.wire import Failed, Opened, Sampled, send_frame
+from rankscope.exporter.fleet.changes import Changes
+from rankscope.exporter.fleet.wire import Failed, Opened, send_frame
 from rankscope.exporter.source import Gpu, SourceError
 
-_PARTS: Final = 4
+_PARTS: Final = 2  # the fewest that can differ; every further one wakes every GPU's process once more
 _SHORTEST_PART_S: Final = 0.1  # what the hardware's counters of activity need between two looks
 
 
@@ -24,7 +25,7 @@ def work(connection: socket.socket, board: CallBoard, make_gpu: Callable[[], Gpu
             _ask(connection, board, make_gpu(), interval_s=interval_s)
         except SourceError as error:
             board.mark("")
-            send_frame(connection, Failed(error.reason, str(error)))
+            send_frame(connection, Failed(error.reason, str(error), xids=error.xids))
         except ConnectionError:
             return  # nobody wants to know any more
         except Exception as error:  # noqa: BLE001  whatever it is, the daemon says it better than a process without a terminal
@@ -35,6 +36,7 @@ def work(connection: socket.socket, board: CallBoard, make_gpu: Callable[[], Gpu
 
 
 def _ask(connection: socket.socket, board: CallBoard, gpu: Gpu, *, interval_s: float) -> None:
+    changes = Changes()
     identity = gpu.open()
     board.mark("")
     send_frame(connection, Opened(identity))
@@ -43,15 +45,18 @@ def _ask(connection: socket.socket, board: CallBoard, gpu: Gpu, *, interval_s: f
     parts = _PARTS if interval_s >= _PARTS * _SHORTEST_PART_S else 1
     # On the same grid for ever: passes neither drift nor pile up after a slow one.
     began_at, tick, step_s = time.monotonic(), 0, interval_s / parts
+    passes = -1
     while True:
-        if tick % parts:
+        # By the interval the tick is in, not by its number: a slow GPU skips ticks, and might never meet that of a pass.
+        if tick // parts == passes:
             gpu.part()
             board.mark("")
         else:
+            passes = tick // parts
             pass_at = time.monotonic()
             sample = gpu.sample()
             board.mark("")
-            send_frame(connection, Sampled(sample, time.monotonic() - pass_at))
+            send_frame(connection, changes.of(sample, time.monotonic() - pass_at))
         tick = max(tick + 1, math.ceil((time.monotonic() - began_at) / step_s))
         if hung_up.poll(math.ceil(1000 * max(0.0, began_at + tick * step_s - time.monotonic()))):
             break

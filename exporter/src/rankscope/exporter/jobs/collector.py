@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,15 +12,17 @@ from typing import Final
 from rankscope.exporter.jobs.claims import claims_of
 from rankscope.exporter.jobs.deadline import Deadline
 from rankscope.exporter.jobs.devices import Devices, bare, device_numbers
+from rankscope.exporter.jobs.hold_source import HoldSource
 from rankscope.exporter.jobs.join import MULTIPLE, Answer, Claim, join
 from rankscope.exporter.jobs.kubelet import DEFAULT_SOCKET, Kubelet
-from rankscope.exporter.jobs.party import Hold, Identity, Use
+from rankscope.exporter.jobs.party import Device, Hold, Identity, Use
 from rankscope.exporter.jobs.processes import ProcessTable
 from rankscope.exporter.jobs.slurm import DEFAULT_FOLDER, SlurmFolder
-from rankscope.exporter.jobs.source import HoldSource
 from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import FleetState, GpuState, Labels, MigDevice, Series
 from rankscope.exporter.spool.reading import SpoolSample
+
+logger = logging.getLogger(__name__)
 
 _FORGET_JOBS_S: Final = 60.0
 _DRIVER_DEADLINE_S: Final = 0.5
@@ -66,6 +69,7 @@ class JobsCollector:
         self._numbers: dict[str, int] = {}
         self._migs: dict[str, tuple[MigDevice, ...]] = {}
         self._jobs_at: tuple[float, dict[str, str]] = (float("-inf"), {})
+        self._untold: set[tuple[str, Device]] = set()
 
     def read(self, state: FleetState) -> tuple[Series, ...]:
         """The series of all GPUs as they are now. A source that fails costs what it alone knows."""
@@ -78,6 +82,7 @@ class JobsCollector:
         claims = claims_of(self._ranks())
         devices = self._devices(state)
         node = _Node(state, devices, holds, uses, claims, complete=complete)
+        self._complain(node.untold)
         names = self._names.names(node.uids()) if self._show_users else {}
         jobs_at: dict[str, str] = {}
         series: list[Series] = []
@@ -113,13 +118,21 @@ class JobsCollector:
         if answer.parties or in_use is False:
             yield Series("gpu_jobs", answer.parties, of_gpu)
 
+    def _complain(self, untold: set[tuple[str, Device]]) -> None:
+        """Once for each device of each job: otherwise nobody would know why that job is not on the page."""
+        for party, device in sorted(untold - self._untold, key=str):
+            which = device.uuid or ("one that has no name" if device.number is None else f"number {device.number}")
+            logger.warning("%s holds a GPU that cannot be told: %s", party, which)
+        self._untold = untold
+
     def _read_uses(self, state: FleetState) -> dict[int, Use]:
         if not self._processes.sees_all():
             return {}
         named: dict[int, float] = {}
         for sample in (gpu.sample for gpu in state.gpus if gpu.sample is not None):
+            looked_s = sample.monotonic_s if sample.processes_s is None else sample.processes_s
             for process in sample.processes or ():
-                named[process.pid] = max(sample.monotonic_s, named.get(process.pid, sample.monotonic_s))
+                named[process.pid] = max(looked_s, named.get(process.pid, looked_s))
         return self._processes.read(named)
 
     def _devices(self, state: FleetState) -> Devices:
@@ -155,13 +168,14 @@ class _Node:
         self._parents = {mig.uuid: uuid for uuid, migs in devices.migs.items() for mig in migs}
         self._jobs = {hold.identity.job_id: hold.identity for hold in holds if hold.identity.job_id is not None}
         self._holders: dict[str, list[Identity]] = {}
+        self.untold: set[tuple[str, Device]] = set()
         for hold in holds:
-            for uuid in {devices.uuid_of(device) for device in hold.devices}:
-                if uuid is None:
-                    complete = False  # one of the others is theirs, nobody knows which
-                else:
-                    self._holders.setdefault(uuid, []).append(hold.identity)
-        self._complete = complete
+            uuids = {device: devices.uuid_of(device) for device in hold.devices}
+            self.untold |= {(hold.identity.party, device) for device, uuid in uuids.items() if uuid is None}
+            for uuid in {uuid for uuid in uuids.values() if uuid is not None}:
+                self._holders.setdefault(uuid, []).append(hold.identity)
+        # Where one cannot be told, one of the others is theirs, nobody knows which.
+        self._complete = complete and not self.untold
 
     def uids(self) -> set[int]:
         claimed = {claim.uid for claims in self._claims.values() for claim in claims}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from rankscope.exporter.fleet.pci import bus_id
 from rankscope.exporter.jobs.party import Device
 from rankscope.exporter.source import GpuState, MigDevice
 
@@ -22,8 +23,7 @@ def device_numbers(proc: Path) -> dict[str, int]:
             with (folder / "information").open("rb") as file:
                 match = _MINOR.search(file.read(4096).decode("utf-8", "replace"))
             if match is not None:
-                domain, _, rest = folder.name.lower().partition(":")
-                numbers[f"{domain:0>8}:{rest}"] = int(match[1])
+                numbers[bus_id(folder.name)] = int(match[1])
     except OSError:
         return {}
     return numbers
@@ -40,8 +40,8 @@ class Devices:
         self._uuids = {bare(gpu.identity.uuid): gpu.identity.uuid for gpu in gpus}
         self._uuids |= {bare(mig.uuid): mig.uuid for devices in migs.values() for mig in devices}
         places = {gpu.identity.pci_bus_id: gpu.identity for gpu in gpus}
-        known = {numbers[place]: identity.uuid for place, identity in places.items() if place in numbers}
-        self._by_number = known or {identity.index: identity.uuid for identity in places.values()}
+        self._known = {numbers[place]: identity.uuid for place, identity in places.items() if place in numbers}
+        self._by_number = self._known or {identity.index: identity.uuid for identity in places.values()}
 
     def uuid_of(self, device: Device) -> str | None:
         """The uuid of the GPU or MIG device; None when there is none such, or it cannot be told which."""
@@ -49,8 +49,9 @@ class Devices:
             uuid = self._uuids.get(bare(device.uuid))
         elif device.number is not None:
             uuid = self._by_number.get(device.number)
+            # Where a GPU is divided, Slurm counts the parts: after the whole ones, which keep the number of their device file.
             if device.gpu_instance is None and any(self.migs.values()):
-                return None  # where a GPU is divided, Slurm counts the parts
+                return uuid if uuid == self._known.get(device.number) and not self.migs.get(uuid or "") else None
         else:
             return None
         if uuid is None or device.gpu_instance is None:

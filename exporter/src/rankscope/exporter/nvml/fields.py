@@ -35,15 +35,15 @@ class FieldBatches:
         code = ask.call(_CALL, ask.handle, len(wanted), array)
         if code:
             return dict.fromkeys(wanted, ask.reason_of(code))
-        return {key: _value(ask, key, *fields) for key, fields in zip(wanted, _VALUE.iter_unpack(array), strict=True)}
-
-
-def _value(ask: Asking, key: FieldKey, kind: int, code: int, union: bytes) -> float | str:
-    if code:
-        ask.check(code, f"{_CALL}({key[0]})")
-        return ask.reason_of(code)
-    value = by_type(kind, union)
-    return "unknown_value_type" if value != value else value  # noqa: PLR0124  a number that is none
+        values: dict[FieldKey, float | str] = {}
+        for key, (kind, code, union) in zip(wanted, _VALUE.iter_unpack(array), strict=True):
+            if code:
+                ask.check(code, f"{_CALL}({key[0]})")
+                values[key] = ask.reason_of(code)
+            else:
+                value = by_type(kind, union)
+                values[key] = "unknown_value_type" if value != value else value  # noqa: PLR0124  a number that is none
+        return values
 
 
 def by_type(kind: int, union: bytes) -> float:

@@ -10,13 +10,15 @@ from itertools import pairwise
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.asking import Asking
+from rankscope.exporter.nvml.asking import Asking, is_lasting
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
 from rankscope.exporter.nvml.rows import RARELY
 from rankscope.exporter.source import Labels
 
 _CLOSEST_S: Final = 0.1
 """GPM has nothing to say about samples that are closer together."""
+_MOST_SAMPLES: Final = 8
+"""Of one interval. It lasts as long as nothing can be told of it; then its end moves on, and not its memory."""
 _HOPPER: Final = 9
 _METRICS_GET_VERSION: Final = 1
 
@@ -139,7 +141,10 @@ class GpmChain:
         self._last_s = time.monotonic()
         if not self._samples:
             self._first_s = self._last_s
-        self._samples.append(self._spare.pop())
+        fresh = self._spare.pop()
+        if len(self._samples) == _MOST_SAMPLES:
+            self._spare.append(self._samples.pop())
+        self._samples.append(fresh)
 
     @property
     def empty(self) -> bool:
@@ -251,7 +256,10 @@ class Gpm(PlainTopic):
 
 
 class PcieBytes(PlainTopic):
-    """Bytes over PCIe: the driver's counters, else the integral of GPM's rate. What it begins with it stays with."""
+    """Bytes over PCIe: the driver's counters, else the integral of GPM's rate.
+
+    What it begins with it stays with, so it waits for a sure answer.
+    """
 
     metrics = ("gpu_pcie_transmit_bytes_total", "gpu_pcie_receive_bytes_total")
     has_fields = True
@@ -269,10 +277,17 @@ class PcieBytes(PlainTopic):
     def collect(self, at: Pass) -> None:
         """Two counters."""
         if self._by_field is None:
-            self._by_field = all(isinstance(at.fields[number, 0], (int, float)) for number, _, _ in self._ROWS)
+            reasons = [answer for number, _, _ in self._ROWS if isinstance(answer := at.fields[number, 0], str)]
+            if any(not is_lasting(reason) for reason in reasons):
+                for metric in self.metrics:
+                    at.lack(metric, reasons[0])
+                return
+            self._by_field = not reasons
         for number, metric, activity in self._ROWS:
-            total = self._chain.total(activity) if self._chain is not None else None
-            value = at.fields.get((number, 0)) if self._by_field else total
+            if self._by_field:
+                value = at.fields.get((number, 0))
+            else:
+                value = self._chain.total(activity) if self._chain is not None else None
             if value is None or isinstance(value, str):
                 at.lack(metric, value or "not_supported")
             else:

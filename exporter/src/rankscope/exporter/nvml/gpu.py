@@ -10,15 +10,19 @@ import contextlib
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
+from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.errors import ExporterMissingError
 from rankscope.exporter.nvml.asking import Asking, is_lasting, is_trouble
 from rankscope.exporter.nvml.fields import FieldBatches
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY
 from rankscope.exporter.nvml.topics import topics_of
-from rankscope.exporter.source import Absent, CollectorRun, GpuIdentity, GpuSample, Reading, SourceError
+from rankscope.exporter.nvml.xid_events import Xids
+from rankscope.exporter.source import Absent, CollectorRun, GpuIdentity, GpuSample, Reading, SourceError, XidEvent
+
+_NOT_WHEN_DIVIDED: Final = frozenset({"utilization", "encoder"})
 
 
 def load_nvml() -> Any:
@@ -77,8 +81,15 @@ class NvmlGpu:
     def sample(self) -> GpuSample:
         """Ask what the enabled collectors need; raises ``SourceError`` when the GPU itself is gone."""
         assert self._identity is not None, "opened first"
-        unix_s, now_s = time.time(), time.monotonic()
-        at = Pass(self._ask, self._identity.uuid, now_s)
+        at = Pass(self._ask, self._identity.uuid, time.monotonic())
+        try:
+            return self._sample(self._identity, at)
+        except SourceError as error:
+            error.xids = self._last_xids(at.xids)
+            raise
+
+    def _sample(self, identity: GpuIdentity, at: Pass) -> GpuSample:
+        unix_s, now_s = time.time(), at.now_s
         keys = [key for part in self._wanting for key in part.wants(now_s)]
         if keys:
             at.fields = self._fields.read(self._ask, keys)
@@ -91,13 +102,14 @@ class NvmlGpu:
             runs.append(CollectorRun(collector, ended_s - began_s, at.trouble))
             began_s = ended_s
         return GpuSample(
-            self._identity,
+            identity,
             unix_s,
             began_s,
             readings=tuple(at.readings),
-            absent=_fewer(at.absent, at.readings),
+            absent=_fewer(_because_divided(at.absent) if at.mig_enabled else at.absent, at.readings),
             runs=tuple(runs),
             processes=None if at.processes is None else tuple(at.processes),
+            processes_s=at.processes_s,
             mig_devices=tuple(at.mig_devices),
             xids=tuple(at.xids),
         )
@@ -105,9 +117,13 @@ class NvmlGpu:
     def part(self) -> None:
         """Look at what only adjacent looks can tell."""
         for topic in self._between:
-            # What failed now will fail, or not, in the next pass, where it is told.
-            with contextlib.suppress(self._ask.nvml.NVMLError):
+            try:
                 topic.part(self._ask)
+            except self._ask.nvml.NVMLError:
+                pass  # what failed now will fail, or not, in the next pass, where it is told
+            except SourceError as error:
+                error.xids = self._last_xids([])
+                raise
 
     def close(self) -> None:
         """Free everything and shut NVML down; the library stays loaded."""
@@ -120,6 +136,14 @@ class NvmlGpu:
                         part.topic.close(self._ask)
             with contextlib.suppress(*errors):
                 self._ask("nvmlShutdown")
+
+    def _last_xids(self, heard: list[XidEvent]) -> tuple[XidEvent, ...]:
+        """Those of a pass that failed, and what still waits: the driver keeps it for a listener even when the GPU is lost."""
+        for part in (part for parts in self._parts.values() for part in parts):
+            if isinstance(part.topic, Xids):
+                with contextlib.suppress(self._ask.nvml.NVMLError, SourceError):
+                    part.topic.drain(self._ask, heard)
+        return tuple(heard)
 
     def _identify(self) -> GpuIdentity:
         ask, gpu = self._ask, self._ask.handle
@@ -180,6 +204,16 @@ class _Part:
     def _lack_all(self, at: Pass) -> None:
         for metric in self.topic.metrics:
             at.lack(metric, self._reason)
+
+
+def _because_divided(absent: Sequence[Absent]) -> list[Absent]:
+    """The driver calls utilisation unsupported while MIG is on: there it is the mode, and not the board, that has none."""
+    return [
+        Absent(one.metric, "mig_enabled", one.labels)
+        if one.reason == "not_supported" and BY_NAME[one.metric].collector in _NOT_WHEN_DIVIDED
+        else one
+        for one in absent
+    ]
 
 
 def _fewer(absent: Sequence[Absent], readings: Sequence[Reading]) -> tuple[Absent, ...]:

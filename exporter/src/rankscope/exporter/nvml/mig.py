@@ -21,6 +21,7 @@ _ACTIVITIES: Final = (
     Activity(10, "gpu_mig_dram_active"),
 )
 _ACTIVITY_METRICS: Final = tuple(metric for activity in _ACTIVITIES for metric in activity.metrics)
+_WHOLE_GPU_ONLY: Final = "gpu_utilization_ratio"
 _MEMORY: Final = ("total", "reserved", "free", "used")
 _MEMORY_LAYOUT: Final = Struct(f"@{MEMORY_V2_LAYOUT}")
 
@@ -37,15 +38,20 @@ class Mig(PlainTopic):
         self._most = 0
         self._enabled = 0
         self._enabled_due_s = float("-inf")
+        self._utilised = True
         self._no_gpm: str | None = None
         self._gpm_due_s = float("-inf")
 
     def collect(self, at: Pass) -> None:
         """Everything about all devices; a GPU that is not divided costs a call now and then."""
         ask = at.ask
-        if self._enabled_due_s <= at.now_s:
+        utilised = not any(absent.metric == _WHOLE_GPU_ONLY for absent in at.absent)
+        # A GPU that is divided has no utilisation of its own from that moment on.
+        if self._enabled_due_s <= at.now_s or utilised != self._utilised:
             self._enabled = ask("nvmlDeviceGetMigMode", ask.handle)[0]
+            self._utilised = utilised
             self._enabled_due_s = at.now_s + (NOW if self._enabled else SOMETIMES)
+        at.mig_enabled = bool(self._enabled)
         at.give("gpu_mig_enabled", self._enabled)
         devices = self._devices(ask) if self._enabled else []
         at.give("gpu_mig_instances", len(devices))

@@ -15,7 +15,8 @@ class Pass:
     """One pass: ``ask`` makes the calls, the rest is what came of them.
 
     ``uuid`` is the GPU's, ``now_s`` the monotonic time of its beginning. ``fields`` are the values of the one batch of
-    field values, or the reason why a field has none. ``trouble`` is the first thing that went wrong in the collector at hand.
+    field values, or the reason why a field has none. ``mig_enabled``: this pass found the GPU divided. ``trouble`` is the first
+    thing that went wrong in the collector at hand.
     """
 
     def __init__(self, ask: Asking, uuid: str, now_s: float) -> None:
@@ -26,8 +27,10 @@ class Pass:
         self.readings: list[Reading] = []
         self.absent: list[Absent] = []
         self.processes: list[GpuProcess] | None = None
+        self.processes_s: float | None = None
         self.mig_devices: list[MigDevice] = []
         self.xids: list[XidEvent] = []
+        self.mig_enabled = False
         self.trouble: str | None = None
 
     def give(self, metric: str, value: float, labels: Labels = (), uuid: str = "") -> None:

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from rankscope.exporter.nvml.asking import Asking
 from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.rows import NOW
 from rankscope.exporter.source import GpuProcess, MigDevice
 
 _Kind = Literal["compute", "graphics", "mps"]
@@ -18,6 +19,8 @@ _KINDS: Final[tuple[tuple[_Kind, str], ...]] = (
     ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
     ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
 )
+JOBS_LOOK_S: Final = 5.0
+"""How often jobs are looked for; they need the table no more often."""
 _NOT_AVAILABLE: Final = 2**64 - 1
 _PROCESS: Final = Struct("@IQII")
 _USUALLY: Final = 64
@@ -29,6 +32,10 @@ class Processes(PlainTopic):
 
     def __init__(self, *, series: bool) -> None:
         self._series = series
+        self._due_s = float("-inf")
+        self._found: list[GpuProcess] = []
+        self._found_s = 0.0
+        self._mig_devices: list[MigDevice] = []
         self._since_us = 0
         self._count = c_uint()
         self._reference = byref(self._count)
@@ -37,15 +44,22 @@ class Processes(PlainTopic):
 
     def collect(self, at: Pass) -> None:
         """The table of processes; one that is in several lists at once is named once, by the first."""
+        # Other MIG devices are other uuids for the same processes.
+        if self._due_s <= at.now_s or at.mig_devices != self._mig_devices:
+            self._found, self._found_s, self._mig_devices = self._find(at), at.now_s, at.mig_devices
+            self._due_s = at.now_s + (NOW if self._series else JOBS_LOOK_S)
+        at.processes, at.processes_s = self._found, self._found_s
+        if self._series:
+            self._tell(at, at.processes)
+
+    def _find(self, at: Pass) -> list[GpuProcess]:
         ask = at.ask
         found: dict[tuple[int, str], GpuProcess] = {}
         for kind, call in _KINDS:
             for pid, used, gpu_instance, compute_instance in self._list(ask, call):
                 uuid = _mig_uuid(at.mig_devices, gpu_instance, compute_instance)
                 found.setdefault((pid, uuid), GpuProcess(pid, kind, None if used == _NOT_AVAILABLE else used, uuid))
-        at.processes = list(found.values())
-        if self._series:
-            self._tell(at, at.processes)
+        return list(found.values())
 
     def _list(self, ask: Asking, call: str) -> Iterator[tuple[int, int, int, int]]:
         """Process, bytes, GPU instance and compute instance of each of a kind; none where the GPU does not know this kind."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from ctypes import create_string_buffer
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from rankscope.exporter.nvml.asking import Asking, is_lasting, is_trouble
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
@@ -63,6 +63,12 @@ class Call:
     before: str = ""
     initial: bytes = b""
 
+    def outcome(self, said: Sequence[float] | str) -> list[Reading | Absent]:
+        """What comes of the numbers in memory after the call, or of the reason why there are none."""
+        if isinstance(said, str):
+            return [Absent(out.metric, said, out.labels) for out in self.outs]
+        return [out.of(number) for out, number in zip(self.outs, self.numbers(*said), strict=True)]
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -73,23 +79,36 @@ class Field:
     every_s: float = NOW
     unless: int = 0
 
+    def outcome(self, said: float | str) -> list[Reading | Absent]:
+        """What comes of the value, or of the reason why there is none."""
+        return [Absent(self.out.metric, said, self.out.labels) if isinstance(said, str) else self.out.of(said)]
+
 
 class _Asked(Generic[_Row]):
-    """A row with its last outcome, kept until it is due again."""
+    """A row with what the driver said last and what came of it, kept until it is due again.
 
-    __slots__ = ("absent", "due_s", "readings", "row")
+    Most of what a driver says is what it said before: nothing new is made of that.
+    """
+
+    __slots__ = ("_pause_s", "_said", "absent", "due_s", "readings", "row")
 
     def __init__(self, row: _Row) -> None:
         self.row: _Row = row
         self.due_s = float("-inf")
+        self._said: object = None
+        self._pause_s = NOW
         self.readings: Sequence[Reading] = ()
         self.absent: Sequence[Absent] = ()
 
-    def learn(self, outcome: Sequence[Reading | Absent], now_s: float) -> None:
+    def learn(self, said: Any, now_s: float) -> None:
         """Keep this until it is due again; what the GPU does not know is asked rarely, what went wrong at once."""
-        self.readings = [one for one in outcome if isinstance(one, Reading)]
-        self.absent = [one for one in outcome if isinstance(one, Absent)]
-        self.due_s = now_s + (self._again_after_s() if self.absent else self.row.every_s)
+        if said != self._said:
+            self._said = said
+            outcome = self.row.outcome(said)
+            self.readings = [one for one in outcome if isinstance(one, Reading)]
+            self.absent = [one for one in outcome if isinstance(one, Absent)]
+            self._pause_s = self._again_after_s() if self.absent else self.row.every_s
+        self.due_s = now_s + self._pause_s
 
     def _again_after_s(self) -> float:
         if not self.readings and all(is_lasting(one.reason) for one in self.absent):
@@ -126,7 +145,7 @@ class Rows(PlainTopic):
             row = field.row
             raw = at.fields.get((row.number, 0))
             if raw is not None:
-                field.learn((Absent(row.out.metric, raw, row.out.labels) if isinstance(raw, str) else row.out.of(raw),), at.now_s)
+                field.learn(raw, at.now_s)
             if field.readings:
                 self._known.add(row.number)
             if row.unless not in self._known:
@@ -143,17 +162,19 @@ class _Prepared:
         self._memories = []
         for letters in call.formats:
             layout = Struct(f"@{letters}")
-            self._memories.append((layout, create_string_buffer(call.initial, layout.size)))
+            self._memories.append((layout.unpack_from, create_string_buffer(call.initial, layout.size)))
         self._args = (*call.args, *(memory for _, memory in self._memories))
 
-    def ask(self, ask: Asking) -> Sequence[Reading | Absent]:
-        """Call it."""
+    def ask(self, ask: Asking) -> Sequence[float] | str:
+        """Call it: all numbers that are in memory then, or the reason why there are none."""
         call = self._call
         code = ask.call(call.name, ask.handle, *self._args)
         if code == ask.nvml.NVML_ERROR_FUNCTION_NOT_FOUND and call.before:
             code = ask.call(call.before, ask.handle, *self._args)
         if code:
-            reason = ask.reason_of(code)
-            return [Absent(out.metric, reason, out.labels) for out in call.outs]
-        numbers = call.numbers(*(number for layout, memory in self._memories for number in layout.unpack_from(memory)))
-        return [out.of(number) for out, number in zip(call.outs, numbers, strict=True)]
+            return ask.reason_of(code)
+        unpack, memory = self._memories[0]
+        said: tuple[float, ...] = unpack(memory)
+        for unpack, memory in self._memories[1:]:
+            said += unpack(memory)
+        return said

@@ -20,7 +20,6 @@ _ACTIONS: Final = (
     "system_reboot",
 )
 _MODES: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
-_LICENSED: Final = 5
 
 
 class Recovery(PlainTopic):
@@ -94,4 +93,4 @@ class Virtualization(PlainTopic):
             reason: str = ask.reason(error)
             return reason
         features = answer.gridLicensableFeatures[: answer.licensableFeaturesCount]
-        return float(any(feature.featureState == _LICENSED for feature in features))
+        return float(any(feature.featureState for feature in features))

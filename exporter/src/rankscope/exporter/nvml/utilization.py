@@ -10,6 +10,7 @@ from rankscope.exporter.nvml.fields import by_type
 from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
 
 _GPU_UTILIZATION_SAMPLES: Final = 1
+_GAUGE: Final = "gpu_utilization_ratio"
 _SAMPLE: Final = Struct("@Q8s")
 _SILENCE_S: Final = 10
 """Longer than the driver lets pass between two samples; its samples bear the time of the wall clock."""
@@ -53,8 +54,10 @@ class BusySeconds(PlainTopic):
             for metric in self.metrics:
                 at.lack(metric, "no_data")
             return
-        at.give("gpu_utilization_min_ratio", self._bounds[0])
-        at.give("gpu_utilization_max_ratio", self._bounds[1])
+        # The gauge of this pass may be newer than any sample, and must not lie outside its bounds.
+        shares = [*self._bounds, *(reading.value for reading in at.readings if reading.metric == _GAUGE)]
+        at.give("gpu_utilization_min_ratio", min(shares))
+        at.give("gpu_utilization_max_ratio", max(shares))
         at.give("gpu_busy_seconds_total", self._seconds)
 
     def _samples(self, at: Pass) -> list[tuple[int, float]]:

@@ -39,6 +39,12 @@ class Xids(PlainTopic):
                 at.trouble = f"Xid events cannot be had: {ask.reason(error)}"
                 return
             self._events = events
+        self.drain(ask, at.xids)
+
+    def drain(self, ask: Asking, xids: list[XidEvent]) -> None:
+        """Add the events that wait to ``xids``; raises as ``collect``."""
+        if self._events is None:
+            return
         for _ in range(_MOST):
             code = ask.call("nvmlEventSetWait_v2", self._events, self._memory, _AT_ONCE)
             if code == ask.nvml.NVML_ERROR_TIMEOUT:
@@ -46,8 +52,8 @@ class Xids(PlainTopic):
             if code:
                 raise ask.nvml.NVMLError(code)
             event_kind, xid = _EVENT.unpack_from(self._memory)
-            if event_kind == kind:
-                at.xids.append(XidEvent(time.time(), xid))
+            if event_kind == ask.nvml.nvmlEventTypeXidCriticalError:
+                xids.append(XidEvent(time.time(), xid))
 
     def close(self, ask: Asking) -> None:
         """Free the event set."""

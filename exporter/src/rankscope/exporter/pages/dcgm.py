@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ from rankscope.exporter.source import FleetState, GpuSample, GpuState, Labels, M
 
 logger = logging.getLogger(__name__)
 
+_SHARE: Final = re.compile(r"^[0-9]+c\.")
 _LAST_XID: Final = "gpu_xid_last_code"
+_NO_LICENCE: Final = ("gpu_vgpu_license_status", "no_vgpu_guest")
+"""What DCGM shows as 0: without a vGPU there is nothing licensed."""
 _POD_LABELS: Final = (("container", "container_k8s"), ("namespace", "namespace_k8s"), ("pod", "pod_k8s"))
 
 
@@ -87,6 +91,8 @@ class DcgmPage:
                     values[key] = values.get(key, 0) + round(reading.value * way.entry.times, 6)
                     if way.of_mig:
                         divided.add(way.name)
+        if any((absent.metric, absent.reason) == _NO_LICENCE for absent in gpu.sample.absent):
+            values |= {(way.name, ""): 0 for way in self._ways[_NO_LICENCE[0]]}
         for (name, of), value in values.items():
             # Of a divided GPU, DCGM tells this of the parts; with the whole as well, a sum would count it twice.
             if of or name not in divided:
@@ -94,7 +100,8 @@ class DcgmPage:
 
     def _labels(self, gpu: GpuState, state: FleetState, instance: MigDevice | None, job: dict[str, str]) -> Labels:
         identity = gpu.identity
-        mig = (("GPU_I_PROFILE", instance.profile), ("GPU_I_ID", str(instance.gpu_instance))) if instance else ()
+        # The profile of the GPU instance: a compute instance's begins with its share of it, as in 1c.3g.40gb.
+        mig = (("GPU_I_PROFILE", _SHARE.sub("", instance.profile)), ("GPU_I_ID", str(instance.gpu_instance))) if instance else ()
         return (
             ("gpu", str(identity.index)),
             ("UUID", identity.uuid),
@@ -117,6 +124,8 @@ class DcgmPage:
                 continue
             up[gpu.identity.model] += 1
             for absent in gpu.sample.absent:
+                if (absent.metric, absent.reason) == _NO_LICENCE:
+                    continue
                 for way in self._ways.get(absent.metric, ()):
                     if not absent.labels or way.entry.labels.items() <= set(absent.labels):
                         lacking.setdefault((way.name, gpu.identity.model, absent.reason), {})[gpu.identity.uuid] = None

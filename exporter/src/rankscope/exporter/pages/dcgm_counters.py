@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.exporter.errors import ExporterInputError
+from rankscope.exporter.settings import Settings
 
 PREFIX: Final = "DCGM_FI_"
 
@@ -49,12 +50,26 @@ def default_counters() -> Counters:
     return Counters(tuple(counter for counter, default_on in _known().values() if default_on), ("DCGM_FI_DRIVER_VERSION",))
 
 
+def counters_of(settings: Settings) -> Counters | None:
+    """Those the settings ask for, None without a compatible page; raises ``ExporterInputError``."""
+    if not settings.compat_dcgm:
+        return None
+    return read_counters(settings.compat_counters) if settings.compat_counters is not None else default_counters()
+
+
+def with_collectors(settings: Settings, counters: Counters | None) -> Settings:
+    """The settings with the collectors switched on that the counters need; none of them runs where no GPU is asked."""
+    if counters is None or "gpu" not in settings.collectors:
+        return settings
+    return replace(settings, collectors=settings.collectors | counters.collectors)
+
+
 def read_counters(path: Path) -> Counters:
     """The metrics of a file with lines ``NAME, type, help``; raises ``ExporterInputError`` that names the line."""
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
-        lines = content.decode().splitlines()
+        lines = content.decode("utf-8-sig").splitlines()  # some editors put a mark before the first line
     except OSError as error:
         raise ExporterInputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

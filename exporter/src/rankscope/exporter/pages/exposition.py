@@ -1,7 +1,7 @@
 """Metric families as Prometheus text 0.0.4 and OpenMetrics 1.0.
 
 Our own renderer, because DCGM's counters lack ``_total``, which the client library does not allow, and because every scraper asks
-for a page of a thousand series: what does not change between pages, name and labels, is escaped once.
+for a page of a thousand series: what does not change between pages is not made anew.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Family:
 
 
 class Renderer:
-    """Turns families into text; remembers the beginnings of lines, at most about twice as many as the largest page had.
+    """Turns families into text; remembers lines, at most about twice as many as the largest page had.
 
     Any number of threads may use one.
     """
 
     def __init__(self) -> None:
-        self._beginnings: dict[str, dict[Labels, str]] = {}
+        self._lines: dict[str, dict[Labels, tuple[float, str, str]]] = {}
         self._remembered = 0
         self._limit = _FEW_LINES
 
@@ -66,18 +66,25 @@ class Renderer:
         return self._finish(lines)
 
     def _add_series(self, lines: list[str], family: Family) -> None:
-        beginnings = self._beginnings.setdefault(family.name, {})
+        known = self._lines.setdefault(family.name, {})
         for labels, value in family.series.items():
-            beginning = beginnings.get(labels)
-            if beginning is None:
-                beginning = beginnings[labels] = _beginning(family.name, labels)
+            last = known.get(labels)
+            if last is not None and last[0] == value:  # most values are those of the page before
+                lines.append(last[2])
+                continue
+            if last is None:
                 self._remembered += 1
-            lines.append(f"{beginning}{number(value)}\n")
+                beginning = _beginning(family.name, labels)
+            else:
+                beginning = last[1]
+            line = f"{beginning}{number(value)}\n"
+            known[labels] = value, beginning, line
+            lines.append(line)
 
     def _finish(self, lines: list[str]) -> bytes:
         self._limit = max(self._limit, 2 * len(lines))
         if self._remembered > self._limit:
-            self._beginnings, self._remembered = {}, 0
+            self._lines, self._remembered = {}, 0
         # Half a character (a file name, say, that is not UTF-8) must not cost the page.
         return "".join(lines).encode("utf-8", "replace")
 

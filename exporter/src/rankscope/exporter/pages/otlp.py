@@ -142,6 +142,7 @@ def _metrics(page: Page) -> OtlpMetrics:
     attributes = {
         "service.name": "rankscope-exporter",
         "service.version": version("rankscope"),
+        "service.instance.id": page.host,
         "host.name": page.host,
         **({"rankscope.simulated": "true"} if page.simulated else {}),
     }

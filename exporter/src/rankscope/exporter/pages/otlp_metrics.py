@@ -7,7 +7,7 @@ a node lives. So nothing is sent again that the page no longer has, and a counte
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
@@ -34,6 +34,8 @@ from rankscope.exporter.source import Driver, FleetState, GpuState, Labels
 _STATUS: Final = "gpu_up"
 _STATUS_NAME: Final = OtelName(name="hw.status", kind="updowncounter", unit="1")
 _STATUS_HELP: Final = "1 for the state the GPU is in."
+_MEMORY: Final = OtelName(name="hw.gpu.memory.utilization", kind="gauge", unit="1")
+_MEMORY_HELP: Final = "Share of the memory that is in use."
 _STATES: Final = ("ok", "degraded", "failed", "predicted_failure")
 # Of these nobody knows how they are.
 _UNKNOWN: Final = frozenset({"starting", "released"})
@@ -87,7 +89,7 @@ class OtlpMetrics:
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 
     def _values(
-        self, families: Iterable[Family], state: FleetState | None
+        self, families: Sequence[Family], state: FleetState | None
     ) -> Iterator[tuple[OtelName, str, dict[str, str], float]]:
         hardware = _hardware(state) if state is not None else {}
         ranks = _gpus_of_ranks(families)
@@ -98,6 +100,11 @@ class OtlpMetrics:
             for labels, value in family.series.items():
                 uuid = labels[0][1] if labels and labels[0][0] == "uuid" else ranks.get(_rank(labels), "")
                 yield otel, family.help, {**hardware.get(uuid, {}), **attributes(otel, labels)}, value
+        series = {family.name: family.series for family in families}
+        for part in ("gpu_memory", "gpu_mig_memory"):
+            for labels, used in series.get(f"{part}_used_bytes", {}).items():
+                if total := series.get(f"{part}_total_bytes", {}).get(labels):
+                    yield _MEMORY, _MEMORY_HELP, hardware.get(labels[0][1], {}), used / total
         for gpu in state.gpus if state is not None else ():
             now = _status(gpu)
             for one in _STATES if now is not None else ():

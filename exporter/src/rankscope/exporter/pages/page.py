@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Any, Final
 
-from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
+from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS, CatalogueMetric
 from rankscope.exporter.loop import CollectorLoop
 from rankscope.exporter.pages.exposition import (
     OPENMETRICS_TYPE,
@@ -18,7 +18,7 @@ from rankscope.exporter.pages.exposition import (
     openmetrics_can_say,
     prefers_openmetrics,
 )
-from rankscope.exporter.source import Fleet, FleetState, GpuState, Labels, Series
+from rankscope.exporter.source import Fleet, FleetState, GpuState, Labels, Reading, Series
 from rankscope.exporter.spool.reading import SpoolSample
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 SIMULATED_COMMENT: Final = b"# SIMULATED: the GPUs on this page are invented (rankscope exporter --simulate).\n"
 
 DEFAULT_COLLECTORS: Final = frozenset(collector.name for collector in COLLECTORS.values() if collector.default_on)
+
+_NOT_OF_ONE_GPU: Final = ("no_driver", "not_in_driver")
 
 SeriesLoop = CollectorLoop[tuple[Series, ...]]
 
@@ -53,6 +55,9 @@ class Page:
         self.xid = xid
         self.collectors = collectors
         self._renderer = Renderer()
+        self._labelled: dict[str, tuple[tuple[Reading, ...], list[Labels]]] = {}
+        self._mig_devices: dict[str, frozenset[str]] = {}
+        self._down: frozenset[str] = frozenset()
         self._build: Labels = (("version", version("rankscope")), ("python_version", platform.python_version()))
 
     @property
@@ -72,6 +77,14 @@ class Page:
         health = _Health()
         if self.fleet is not None:
             state = self.fleet.state()
+            self._mig_devices = {
+                gpu.identity.uuid: self._mig_devices.get(gpu.identity.uuid, frozenset())
+                if gpu.sample is None  # while it hangs, its jobs are still where they were
+                else frozenset(device.uuid for device in gpu.sample.mig_devices)
+                for gpu in state.gpus
+            }
+            down = {gpu.identity.uuid for gpu in state.gpus if not gpu.up}
+            self._down = frozenset(down).union(*(self._mig_devices[uuid] for uuid in down))
             self._add_node(families, state)
             for gpu in state.gpus:
                 self._add_gpu(families, gpu, state)
@@ -89,7 +102,7 @@ class Page:
                 known = loop.latest()
                 health.add_loop(loop.name, ok=known.ok, duration_s=known.duration_s, age_s=known.age_s)
                 if known.last is not None and known.fresh:
-                    for one in known.last:
+                    for one in known.last if loop is not self.jobs else self._of_present_devices(known.last):
                         families.add(one.metric, one.value, one.labels)
         health.into(families, wanted)
         return [*families.in_order(), *relayed]
@@ -101,8 +114,11 @@ class Page:
             state = self.fleet.state()
             if state.problem is not None:
                 found.append(("gpu", state.problem))
+            elif state.driver_answers is False and state.driver_problem is not None:
+                found.append(("driver", f"it does not answer who asks anew: {state.driver_problem}"))
             for gpu in state.gpus:
                 found += _problems(gpu)
+            found += _unidentified(state)
         for loop in self._loops():
             reason = loop.latest().reason
             if reason is not None:
@@ -121,6 +137,17 @@ class Page:
     def _loops(self) -> Iterator[CollectorLoop[Any]]:
         return (loop for loop in (self.spool, self.jobs, self.xid) if loop is not None)
 
+    def _of_present_devices(self, series: Iterable[Series]) -> Iterator[Series]:
+        """Without what has changed since: jobs are looked at less often than GPUs.
+
+        MIG devices may have been destroyed, and whether somebody has a GPU open that is down nobody knows any more.
+        """
+        present = frozenset().union(*self._mig_devices.values())
+        for one in series:
+            uuid = next((value for name, value in one.labels if name == "uuid"), "")
+            if (not uuid.startswith("MIG-") or uuid in present) and (one.metric != "gpu_in_use" or uuid not in self._down):
+                yield one
+
     def _add_node(self, families: _Families, state: FleetState) -> None:
         if state.nvswitches is not None:
             families.add("nvswitch_devices", state.nvswitches, ())
@@ -128,7 +155,10 @@ class Page:
             families.add("node_gpus", count, (("source", source),))
         families.add("rankscope_exporter_unidentified_gpus", state.unidentified, ())
         families.add("rankscope_exporter_stuck_processes", state.stuck, ())
-        if state.driver is not None:
+        for name, holds in (("driver_answers", state.driver_answers), ("inventory_durable", state.inventory_durable)):
+            if holds is not None:
+                families.add(f"rankscope_exporter_{name}", float(holds), ())
+        if state.driver is not None and state.driver_answers is not False:
             versions = (
                 ("driver_version", state.driver.driver_version),
                 ("nvml_version", state.driver.nvml_version),
@@ -162,12 +192,30 @@ class Page:
                 families.add("gpu_down_since_timestamp_seconds", gpu.since_unix_s, uuid)
         if gpu.sample is None:
             return
-        for reading in gpu.sample.readings:
-            whose = (("uuid", reading.uuid),) if reading.uuid else uuid
-            families.add(reading.metric, reading.value, whose + reading.labels if reading.labels else whose)
+        readings = gpu.sample.readings
+        for reading, labels in zip(readings, self._labels_of(identity.uuid, readings), strict=True):
+            families.add(reading.metric, reading.value, labels)
         for absent in gpu.sample.absent:
-            metric = _selector(absent.metric, absent.labels)
-            families.add_absent(absent.metric, (*uuid, ("metric", metric), ("reason", absent.reason)))
+            # One clock, say, may be absent while the others are there.
+            series: Labels = (("series", ",".join(f"{name}={value}" for name, value in absent.labels)),) if absent.labels else ()
+            families.add_absent(absent.metric, (*uuid, ("metric", absent.metric), *series, ("reason", absent.reason)))
+
+    def _labels_of(self, uuid: str, readings: tuple[Reading, ...]) -> list[Labels]:
+        """All labels of each reading; those of a reading that is the same object as before are too."""
+        before, known = self._labelled.get(uuid, ((), []))
+        if len(before) != len(readings):
+            before, known = readings, [_with_uuid(uuid, reading) for reading in readings]
+        else:
+            known = [
+                labels if reading is old else _with_uuid(uuid, reading)
+                for reading, old, labels in zip(readings, before, known, strict=True)
+            ]
+        self._labelled[uuid] = readings, known
+        return known
+
+
+def _with_uuid(uuid: str, reading: Reading) -> Labels:
+    return (("uuid", reading.uuid or uuid), *reading.labels)
 
 
 class _Families:
@@ -176,31 +224,38 @@ class _Families:
     _unknown: Final[set[str]] = set()
 
     def __init__(self, wanted: frozenset[str]) -> None:
-        self._families = {
-            row.name: Family(row.name, row.type, row.help, row.unit)
-            for row in CATALOGUE
-            if row.collector in wanted or row.collector == "exporter"
-        }
-        # A collector's absent metrics are its own news.
-        self._absent = Family(_ABSENT.name, _ABSENT.type, _ABSENT.help)
-        self._families[_ABSENT.name] = self._absent
+        self._wanted = wanted
+        self._families: dict[str, Family | None] = {}
 
     def add(self, name: str, value: float, labels: Labels) -> None:
-        family = self._families.get(name)
+        try:
+            family = self._families[name]
+        except KeyError:
+            family = self._families[name] = self._begin(name)
         if family is not None:
             family.series[labels] = value
-        elif name not in BY_NAME and name not in self._unknown:
+
+    def add_absent(self, metric: str, labels: Labels) -> None:
+        # A collector's absent metrics are its own news.
+        if self._brings(BY_NAME.get(metric)):
+            family = self._families.get(_ABSENT.name)
+            if family is None:
+                family = self._families[_ABSENT.name] = Family(_ABSENT.name, _ABSENT.type, _ABSENT.help)
+            family.series[labels] = 0
+
+    def in_order(self) -> Iterator[Family]:
+        return (family for row in CATALOGUE if (family := self._families.get(row.name)) is not None)
+
+    def _begin(self, name: str) -> Family | None:
+        row = BY_NAME.get(name)
+        if row is None and name not in self._unknown:
             # One collector's slip must not cost the page of all.
             self._unknown.add(name)
             logger.error("%s is not in the catalogue: it is left out", name)
+        return Family(row.name, row.type, row.help, row.unit) if row is not None and self._brings(row) else None
 
-    def add_absent(self, metric: str, labels: Labels) -> None:
-        if metric in self._families:
-            self._absent.series[labels] = 0
-
-    def in_order(self) -> Iterator[Family]:
-        known = self._families
-        return (known[row.name] for row in CATALOGUE if row.name in known and known[row.name].series)
+    def _brings(self, row: CatalogueMetric | None) -> bool:
+        return row is not None and (row.collector in self._wanted or row.collector == "exporter")
 
 
 _ABSENT: Final = BY_NAME["gpu_metric_supported"]
@@ -245,18 +300,25 @@ class _Health:
 
 def _problems(gpu: GpuState) -> Iterator[tuple[str, str]]:
     if not gpu.up:
-        reason, detail = gpu.reason or "nvml_error", gpu.detail
-        told = reason if not detail else detail if reason in detail else f"{reason}: {detail}"
-        yield f"gpu {gpu.identity.uuid}", told
+        yield f"gpu {gpu.identity.uuid}", _told(gpu.reason or "nvml_error", gpu.detail)
     elif gpu.sample is not None:
         for run in gpu.sample.runs:
             if run.error is not None:
                 yield run.collector, f"{gpu.identity.uuid}: {run.error}"
 
 
-def _selector(metric: str, labels: Labels) -> str:
-    """``gpu_clock_hertz{clock=sm}``: one clock may be absent while the others are there."""
-    return f"{metric}{{{','.join(f'{name}={value}' for name, value in labels)}}}" if labels else metric
+def _unidentified(state: FleetState) -> Iterator[tuple[str, str]]:
+    """GPUs that never said who they are; not those that are somebody else's (a virtual machine's), and not each for the node."""
+    for pci_bus_id, reason, detail in state.unidentified_gpus:
+        if reason not in _NOT_OF_ONE_GPU:
+            yield f"gpu {pci_bus_id}", f"{_told(reason, detail)}; it has not said yet who it is"
+    others = state.unidentified - len(state.unidentified_gpus)
+    if others > 0 and state.problem is None:
+        yield "gpu", f"GPUs that the driver counts, and that have not said yet who or where they are: {others}"
+
+
+def _told(reason: str, detail: str) -> str:
+    return reason if not detail else detail if reason in detail else f"{reason}: {detail}"
 
 
 def _add_spool(families: _Families, sample: SpoolSample) -> None:

@@ -8,8 +8,8 @@ import stat
 from typing import Final, Literal
 
 import msgspec
-
-from rankscope.exporter.spool.text import Labels, Metric, TextError, metrics
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 MAX_BYTES: Final = 64 * 1024
 MAX_SERIES: Final = 200
@@ -20,8 +20,11 @@ _MAX_LABEL_VALUE: Final = 512
 _RESERVED: Final = frozenset({"rank_state"})
 
 _METRIC_NAME: Final = re.compile(r"rank_[a-zA-Z0-9_]+")
+_LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _RANK: Final = re.compile(r"[0-9]{1,7}")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+Labels = tuple[tuple[str, str], ...]
 
 
 class RejectedError(Exception):
@@ -114,26 +117,31 @@ def _parsed(content: bytes) -> list[Metric]:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RejectedError("not_utf8") from error
-    # Long lines are also what makes a parser slow.
+    # Long lines are also what makes the parser slow.
     if _CONTROL.search(text) or any(len(line) > _MAX_LINE for line in text.split("\n")):
         raise RejectedError("not_prometheus_text")
     try:
-        return metrics(text)
-    except TextError as error:
+        return list(text_string_to_metric_families(text))
+    except Exception as error:  # the parser's errors on hostile text are not only ValueError
         raise RejectedError("not_prometheus_text") from error
 
 
 def _family(metric: Metric) -> SpoolFamily:
-    name = metric.name
+    # The parser takes _total from a counter's name, and adds it to its samples where it is missing.
+    name = metric.samples[0].name
     if not _METRIC_NAME.fullmatch(name) or name.removesuffix("_total") in _RESERVED:
         raise RejectedError("wrong_name")
-    if any(sample.timed for sample in metric.samples):
+    if any(sample.timestamp is not None for sample in metric.samples):
         raise RejectedError("timestamp")
-    series = tuple(SpoolSeries(name, sample.labels, sample.value) for sample in metric.samples)
+    try:
+        # The parser keeps whole numbers of any length.
+        series = tuple(SpoolSeries(name, tuple(sorted(one.labels.items())), float(one.value)) for one in metric.samples)
+    except OverflowError as error:
+        raise RejectedError("not_prometheus_text") from error
     if metric.type == "counter" and name.endswith("_total"):
-        return SpoolFamily(name, "counter", metric.help, series)
+        return SpoolFamily(name, "counter", metric.documentation, series)
     if metric.type == "gauge" and not name.endswith("_total"):
-        return SpoolFamily(name, "gauge", metric.help, series)
+        return SpoolFamily(name, "gauge", metric.documentation, series)
     raise RejectedError("wrong_type")
 
 
@@ -143,7 +151,7 @@ def _identity(labels: Labels) -> tuple[str, str]:
     run_id, rank = by_name.get("run_id", ""), by_name.get("rank", "")
     if not run_id or not _RANK.fullmatch(rank):
         raise RejectedError("no_identity")
-    if len(labels) > _MAX_LABELS or any(name.startswith("__") for name in by_name):
+    if len(labels) > _MAX_LABELS or not all(map(_LABEL_NAME.fullmatch, by_name)):
         raise RejectedError("wrong_labels")
     if any(len(text) > _MAX_LABEL_VALUE for text in by_name.values()):
         raise RejectedError("wrong_labels")

@@ -55,7 +55,7 @@ class ProcessFolders:
     def opened(self, path: Path, *, besides: int) -> Iterator[Opened]:
         """Open the folder at ``path`` of each process that has one of its own; none twice, nor the one open as ``besides``."""
         with contextlib.ExitStack() as stack:
-            result = Opened()
+            result, path = Opened(), path.absolute()
             shared = _identity(besides)
             found: dict[tuple[int, int], tuple[int, set[int]]] = {}
             for pid in itertools.islice(sorted(set(self.pids())), MAX_PROCESSES):
@@ -103,12 +103,11 @@ def pids_on_gpus(state: FleetState) -> frozenset[int]:
 def _open_below(root_fd: int, path: Path) -> int:
     """Open a folder below ``root_fd``, which is closed, step by step and following no link: a link may lead out."""
     fd = root_fd
-    *parents, last = path.parts[1:]
     try:
-        for part in parents:
+        for part in path.parts[1:]:
             fd, before = os.open(part, _FOLDER, dir_fd=fd), fd
             os.close(before)
-        return os.open(last, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
     finally:
         os.close(fd)
 

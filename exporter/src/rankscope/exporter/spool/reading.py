@@ -11,16 +11,29 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from rankscope.exporter.spool.file import RejectedError, SpoolFamily, SpoolFile, SpoolSeries, parse, read_regular
+from rankscope.exporter.spool.file import (
+    MAX_BYTES,
+    Labels,
+    RejectedError,
+    SpoolFamily,
+    SpoolFile,
+    SpoolSeries,
+    parse,
+    read_regular,
+)
 from rankscope.exporter.spool.folder import SpoolFolder, foreign_hand
 from rankscope.exporter.spool.process_folders import ProcessFolder, ProcessFolders
-from rankscope.exporter.spool.text import Labels
 
 MAX_FILES: Final = 1024
 MAX_FILES_OF_USER: Final = 512
 MAX_SERIES_OF_USER: Final = 8000
-_MAX_ENTRIES: Final = 8 * MAX_FILES
-_MAX_ENTRIES_OF_PROCESS: Final = 256
+MAX_BYTES_OF_USER: Final = 4 * 2**20
+MAX_CANDIDATES_OF_USER: Final = 4 * MAX_FILES_OF_USER
+# Of a folder: names of any kind, which cost next to nothing, and those that may be a rank's, which are asked whose they are.
+MAX_NAMES: Final = 2**18
+MAX_CANDIDATES: Final = 2**16
+_MAX_NAMES_OF_PROCESS: Final = 2**12
+_MAX_CANDIDATES_OF_PROCESS: Final = 256
 _MAX_FUTURE_S: Final = 60.0
 # What stays true of a silent rank: who and where it is, and when it was last heard of. An alert needs both.
 _KEPT_OF_SILENT: Final = frozenset({"rank_info", "rank_last_step_timestamp_seconds"})
@@ -87,6 +100,7 @@ class _Seen:
     cache: dict[tuple[int, int, str], _Cached] = field(default_factory=dict)
     files_of_user: Counter[int] = field(default_factory=Counter)
     series_of_user: Counter[int] = field(default_factory=Counter)
+    bytes_of_user: Counter[int] = field(default_factory=Counter)
     owners: dict[str, int] = field(default_factory=dict)
 
 
@@ -121,8 +135,9 @@ class Spool:
 
     A file older than ``stale_s`` says that its rank is silent: of its series only identity and time of the last step are kept.
     After ``forget_s`` the file is ignored. Of two files for the same series the fresher one counts, and a run belongs to the user
-    whose file mentioned it first. Freshest first, each user's files are read until they are too many. A private folder is read
-    only as long as nobody else can put files into it. ``processes`` adds the folders of that name as those processes see them.
+    whose file mentioned it first. Freshest first, each user's files are read until they are too many. In a folder with more names
+    than can be looked at, files known before are still found. A private folder is read only as long as nobody else can put files
+    into it. ``processes`` adds the folders of that name as those processes see them.
 
     A file's age comes from the wall clock when it is first seen, and goes on by the monotonic one: setting the clock makes nobody
     silent, and nobody fresh.
@@ -193,9 +208,11 @@ class Spool:
             len(seen.cache) >= MAX_FILES
             or seen.files_of_user[user] >= MAX_FILES_OF_USER
             or seen.series_of_user[user] >= MAX_SERIES_OF_USER
+            or seen.bytes_of_user[user] >= MAX_BYTES_OF_USER
         ):
             raise RejectedError("too_many_files")
         seen.files_of_user[user] += 1
+        seen.bytes_of_user[user] += min(file.status.st_size, MAX_BYTES)
         cached = seen.cache[file.place] = self._load(file, now_s)
         if isinstance(cached.outcome, str):
             raise RejectedError(cached.outcome)
@@ -208,22 +225,27 @@ class Spool:
     def _files(self, folder: ProcessFolder, now: float, now_s: float, rejected: Counter[str]) -> Iterator[_Found]:
         """The candidates of a folder."""
         of_folder = os.fstat(folder.fd)
-        with os.scandir(folder.fd) as entries:
-            most = _MAX_ENTRIES if folder.owners is None else _MAX_ENTRIES_OF_PROCESS
-            for entry in itertools.islice(entries, most):
-                if not entry.name.endswith(_SUFFIX) or entry.name.startswith("."):
-                    continue
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if folder.owners is not None and status.st_uid not in folder.owners:
-                    rejected["foreign_owner"] += 1
-                    continue
-                place = (of_folder.st_dev, of_folder.st_ino, entry.name)
-                yield _Found(place, entry.name, folder.fd, status, self._age_s(place, status, now, now_s))
-            # Whose they are nobody knows; that some are not even looked at must be seen.
-            rejected["too_many_files"] += next(entries, None) is not None
+        device, inode = of_folder.st_dev, of_folder.st_ino
+        names, complete = _listed(folder)
+        # Whose the rest is nobody knows; that some are not even looked at must be seen.
+        rejected["too_many_files"] += not complete
+        # Known ones first: no crowd of names, whoever made it, may hide them.
+        known = [name for *place, name in self._cache if place == [device, inode]]
+        candidates_of_user: Counter[int] = Counter()
+        for name in dict.fromkeys((*known, *names)):
+            try:
+                status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if folder.owners is not None and status.st_uid not in folder.owners:
+                rejected["foreign_owner"] += 1
+                continue
+            candidates_of_user[status.st_uid] += 1
+            if candidates_of_user[status.st_uid] > MAX_CANDIDATES_OF_USER:
+                rejected["too_many_files"] += 1
+                continue
+            place = (device, inode, name)
+            yield _Found(place, name, folder.fd, status, self._age_s(place, status, now, now_s))
 
     def _age_s(self, place: tuple[int, int, str], status: os.stat_result, now: float, now_s: float) -> float:
         known = self._cache.get(place)
@@ -260,6 +282,21 @@ class Spool:
                     merge.add(family)
         ok_files = len(files) - stale_files
         return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), merge.duplicates, dict(self._owners))
+
+
+def _listed(folder: ProcessFolder) -> tuple[list[str], bool]:
+    """Names that may be a rank's file, and whether these are all."""
+    most_names, most = MAX_NAMES, MAX_CANDIDATES
+    if folder.owners is not None:
+        most_names, most = _MAX_NAMES_OF_PROCESS, _MAX_CANDIDATES_OF_PROCESS
+    names: list[str] = []
+    with os.scandir(folder.fd) as entries:
+        for entry in itertools.islice(entries, most_names):
+            if entry.name.endswith(_SUFFIX) and not entry.name.startswith("."):
+                if len(names) == most:
+                    return names, False
+                names.append(entry.name)
+        return names, next(entries, None) is None
 
 
 def _key(status: os.stat_result) -> tuple[int, int, int]:

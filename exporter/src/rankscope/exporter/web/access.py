@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
+import click
+
 from rankscope.exporter.web.config import WebConfig, load_web_config
 from rankscope.exporter.web.http_connection import Request, Response
 
@@ -41,7 +42,8 @@ class WebAccess:
     """The web configuration of ``path`` (None: plain HTTP for everybody), looked at again at most once a second.
 
     A version that cannot be used is logged and the last good one stays in force. Raises what ``load_web_config`` raises when the
-    first one cannot be used.
+    first one cannot be used. The files are read only when they change; they belong on a local disk, because a look at them holds
+    up the others who ask.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -83,10 +85,11 @@ class WebAccess:
         stamp = _stamp(self.web.files)
         try:
             web = load_web_config(self._path) if self._path is not None else WebConfig()
-        except (ExporterInputError, ExporterMissingError) as error:
-            if error.message != self._complaint:
-                logger.warning("the web configuration stays as it was: %s", error.message)
-            self._complaint, self._stamp = error.message, stamp
+        except Exception as error:  # noqa: BLE001  whatever it is, serving goes on with the last good one
+            reason = error.message if isinstance(error, click.ClickException) else f"{type(error).__name__}: {error}"
+            if reason != self._complaint:
+                logger.warning("the web configuration stays as it was: %s", reason)
+            self._complaint, self._stamp = reason, stamp
             return False
         if web.files != self.web.files:
             stamp = _stamp(web.files)

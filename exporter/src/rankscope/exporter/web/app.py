@@ -10,19 +10,20 @@ from urllib.parse import parse_qs
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.pages.exposition import prefers_openmetrics
 from rankscope.exporter.pages.page import Page
+from rankscope.exporter.settings import DCGM_PATH
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.control import PATHS as CONTROL_PATHS
 from rankscope.exporter.web.control import Control
-from rankscope.exporter.web.http_connection import Request, Response
+from rankscope.exporter.web.http_connection import TEXT, Request, Response
 from rankscope.exporter.web.landing import landing_page
 from rankscope.exporter.web.rendered import RenderedPages
 
-DCGM_PATH: Final = "/dcgm/metrics"
-
 _HEALTHY: Final = "/-/healthy"
-_GZIP_FROM_BYTES: Final = 1024
+_READY: Final = "/-/ready"
+_IS_READY: Final = b"ready\n"
 _MAX_QUERY_FIELDS: Final = 128
 _CONTENT_SECURITY: Final = ("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
+_TOO_MANY: Final = Response(400, b"too many parameters\n")
 
 Query = Mapping[str, list[str]]
 
@@ -55,7 +56,7 @@ class App:
             "/": self._landing,
             telemetry_path: self._metrics,
             _HEALTHY: self._healthy,
-            "/-/ready": self._ready,
+            _READY: self._ready,
         }
         if compatible is not None:
             self._routes[DCGM_PATH] = self._compatible_metrics
@@ -63,7 +64,7 @@ class App:
     async def web(self, request: Request) -> Response:
         """Over the network: users and tokens are asked for. Being alive is no secret, and probes have no password."""
         if request.path in CONTROL_PATHS:
-            refused = self.control.refusal(request)
+            refused = await self.control.refusal(request)
         else:
             refused = None if request.path == _HEALTHY else await self._access.refusal(request)
         return self._with_headers(refused or await self._answer(request))
@@ -79,10 +80,11 @@ class App:
             routes = {
                 "/metrics": self._compatible_metrics,
                 _HEALTHY: self._healthy,
-                "/-/ready": self._ready,
+                _READY: self._ready,
                 "/health": self._healthy,
             }
-            refused = await self._route(request, {}, routes)
+            query = _query_of(request)
+            refused = _TOO_MANY if query is None else await self._route(request, query, routes)
         return self._with_headers(refused)
 
     def _with_headers(self, response: Response) -> Response:
@@ -94,10 +96,9 @@ class App:
         return Response(response.status, response.body, response.content_type, (*own, *headers))
 
     async def _answer(self, request: Request) -> Response:
-        try:
-            query = parse_qs(request.query, keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
-        except ValueError:
-            return Response(400, b"too many parameters\n")
+        query = _query_of(request)
+        if query is None:
+            return _TOO_MANY
         if request.path in CONTROL_PATHS:
             return await self.control.answer(request, query)
         return await self._route(request, query, self._routes)
@@ -115,6 +116,8 @@ class App:
     async def _metrics(self, request: Request, query: Query) -> Response:
         accept = request.headers.get("accept", "")
         collectors: frozenset[str] | None = None
+        if "exclude[]" in query:
+            return Response(400, b"exclude[] is not known here: name what is wanted with collect[]\n")
         if "collect[]" in query:
             collectors = frozenset(query["collect[]"])
             unknown = sorted(collectors - self._page.collectors)
@@ -123,16 +126,18 @@ class App:
         key = (prefers_openmetrics(accept), collectors)
         return await self._rendered_page(request, key, lambda: self._page.render(accept, collectors))
 
-    async def _compatible_metrics(self, request: Request, _query: Query) -> Response:
+    async def _compatible_metrics(self, request: Request, query: Query) -> Response:
+        if "collect[]" in query or "exclude[]" in query:
+            return Response(400, b"this page has no collectors to choose from: --compat.dcgm-counters says what is on it\n")
         compatible = self._compatible
         assert compatible is not None
         return await self._rendered_page(request, "compatible", compatible.render)
 
     async def _rendered_page(self, request: Request, key: object, render: Callable[[], tuple[bytes, str]]) -> Response:
-        body, content_type = await self._rendered.get(key, render)
+        compressed = accepts_gzip(request.headers.get("accept-encoding", ""))
+        body, content_type = await self._rendered.get(key, render, compressed=compressed)
         headers: tuple[tuple[str, str], ...] = (("vary", "accept, accept-encoding"), ("cache-control", "no-store"))
-        if len(body) >= _GZIP_FROM_BYTES and accepts_gzip(request.headers.get("accept-encoding", "")):
-            body, content_type = await self._rendered.get(key, render, compressed=True)
+        if compressed:
             headers = (*headers, ("content-encoding", "gzip"))
         return Response(200, body, content_type, headers)
 
@@ -141,15 +146,20 @@ class App:
         return Response(200, b"healthy\n")
 
     async def _ready(self, _request: Request, _query: Query) -> Response:
-        problems = self._page.problems()
-        if problems:
-            lines = "".join(f"{_line(name)}: {_line(reason)}\n" for name, reason in problems)
-            return Response(503, f"not ready\n{lines}".encode())
-        return Response(200, b"ready\n")
+        body, content_type = await self._rendered.get(_READY, self._readiness)
+        return Response(200 if body == _IS_READY else 503, body, content_type)
+
+    def _readiness(self) -> tuple[bytes, str]:
+        lines = "".join(f"{_line(name)}: {_line(reason)}\n" for name, reason in self._page.problems())
+        return (f"not ready\n{lines}".encode() if lines else _IS_READY), TEXT
 
     async def _landing(self, _request: Request, _query: Query) -> Response:
+        body, content_type = await self._rendered.get("/", self._landing_page)
+        return Response(200, body, content_type, (_CONTENT_SECURITY, ("cache-control", "no-store")))
+
+    def _landing_page(self) -> tuple[bytes, str]:
         fleet = self._page.fleet
-        links = [self._telemetry_path, *([DCGM_PATH] if self._compatible is not None else []), "/-/ready", _HEALTHY]
+        links = [self._telemetry_path, *([DCGM_PATH] if self._compatible is not None else []), _READY, _HEALTHY]
         body = landing_page(
             host=self._page.host,
             version=version("rankscope"),
@@ -158,7 +168,15 @@ class App:
             problems=self._page.problems(),
             links=links,
         )
-        return Response(200, body.encode(), "text/html; charset=utf-8", (_CONTENT_SECURITY, ("cache-control", "no-store")))
+        return body.encode(), "text/html; charset=utf-8"
+
+
+def _query_of(request: Request) -> Query | None:
+    """None when there is too much of it."""
+    try:
+        return parse_qs(request.query, keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
+    except ValueError:
+        return None
 
 
 def accepts_gzip(header: str) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import ssl
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -166,8 +168,11 @@ def _headers(path: Path, headers: dict[str, str]) -> tuple[tuple[str, str], ...]
     for name, value in headers.items():
         if name not in _HEADERS:
             raise _wrong(path, f"http_server_config: header {name!r} cannot be set; possible are {', '.join(sorted(_HEADERS))}")
-        if not re.fullmatch(r"[\x20-\x7e]*", value):
-            raise _wrong(path, f"http_server_config: header {name!r} has a value that is not plain text on one line")
+        if not re.fullmatch(r"[\x20-\x7e]*", value) or value.strip() != value:
+            raise _wrong(
+                path,
+                f"http_server_config: header {name!r} has a value that is not plain text on one line, or begins or ends blank",
+            )
     # nosniff is always sent
     return tuple((name.lower(), value) for name, value in headers.items() if name != "X-Content-Type-Options")
 
@@ -184,6 +189,8 @@ def _context(path: Path, tls: TlsServerConfig) -> ssl.SSLContext:
         context.minimum_version, context.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
     except KeyError as error:
         raise _wrong(path, f"TLS version {error.args[0]!r} is not supported; use TLS12 or TLS13") from error
+    if context.minimum_version > context.maximum_version:
+        raise _wrong(path, f"min_version {tls.min_version} is above max_version {tls.max_version}")
     context.set_alpn_protocols(["http/1.1"])
     if not tls.prefer_server_cipher_suites:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
@@ -205,13 +212,21 @@ def _context(path: Path, tls: TlsServerConfig) -> ssl.SSLContext:
 def _limit_algorithms(path: Path, tls: TlsServerConfig, context: ssl.SSLContext) -> None:
     ciphers = [_cipher(path, name) for name in tls.cipher_suites if name not in _TLS13_CIPHERS]
     if ciphers:
-        context.set_ciphers(":".join(ciphers))
+        _try(path, "cipher_suites", lambda: context.set_ciphers(":".join(ciphers)))
     if len(tls.curve_preferences) > 1:
         raise _wrong(path, "curve_preferences: a list of one curve is supported; leave it out for all")
     for curve in tls.curve_preferences:
         if curve not in _CURVES:
             raise _wrong(path, f"curve_preferences: {curve!r} is not one of {', '.join(_CURVES)}")
-        context.set_ecdh_curve(_CURVES[curve])
+        _try(path, f"curve_preferences: {curve}", partial(context.set_ecdh_curve, _CURVES[curve]))
+
+
+def _try(path: Path, what: str, choose: Callable[[], None]) -> None:
+    """OpenSSL may be built, or told by the system's policy, to do less than it knows."""
+    try:
+        choose()
+    except (ssl.SSLError, ValueError) as error:
+        raise _wrong(path, f"{what}: the OpenSSL of this machine does not offer that ({error})") from error
 
 
 def _cipher(path: Path, name: str) -> str:
@@ -225,22 +240,22 @@ def _no_password() -> str:
     return ""
 
 
-def _load(load: Any, path: Path, folder: Path, tls: TlsServerConfig) -> None:
+def _load(load: Callable[[], None], path: Path, folder: Path, tls: TlsServerConfig) -> None:
     try:
         load()
     except ssl.SSLError as error:
         files = ", ".join(str(folder / name) for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name)
         raise _wrong(path, f"{files}: {(error.reason or 'not usable PEM').lower().replace('_', ' ')}") from error
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter for a name with a null character, or a key that is none
         names = [folder / name for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name]
         bad = next((name for name in names if not _readable(name)), names[0])
-        raise _wrong(path, f"{bad}: {error.strerror or error}") from error
+        raise _wrong(path, f"{bad}: {(error.strerror if isinstance(error, OSError) else None) or error}") from error
 
 
 def _readable(path: Path) -> bool:
     try:
         path.open("rb").close()
-    except OSError:
+    except (OSError, ValueError):
         return False
     return True
 

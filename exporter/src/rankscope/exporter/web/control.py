@@ -48,17 +48,21 @@ class Control:
         self._fleet = fleet
         self._changed = changed
         self.token_file: Path | None = None
+        self._complaint: str | None = None
 
-    def refusal(self, request: Request) -> Response | None:
+    async def refusal(self, request: Request) -> Response | None:
         """Why this request over the web may not do that; None when it may."""
         if self.token_file is None or not request.tls:
             return _error(403, "over the web this needs --control.token-file and TLS; on the node, use the control socket")
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         try:
-            token = read_token(self.token_file)
+            token = await asyncio.to_thread(read_token, self.token_file)
         except ExporterInputError as error:
-            logger.warning("no token, so no release over the web: %s", error.message)
+            if error.message != self._complaint:  # whoever asks again and again must not fill the log
+                logger.warning("no token, so no release over the web: %s", error.message)
+            self._complaint = error.message
             return _error(403, "the token file cannot be used; see the log of the exporter")
+        self._complaint = None
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1", "replace"), token):
             return _error(401, "a valid bearer token is needed", ("www-authenticate", 'Bearer realm="rankscope"'))
         return None

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -48,6 +49,8 @@ class Response:
     content_type: str = TEXT
     headers: tuple[tuple[str, str], ...] = field(default=())
 
+
+_defects: Final[set[tuple[str, str, int]]] = set()
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -182,13 +185,18 @@ class HttpConnection(asyncio.Protocol):
         assert raw is not None
         try:
             response = await self._handler(self._readable(raw))
-        except Exception:
-            logger.exception("a request could not be answered")
+        except Exception as error:  # noqa: BLE001  a defect behind one page must not cost the others
+            _log_once(error)
             response = Response(500, b"internal error; see the log of the exporter\n")
         self._task = self._request = None
         self.answered += 1
         self.active_at = time.monotonic()
-        self._respond(response, head=raw.method == b"HEAD")
+        try:
+            self._respond(response, head=raw.method == b"HEAD")
+        except Exception as error:  # noqa: BLE001  what cannot be sent must not leave the client waiting
+            _log_once(error)
+            self.end(at_once=True)
+            return
         if not self._writing:
             self._next()
 
@@ -264,3 +272,12 @@ class HttpConnection(asyncio.Protocol):
             self._deadline.cancel()
         assert self._transport is not None
         self._deadline = self._loop.call_later(seconds, self._transport.abort)
+
+
+def _log_once(error: Exception) -> None:
+    """A defect, with its place; whoever runs into it again and again does not fill the log."""
+    place = traceback.extract_tb(error.__traceback__, -1)[-1]
+    defect = (type(error).__name__, place.filename, place.lineno or 0)
+    if defect not in _defects:
+        _defects.add(defect)
+        logger.error("a request could not be answered", exc_info=error)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -14,6 +15,9 @@ _STYLE: Final = (
     "table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .6rem .3rem 0;border-bottom:1px solid #8886;"
     "vertical-align:top;overflow-wrap:anywhere}.up{color:#0a7d33}.down{color:#c02626;font-weight:600}code{font-size:.85em}"
     "a{display:inline-block;padding:.3rem 0}small{opacity:.75}"
+    # On a phone one below the other: in three columns names and addresses would break in the middle.
+    "@media(max-width:30rem){thead{display:none}tr{display:block;border-bottom:1px solid #8886;padding:.3rem 0}"
+    "td{display:block;border:0;padding:.1rem 0}td:first-child::before{content:'GPU '}}"
 )
 
 
@@ -36,20 +40,29 @@ def landing_page(
     if simulated:
         parts.append("<p><strong>SIMULATED: the GPUs of this exporter are invented.</strong></p>")
     if problems:
-        items = "".join(f"<li>{_e(name)}: {_e(reason)}</li>" for name, reason in problems)
+        items = "".join(f"<li>{_e(name)}: {_e(_words(reason))}</li>" for name, reason in problems)
         parts.append(f'<p class="down">Not ready:</p><ul>{items}</ul>')
     else:
         parts.append('<p class="up">Ready.</p>')
     parts.append("<p>" + " · ".join(f'<a href="{_e(link)}">{_e(link)}</a>' for link in links) + "</p>")
     if state is not None:
+        parts.append(_expected(state.counts))
         parts.append(_gpus(state))
     parts.append(f"<p><small>{_e(_versions(version, state))}</small></p></body></html>\n")
     return "".join(parts)
 
 
+def _expected(counts: Mapping[str, int]) -> str:
+    """A line when there are not as many GPUs as there should be."""
+    expected, found = counts.get("expected"), counts.get("driver", counts.get("pci"))
+    if expected is None or found is None or expected == found:
+        return ""
+    return f'<p class="down">The node shows {found} GPUs, but {expected} are expected (--expected-gpus).</p>'
+
+
 def _gpus(state: FleetState) -> str:
     if not state.gpus:
-        return "<p>No GPU is known.</p>"
+        return "<p>No GPU has said yet who it is.</p>" if state.unidentified else "<p>No GPU is known.</p>"
     rows = "".join(_gpu(gpu) for gpu in state.gpus)
     return f"<table><thead><tr><th>GPU</th><th>model</th><th>state</th></tr></thead><tbody>{rows}</tbody></table>"
 
@@ -60,8 +73,8 @@ def _gpu(gpu: GpuState) -> str:
         told = '<span class="up">up</span>'
     else:
         since = f" since {_time(gpu.since_unix_s)}" if gpu.since_unix_s is not None else ""
-        detail = f"<br>{_e(gpu.detail)}" if gpu.detail else ""
-        told = f'<span class="down">down: {_e(gpu.reason or "unknown")}</span>{since}{detail}'
+        detail = f"<br>{_e(_words(gpu.detail))}" if gpu.detail else ""
+        told = f'<span class="down">down: {_e(_words(gpu.reason or "unknown"))}</span>{since}{detail}'
     names = f"{who.index} <br><code>{_e(who.uuid)}</code><br><code>{_e(who.pci_bus_id)}</code>"
     return f"<tr><td>{names}</td><td>{_e(who.model)}</td><td>{told}</td></tr>"
 
@@ -77,6 +90,11 @@ def _versions(version: str, state: FleetState | None) -> str:
         pairs = (("driver", driver.driver_version), ("NVML", driver.nvml_version), ("CUDA", driver.cuda_version))
         texts += [f"{name} {value}" for name, value in pairs if value]
     return ", ".join(texts)
+
+
+def _words(text: str) -> str:
+    """``gpu_is_lost`` is for a label; a person reads words."""
+    return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda found: found[0].replace("_", " "), text)
 
 
 def _e(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import stat
 from pathlib import Path
 
 from rankscope.exporter.errors import ExporterInputError
@@ -31,7 +32,7 @@ def listen_unix(path: Path) -> socket.socket:
     """A listening Unix socket that only this user can use; one that a dead process left behind is replaced.
 
     Raises:
-        OSError: the place cannot be written, or somebody listens there.
+        OSError: the place cannot be written, somebody listens there, or something that is no socket is there.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -39,14 +40,14 @@ def listen_unix(path: Path) -> socket.socket:
         try:
             sock.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
-            path.unlink(missing_ok=True)
+            remove_socket(path)
         else:
             raise OSError(errno.EADDRINUSE, "another exporter listens there", str(path))
         sock.close()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Made under another name, so that nobody can connect before the mode is right.
         fresh = path.with_name(f".{path.name}.new")
-        fresh.unlink(missing_ok=True)
+        remove_socket(fresh)
         sock.bind(str(fresh))
         fresh.chmod(0o600)
         sock.listen(16)
@@ -55,3 +56,14 @@ def listen_unix(path: Path) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def remove_socket(path: Path) -> None:
+    """Remove a socket, if one is there; raises ``OSError``, also where something else is, which is left alone."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, f"{path.name} is there and no socket", str(path))
+    path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import Final
 
 KEEP_S: Final = 0.25
 _KEPT_PAGES: Final = 16
-_GZIP_LEVEL: Final = 4  # a middle one: a page of text shrinks to a tenth at any, and this one costs little
+_GZIP_LEVEL: Final = 2  # a page shrinks to a tenth at any level, and higher ones take twice as long for a few percent
 
 Rendered = tuple[bytes, str]
 
@@ -25,7 +25,10 @@ class _Kept:
 
 
 class RenderedPages:
-    """Renders in a thread of its own, one page at a time, and gives everybody who asks meanwhile the same page."""
+    """Renders in a thread of its own, one page at a time; who asks meanwhile, or a moment later, gets the same page.
+
+    Pages that differ in anything, compression included, are kept apart, the newest few of them. One thread calls the methods.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "render")
@@ -33,10 +36,7 @@ class RenderedPages:
 
     async def get(self, key: Hashable, render: Callable[[], Rendered], *, compressed: bool = False) -> Rendered:
         """The page and its content type; ``key`` stands for everything that makes pages differ. Raises what ``render`` raises."""
-        if not compressed:
-            return await self._get(key, render)
-        page, content_type = await self._get(key, render)
-        return await self._get((key, "gzip"), lambda: (gzip.compress(page, _GZIP_LEVEL, mtime=0), content_type))
+        return await (self._get((key, "gzip"), lambda: _compressed(render())) if compressed else self._get(key, render))
 
     def forget(self) -> None:
         """Something has changed that the next page has to show."""
@@ -53,3 +53,8 @@ class RenderedPages:
                 self._kept.popitem(last=False)
         # Shielded: one client that goes away must not take the page from the others.
         return await asyncio.shield(kept.result)
+
+
+def _compressed(rendered: Rendered) -> Rendered:
+    page, content_type = rendered
+    return gzip.compress(page, _GZIP_LEVEL, mtime=0), content_type

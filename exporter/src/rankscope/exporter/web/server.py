@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import resource
 import socket
 import ssl
 from collections.abc import Callable
@@ -16,8 +17,11 @@ from rankscope.exporter.web.http_connection import REQUEST_DEADLINE_S, Handler, 
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 512
+"""At most; and at most half of the descriptors that this process may have."""
+
 _SHUTDOWN_S: Final = 0.5
 _ACCEPT_PAUSE_S: Final = 0.1
+_END_PAUSE_S: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,9 @@ class Endpoint:
 class Server:
     """Accepts on all its endpoints until it is told to stop."""
 
-    def __init__(self, endpoints: list[Endpoint], *, max_connections: int = MAX_CONNECTIONS) -> None:
+    def __init__(self, endpoints: list[Endpoint], *, max_connections: int | None = None) -> None:
         self._endpoints = endpoints
-        self._max_connections = max_connections
+        self._max_connections = max_connections or _affordable_connections()
         self._connections: dict[HttpConnection, asyncio.Task[None]] = {}
         self._acceptors: list[asyncio.Task[None]] = []
 
@@ -71,9 +75,8 @@ class Server:
                 accepted, _ = await loop.sock_accept(endpoint.sock)
             except OSError as error:
                 # A client that has gone again, or no descriptors left: the latter passes when somebody is let go.
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._let_one_go()
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                scarce = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+                await asyncio.sleep(_END_PAUSE_S if scarce and self._let_one_go() else _ACCEPT_PAUSE_S)
                 continue
             if len(self._connections) >= self._max_connections:
                 self._let_one_go()
@@ -88,7 +91,8 @@ class Server:
             context = endpoint.tls()
             limits = {"ssl_handshake_timeout": REQUEST_DEADLINE_S, "ssl_shutdown_timeout": _SHUTDOWN_S} if context else {}
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, ssl=context, **limits)
-        except (OSError, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+            # Whatever it is: nobody waits for an answer that does not come, and its descriptor and its place are free again.
             logger.debug("a connection was not opened: %s", str(error) or type(error).__name__)
             accepted.close()
             self._forget(connection)
@@ -96,10 +100,20 @@ class Server:
     def _forget(self, connection: HttpConnection) -> None:
         self._connections.pop(connection, None)
 
-    def _let_one_go(self) -> None:
-        """The connection that is worth least: one that never asked anything before one that did, the longest silent first."""
+    def _let_one_go(self) -> bool:
+        """The connection that is worth least: one that never asked anything before one that did, the longest silent first.
+
+        False when there is none.
+        """
         if not self._connections:
-            return
+            return False
         least = min(self._connections, key=lambda one: (one.busy, one.answered > 0, one.active_at))
         self._connections.pop(least).cancel()
         least.end(at_once=True)
+        return True
+
+
+def _affordable_connections() -> int:
+    """The GPUs' processes, the spool and the journal need descriptors as well."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit // 2))

@@ -38,10 +38,11 @@ class XidCollector:
             ]
         series = self._journal.series(identities)
         self._journal.flush()
-        own += [
-            Series("rankscope_exporter_xid_journal_durable", float(self._journal.durable)),
-            Series("rankscope_exporter_xid_journal_skipped_lines", self._journal.skipped_lines),
-        ]
+        if (durable := self._journal.durable) is not None:
+            own += [
+                Series("rankscope_exporter_xid_journal_durable", float(durable)),
+                Series("rankscope_exporter_xid_journal_skipped_lines", self._journal.skipped_lines),
+            ]
         return (*series, *own)
 
     def close(self) -> None:

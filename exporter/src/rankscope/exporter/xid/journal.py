@@ -20,7 +20,7 @@ from rankscope.exporter.source import GpuIdentity, Series, XidEvent
 from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, XidEntry
 from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
 from rankscope.exporter.xid.tallies import Tallies
-from rankscope.exporter.xids import ACTIONABLE
+from rankscope.exporter.xids import FROM_ZERO
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ The event has the time at which it was asked for; while the driver is busy with 
 _FALLEN_S: Final = 300.0
 _LIVE_S: Final = 10.0
 _MAX_DELAY_S: Final = 120.0
+_TIMED_CODES: Final = 2  # the last one often only says what follows from the one before it
 _MAX_JOB_ID: Final = 128
 
 _Key = tuple[str, str, int, str]
@@ -84,15 +85,16 @@ class XidJournal:
         self._last_id = self._read_last_id = 0
         self._last_seq = -1
         self._nothing_saved = False
+        self._told: tuple[tuple[GpuIdentity, ...], tuple[Series, ...]] | None = None
         if self._file is not None:
             with contextlib.suppress(JournalError):  # the counts go on even where this process may not write; flush says why
                 self._start_from(self._file.load())
             self.flush()
 
     @property
-    def durable(self) -> bool:
-        """Whether everything is on the disk as of the last ``flush``."""
-        return self._file is not None and self.problem is None
+    def durable(self) -> bool | None:
+        """Whether everything is on the disk as of the last ``flush``; None where nothing is meant to be."""
+        return None if self._file is None else self.problem is None
 
     def record(self, uuid: str, pci_bus_id: str, event: XidEvent) -> None:
         """An event of NVML; its time is of the wall clock, a moment ago."""
@@ -122,8 +124,11 @@ class XidJournal:
         """The series of these GPUs and of all NVSwitches. Codes that ask for an action are there from zero."""
         known = tuple(identities)
         with self._memory:
-            self._identify({identity.pci_bus_id: identity.uuid for identity in known})
-            return tuple(one for identity in known for one in self._of_gpu(identity.uuid)) + tuple(self._of_switches())
+            if self._told is None or self._told[0] != known:
+                self._identify({identity.pci_bus_id: identity.uuid for identity in known})
+                series = tuple(one for identity in known for one in self._of_gpu(identity.uuid)) + tuple(self._of_switches())
+                self._told = known, series  # errors are rare: mostly the next page says the same
+            return self._told[1]
 
     def flush(self) -> None:
         """Write what is not on the disk yet; never raises, ``problem`` says why it is not."""
@@ -199,6 +204,7 @@ class XidJournal:
 
     def _put(self, entry: XidEntry, *, unsaved: bool) -> None:
         """Add an error, or replace what was known of it; it is counted when its device is known."""
+        self._told = None
         before = self._entries.get(entry.id)
         if before is None and entry.id <= self._last_id:
             return  # counted and forgotten
@@ -235,15 +241,19 @@ class XidJournal:
 
     def _of_gpu(self, uuid: str) -> Iterator[Series]:
         tallies = self._tallies.of_gpu(uuid)
-        always = [str(code) for code in ACTIONABLE]
+        always = [str(code) for code in FROM_ZERO]
         for code in [*always, *(code for code in tallies if code not in always)]:
             labels = (("uuid", uuid), ("xid", code))
             tally = tallies.get(code)
             yield Series("gpu_xid_errors_total", tally.count if tally else 0, labels)
-            if tally is not None:
-                yield Series("gpu_xid_last_timestamp_seconds", tally.unix_s, labels)
-                if tally.job_id is not None:
-                    yield Series("gpu_xid_last_job_info", 1, (*labels, ("job_id", tally.job_id)))
+        # Of the last codes only: a sick GPU has many, and series of it must not become ever more. When the others were, the
+        # counters of the past tell.
+        by_time = sorted(tallies.values(), key=lambda tally: tally.unix_s)
+        for tally in by_time[-_TIMED_CODES:]:
+            yield Series("gpu_xid_last_timestamp_seconds", tally.unix_s, (("uuid", uuid), ("xid", tally.code)))
+        for tally in [one for one in by_time if one.job_id is not None][-1:]:
+            job = (("xid", tally.code), ("job_id", tally.job_id or ""))
+            yield Series("gpu_xid_last_job_info", 1, (("uuid", uuid), *job))
         yield Series("gpu_xid_last_code", self._last_codes.get(uuid, (0.0, 0))[1], (("uuid", uuid),))
 
     def _of_switches(self) -> Iterator[Series]:
@@ -253,6 +263,9 @@ class XidJournal:
 
     def _start_from(self, loaded: Loaded) -> None:
         snapshot = loaded.snapshot
+        self._told = None
+        if loaded.skipped not in (0, self.skipped_lines):
+            logger.warning("the Xid journal has damaged lines, which are left out: %d", loaded.skipped)
         self.skipped_lines = loaded.skipped
         self._entries, self._ids = {}, {}
         self._tallies = Tallies(snapshot.tallies)
@@ -294,14 +307,14 @@ class XidJournal:
 
     def _write(self, file: JournalFile) -> None:
         with self._memory:
+            if not (self._unsaved or self._nothing_saved):
+                return
             pending = dict(self._unsaved)
             too_much = len(pending) > MAX_ENTRIES or file.lines > 2 * MAX_ENTRIES or file.too_large
             snapshot = Snapshot(
                 format=SCHEMA, last_id=self._last_id, boot_id=self._boot_id, seq=self._last_seq, tallies=self._tallies.all()
             )
             entries = list(self._entries.values())
-        if not (pending or self._nothing_saved):
-            return
         if self._nothing_saved or too_much or not file.append(pending.values()):
             file.rewrite(snapshot, entries)
             self._nothing_saved = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal
 
+from rankscope.exporter.fleet.pci import bus_id
 from rankscope.exporter.xid.entry import KernelXid
 from rankscope.exporter.xids import FALLEN_OFF_THE_BUS
 
@@ -107,8 +108,7 @@ class KernelLines:
 
 def pci_bus_id(address: str) -> str:
     """``0000:1a:00``, with or without function, as ``GpuIdentity`` writes it."""
-    domain, bus, device = address.lower().split(":")
-    return f"{domain:0>8}:{bus}:{device.partition('.')[0]}.0"
+    return bus_id(f"{address.partition('.')[0]}.0")
 
 
 def _clean(text: str) -> str:

@@ -1,0 +1,34 @@
+"""What a GPU's process sends of its readings: all of them once, then those that differ from the ones before."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rankscope.exporter.fleet.wire import Sampled
+from rankscope.exporter.source import GpuSample, Reading
+
+
+class Changes:
+    """The sending side."""
+
+    def __init__(self) -> None:
+        self._sent: tuple[Reading, ...] = ()
+
+    def of(self, sample: GpuSample, took_s: float) -> Sampled:
+        """The message of this sample; every message made has to be sent."""
+        before, readings = self._sent, sample.readings
+        self._sent = readings
+        if len(before) != len(readings):
+            return Sampled(sample, took_s)
+        places = [place for place, reading in enumerate(readings) if reading is not before[place] and reading != before[place]]
+        return Sampled(msgspec.structs.replace(sample, readings=tuple(readings[place] for place in places)), took_s, places)
+
+
+def merged(before: tuple[Reading, ...], changed: tuple[Reading, ...], places: list[int] | None) -> tuple[Reading, ...]:
+    """The receiving side: all readings, of which those that did not change are the same objects as before."""
+    if places is None:
+        return changed
+    readings = list(before)
+    for place, reading in zip(places, changed, strict=True):
+        readings[place] = reading
+    return tuple(readings)

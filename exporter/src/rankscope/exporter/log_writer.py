@@ -1,0 +1,74 @@
+"""Writing the log without ever waiting for who reads it: a full pipe behind stderr costs lines, not the exporter."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import select
+import threading
+from typing import Final
+
+_MOST_LINES: Final = 2000
+_FLUSH_S: Final = 0.5
+
+
+class NeverWaitingHandler(logging.Handler):
+    """Hands each line to a thread that writes it to the descriptor ``fd``; started at once, so not before a fork.
+
+    When the queue is full, lines are dropped and counted; once somebody reads again, a line says how many.
+    """
+
+    def __init__(self, fd: int, *, most_lines: int = _MOST_LINES) -> None:
+        super().__init__()
+        self._fd = fd
+        self._lines: queue.Queue[str] = queue.Queue(most_lines)
+        # Each counted by one side only, so that neither has to wait for the other.
+        self._refused = 0
+        self._unwritten = 0
+        self._told = 0
+        self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the line; never waits and never raises."""
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._refused += 1
+        except Exception:  # noqa: BLE001  as every handler
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Give what is queued a moment to be written."""
+        done = self._lines.all_tasks_done
+        with done:
+            done.wait_for(lambda: not self._lines.unfinished_tasks, _FLUSH_S)
+
+    def _write_all(self) -> None:
+        while True:
+            line = self._lines.get()
+            try:
+                self._write(line)
+                if self._lines.empty():
+                    self._tell_what_is_missing()
+            except OSError:
+                self._unwritten += 1  # a closed pipe or a full disk: the next line tries again
+            finally:
+                self._lines.task_done()
+
+    def _tell_what_is_missing(self) -> None:
+        dropped = self._refused + self._unwritten
+        if dropped > self._told:
+            text = "lines of the log were dropped, because nobody took them: %d"
+            record = logging.LogRecord("rankscope.exporter.logs", logging.WARNING, "", 0, text, (dropped - self._told,), None)
+            self._write(self.format(record))
+            self._told = dropped
+
+    def _write(self, line: str) -> None:
+        rest = memoryview(f"{line}\n".encode(errors="backslashreplace"))
+        while rest:
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except BlockingIOError:  # whoever shares the pipe has made it so
+                select.select([], [self._fd], [])
