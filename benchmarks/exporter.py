@@ -172,11 +172,14 @@ def nvitop(env: dict[str, str]) -> contextlib.AbstractContextManager[Running]:
     return started(command, port, env)
 
 
-async def _scrape_for_ever(port: int, rounds: int, starts: list[asyncio.Event], latencies: list[float]) -> None:
+async def _scrape_for_ever(
+    port: int, rounds: int, starts: list[asyncio.Event], latencies: list[float], after_s: float = 0
+) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for start in starts[:rounds]:
             await start.wait()
+            await asyncio.sleep(after_s)
             began = time.perf_counter()
             writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n")
             head = await reader.readuntil(b"\r\n\r\n")
@@ -189,11 +192,12 @@ async def _scrape_for_ever(port: int, rounds: int, starts: list[asyncio.Event], 
         writer.close()
 
 
-async def burst_latencies(port: int, rounds: int) -> list[float]:
-    """Seconds per scrape when ``SCRAPERS`` clients ask at the same moment, once a second."""
+async def latencies_of(port: int, rounds: int, *, spread_s: float) -> list[float]:
+    """Seconds per scrape of ``SCRAPERS`` clients that ask once a second: at the same moment, or spread over ``spread_s``."""
     starts = [asyncio.Event() for _ in range(rounds)]
     latencies: list[float] = []
-    tasks = [asyncio.create_task(_scrape_for_ever(port, rounds, starts, latencies)) for _ in range(SCRAPERS)]
+    offsets = [spread_s * client / SCRAPERS for client in range(SCRAPERS)]
+    tasks = [asyncio.create_task(_scrape_for_ever(port, rounds, starts, latencies, offset)) for offset in offsets]
     for index, start in enumerate(starts):
         await asyncio.sleep(0.9 + 0.13 * (index % 4))  # at every phase of the sampling
         start.set()
@@ -201,8 +205,8 @@ async def burst_latencies(port: int, rounds: int) -> list[float]:
     return latencies
 
 
-def p99_ms(port: int, rounds: int) -> float:
-    return statistics.quantiles(asyncio.run(burst_latencies(port, rounds)), n=100)[98] * 1e3
+def p99_ms(port: int, rounds: int, *, spread_s: float = 0) -> float:
+    return statistics.quantiles(asyncio.run(latencies_of(port, rounds, spread_s=spread_s)), n=100)[98] * 1e3
 
 
 async def many_scrapes(port: int, count: int) -> None:
@@ -257,6 +261,7 @@ def serving(driver: FakeDriver, folder: Path, *, bursts: int, scrapes: int) -> d
     figures: dict[str, Any] = {}
     with rankscope(driver.env, folder / "serving") as running:
         figures["scrape_p99_ms"] = round(p99_ms(running.port, bursts), 2)
+        figures["scrape_p99_spread_ms"] = round(p99_ms(running.port, bursts, spread_s=0.8), 2)
         figures["page_bytes_gzip"] = len(running.scrape())
         asyncio.run(many_scrapes(running.port, 1000))
         before = figures["pss_mib"] = round(running.pss_mib(), 1)
