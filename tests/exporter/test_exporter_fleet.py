@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each starts real processes
+
 HOST = Path(__file__).parent / "fleet_host.py"
 FREEZER = Path("/sys/fs/cgroup/freezer")
 ZERO, ONE = "GPU-00000000-aaaa-bbbb-cccc-000000000000", "GPU-10000000-aaaa-bbbb-cccc-000000000000"

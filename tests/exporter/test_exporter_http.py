@@ -25,6 +25,8 @@ from rankscope.exporter.web.control import Control
 from rankscope.exporter.web.http_connection import Request, Response
 from rankscope.exporter.web.server import Endpoint, Server
 
+pytestmark = pytest.mark.slow  # each starts real processes
+
 HALF_A_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
 HEALTHY = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -16,6 +16,8 @@ from typing import Any
 import bcrypt
 import pytest
 
+pytestmark = pytest.mark.slow  # each starts real processes
+
 PASSWORD = "s3cret of a scraper"
 TLS = "tls_server_config: {cert_file: server.pem, key_file: server.key%s}\n"
 

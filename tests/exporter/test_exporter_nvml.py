@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each starts real processes
+
 FIRST, SECOND = "GPU-00000000-aaaa-bbbb-cccc-000000000000", "GPU-10000000-aaaa-bbbb-cccc-000000000000"
 
 
