@@ -1,0 +1,93 @@
+"""On a machine with an NVIDIA GPU: the exporter's page against what the official binding says of the same driver."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rankscope.cli.nvml import ask_nvml
+from rankscope.exporter.catalogue import BY_NAME
+from rankscope.exporter.nvml.gpu import load_nvml
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture(scope="module")
+def page(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory) -> Series:
+    if ask_nvml().gpus == 0:
+        pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
+    text = cli("exporter", "--once", "--spool", tmp_path_factory.mktemp("exporter") / "spool").stdout
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def of_gpu(page: Series, metric: str, uuid: str) -> list[float]:
+    return [value for (name, labels), value in page.items() if name == metric and ("uuid", uuid) in labels]
+
+
+def test_what_does_not_change_is_what_the_driver_says(page: Series) -> None:
+    nvml = load_nvml()
+    nvml.nvmlInit()
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = nvml.nvmlDeviceGetUUID(gpu)
+
+            assert of_gpu(page, "gpu_up", uuid) == [1]
+            total = nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2).total
+            assert of_gpu(page, "gpu_memory_total_bytes", uuid) == [total]
+            limit = nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000
+            assert of_gpu(page, "gpu_power_limit_watts", uuid) == [limit]
+            assert 0 < of_gpu(page, "gpu_temperature_celsius", uuid)[0] < 120
+    finally:
+        nvml.nvmlShutdown()
+
+
+def test_every_metric_is_there_or_explained(page: Series) -> None:
+    shown = {name for name, _ in page}
+    explained = {dict(labels)["metric"]: dict(labels)["reason"] for name, labels in page if name == "gpu_metric_supported"}
+    default = {
+        row.name for row in BY_NAME.values() if row.collector in ("temperature", "memory", "utilization", "clocks", "power")
+    }
+
+    # For a person who runs this: the support table of this GPU.
+    for metric, reason in sorted(explained.items()):
+        print(f"{metric}: {reason}", file=sys.stderr)
+    assert default - shown - explained.keys() == set()
+    assert explained.keys() <= BY_NAME.keys()
+
+
+def test_activity_follows_the_work(cli: Callable[..., subprocess.CompletedProcess[str]], page: Series, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="work for the GPU comes from torch")
+    if not any(name == "gpu_sm_active_ratio" for name, _ in page):
+        pytest.skip("no GPU here counts its activity (GPM needs Hopper or newer)")
+    work = (
+        "import time, torch; a = torch.ones(8192, 8192, device='cuda', dtype=torch.bfloat16); print('ready', flush=True)\n"
+        "until = time.monotonic() + 60\n"
+        "while time.monotonic() < until: a @ a; torch.cuda.synchronize()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE, text=True) as busy:
+        try:
+            assert busy.stdout is not None
+            assert busy.stdout.readline() == "ready\n"
+            text = cli("exporter", "--once", "--spool", tmp_path / "spool").stdout
+        finally:
+            busy.kill()
+    ratios = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name in ("gpu_sm_active_ratio", "gpu_tensor_active_ratio")
+    }
+    assert ratios["gpu_sm_active_ratio"] > 0.5
+    assert ratios["gpu_tensor_active_ratio"] > 0.1
