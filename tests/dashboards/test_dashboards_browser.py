@@ -106,8 +106,11 @@ def heat(page: Page) -> dict[str, Any]:
 
 
 def wait_for_heat(page: Page, text: str) -> None:
-    script = "text => JSON.stringify(document.querySelector('#step-heatmap .js-plotly-plot').layout.yaxis.ticktext"
-    script += " + document.querySelector('#step-heatmap .js-plotly-plot').data[0].hovertemplate).includes(text)"
+    # While it is drawn anew it may have no data for a moment.
+    script = (
+        "text => { const g = document.querySelector('#step-heatmap .js-plotly-plot');"
+        " return JSON.stringify([g?.layout?.yaxis?.ticktext, g?.data?.[0]?.hovertemplate]).includes(text); }"
+    )
     page.wait_for_function(script, arg=text, timeout=PATIENCE_MS)
 
 
@@ -212,7 +215,7 @@ def test_a_live_run_shows_new_steps_by_itself(
         expect(page.locator("#verdict-sentence")).to_contain_text("Rank 2", timeout=PATIENCE_MS)
         expect(page.locator("#run-head")).to_contain_text("Finished", timeout=PATIENCE_MS)
         ready(page)
-        assert "<b>⚑ 2</b>" in heat(page)["ticks"]
+        wait_for_heat(page, "<b>⚑ 2</b>")
 
 
 def test_the_keyboard_reaches_everything_that_can_be_chosen(
