@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from typing import Any, Final
 from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.fleet.inventory import Inventory
 from rankscope.exporter.fleet.nursery import Nursery
+from rankscope.exporter.fleet.nursery_process import leave_what_is_here
 from rankscope.exporter.fleet.nvml_fleet import NvmlFleet
 from rankscope.exporter.fleet.patience import Patience
 from rankscope.exporter.jobs.collector import JobsCollector
@@ -28,7 +28,6 @@ from rankscope.exporter.xid.collector import XidCollector
 from rankscope.exporter.xid.journal import XidJournal
 from rankscope.exporter.xid.kernel_log import KernelLog
 
-_LEAKED_OBJECTS: Final = 20_000
 _STOP_S: Final = 0.3
 _JOBS_INTERVAL_S: Final = 5.0  # who holds a GPU changes seldom, and every process on it has to be looked at
 
@@ -72,15 +71,13 @@ class Assembly:
         self.page = Page(settings.host, self._fleet, spool=self._spool, jobs=jobs_loop, xid=xid_loop, collectors=collectors)
         # These speak of GPUs: a pass before there are any would find nobody, and the first scrape nothing.
         self._late: list[CollectorLoop[Any]] = [loop for loop in (jobs_loop, xid_loop) if loop is not None]
-        self._loops: list[CollectorLoop[Any]] = [loop for loop in (self._spool, *self._late) if loop is not None]
+        self._loops: list[CollectorLoop[Any]] = [*([self._spool] if self._spool is not None else []), *self._late]
 
     def start(self) -> None:
         """Begin to collect; starts threads."""
         if self._lasting:
             # What is here now stays, and pages make no cycles: to look through everything again and again finds nothing.
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(_LEAKED_OBJECTS)
+            leave_what_is_here()
         if self._fleet is not None:
             self._fleet.start()
         if self._spool is not None:

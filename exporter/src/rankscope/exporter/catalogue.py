@@ -76,6 +76,8 @@ _FILE: Final = msgspec.toml.decode((files("rankscope.exporter") / "catalogue.tom
 
 COLLECTORS: Final[dict[str, Collector]] = {collector.name: collector for collector in _FILE.collector}
 
+DEFAULT_COLLECTORS: Final = frozenset(name for name, collector in COLLECTORS.items() if collector.default_on)
+
 CATALOGUE: Final[tuple[CatalogueMetric, ...]] = _FILE.metric
 
 BY_NAME: Final[dict[str, CatalogueMetric]] = {metric.name: metric for metric in CATALOGUE}

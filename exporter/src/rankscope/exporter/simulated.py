@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
+from rankscope.exporter.catalogue import BY_NAME, COLLECTORS, DEFAULT_COLLECTORS
 from rankscope.exporter.simulated_gpu import BOARDS, Board, SimulatedGpu
 from rankscope.exporter.source import CollectorRun, Driver, FleetState, GpuSample, GpuState
 
 MOST_GPUS: Final = 64
 
-_DEFAULT: Final = frozenset(name for name, collector in COLLECTORS.items() if collector.default_on)
 _SPEC: Final = re.compile(r"(\d{1,3})(?:x(\w+))?")
 _NO_BOARD_IN_PARTICULAR: Final = replace(BOARDS["H100"], model="simulated GPU 80GB")
 
@@ -48,7 +47,7 @@ class SimulatedFleet:
         self,
         spec: str,
         *,
-        collectors: frozenset[str] = _DEFAULT,
+        collectors: frozenset[str] = DEFAULT_COLLECTORS,
         interval_s: float = 1.0,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,

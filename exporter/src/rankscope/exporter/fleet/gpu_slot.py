@@ -160,8 +160,7 @@ class GpuSlot:
         self._sample = msgspec.structs.replace(sample, readings=self._readings)
         if now - self._started_at > 2 * self._delay_s():
             self._failures = 0
-        if self.down is not None:
-            self.down = None
+        self.down = None
         if self.said_down:
             logger.info("GPU %s answers again", self.identity.uuid, extra={"pci_bus_id": self.pci_bus_id})
             self.said_down = False

@@ -55,13 +55,18 @@ def run(control: socket.socket, load: LoadDriver, *, daemon_pid: int) -> NoRetur
         _tell(control, Hello(error.message))
         os._exit(1)
     # What is here now stays shared with all children: the collector would write into every object it visits.
+    leave_what_is_here()
+    _tell(control, Hello(None))
+    _Nursery(control, nvml, make_gpu).serve()
+    os._exit(0)
+
+
+def leave_what_is_here() -> None:
+    """Keep the garbage collector from looking through everything that exists now, again and again."""
     gc.collect()
     gc.freeze()
     # A pass makes as many objects as it drops: only what leaks in cycles needs to be looked for, and that is next to nothing.
     gc.set_threshold(_LEAKED_OBJECTS)
-    _tell(control, Hello(None))
-    _Nursery(control, nvml, make_gpu).serve()
-    os._exit(0)
 
 
 class _Nursery:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Any, Final
 
-from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS, CatalogueMetric
+from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS, DEFAULT_COLLECTORS, CatalogueMetric
 from rankscope.exporter.loop import CollectorLoop
 from rankscope.exporter.pages.exposition import (
     OPENMETRICS_TYPE,
@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 SIMULATED_COMMENT: Final = b"# SIMULATED: the GPUs on this page are invented (rankscope exporter --simulate).\n"
 
-DEFAULT_COLLECTORS: Final = frozenset(collector.name for collector in COLLECTORS.values() if collector.default_on)
 
 _NOT_OF_ONE_GPU: Final = ("no_driver", "not_in_driver")
 
