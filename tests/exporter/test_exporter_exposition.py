@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from rankscope.exporter.pages.exposition import Family, Renderer, number, openmetrics_can_say, prefers_openmetrics
+from rankscope.exporter.pages.exposition import Family, Point, Renderer, number, openmetrics_can_say, prefers_openmetrics
 
 # Every character but half ones, with those that hurt more often.
 TEXTS = st.text(
@@ -43,12 +43,12 @@ def families(draw: st.DrawFn) -> list[Family]:
         # To a parser the order of labels is no difference.
         unique = {tuple(sorted(labels)): (labels, value) for labels, value in series.items()}
         full = f"{name}_total" if kind == "counter" else name
-        found.append(Family(full, kind, draw(TEXTS), series=dict(unique.values())))  # type: ignore[arg-type]
+        found.append(Family(full, kind, draw(TEXTS), points=[Point(*one) for one in unique.values()]))  # type: ignore[arg-type]
     return found
 
 
 def _expected(given_families: list[Family]) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
-    return {one.name: {frozenset(labels): value for labels, value in one.series.items()} for one in given_families}
+    return {one.name: {frozenset(point.labels): point.value for point in one.points} for one in given_families}
 
 
 def _assert_same(read: Any, given_families: list[Family]) -> None:
@@ -65,7 +65,7 @@ def _assert_same(read: Any, given_families: list[Family]) -> None:
 
 
 @given(families())
-@example([Family("m_x", "gauge", 'a \\ "quoted"\nhelp', series={(("a", 'C:\\new\n"x"'), ("b", "\\")): 1.0})])
+@example([Family("m_x", "gauge", 'a \\ "quoted"\nhelp', points=[Point((("a", 'C:\\new\n"x"'), ("b", "\\")), 1.0)])])
 def test_both_formats_read_back_exactly_what_went_in(given_families: list[Family]) -> None:
     renderer = Renderer()
     for _ in range(2):  # the second time from what it remembers
@@ -90,8 +90,8 @@ def test_numbers_are_exact_and_whole_ones_short(value: float) -> None:
 
 def test_types_units_and_the_end_are_as_each_format_wants_them() -> None:
     given_families = [
-        Family("gpu_energy_joules_total", "counter", "Energy.", "joules", {(("uuid", "a"),): 1e21}),
-        Family("gpu_io_bytes_per_second", "gauge", "Rate.", "bytes", {(): math.inf}),
+        Family("gpu_energy_joules_total", "counter", "Energy.", "joules", [Point((("uuid", "a"),), 1e21)]),
+        Family("gpu_io_bytes_per_second", "gauge", "Rate.", "bytes", [Point((), math.inf)]),
     ]
 
     assert Renderer().text(given_families).decode() == (
@@ -109,7 +109,7 @@ def test_types_units_and_the_end_are_as_each_format_wants_them() -> None:
 
 
 def test_a_name_that_is_no_unicode_costs_no_page() -> None:
-    body = Renderer().text([Family("m", "gauge", "", series={(("file", "a\udcffb"),): 1})])
+    body = Renderer().text([Family("m", "gauge", "", points=[Point((("file", "a\udcffb"),), 1)])])
 
     assert 'm{file="a?b"} 1' in body.decode()
 
@@ -117,7 +117,8 @@ def test_a_name_that_is_no_unicode_costs_no_page() -> None:
 def test_what_is_remembered_is_bounded_by_the_pages() -> None:
     renderer = Renderer()
     for second in range(200):
-        renderer.text([Family("m", "gauge", "", series={(("pid", f"{second}-{pid}"),): 1 for pid in range(100)})])
+        pids = [(("pid", f"{second}-{pid}"),) for pid in range(100)]
+        renderer.text([Family("m", "gauge", "", points=[Point(labels, 1) for labels in pids])])
 
     remembered = sum(len(lines) for lines in renderer._lines.values())
     assert 100 <= remembered <= 5000
@@ -157,7 +158,7 @@ def test_no_accept_header_is_too_odd(accept: str) -> None:
 
 def test_promtool_reads_hostile_texts(require_program: Callable[[str], str]) -> None:
     hostile = '\\"\n\\n}{ \u202eevil 👩‍🚀\x1b[31m'
-    page = Renderer().text([Family("m_info", "gauge", hostile, series={(("a", hostile), ("b", "")): 1})])
+    page = Renderer().text([Family("m_info", "gauge", hostile, points=[Point((("a", hostile), ("b", "")), 1)])])
 
     checked = subprocess.run([require_program("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)
 

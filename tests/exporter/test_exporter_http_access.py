@@ -31,11 +31,14 @@ def hashed(password: str) -> str:
 
 
 class Certificates:
-    """A folder with a certificate authority, made by the real openssl."""
+    """A folder with a certificate authority, made by the real openssl, and strict enough for Python 3.13 to verify."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._openssl("req", "-x509", "-subj", "/CN=test ca", "-keyout", "ca.key", "-out", "ca.pem", *self._new_key)
+        self._openssl(
+            "req", "-x509", "-subj", "/CN=test ca", "-addext", "keyUsage=critical,keyCertSign", "-keyout", "ca.key",
+            "-out", "ca.pem", *self._new_key,
+        )  # fmt: skip
 
     _new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
 
@@ -44,8 +47,9 @@ class Certificates:
 
     def issue(self, name: str, san: str) -> None:
         self._openssl(
-            "req", "-x509", "-subj", f"/CN={name}", "-addext", f"subjectAltName={san}", "-CA", "ca.pem", "-CAkey", "ca.key",
-            "-keyout", f"{name}.key", "-out", f"{name}.pem", *self._new_key,
+            "req", "-x509", "-subj", f"/CN={name}", "-addext", f"subjectAltName={san}", "-addext", "basicConstraints=CA:FALSE",
+            "-CA", "ca.pem", "-CAkey", "ca.key", "-keyout", f"{name}.key",
+            "-out", f"{name}.pem", *self._new_key,
         )  # fmt: skip
 
     def client(self, name: str | None = None) -> ssl.SSLContext:

@@ -91,7 +91,7 @@ class Stuck(SimulatedFleet):
         raise TimeoutError("it sits in the driver")
 
 async def main():
-    app = App(Page("node1", Stuck("1")), WebAccess(None))
+    app = App(Page("node1", Stuck("1")), WebAccess(None), interval_s=1)
     Server([Endpoint(listen_unix(Path({str(tmp_path / "control.sock")!r})), app.local)]).start()
     print("ready", flush=True)
     await asyncio.sleep(60)

@@ -292,7 +292,6 @@ def test_calls_of_a_pass_are_counted_and_constants_are_not_asked_again(tmp_path:
         "nvmlDeviceGetPowerUsage": 1,
         "nvmlDeviceGetTotalEnergyConsumption": 1,
         "nvmlDeviceGetCurrentClocksEventReasons": 1,
-        "nvmlDeviceGetPcieReplayCounter": 1,
         "nvmlEventSetWait_v2": 1,
     }
 

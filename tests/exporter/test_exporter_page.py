@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import subprocess
 from collections.abc import Callable, Iterable
@@ -13,13 +14,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE
 from rankscope.exporter.loop import Snapshot
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.simulated import SimulatedFleet
-from rankscope.exporter.source import FleetState, Series
+from rankscope.exporter.source import FleetState, Reading, Series
 from rankscope.exporter.spool.file import SpoolFamily, SpoolSeries
 from rankscope.exporter.spool.reading import SpoolSample
 
@@ -91,7 +94,7 @@ def page(state: FleetState) -> Page:
 
 def series(page: Page, collectors: Iterable[str] | None = None) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
     families = page.families(None if collectors is None else frozenset(collectors))
-    return {family.name: {frozenset(labels): value for labels, value in family.series.items()} for family in families}
+    return {family.name: {frozenset(point.labels): point.value for point in family.points} for family in families}
 
 
 def _of(page: Page, name: str, **labels: str) -> list[float]:
@@ -136,11 +139,11 @@ def test_joins_by_uuid_are_never_many_to_many(page: Page, require_program: Calla
     # given the page as it is, for ten minutes
     input_series = [
         {
-            "series": f"{family.name}{{{','.join(f'{name}={json.dumps(value)}' for name, value in labels)}}}",
-            "values": f"{value}x10",
+            "series": f"{family.name}{{{','.join(f'{name}={json.dumps(value)}' for name, value in point.labels)}}}",
+            "values": f"{point.value}x10",
         }
         for family in page.families()
-        for labels, value in family.series.items()
+        for point in family.points
     ]
     questions = [
         {"expr": f"count({join})", "eval_time": "10m", "exp_samples": [{"labels": "{}", "value": count}]}
@@ -165,8 +168,8 @@ def test_families_come_in_the_catalogues_order_and_labels_as_it_has_them(page: P
     assert own == [row.name for row in CATALOGUE if row.name in own]
     assert [family.name for family in families[len(own) :]] == ["rank_steps_total"]
     for family in families[: len(own)]:
-        for labels in family.series:
-            names = [name for name, _ in labels]
+        for point in family.points:
+            names = [name for name, _ in point.labels]
             assert names == [name for name in BY_NAME[family.name].labels if name in names], family.name
 
 
@@ -329,6 +332,36 @@ def test_a_metric_nobody_knows_costs_itself_only(caplog: pytest.LogCaptureFixtur
     for _ in range(3):
         assert _of(page, "gpu_allocated") == [1]
     assert [record.getMessage() for record in caplog.records] == ["gpu_jobz is not in the catalogue: it is left out"]
+
+
+READINGS = st.builds(
+    Reading,
+    st.sampled_from(["gpu_clock_hertz", "gpu_power_watts", "gpu_mig_memory_used_bytes"]),
+    st.sampled_from([0.0, 1.0, 2.5, math.nan]),
+    st.sampled_from([(), (("clock", "sm"),), (("clock", "video"),)]),
+    st.sampled_from(["", "MIG-1"]),
+)
+
+
+@given(st.lists(st.lists(READINGS, max_size=6), min_size=2, max_size=4))
+def test_what_is_kept_from_page_to_page_does_not_show(passes: list[list[Reading]]) -> None:
+    # given one page that sees pass after pass, with whatever comes, goes, changes, moves or is there twice
+    states = []
+    for readings in passes:
+        state = node()
+        sample = msgspec.structs.replace(state.gpus[0].sample, readings=tuple(readings))  # type: ignore[type-var]
+        states.append(msgspec.structs.replace(state, gpus=(msgspec.structs.replace(state.gpus[0], sample=sample),)))
+    shown = iter(states)
+    fleet: Any = SimpleNamespace(simulated=False, state=lambda: next(shown))
+    lasting = Page("node1", fleet)
+
+    for state in states:
+        body = lasting.render()[0].decode()
+
+        # then it is the page of one that never saw another, and Prometheus would take it
+        assert body == page_of(state).render()[0].decode()
+        names = [line.rpartition(" ")[0] for line in body.splitlines() if not line.startswith("#")]
+        assert len(names) == len(set(names))
 
 
 def test_simulated_gpus_are_called_that_on_every_page() -> None:

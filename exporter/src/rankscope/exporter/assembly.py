@@ -35,7 +35,8 @@ _JOBS_INTERVAL_S: Final = 5.0  # who holds a GPU changes seldom, and every proce
 class Assembly:
     """Everything that collects. ``lasting``: what has to outlive this process is written down, and the spool is made.
 
-    ``on_fatal`` is called with an exit status and the reason, from another thread, when only a restart helps.
+    ``on_fatal`` is called with an exit status and the reason, when only a restart helps, ``on_news`` when there is something new
+    about the GPUs; both from another thread.
 
     Raises:
         ExporterInputError: a setting cannot be used.
@@ -48,6 +49,7 @@ class Assembly:
         *,
         lasting: bool,
         on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
+        on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._lasting = lasting
@@ -67,7 +69,7 @@ class Assembly:
             if "xid" in collectors:
                 xid = self._xid = self._make_xid()
                 xid_loop = CollectorLoop("xid", lambda: xid.read(fleet.state()), interval_s=interval_s)
-            fleet = self._fleet = self._make_fleet(nursery, on_fatal)
+            fleet = self._fleet = self._make_fleet(nursery, on_fatal, on_news)
         self.page = Page(settings.host, self._fleet, spool=self._spool, jobs=jobs_loop, xid=xid_loop, collectors=collectors)
         # These speak of GPUs: a pass before there are any would find nobody, and the first scrape nothing.
         self._late: list[CollectorLoop[Any]] = [loop for loop in (jobs_loop, xid_loop) if loop is not None]
@@ -104,7 +106,9 @@ class Assembly:
         if self._jobs is not None:
             self._jobs.close()
 
-    def _make_fleet(self, nursery: Nursery | None, on_fatal: Callable[[int, str], None]) -> NvmlFleet | SimulatedFleet:
+    def _make_fleet(
+        self, nursery: Nursery | None, on_fatal: Callable[[int, str], None], on_news: Callable[[], None]
+    ) -> NvmlFleet | SimulatedFleet:
         settings = self._settings
         if settings.simulate is not None:
             try:
@@ -119,6 +123,7 @@ class Assembly:
             inventory=Inventory(self._state_dir),
             expected_gpus=settings.expected_gpus,
             on_fatal=on_fatal,
+            on_news=on_news,
             on_xid=self._xid.on_xid if self._xid is not None else _no_journal,
             exit_when_stale=settings.restart_on_stale_driver,
             patience=Patience(call_s=settings.call_timeout_s),

@@ -26,6 +26,7 @@ from rankscope.exporter.source import FleetState, GpuIdentity, XidEvent
 logger = logging.getLogger(__name__)
 
 _LONGEST_TICK_S: Final = 0.5
+_GATHER_S: Final = 0.01
 _RELEASE_S: Final = 3.0
 _STOP_S: Final = 0.5
 _ABOUT_THE_NODE: Final = ("no_driver", "missing")
@@ -42,6 +43,7 @@ class NvmlFleet:
         expected_gpus: how many the operator says there are.
         on_xid: called with each Xid, once, from the fleet's thread; has to be quick.
         on_fatal: called once, from the fleet's thread, with an exit status and a sentence, when only a new exporter can help.
+        on_news: called from the fleet's thread whenever there is something new to show; has to be quick.
         exit_when_stale: whether a driver that no longer matches the library is such a case.
     """
 
@@ -57,6 +59,7 @@ class NvmlFleet:
         expected_gpus: int | None = None,
         on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
         on_xid: Callable[[GpuIdentity, XidEvent], None] = lambda _gpu, _event: None,
+        on_news: Callable[[], None] = lambda: None,
         exit_when_stale: bool = True,
         pci_root: Path = SYSFS_PCI,
         patience: Patience | None = None,
@@ -68,6 +71,7 @@ class NvmlFleet:
         self._expected_gpus = expected_gpus
         self._on_fatal = on_fatal
         self._on_xid = on_xid
+        self._on_news = on_news
         self._exit_when_stale = exit_when_stale
         self._patience = patience or Patience()
         self._selector = selectors.DefaultSelector()
@@ -209,12 +213,20 @@ class NvmlFleet:
         tick_s = min(_LONGEST_TICK_S, *(seconds / 2 for seconds in deadlines))
         try:
             while not self._stopping:
-                for key, _ in self._selector.select(max(0.0, self._step_at - time.monotonic())):
+                generation = self._generation
+                ready = self._selector.select(max(0.0, self._step_at - time.monotonic()))
+                if any(isinstance(key.data, Child) for key, _ in ready):
+                    # All GPUs are asked at the same moment: what the others have to say is heard with it.
+                    time.sleep(_GATHER_S)
+                    ready = self._selector.select(0)
+                for key, _ in ready:
                     self._attend(key.data)
                 now = time.monotonic()
-                if now >= self._step_at:
+                if now >= self._step_at - (tick_s / 2 if ready else 0):  # awake as it is
                     self._step_at = now + tick_s
                     self._step(now)
+                if self._generation != generation:
+                    self._on_news()
         except NurseryLostError:
             self._die("the process that starts all others died: the exporter has to be started again")
         except Exception:

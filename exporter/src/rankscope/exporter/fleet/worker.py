@@ -43,9 +43,10 @@ def _ask(connection: socket.socket, board: CallBoard, gpu: Gpu, *, interval_s: f
     hung_up = select.poll()
     hung_up.register(connection, select.POLLIN)
     parts = _PARTS if interval_s >= _PARTS * _SHORTEST_PART_S else 1
-    # On the same grid for ever: passes neither drift nor pile up after a slow one.
-    began_at, tick, step_s = time.monotonic(), 0, interval_s / parts
-    passes = -1
+    # On the same grid for ever: passes neither drift nor pile up after a slow one. And on one for all GPUs of the node: their
+    # values are of one moment, the ranks of a job are disturbed together and not one after the other, and caches are warm.
+    step_s = interval_s / parts
+    tick, passes = round(time.monotonic() / step_s), -1  # so that the next is not too close to the first
     while True:
         # By the interval the tick is in, not by its number: a slow GPU skips ticks, and might never meet that of a pass.
         if tick // parts == passes:
@@ -57,7 +58,7 @@ def _ask(connection: socket.socket, board: CallBoard, gpu: Gpu, *, interval_s: f
             sample = gpu.sample()
             board.mark("")
             send_frame(connection, changes.of(sample, time.monotonic() - pass_at))
-        tick = max(tick + 1, math.ceil((time.monotonic() - began_at) / step_s))
-        if hung_up.poll(math.ceil(1000 * max(0.0, began_at + tick * step_s - time.monotonic()))):
+        tick = max(tick + 1, math.ceil(time.monotonic() / step_s))
+        if hung_up.poll(math.ceil(1000 * max(0.0, tick * step_s - time.monotonic()))):
             break
     gpu.close()

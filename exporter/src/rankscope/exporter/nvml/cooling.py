@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Final
 
 from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
-from rankscope.exporter.nvml.rows import RARELY
+from rankscope.exporter.nvml.rows import RARELY, Call, Prepared
+
+_MARGIN_LAYOUT: Final = Struct("@Ii")
+_MARGIN_VERSION: Final = _MARGIN_LAYOUT.size | 1 << 24
 
 
 class Margin(PlainTopic):
@@ -14,20 +18,19 @@ class Margin(PlainTopic):
     metrics = ("gpu_temperature_margin_celsius",)
 
     def __init__(self) -> None:
+        initial = _MARGIN_LAYOUT.pack(_MARGIN_VERSION, 0)
+        self._call = Prepared(Call("nvmlDeviceGetMarginTemperature", (), formats=("Ii",), initial=initial))
         self._due_s = float("-inf")
 
     def collect(self, at: Pass) -> None:
         """One reading; below zero when the limit is passed."""
+        reason = "not_supported"
         if self._due_s <= at.now_s:
-            try:
-                at.give(self.metrics[0], at.ask("nvmlDeviceGetMarginTemperature", at.ask.handle))
-            except at.ask.nvml.NVMLError as error:
-                self._due_s = at.now_s + RARELY
-                reason = at.ask.reason(error)
-            else:
+            said = self._call.ask(at.ask)
+            if not isinstance(said, str):
+                at.give(self.metrics[0], said[1])
                 return
-        else:
-            reason = "not_supported"
+            self._due_s, reason = at.now_s + RARELY, said
         limits = [one.value for one in at.readings if one.labels == (("limit", "slowdown"),)]
         temperatures = [one.value for one in at.readings if one.metric == "gpu_temperature_celsius"]
         if limits and temperatures:

@@ -126,7 +126,7 @@ class Rows(PlainTopic):
     """A ``Topic`` made of rows of the tables."""
 
     def __init__(self, calls: Sequence[Call] = (), fields: Sequence[Field] = ()) -> None:
-        self._calls = [(_Prepared(call), _Asked(call)) for call in calls]
+        self._calls = [(Prepared(call), _Asked(call)) for call in calls]
         self._fields = [_Asked(field) for field in fields]
         self._known: set[int] = set()
         self.has_fields = bool(fields)
@@ -152,8 +152,8 @@ class Rows(PlainTopic):
                 field.tell(at)
 
 
-class _Prepared:
-    """The memory for a call's answer, made once."""
+class Prepared:
+    """A call with the memory for its answer, made once."""
 
     __slots__ = ("_args", "_call", "_memories")
 
@@ -166,7 +166,7 @@ class _Prepared:
         self._args = (*call.args, *(memory for _, memory in self._memories))
 
     def ask(self, ask: Asking) -> Sequence[float] | str:
-        """Call it: all numbers that are in memory then, or the reason why there are none."""
+        """Call it: all numbers that are in memory then, or the reason why there are none; may raise ``SourceError``."""
         call = self._call
         code = ask.call(call.name, ask.handle, *self._args)
         if code == ask.nvml.NVML_ERROR_FUNCTION_NOT_FOUND and call.before:

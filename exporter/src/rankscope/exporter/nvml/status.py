@@ -28,18 +28,23 @@ class Recovery(PlainTopic):
     metrics = ("gpu_recovery_action",)
     has_fields = True
 
+    def __init__(self) -> None:
+        self._due_s = float("-inf")
+        self._said: float | str = ""
+
     def wants(self, now_s: float) -> Sequence[FieldKey]:
-        """One field."""
-        del now_s
-        return (_RECOVERY_ACTION,)
+        """One field, from time to time."""
+        return (_RECOVERY_ACTION,) if self._due_s <= now_s else ()
 
     def collect(self, at: Pass) -> None:
         """One reading; an action that is newer than this table is named by its number."""
-        value = at.fields[_RECOVERY_ACTION]
-        if isinstance(value, str):
-            at.lack(self.metrics[0], value)
+        if _RECOVERY_ACTION in at.fields:
+            self._said = at.fields[_RECOVERY_ACTION]
+            self._due_s = at.now_s + SOMETIMES
+        if isinstance(self._said, str):
+            at.lack(self.metrics[0], self._said)
             return
-        number = int(value)
+        number = int(self._said)
         at.give(self.metrics[0], 1, (("action", _ACTIONS[number] if 0 <= number < len(_ACTIONS) else f"action_{number}"),))
 
 

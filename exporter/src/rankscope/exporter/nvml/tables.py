@@ -129,7 +129,7 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
         ),
     ),
     "pcie": (
-        Call("nvmlDeviceGetPcieReplayCounter", (Out("gpu_pcie_replays_total"),)),
+        Call("nvmlDeviceGetPcieReplayCounter", (Out("gpu_pcie_replays_total"),), every_s=SOMETIMES),
         Call("nvmlDeviceGetCurrPcieLinkWidth", (Out("gpu_pcie_link_width", at_most=64),), every_s=SOMETIMES),
         Call("nvmlDeviceGetMaxPcieLinkWidth", (Out("gpu_pcie_link_width_max", at_most=64),), every_s=RARELY),
         Call("nvmlDeviceGetCurrPcieLinkGeneration", (Out("gpu_pcie_link_generation", at_most=16),), every_s=SOMETIMES),
@@ -187,15 +187,15 @@ FIELDS: Final[dict[str, tuple[Field, ...]]] = {
         Field(79, _seconds("reliability"), unless=269),
     ),
     "pcie": tuple(
-        Field(number, Out("gpu_pcie_errors_total", labels=(("severity", severity),)))
+        Field(number, Out("gpu_pcie_errors_total", labels=(("severity", severity),)), every_s=SOMETIMES)
         for severity, number in (("correctable", 173), ("non_fatal", 179), ("fatal", 180))
     ),
     "remap": (
         *(
-            Field(number, Out("gpu_remapped_rows_total", labels=(("cause", cause),)))
+            Field(number, Out("gpu_remapped_rows_total", labels=(("cause", cause),)), every_s=SOMETIMES)
             for cause, number in (("corrected", 142), ("uncorrected", 143))
         ),
-        Field(144, Out("gpu_row_remap_pending", at_most=1)),
-        Field(145, Out("gpu_row_remap_failure", at_most=1)),
+        Field(144, Out("gpu_row_remap_pending", at_most=1), every_s=SOMETIMES),
+        Field(145, Out("gpu_row_remap_failure", at_most=1), every_s=SOMETIMES),
     ),
 }

@@ -69,10 +69,10 @@ class DcgmPage:
                 if gpu.identity.uuid in xids:
                     labels = self._labels(gpu, state, None, jobs.get(gpu.identity.uuid, {}))
                     for way in self._ways[_LAST_XID]:
-                        families[way.name].series[labels] = xids[gpu.identity.uuid]
+                        families[way.name].add(labels, xids[gpu.identity.uuid])
             remarks += self._remarks(state)
         comments = "".join(f"# {' '.join(remark.split())}\n" for remark in remarks).encode("utf-8", "replace")
-        body = self._renderer.text(family for family in families.values() if family.series)
+        body = self._renderer.text(family for family in families.values() if family.points)
         return (SIMULATED_COMMENT if self._page.simulated else b"") + comments + body, TEXT_TYPE
 
     def _add_gpu(self, families: dict[str, Family], gpu: GpuState, state: FleetState, jobs: dict[str, dict[str, str]]) -> None:
@@ -96,7 +96,7 @@ class DcgmPage:
         for (name, of), value in values.items():
             # Of a divided GPU, DCGM tells this of the parts; with the whole as well, a sum would count it twice.
             if of or name not in divided:
-                families[name].series[labels[of]] = value
+                families[name].add(labels[of], value)
 
     def _labels(self, gpu: GpuState, state: FleetState, instance: MigDevice | None, job: dict[str, str]) -> Labels:
         identity = gpu.identity

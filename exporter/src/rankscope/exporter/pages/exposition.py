@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Literal
 
 from rankscope.exporter.source import Labels
@@ -22,15 +23,33 @@ _FEW_LINES: Final = 4096
 _QUALITY: Final = re.compile(r"[01](?:\.[0-9]{0,3})?")
 
 
+class Point:
+    """One series of a family: labels in their order, the value, and, once it was written, its line.
+
+    Whoever keeps a point from page to page, because nothing about it has changed, saves the line. Points do not change.
+    """
+
+    __slots__ = ("labels", "line", "value")
+
+    def __init__(self, labels: Labels, value: float) -> None:
+        self.labels = labels
+        self.value = value
+        self.line = ""
+
+
 @dataclass(slots=True)
 class Family:
-    """One metric: its name as on the text page, base unit or "", and the value of each series by its labels, in their order."""
+    """One metric: its name as on the text page, base unit or "", and its series, none of them twice."""
 
     name: str
     type: Literal["gauge", "counter"]
     help: str
     unit: str = ""
-    series: dict[Labels, float] = field(default_factory=dict)
+    points: list[Point] = field(default_factory=list)
+
+    def add(self, labels: Labels, value: float) -> None:
+        """One more series."""
+        self.points.append(Point(labels, value))
 
 
 class Renderer:
@@ -66,20 +85,22 @@ class Renderer:
         return self._finish(lines)
 
     def _add_series(self, lines: list[str], family: Family) -> None:
-        known = self._lines.setdefault(family.name, {})
-        for labels, value in family.series.items():
-            last = known.get(labels)
-            if last is not None and last[0] == value:  # most values are those of the page before
-                lines.append(last[2])
-                continue
-            if last is None:
-                self._remembered += 1
-                beginning = _beginning(family.name, labels)
-            else:
-                beginning = last[1]
-            line = f"{beginning}{number(value)}\n"
-            known[labels] = value, beginning, line
-            lines.append(line)
+        lines += [point.line or self._line(family.name, point) for point in family.points]
+
+    def _line(self, name: str, point: Point) -> str:
+        known = self._lines.setdefault(name, {})
+        last = known.get(point.labels)
+        if last is not None and last[0] == point.value:  # most values are those of the page before
+            point.line = last[2]
+            return point.line
+        if last is None:
+            self._remembered += 1
+            beginning = _beginning(name, point.labels)
+        else:
+            beginning = last[1]
+        point.line = f"{beginning}{number(point.value)}\n"
+        known[point.labels] = point.value, beginning, point.line
+        return point.line
 
     def _finish(self, lines: list[str]) -> bytes:
         self._limit = max(self._limit, 2 * len(lines))
@@ -103,6 +124,7 @@ def openmetrics_can_say(families: Iterable[Family]) -> bool:
     return len(set(names)) == len(names)
 
 
+@lru_cache(16)  # a scraper always says the same
 def prefers_openmetrics(accept: str) -> bool:
     """Whether an Accept header asks for OpenMetrics 1.0 at least as much as for text."""
     openmetrics = text = 0.0

@@ -97,13 +97,18 @@ class OtlpMetrics:
             otel = otel_name(family.name, family.type)
             if otel is None or family.name == _STATUS:
                 continue
-            for labels, value in family.series.items():
+            for point in family.points:
+                labels = point.labels
                 uuid = labels[0][1] if labels and labels[0][0] == "uuid" else ranks.get(_rank(labels), "")
-                yield otel, family.help, {**hardware.get(uuid, {}), **attributes(otel, labels)}, value
-        series = {family.name: family.series for family in families}
+                yield otel, family.help, {**hardware.get(uuid, {}), **attributes(otel, labels)}, point.value
+        memory = {
+            family.name: {point.labels: point.value for point in family.points}
+            for family in families
+            if family.name.endswith(("memory_used_bytes", "memory_total_bytes"))
+        }
         for part in ("gpu_memory", "gpu_mig_memory"):
-            for labels, used in series.get(f"{part}_used_bytes", {}).items():
-                if total := series.get(f"{part}_total_bytes", {}).get(labels):
+            for labels, used in memory.get(f"{part}_used_bytes", {}).items():
+                if total := memory.get(f"{part}_total_bytes", {}).get(labels):
                     yield _MEMORY, _MEMORY_HELP, hardware.get(labels[0][1], {}), used / total
         for gpu in state.gpus if state is not None else ():
             now = _status(gpu)
@@ -182,7 +187,7 @@ def _status(gpu: GpuState) -> str | None:
 
 def _gpus_of_ranks(families: Iterable[Family]) -> dict[tuple[str, str], str]:
     """Which GPU each rank says it uses."""
-    infos = (dict(labels) for family in families if family.name == "rank_info" for labels in family.series)
+    infos = (dict(one.labels) for family in families if family.name == "rank_info" for one in family.points)
     return {(info["run_id"], info["rank"]): info["gpu_uuid"] for info in infos if "gpu_uuid" in info}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from rankscope.exporter.pages.exposition import (
     OPENMETRICS_TYPE,
     TEXT_TYPE,
     Family,
+    Point,
     Renderer,
     openmetrics_can_say,
     prefers_openmetrics,
@@ -54,7 +56,7 @@ class Page:
         self.xid = xid
         self.collectors = collectors
         self._renderer = Renderer()
-        self._labelled: dict[str, tuple[tuple[Reading, ...], list[Labels]]] = {}
+        self._sources: dict[str, _Source] = {}
         self._mig_devices: dict[str, frozenset[str]] = {}
         self._down: frozenset[str] = frozenset()
         self._build: Labels = (("version", version("rankscope")), ("python_version", platform.python_version()))
@@ -101,8 +103,8 @@ class Page:
                 known = loop.latest()
                 health.add_loop(loop.name, ok=known.ok, duration_s=known.duration_s, age_s=known.age_s)
                 if known.last is not None and known.fresh:
-                    for one in known.last if loop is not self.jobs else self._of_present_devices(known.last):
-                        families.add(one.metric, one.value, one.labels)
+                    series = known.last if loop is not self.jobs else [*self._of_present_devices(known.last)]
+                    families.take(self._sources.setdefault(loop.name, _Source()).points(series))
         health.into(families, wanted)
         return [*families.in_order(), *relayed]
 
@@ -191,30 +193,64 @@ class Page:
                 families.add("gpu_down_since_timestamp_seconds", gpu.since_unix_s, uuid)
         if gpu.sample is None:
             return
-        readings = gpu.sample.readings
-        for reading, labels in zip(readings, self._labels_of(identity.uuid, readings), strict=True):
-            families.add(reading.metric, reading.value, labels)
+        families.take(self._sources.setdefault(identity.uuid, _Source(identity.uuid)).points(gpu.sample.readings))
         for absent in gpu.sample.absent:
             # One clock, say, may be absent while the others are there.
             series: Labels = (("series", ",".join(f"{name}={value}" for name, value in absent.labels)),) if absent.labels else ()
             families.add_absent(absent.metric, (*uuid, ("metric", absent.metric), *series, ("reason", absent.reason)))
 
-    def _labels_of(self, uuid: str, readings: tuple[Reading, ...]) -> list[Labels]:
-        """All labels of each reading; those of a reading that is the same object as before are too."""
-        before, known = self._labelled.get(uuid, ((), []))
-        if len(before) != len(readings):
-            before, known = readings, [_with_uuid(uuid, reading) for reading in readings]
-        else:
-            known = [
-                labels if reading is old else _with_uuid(uuid, reading)
-                for reading, old, labels in zip(readings, before, known, strict=True)
-            ]
-        self._labelled[uuid] = readings, known
-        return known
+
+class _Source:
+    """The points of one source: a value that is what it was on the page before keeps its point, and with it its line.
+
+    ``uuid`` is that of the GPU whose readings they are. Any thread may ask.
+    """
+
+    def __init__(self, uuid: str = "") -> None:
+        self._uuid = uuid
+        self._last = _Remembered((), [], {}, {})
+
+    def points(self, values: Sequence[Reading | Series]) -> Mapping[str, Sequence[Point]]:
+        """The points of each metric; a series that is there twice would cost the page of all, and is there once."""
+        before = self._last
+        if len(values) != len(before.values):
+            return self._anew(values)
+        changed = [place for place, (value, old) in enumerate(zip(values, before.values, strict=True)) if value is not old]
+        points = before.points.copy()
+        for place in changed:
+            value, labels = values[place], points[place].labels
+            if value.metric != before.values[place].metric or self._labels(value) != labels:
+                return self._anew(values)
+            if value.value != points[place].value:
+                points[place] = Point(labels, value.value)
+        by_metric = {**before.by_metric}
+        for metric in {values[place].metric for place in changed}:
+            by_metric[metric] = [points[place] for place in before.places[metric]]
+        self._last = _Remembered(values, points, before.places, by_metric)
+        return by_metric
+
+    def _anew(self, values: Sequence[Reading | Series]) -> Mapping[str, Sequence[Point]]:
+        once = {(value.metric, self._labels(value)): value for value in values}
+        points = [Point(labels, value.value) for (_, labels), value in once.items()]
+        places: dict[str, list[int]] = {}
+        for place, (metric, _) in enumerate(once):
+            places.setdefault(metric, []).append(place)
+        by_metric = {metric: [points[place] for place in own] for metric, own in places.items()}
+        self._last = _Remembered([*once.values()], points, places, by_metric)
+        return by_metric
+
+    def _labels(self, value: Reading | Series) -> Labels:
+        return (("uuid", value.uuid or self._uuid), *value.labels) if isinstance(value, Reading) else value.labels
 
 
-def _with_uuid(uuid: str, reading: Reading) -> Labels:
-    return (("uuid", reading.uuid or uuid), *reading.labels)
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    """Values with their points, and of each metric the places of its points among them, and the points themselves."""
+
+    values: Sequence[Reading | Series]
+    points: list[Point]
+    places: dict[str, list[int]]
+    by_metric: dict[str, list[Point]]
 
 
 class _Families:
@@ -227,12 +263,17 @@ class _Families:
         self._families: dict[str, Family | None] = {}
 
     def add(self, name: str, value: float, labels: Labels) -> None:
-        try:
-            family = self._families[name]
-        except KeyError:
-            family = self._families[name] = self._begin(name)
+        family = self._family(name)
         if family is not None:
-            family.series[labels] = value
+            family.add(labels, value)
+
+    def take(self, points: Mapping[str, Sequence[Point]]) -> None:
+        """The points of one source, by metric."""
+        families = self._families
+        for name, own in points.items():
+            family = families[name] if name in families else self._family(name)
+            if family is not None:
+                family.points += own
 
     def add_absent(self, metric: str, labels: Labels) -> None:
         # A collector's absent metrics are its own news.
@@ -240,10 +281,17 @@ class _Families:
             family = self._families.get(_ABSENT.name)
             if family is None:
                 family = self._families[_ABSENT.name] = Family(_ABSENT.name, _ABSENT.type, _ABSENT.help)
-            family.series[labels] = 0
+            family.add(labels, 0)
 
     def in_order(self) -> Iterator[Family]:
         return (family for row in CATALOGUE if (family := self._families.get(row.name)) is not None)
+
+    def _family(self, name: str) -> Family | None:
+        try:
+            return self._families[name]
+        except KeyError:
+            family = self._families[name] = self._begin(name)
+            return family
 
     def _begin(self, name: str) -> Family | None:
         row = BY_NAME.get(name)
@@ -278,8 +326,10 @@ class _Health:
                 self._duration_s[name] = 0.0
         for sample in samples:
             for run in sample.runs:
-                self._ok[run.collector] = self._ok.get(run.collector, True) and run.error is None
-                self._duration_s[run.collector] = max(self._duration_s.get(run.collector, 0.0), run.duration_s)
+                if run.error is not None:
+                    self._ok[run.collector] = False
+                if run.duration_s > self._duration_s.get(run.collector, -1.0):
+                    self._duration_s[run.collector] = run.duration_s
 
     def add_loop(self, name: str, *, ok: bool, duration_s: float, age_s: float | None) -> None:
         self._ok[name] = self._ok.get(name, True) and ok
@@ -337,6 +387,6 @@ def _relayed(sample: SpoolSample) -> Iterable[Family]:
         for series in spooled.series:
             # OpenMetrics forbids both below zero and NaN for counters, and no clock or count is either.
             if spooled.type == "gauge" or series.value >= 0:
-                family.series[series.labels] = series.value
-        if family.series:
+                family.add(series.labels, series.value)
+        if family.points:
             yield family

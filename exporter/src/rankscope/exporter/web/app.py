@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Final, Protocol
 from urllib.parse import parse_qs
@@ -44,13 +45,20 @@ class App:
     """
 
     def __init__(
-        self, page: Page, access: WebAccess, *, telemetry_path: str = "/metrics", compatible: CompatiblePage | None = None
+        self,
+        page: Page,
+        access: WebAccess,
+        *,
+        interval_s: float,
+        telemetry_path: str = "/metrics",
+        compatible: CompatiblePage | None = None,
     ) -> None:
         self._page = page
         self._access = access
         self._telemetry_path = telemetry_path
         self._compatible = compatible
-        self._rendered = RenderedPages()
+        self._rendered = RenderedPages(interval_s)
+        self.news = self._rendered.news
         self.control = Control(page.fleet, self._rendered.forget)
         self._routes: dict[str, Callable[[Request, Query], Awaitable[Response]]] = {
             "/": self._landing,
@@ -179,6 +187,7 @@ def _query_of(request: Request) -> Query | None:
         return None
 
 
+@lru_cache(16)  # a scraper always says the same
 def accepts_gzip(header: str) -> bool:
     """Whether an Accept-Encoding header names gzip and does not weigh it with nothing."""
     for part in header.split(","):

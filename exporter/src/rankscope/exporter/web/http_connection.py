@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -68,7 +69,8 @@ class HttpConnection(asyncio.Protocol):
         self._http = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._request: h11.Request | None = None
         self._body_bytes = 0
         self._task: asyncio.Task[None] | None = None
@@ -117,8 +119,8 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """Nothing is left to be closed or answered."""
-        if self._deadline is not None:
-            self._deadline.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
         self._ending = True
@@ -222,18 +224,8 @@ class HttpConnection(asyncio.Protocol):
         )
 
     def _respond(self, response: Response, *, head: bool = False, close: bool = False) -> None:
-        headers = [
-            ("content-type", response.content_type),
-            ("content-length", str(len(response.body))),
-            ("x-content-type-options", "nosniff"),
-            *response.headers,
-            *([("connection", "close")] if close or self._ending else []),
-        ]
-        pieces = [
-            self._http.send(
-                h11.Response(status_code=response.status, headers=headers, reason=HTTPStatus(response.status).phrase.encode())
-            )
-        ]
+        headers = (*response.headers, ("connection", "close")) if close or self._ending else response.headers
+        pieces = [self._http.send(_head(response.status, response.content_type, len(response.body), headers))]
         if not head:
             pieces.append(self._http.send(h11.Data(response.body)))
         pieces.append(self._http.send(h11.EndOfMessage()))
@@ -268,10 +260,28 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _close_after(self, seconds: float) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._deadline_s = self._loop.time() + seconds
+        # Deadlines mostly move away: the timer that is set looks again when it is time.
+        if self._timer is None or self._timer.when() > self._deadline_s:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._deadline_s, self._on_timer)
+
+    def _on_timer(self) -> None:
         assert self._transport is not None
-        self._deadline = self._loop.call_later(seconds, self._transport.abort)
+        if self._loop.time() >= self._deadline_s:
+            self._transport.abort()
+        else:
+            self._set_timer()
+
+
+@lru_cache(64)  # all of twenty scrapers get the same
+def _head(status: int, content_type: str, body_bytes: int, headers: tuple[tuple[str, str], ...]) -> h11.Response:
+    own = (("content-type", content_type), ("content-length", str(body_bytes)), ("x-content-type-options", "nosniff"))
+    return h11.Response(status_code=status, headers=[*own, *headers], reason=HTTPStatus(status).phrase.encode())
 
 
 def _log_once(error: Exception) -> None:

@@ -1,0 +1,117 @@
+"""Pages that are kept, and pages that are made before anybody asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+
+import pytest
+
+from rankscope.exporter.web import rendered
+from rankscope.exporter.web.rendered import AHEAD_INTERVALS, KEEP_S, RenderedPages
+
+
+class Scraped:
+    """A page that says how often it was made, and who asks for it by a clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.made = 0
+        self.broken = False
+        self.pages = RenderedPages(1)
+
+    def _render(self) -> tuple[bytes, str]:
+        self.made += 1
+        if self.broken:
+            raise ValueError("broken")
+        return str(self.made).encode(), "text/plain"
+
+    async def at(self, now_s: float) -> int:
+        """The number of the page that is given at that time."""
+        self.now_s = 1000 + now_s
+        body, _ = await self.pages.get("page", self._render)
+        return int(body)
+
+    async def news(self, now_s: float) -> None:
+        """There is news at that time, and whatever follows from it has happened."""
+        self.now_s = 1000 + now_s
+        self.pages.news()
+        await asyncio.sleep(0.05)
+
+
+Story = Callable[[Scraped], Awaitable[None]]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
+    def run(story: Story) -> None:
+        async def main() -> None:
+            scraped = Scraped()
+            monkeypatch.setattr(rendered, "time", SimpleNamespace(monotonic=lambda: scraped.now_s))
+            monkeypatch.setattr(rendered, "_SETTLE_S", 0)
+            await story(scraped)
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_those_who_come_together_get_one_page(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        assert set(await asyncio.gather(*(scraped.at(0) for _ in range(20)))) == {1}
+        assert await scraped.at(0.9 * KEEP_S) == 1
+        assert await scraped.at(1.1 * KEEP_S) == 2
+
+    play(story)
+
+
+def test_who_asks_often_finds_the_page_ready(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        await scraped.at(0)
+        await scraped.at(1)
+        await scraped.news(1.5)
+        assert scraped.made == 3  # before anybody asked
+        assert await scraped.at(2.4) == 3
+        # without news it is given until its ages are too old
+        assert await scraped.at(1.5 + 1.1 * AHEAD_INTERVALS) == 4
+
+    play(story)
+
+
+def test_news_end_a_page_that_does_not_have_them(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        await scraped.at(0)
+        await scraped.at(1)
+        await scraped.news(1.5)
+        scraped.broken = True
+        await scraped.news(2)  # a page could not be made ahead: the one there is goes on for a moment
+        assert await scraped.at(2 + 0.9 * KEEP_S) == 3
+        with pytest.raises(ValueError, match="broken"):
+            await scraped.at(2 + 1.1 * KEEP_S)
+
+    play(story)
+
+
+def test_for_those_who_ask_rarely_or_together_nothing_is_made_ahead(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        await asyncio.gather(*(scraped.at(0) for _ in range(20)))
+        await scraped.news(0.5)
+        await scraped.at(15)
+        await scraped.news(15.5)
+        assert scraped.made == 2
+        # and nobody asks any more
+        await scraped.at(16)
+        await scraped.news(30)
+        assert scraped.made == 3
+
+    play(story)
+
+
+def test_what_has_to_be_shown_at_once_is(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        await scraped.at(0)
+        scraped.pages.forget()
+        assert await scraped.at(0) == 2
+
+    play(story)
