@@ -75,7 +75,7 @@ def gpu(
 
 
 def fleet(*gpus: GpuState) -> FleetState:
-    return FleetState(gpus, None, {}, 0, 0, None, None, 1)
+    return FleetState(gpus, None, {}, 0, 0, None, None)
 
 
 def mig(index: int, gpu_instance: int) -> MigDevice:

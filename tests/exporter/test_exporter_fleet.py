@@ -156,13 +156,12 @@ def test_every_gpu_is_asked_by_a_process_of_its_own_and_the_daemon_never_loads_n
     assert "uvicorn" not in fleet.ask("info")["modules"]
 
 
-def test_samples_go_on_and_the_generation_with_them(start_fleet: Callable[..., FleetHost], fake_nvml: Any) -> None:
+def test_samples_go_on(start_fleet: Callable[..., FleetHost], fake_nvml: Any) -> None:
     fleet = start_fleet()
     first = fleet.until_up(ZERO, ONE)
 
-    later = fleet.until(lambda state: state["gpus"][0]["sample"]["monotonic_s"] > first["gpus"][0]["sample"]["monotonic_s"])
+    fleet.until(lambda state: state["gpus"][0]["sample"]["monotonic_s"] > first["gpus"][0]["sample"]["monotonic_s"])
 
-    assert later["generation"] > first["generation"]
     fake_nvml.gpus[1]["temperature"] = 77
     fake_nvml.write()
     fleet.until(lambda state: ["gpu_temperature_celsius", 77.0, [], ""] in state["gpus"][1]["sample"]["readings"])
@@ -208,9 +207,8 @@ def test_values_that_get_old_are_dropped_before_the_call_counts_as_hung(
     assert down["sample"] is None
     assert "nvmlDeviceGetPowerUsage" in down["detail"]
     assert down["age_s"] > 0.5
-    generation = fleet.state()["generation"]
     _heal(fake_nvml)
-    assert fleet.until_up(ZERO, ONE)["generation"] > generation
+    fleet.until_up(ZERO, ONE)
 
 
 @pytest.mark.slow

@@ -286,7 +286,7 @@ class _Node:
     def _state(self) -> FleetState:
         readings = () if self.joules is None else (Reading("gpu_energy_joules_total", self.joules),)
         gpu = msgspec.structs.replace(self._gpu, sample=msgspec.structs.replace(self._sample, readings=readings))
-        return FleetState((gpu,), None, {}, 0, 0, None, None, 0)
+        return FleetState((gpu,), None, {}, 0, 0, None, None)
 
     def energy(self, at_ns: int, joules: float | None) -> tuple[int, int, float] | None:
         """Start, time and value of what is sent."""

@@ -251,7 +251,7 @@ def test_jobs_of_a_mig_device_end_with_it_and_not_with_the_answers_of_its_gpu(st
 
 
 def test_without_a_driver_the_page_says_so_and_goes_on() -> None:
-    nothing = FleetState((), None, {"pci": 8}, 8, 0, None, "the driver's library is not there", 0)
+    nothing = FleetState((), None, {"pci": 8}, 8, 0, None, "the driver's library is not there")
     page = page_of(nothing, spool=loop("spool", None, reason="no sample yet", fresh=False))
 
     assert page.problems() == [("gpu", "the driver's library is not there"), ("spool", "no sample yet")]

@@ -339,6 +339,20 @@ def test_a_user_with_too_many_files_costs_nobody_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
+def test_two_users_with_as_many_files_as_each_may_have_cost_nobody_else(tmp_path: Path) -> None:
+    for number in range(MAX_FILES):
+        (tmp_path / f"{number}.prom").write_bytes(b"")
+        os.chown(tmp_path / f"{number}.prom", 1001 + number % 2, 1001)
+    (tmp_path / "mine.prom").write_text(GOOD)
+    os.utime(tmp_path / "mine.prom", (time.time() - 100,) * 2)
+
+    sample = spool_of(tmp_path).read()
+
+    assert sample.states == {("r1", "3"): "running"}
+    assert sample.rejected == {"too_many_files": 1, "empty": MAX_FILES - 1}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
 def test_a_crowd_of_names_hides_neither_known_ranks_nor_those_of_others(tmp_path: Path) -> None:
     (tmp_path / "known.prom").write_text(GOOD)
     spool = spool_of(tmp_path)

@@ -205,4 +205,4 @@ def test_the_processes_are_those_that_have_a_gpu_open() -> None:
         down,
     )
 
-    assert pids_on_gpus(FleetState(gpus, None, {}, 0, 0, None, None, 1)) == {5, 6}
+    assert pids_on_gpus(FleetState(gpus, None, {}, 0, 0, None, None)) == {5, 6}

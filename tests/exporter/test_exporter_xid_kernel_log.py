@@ -261,7 +261,7 @@ def test_the_real_log_can_be_read_to_its_end() -> None:
 
 def test_events_and_log_meet_in_the_journal_and_on_the_page(kmsg: Kmsg, tmp_path: Path) -> None:
     gpu = GpuIdentity(uuid="GPU-1", index=0, model="H100", pci_bus_id=PCI)
-    state = FleetState((GpuState(gpu, up=True),), None, {}, 0, 0, 1, None, 1)
+    state = FleetState((GpuState(gpu, up=True),), None, {}, 0, 0, 1, None)
     journal = XidJournal(
         tmp_path / "state", job_at=lambda uuid: "4711", boot_id="b", now=lambda: 1e6 + kmsg.now_s, monotonic=lambda: kmsg.now_s
     )
@@ -289,7 +289,7 @@ def test_events_and_log_meet_in_the_journal_and_on_the_page(kmsg: Kmsg, tmp_path
 def test_a_kernel_log_that_may_not_be_read_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     journal = XidJournal(tmp_path / "state", job_at=lambda uuid: None)
     collector = XidCollector(journal, KernelLog(tmp_path / "missing"))
-    state = FleetState((), None, {}, 0, 0, None, None, 1)
+    state = FleetState((), None, {}, 0, 0, None, None)
 
     for _ in range(3):
         page = {one.metric: one.value for one in collector.read(state)}

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.fleet.inventory import Inventory
 from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.fleet.nursery_process import leave_what_is_here
@@ -39,7 +38,7 @@ class Assembly:
     about the GPUs; both from another thread.
 
     Raises:
-        ExporterInputError: a setting cannot be used.
+        ExporterMissingError: the kubelet is to be asked, and what that needs is not installed.
     """
 
     def __init__(
@@ -111,10 +110,7 @@ class Assembly:
     ) -> NvmlFleet | SimulatedFleet:
         settings = self._settings
         if settings.simulate is not None:
-            try:
-                return SimulatedFleet(settings.simulate, collectors=settings.collectors, interval_s=settings.interval_s)
-            except ValueError as error:
-                raise ExporterInputError(f"--simulate: {error}") from error
+            return SimulatedFleet(settings.simulate, collectors=settings.collectors, interval_s=settings.interval_s)
         assert nursery is not None
         return NvmlFleet(
             nursery,

@@ -63,7 +63,6 @@ class SimulatedFleet:
         self._started_unix_s = now()
         self._lock = threading.Lock()
         self._released: dict[str, tuple[float, float]] = {}
-        self._changes = 0
         self._sampled: tuple[int, tuple[GpuSample, ...]] = (-1, ())
 
     def state(self) -> FleetState:
@@ -74,28 +73,25 @@ class SimulatedFleet:
             over = [uuid for uuid, (_, until) in self._released.items() if until <= at_s]
             for uuid in over:
                 del self._released[uuid]
-            self._changes += len(over)
             if passes != self._sampled[0]:
                 self._sampled = passes, tuple(self._sample(gpu, passes * self._interval_s) for gpu in self._gpus)
-            samples, released, changes = self._sampled[1], dict(self._released), self._changes
+            samples, released = self._sampled[1], dict(self._released)
         age_s = at_s - passes * self._interval_s
         gpus = tuple(self._gpu_state(sample, age_s, released.get(sample.identity.uuid)) for sample in samples)
         counts = dict.fromkeys(("driver", "pci", "remembered"), len(gpus))
-        return FleetState(gpus, Driver("simulated", "", ""), counts, 0, 0, 0, None, passes + changes)
+        return FleetState(gpus, Driver("simulated", "", ""), counts, 0, 0, 0, None)
 
     def release(self, gpu: str, *, ttl_s: float) -> None:
         """Leave a GPU alone for a while; raises ``KeyError`` when there is no such GPU."""
         at_s = self._clock() - self._started
         with self._lock:
             self._released |= dict.fromkeys(self._uuids(gpu), (at_s, at_s + ttl_s))
-            self._changes += 1
 
     def resume(self, gpu: str) -> None:
         """End a release early; raises ``KeyError`` when there is no such GPU."""
         with self._lock:
             for uuid in self._uuids(gpu):
                 self._released.pop(uuid, None)
-            self._changes += 1
 
     def start(self) -> None:
         """Nothing has to be started."""

@@ -185,8 +185,7 @@ class FleetState(msgspec.Struct, frozen=True):
     """All GPUs of the node at this moment, in the order of their index.
 
     ``counts`` are the GPUs by who counts them (``node_gpus``), those left out that cannot be asked. ``unidentified`` exist but
-    never said who they are. ``problem`` says why the node as a whole cannot be asked, None when it can. ``generation`` changes
-    when anything does but ages.
+    never said who they are. ``problem`` says why the node as a whole cannot be asked, None when it can.
 
     ``driver_answers``: whether the driver as a whole did when it was asked last, which GPUs that were opened before may not
     notice; None before. ``driver_problem`` says why not. ``unidentified_gpus`` are, of the ``unidentified``, those whose place is
@@ -201,7 +200,6 @@ class FleetState(msgspec.Struct, frozen=True):
     stuck: int
     nvswitches: int | None
     problem: str | None
-    generation: int
     driver_answers: bool | None = None
     driver_problem: str | None = None
     unidentified_gpus: tuple[tuple[str, DownReason, str], ...] = ()

@@ -79,8 +79,7 @@ class NvmlFleet:
         self._survey = Survey(self._children, pci_root=pci_root, patience=self._patience)
         self._slots: dict[str, GpuSlot] = {}
         self._changed = threading.Condition()
-        self._generation = 0
-        self._fresh: frozenset[str] = frozenset()
+        self._has_news = False
         self._fatal: str | None = None
         self._tidied_at = time.monotonic()
         self._stopping = False
@@ -117,11 +116,6 @@ class NvmlFleet:
         now = time.monotonic()
         with self._changed:
             known = [(slot, state) for slot in self._slots.values() if (state := slot.state(now)) is not None]
-            # Values go stale by themselves, without any news.
-            fresh = frozenset(state.identity.uuid for _, state in known if state.up)
-            if fresh != self._fresh:
-                self._fresh = fresh
-                self._generation += 1
             gpus = tuple(sorted((state for _, state in known), key=lambda state: (state.identity.index, state.identity.uuid)))
             return FleetState(
                 gpus,
@@ -134,8 +128,7 @@ class NvmlFleet:
                 unidentified=self._unidentified(len(self._slots) - len(known)),
                 stuck=self._survey.stuck(now) + sum(slot.stuck for slot in self._slots.values()),
                 nvswitches=self._survey.nvswitches,
-                problem=self._fatal or (None if fresh else self._survey.problem),
-                generation=self._generation,
+                problem=self._fatal or (None if any(state.up for _, state in known) else self._survey.problem),
             )
 
     def release(self, gpu: str, *, ttl_s: float) -> None:
@@ -213,7 +206,6 @@ class NvmlFleet:
         tick_s = min(_LONGEST_TICK_S, *(seconds / 2 for seconds in deadlines))
         try:
             while not self._stopping:
-                generation = self._generation
                 ready = self._selector.select(max(0.0, self._step_at - time.monotonic()))
                 if any(isinstance(key.data, Child) for key, _ in ready):
                     # All GPUs are asked at the same moment: what the others have to say is heard with it.
@@ -225,7 +217,8 @@ class NvmlFleet:
                 if now >= self._step_at - (tick_s / 2 if ready else 0):  # awake as it is
                     self._step_at = now + tick_s
                     self._step(now)
-                if self._generation != generation:
+                if self._has_news:
+                    self._has_news = False
                     self._on_news()
         except NurseryLostError:
             self._die("the process that starts all others died: the exporter has to be started again")
@@ -378,7 +371,7 @@ class NvmlFleet:
         return next((slot for slot in self._slots.values() if slot.child is child), None)
 
     def _note_change(self) -> None:
-        self._generation += 1
+        self._has_news = True
         self._changed.notify_all()
 
     def _die(self, why: str) -> None:

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from rankscope.exporter.boot import boot_id
 from rankscope.exporter.jobs.environment import number, word
 from rankscope.exporter.jobs.party import Device, Hold, Identity
 
@@ -19,7 +20,6 @@ STAMP: Final = ".slurm"
 _JOB_FILE: Final = re.compile(r"job-[0-9]{1,10}")
 _MAX_FILES: Final = 4096
 _MAX_BYTES: Final = 16 * 1024
-_BOOT_ID: Final = "sys/kernel/random/boot_id"
 _MIG_OLD: Final = re.compile(r"MIG-(GPU-[0-9a-f-]{36})/([0-9]{1,3})/([0-9]{1,3})")
 _UUID: Final = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}")
 _NOTHING: Final = frozenset({"", "NoDevFiles", "none", "void", "-1"})
@@ -69,7 +69,7 @@ class SlurmFolder:
             )
         if owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise SlurmError(f"{self.path}: can be written by others (mode {stat.S_IMODE(owner.st_mode):o})")
-        boot_id = self._boot_id()
+        this_boot = boot_id(self._proc)
         found = False
         holds = []
         with os.scandir(folder_fd) as entries:
@@ -78,24 +78,18 @@ class SlurmFolder:
                 if not _JOB_FILE.fullmatch(entry.name):
                     continue
                 text = _content(entry.name, folder_fd, trusted=frozenset({0, owner.st_uid}))
-                hold = parse(text, boot_id) if text is not None else None
+                hold = parse(text, this_boot) if text is not None else None
                 if hold is not None and f"job-{hold.identity.job_id}" == entry.name:
                     found = True
                     holds.append(hold)
         return tuple(sorted(holds, key=lambda hold: int(hold.identity.job_id or 0))) if found else None
 
-    def _boot_id(self) -> str | None:
-        try:
-            return (self._proc / _BOOT_ID).read_text().strip()
-        except OSError:
-            return None
 
-
-def parse(text: str, boot_id: str | None) -> Hold | None:
-    """A job's file: Slurm's variables, a line each. None for a job of another boot than ``boot_id``, or without a number."""
+def parse(text: str, this_boot: str) -> Hold | None:
+    """A job's file: Slurm's variables, a line each. None for a job of another boot than ``this_boot``, or without a number."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     job_id = number(values.get("SLURM_JOB_ID"))
-    if job_id is None or (boot_id and values.get("BOOT_ID", "") not in ("", boot_id)):
+    if job_id is None or (this_boot and values.get("BOOT_ID", "") not in ("", this_boot)):
         return None
     uid = number(values.get("SLURM_JOB_UID"))
     identity = Identity(

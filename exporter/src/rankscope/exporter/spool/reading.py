@@ -135,7 +135,8 @@ class Spool:
 
     A file older than ``stale_s`` says that its rank is silent: of its series only identity and time of the last step are kept.
     After ``forget_s`` the file is ignored. Of two files for the same series the fresher one counts, and a run belongs to the user
-    whose file mentioned it first. Freshest first, each user's files are read until they are too many. In a folder with more names
+    whose file mentioned it first. Freshest first, each user's files are read until they are too many, and
+    everybody's in turns. In a folder with more names
     than can be looked at, files known before are still found. A private folder is read only as long as nobody else can put files
     into it. ``processes`` adds the folders of that name as those processes see them.
 
@@ -186,10 +187,9 @@ class Spool:
         files: list[tuple[float, SpoolFile]] = []
         seen = _Seen()
         now, now_s = self._now(), self._monotonic()
-        found = [one for folder in folders for one in self._files(folder, now, now_s, rejected)]
-        for one in sorted(found, key=lambda file: (file.age_s, file.name)):
-            if one.age_s > self._forget_s:
-                continue
+        found = [one for folder in folders for one in self._files(folder, now, now_s, rejected) if one.age_s <= self._forget_s]
+        found.sort(key=lambda file: (file.age_s, file.name))
+        for one in _in_turns(found, rejected):
             try:
                 files.append((one.age_s, self._accept(one, now_s, seen)))
             except FileNotFoundError:
@@ -205,8 +205,7 @@ class Spool:
             raise RejectedError("from_the_future")
         user = file.status.st_uid
         if (
-            len(seen.cache) >= MAX_FILES
-            or seen.files_of_user[user] >= MAX_FILES_OF_USER
+            seen.files_of_user[user] >= MAX_FILES_OF_USER
             or seen.series_of_user[user] >= MAX_SERIES_OF_USER
             or seen.bytes_of_user[user] >= MAX_BYTES_OF_USER
         ):
@@ -282,6 +281,18 @@ class Spool:
                     merge.add(family)
         ok_files = len(files) - stale_files
         return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), merge.duplicates, dict(self._owners))
+
+
+def _in_turns(found: list[_Found], rejected: Counter[str]) -> list[_Found]:
+    """As many as are read, in the same order, a user's next only after one of everybody: no two users push out a third."""
+    turns: Counter[int] = Counter()
+    taken = []
+    for place, one in enumerate(found):
+        turns[one.status.st_uid] += 1
+        taken.append((turns[one.status.st_uid], place))
+    taken.sort()
+    rejected["too_many_files"] += len(taken[MAX_FILES:])
+    return [found[place] for place in sorted(place for _, place in taken[:MAX_FILES])]
 
 
 def _listed(folder: ProcessFolder) -> tuple[list[str], bool]:

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.exporter.boot import boot_id as this_boot_id
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
 from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, XidEntry
 from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
@@ -43,14 +44,6 @@ _MAX_JOB_ID: Final = 128
 _Key = tuple[str, str, int, str]
 
 
-def current_boot_id() -> str:
-    """The kernel's id of this boot; empty where it does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
 class XidJournal:
     """The journal in ``folder``, or in memory only when that is None; ``job_at(uuid)`` names the job on a GPU now, from memory.
 
@@ -70,7 +63,7 @@ class XidJournal:
         self.problem: str | None = None
         self.skipped_lines = 0
         self._job_at = job_at
-        self._boot_id = current_boot_id() if boot_id is None else boot_id
+        self._boot_id = this_boot_id() if boot_id is None else boot_id
         self._now = now
         self._monotonic = monotonic
         self._began_boot_s = monotonic()
