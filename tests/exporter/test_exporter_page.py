@@ -22,7 +22,7 @@ from rankscope.exporter.catalogue import BY_NAME, CATALOGUE
 from rankscope.exporter.loop import Snapshot
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.simulated import SimulatedFleet
-from rankscope.exporter.source import FleetState, Reading, Series
+from rankscope.exporter.source import Absent, FleetState, Reading, Series
 from rankscope.exporter.spool.file import SpoolFamily, SpoolSeries
 from rankscope.exporter.spool.reading import SpoolSample
 
@@ -349,7 +349,8 @@ def test_what_is_kept_from_page_to_page_does_not_show(passes: list[list[Reading]
     states = []
     for readings in passes:
         state = node()
-        sample = msgspec.structs.replace(state.gpus[0].sample, readings=tuple(readings))  # type: ignore[type-var]
+        absent = (Absent("gpu_mig_sm_active_ratio", "first_sample"),) * 2  # of two MIG devices that were just made
+        sample = msgspec.structs.replace(state.gpus[0].sample, readings=tuple(readings), absent=absent)  # type: ignore[type-var]
         states.append(msgspec.structs.replace(state, gpus=(msgspec.structs.replace(state.gpus[0], sample=sample),)))
     shown = iter(states)
     fleet: Any = SimpleNamespace(simulated=False, state=lambda: next(shown))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 
@@ -19,9 +20,12 @@ class Scraped:
         self.now_s = 1000.0
         self.made = 0
         self.broken = False
+        self.go_on = threading.Event()
+        self.go_on.set()
         self.pages = RenderedPages(1)
 
     def _render(self) -> tuple[bytes, str]:
+        self.go_on.wait()
         self.made += 1
         if self.broken:
             raise ValueError("broken")
@@ -30,14 +34,18 @@ class Scraped:
     async def at(self, now_s: float) -> int:
         """The number of the page that is given at that time."""
         self.now_s = 1000 + now_s
-        body, _ = await self.pages.get("page", self._render)
+        body, _ = await self.pages.get("page", self._render, ahead=True)
         return int(body)
 
     async def news(self, now_s: float) -> None:
         """There is news at that time, and whatever follows from it has happened."""
         self.now_s = 1000 + now_s
         self.pages.news()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # what is due at once
+        await asyncio.sleep(0)
+        making = [kept.making for kept in self.pages._kept.values() if kept.making is not None]
+        if making and self.go_on.is_set():
+            await asyncio.wait(making)
 
 
 Story = Callable[[Scraped], Awaitable[None]]
@@ -93,12 +101,63 @@ def test_news_end_a_page_that_does_not_have_them(play: Callable[[Story], None]) 
     play(story)
 
 
-def test_for_those_who_ask_rarely_or_together_nothing_is_made_ahead(play: Callable[[Story], None]) -> None:
+def test_who_asks_rarely_but_regularly_finds_the_page_ready_too(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        await scraped.at(0)
+        await scraped.at(15)
+        await scraped.news(29.5)
+        assert scraped.made == 3
+        assert await scraped.at(30) == 3
+
+    play(story)
+
+
+def test_a_page_is_made_once_however_slow_and_however_much_news_there_is(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        await scraped.at(0)
+        await scraped.at(1)
+        scraped.go_on.clear()
+        await scraped.news(1.5)
+        await scraped.news(2.5)
+        late = asyncio.create_task(scraped.at(2.6))
+        await asyncio.sleep(0)
+        scraped.go_on.set()
+        assert await late == 3  # the one that was being made
+        assert scraped.made == 3
+        await scraped.news(3.5)
+        await scraped.news(3.51)  # what follows so soon waits
+        assert scraped.made == 4
+
+    play(story)
+
+
+def test_a_crowd_of_other_pages_does_not_push_out_the_one_that_is_asked_for(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        for number in range(40):
+            assert await scraped.at(0) == 1
+            await scraped.pages.get(number, lambda: (b"", "text/plain"))
+
+    play(story)
+
+
+def test_a_page_that_has_to_be_of_now_is_not_made_ahead(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        for second in range(3):
+            scraped.now_s = second
+            await scraped.pages.get("ready", scraped._render)
+        await scraped.news(2.5)
+        assert scraped.made == 3
+
+    play(story)
+
+
+def test_for_those_who_ask_once_or_together_nothing_is_made_ahead(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
         await asyncio.gather(*(scraped.at(0) for _ in range(20)))
         await scraped.news(0.5)
         await scraped.at(15)
         await scraped.news(15.5)
+        await scraped.news(28)
         assert scraped.made == 2
         # and nobody asks any more
         await scraped.at(16)

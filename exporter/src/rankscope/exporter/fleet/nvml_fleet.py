@@ -214,7 +214,7 @@ class NvmlFleet:
                 for key, _ in ready:
                     self._attend(key.data)
                 now = time.monotonic()
-                if now >= self._step_at - (tick_s / 2 if ready else 0):  # awake as it is
+                if now >= self._step_at - (tick_s / 4 if ready else 0):  # awake as it is
                     self._step_at = now + tick_s
                     self._step(now)
                 if self._has_news:

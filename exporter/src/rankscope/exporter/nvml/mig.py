@@ -55,12 +55,11 @@ class Mig(PlainTopic):
         at.give("gpu_mig_enabled", self._enabled)
         devices = self._devices(ask) if self._enabled else []
         at.give("gpu_mig_instances", len(devices))
-        if not devices and not self._chains:
-            return
         for handle, device in devices:
             at.mig_devices.append(device)
             self._tell(at, handle, device)
-        self._tell_activity(at, [device for _, device in devices])
+        if devices or self._chains:
+            self._tell_activity(at, [device for _, device in devices])
 
     def close(self, ask: Asking) -> None:
         """Free the samples."""

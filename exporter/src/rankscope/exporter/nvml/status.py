@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from rankscope.exporter.nvml.asking import is_lasting
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
-from rankscope.exporter.nvml.rows import RARELY, SOMETIMES
+from rankscope.exporter.nvml.rows import NOW, RARELY, SOMETIMES
 
 _RECOVERY_ACTION: Final = (230, 0)
 _ACTIONS: Final = (
@@ -39,8 +40,11 @@ class Recovery(PlainTopic):
     def collect(self, at: Pass) -> None:
         """One reading; an action that is newer than this table is named by its number."""
         if _RECOVERY_ACTION in at.fields:
-            self._said = at.fields[_RECOVERY_ACTION]
-            self._due_s = at.now_s + SOMETIMES
+            said = self._said = at.fields[_RECOVERY_ACTION]
+            if isinstance(said, str):
+                self._due_s = at.now_s + (RARELY if is_lasting(said) else NOW)
+            else:
+                self._due_s = at.now_s + SOMETIMES
         if isinstance(self._said, str):
             at.lack(self.metrics[0], self._said)
             return

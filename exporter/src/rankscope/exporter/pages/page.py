@@ -194,7 +194,7 @@ class Page:
         if gpu.sample is None:
             return
         families.take(self._sources.setdefault(identity.uuid, _Source(identity.uuid)).points(gpu.sample.readings))
-        for absent in gpu.sample.absent:
+        for absent in dict.fromkeys(gpu.sample.absent):  # the same of several MIG devices is said once
             # One clock, say, may be absent while the others are there.
             series: Labels = (("series", ",".join(f"{name}={value}" for name, value in absent.labels)),) if absent.labels else ()
             families.add_absent(absent.metric, (*uuid, ("metric", absent.metric), *series, ("reason", absent.reason)))

@@ -143,7 +143,7 @@ class App:
 
     async def _rendered_page(self, request: Request, key: object, render: Callable[[], tuple[bytes, str]]) -> Response:
         compressed = accepts_gzip(request.headers.get("accept-encoding", ""))
-        body, content_type = await self._rendered.get(key, render, compressed=compressed)
+        body, content_type = await self._rendered.get(key, render, compressed=compressed, ahead=True)
         headers: tuple[tuple[str, str], ...] = (("vary", "accept, accept-encoding"), ("cache-control", "no-store"))
         if compressed:
             headers = (*headers, ("content-encoding", "gzip"))
