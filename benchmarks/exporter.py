@@ -90,16 +90,19 @@ class Running:
         """As Prometheus does: compressed, and over one connection for as long as the exporter keeps it."""
         try:
             answer = self._ask()
-        except OSError:
-            self.connection.close()  # it was left alone for longer than the exporter keeps it
+        except ConnectionError:  # it was left alone for longer than the exporter keeps it
             answer = self._ask()
         body = answer.read()
         assert answer.status == HTTPStatus.OK, body
         return body
 
     def _ask(self) -> http.client.HTTPResponse:
-        self.connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
-        return self.connection.getresponse()
+        try:
+            self.connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+            return self.connection.getresponse()
+        except OSError:
+            self.connection.close()
+            raise
 
     def count(self, pattern: bytes) -> int:
         """Lines of the page that match."""
