@@ -143,7 +143,7 @@ def test_a_crowd_of_other_pages_does_not_push_out_the_one_that_is_asked_for(play
 def test_a_page_that_has_to_be_of_now_is_not_made_ahead(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
         for second in range(3):
-            scraped.now_s = second
+            scraped.now_s = 1000 + second
             await scraped.pages.get("ready", scraped._render)
         await scraped.news(2.5)
         assert scraped.made == 3

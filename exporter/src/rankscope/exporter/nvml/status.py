@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
-from rankscope.exporter.nvml.asking import is_lasting
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
-from rankscope.exporter.nvml.rows import NOW, RARELY, SOMETIMES
+from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Field, Out
+from rankscope.exporter.source import Absent, Reading
 
-_RECOVERY_ACTION: Final = (230, 0)
 _ACTIONS: Final = (
     "none",
     "gpu_reset",
@@ -23,33 +21,19 @@ _ACTIONS: Final = (
 _MODES: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 
 
-class Recovery(PlainTopic):
-    """The recovery action."""
+class RecoveryAction(Field):
+    """The field that says what the driver asks for; an action that is newer than this table is named by its number."""
 
-    metrics = ("gpu_recovery_action",)
-    has_fields = True
+    def outcome(self, said: float | str) -> list[Reading | Absent]:
+        """The action as a label."""
+        if isinstance(said, str):
+            return super().outcome(said)
+        number = int(said)
+        action = _ACTIONS[number] if 0 <= number < len(_ACTIONS) else f"action_{number}"
+        return [Reading(self.out.metric, 1, (("action", action),))]
 
-    def __init__(self) -> None:
-        self._due_s = float("-inf")
-        self._said: float | str = ""
 
-    def wants(self, now_s: float) -> Sequence[FieldKey]:
-        """One field, from time to time."""
-        return (_RECOVERY_ACTION,) if self._due_s <= now_s else ()
-
-    def collect(self, at: Pass) -> None:
-        """One reading; an action that is newer than this table is named by its number."""
-        if _RECOVERY_ACTION in at.fields:
-            said = self._said = at.fields[_RECOVERY_ACTION]
-            if isinstance(said, str):
-                self._due_s = at.now_s + (RARELY if is_lasting(said) else NOW)
-            else:
-                self._due_s = at.now_s + SOMETIMES
-        if isinstance(self._said, str):
-            at.lack(self.metrics[0], self._said)
-            return
-        number = int(self._said)
-        at.give(self.metrics[0], 1, (("action", _ACTIONS[number] if 0 <= number < len(_ACTIONS) else f"action_{number}"),))
+RECOVERY_ACTION: Final = RecoveryAction(230, Out("gpu_recovery_action"), every_s=SOMETIMES)
 
 
 class RetiredPages(PlainTopic):

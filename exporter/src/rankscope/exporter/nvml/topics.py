@@ -14,7 +14,7 @@ from rankscope.exporter.nvml.one_pass import Topic
 from rankscope.exporter.nvml.p2p import PeerToPeer
 from rankscope.exporter.nvml.processes import Processes
 from rankscope.exporter.nvml.rows import Rows
-from rankscope.exporter.nvml.status import Recovery, RetiredPages, Virtualization
+from rankscope.exporter.nvml.status import RECOVERY_ACTION, RetiredPages, Virtualization
 from rankscope.exporter.nvml.tables import CALLS, FIELDS
 from rankscope.exporter.nvml.utilization import BusySeconds
 from rankscope.exporter.nvml.xid_events import Xids
@@ -35,7 +35,7 @@ def topics_of(collectors: frozenset[str]) -> dict[str, Sequence[Topic]]:
         "nvlink": [NvLinks(links), Fabric()],
         "nvlink_link": [EachLink(links)],
         "xid": [Xids()],
-        "recovery": [Recovery()],
+        "recovery": [Rows(fields=(RECOVERY_ACTION,))],
         "mig": [Mig()],
         "retired_pages": [RetiredPages()],
         "virtualization": [Virtualization()],
