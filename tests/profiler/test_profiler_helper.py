@@ -19,6 +19,7 @@ from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello,
 from rankscope.profiler.ring import End, RingWriter
 from rankscope.profiler.scratch import hold, is_left, spooled, was_recorded
 from rankscope.profiler.session import Session
+from rankscope.profiler.settings import RecorderSettings
 from rankscope.profiler.store import MAX_PENDING, RunStore
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
@@ -27,9 +28,14 @@ from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, S
 def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: str = "run", pid: int = 1) -> Hello:
     """What a rank says first."""
     return Hello(
-        run_dir=str(run_dir),
-        spool_dir=None if spool is None else str(spool),
-        keep_traces=0,
+        settings=RecorderSettings(
+            run_dir=str(run_dir),
+            run_id=run_id,
+            name="test",
+            start_unix_ns=1,
+            spool_dir=None if spool is None else str(spool),
+            exporter_url=None,
+        ),
         run=RunInfo(run_id=run_id, name="test", start_unix_ns=1),
         attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=1),
         rank=RankInfo(rank=rank, world_size=1, host="h", pid=pid, start_unix_ns=1),

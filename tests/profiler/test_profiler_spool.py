@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.profiler.spool import SpoolFile, Totals, remove_own, render, samples
@@ -19,7 +20,7 @@ STEP = StepRecord(step=0, start_unix_ns=10**18, wall_us=2e6, phases_us=PhaseTime
 
 def parsed(totals: Totals, run: RunInfo = RUN) -> dict[tuple[str, str], float]:
     """Sample name and its own label to value."""
-    text = render(run.run_id, RANK.rank, samples(run, RANK, totals, cost_s=0.25, dropped=2, disabled=False))
+    text = render(run.run_id, RANK.rank, samples(run, replace(RANK, recorder_cost_us=250_000.0, dropped_records=2), totals))
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -62,7 +63,7 @@ def test_every_sample_is_in_the_table_with_the_labels_of_its_row() -> None:
     )
     rows = {row.name: set(row.labels) for row in RANK_METRICS}
     seen = set()
-    for name, labels, _ in samples(RUN, RANK, totals, cost_s=0, dropped=0, disabled=True):
+    for name, labels, _ in samples(RUN, replace(RANK, recorder_cost_us=0.0, disabled_reason="x"), totals):
         assert set(labels) == rows[name]
         seen.add(name)
     assert seen == rows.keys()

@@ -13,7 +13,7 @@ import click
 
 from rankscope.cli.terminal import PRICE, use_color, width
 from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
-from rankscope.profiler.settings import WINDOW_EVERY, WINDOW_FIRST, WINDOW_STEPS
+from rankscope.profiler.settings import WINDOW_FIRST, WINDOW_STEPS
 from rankscope.runs.errors import RankscopeError
 from rankscope.runs.paths import SPOOL_DIR
 
@@ -45,9 +45,7 @@ The training script needs no change and its output is left alone; the verdict go
 @click.option(
     "--window-every",
     type=click.IntRange(min=0),
-    default=WINDOW_EVERY,
-    show_default=True,
-    help="Steps from one profiled window to the next; 0 for a single window.",
+    help="Steps from one profiled window to the next; 0 for a single window.  [default: as the budget allows]",
 )
 @click.option(
     "--window-steps",
@@ -74,7 +72,7 @@ def run(
     name: str | None,
     spool_dir: Path | None,
     window_first: int,
-    window_every: int,
+    window_every: int | None,
     window_steps: int,
     keep_traces: int,
     price_per_gpu_hour: float | None,

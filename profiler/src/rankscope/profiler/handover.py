@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
 RING_FILE: Final = "ring"
@@ -36,9 +37,7 @@ class Window(msgspec.Struct, frozen=True):
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """The first and only file a rank writes for its helper, in their scratch folder."""
 
-    run_dir: str
-    spool_dir: str | None
-    keep_traces: int
+    settings: RecorderSettings
     run: RunInfo
     attempt: AttemptInfo
     rank: RankInfo

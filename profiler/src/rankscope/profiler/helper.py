@@ -20,16 +20,16 @@ from typing import Final
 
 import msgspec
 
+from rankscope.profiler.duties import Duties, Surroundings
 from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_hello
+from rankscope.profiler.publishing import Publishing
 from rankscope.profiler.ring import End, RingReader
-from rankscope.profiler.scratch import hold, note_recorded, note_spooled, remove_trace, sweep
-from rankscope.profiler.spool import SpoolFile, Totals, render, samples
+from rankscope.profiler.scratch import hold, note_recorded, remove_trace, sweep
 from rankscope.profiler.store import RunStore
 from rankscope.runs.errors import InputError
 from rankscope.runs.records import EndReason, RankInfo, StepRecord
 
 POLL_SECONDS: Final = 0.2
-SPOOL_SECONDS: Final = 1.0
 LAST_TRY_SECONDS: Final = 10.0
 """How long a full disk may hold up the end."""
 
@@ -43,15 +43,20 @@ class Helper:
         self._ring = RingReader(scratch / RING_FILE)
         self._hold = hold(scratch)
         self._store = RunStore(self._hello)
-        self._totals = Totals()
         self._windows: deque[Window] = deque()
-        self._spool: SpoolFile | None = None
-        self._spool_due = 0.0
-        self._spool_failed = False
         self._disabled = False
         self._noted = False
         self._missed_windows = 0
         self._traces: deque[Path] = deque()
+        around = Surroundings(
+            hello=self._hello,
+            scratch=scratch,
+            run=lambda: self._store.run,
+            info=self._rank_info,
+            begun=lambda: self._store.begun,
+            say=self._say,
+        )
+        self._duties = Duties([Publishing(around)], self._say)
 
     def run(self) -> None:
         """Work until the rank is gone, then finish."""
@@ -65,7 +70,7 @@ class Helper:
                 pass
             self._store.flush()
             self._note()
-            self._publish()
+            self._duties.tick()
             if gone:
                 break
             if self._windows:
@@ -85,7 +90,7 @@ class Helper:
         entries = self._ring.read(500)
         for kind, payload in entries:
             if kind == EntryKind.STEP:
-                self._totals.add_step(msgspec.json.decode(payload, type=StepRecord))
+                self._duties.step(msgspec.json.decode(payload, type=StepRecord))
                 self._store.add("steps", payload)
             elif kind == EntryKind.WINDOW:
                 self._windows.append(msgspec.json.decode(payload, type=Window))
@@ -117,9 +122,9 @@ class Helper:
             self._store.add("collectives", *reduction.collectives)
             self._store.add("kernels", *reduction.kernels)
             for breakdown in reduction.breakdowns:
-                self._totals.add_window(breakdown)
+                self._duties.breakdown(breakdown)
             self._store.flush()
-        if self._hello.keep_traces and not self._store.refused:
+        if self._hello.settings.keep_traces and not self._store.refused:
             self._keep(path)
         remove_trace(path, self._scratch)
 
@@ -130,33 +135,10 @@ class Helper:
             with path.open("rb") as source, gzip.open(kept, "wb", compresslevel=4) as target:
                 shutil.copyfileobj(source, target)
             self._traces.append(kept)
-            while len(self._traces) > self._hello.keep_traces:
+            while len(self._traces) > self._hello.settings.keep_traces:
                 self._traces.popleft().unlink(missing_ok=True)
         except OSError as error:
             self._say(f"cannot keep the trace {kept.name}: {error.strerror or error}")
-
-    def _publish(self) -> None:
-        if self._hello.spool_dir is None or time.monotonic() < self._spool_due:
-            return
-        self._spool_due = time.monotonic() + SPOOL_SECONDS
-        run, rank = self._store.run, self._hello.rank
-        if self._spool is None:
-            self._spool = SpoolFile(Path(self._hello.spool_dir), run.run_id, rank.rank)
-            note_spooled(self._scratch, self._spool.path.name)
-        values = samples(
-            run,
-            rank,
-            self._totals,
-            cost_s=self._ring.cost_ns / 1e9,
-            dropped=self._dropped(),
-            disabled=self._ring.disabled_reason is not None,
-        )
-        try:
-            self._spool.write(render(run.run_id, rank.rank, values))
-        except OSError as error:
-            if not self._spool_failed:
-                self._spool_failed = True
-                self._say(f"cannot write metrics to {self._hello.spool_dir} ({error.strerror or error}); will try again")
 
     def _dropped(self) -> int:
         return self._ring.dropped + self._store.dropped
@@ -184,10 +166,7 @@ class Helper:
             time.sleep(POLL_SECONDS)
         self._note()
         self._store.close()
-        # The file of a rank that vanished stays as long as its job: its last step's age is what an alert looks at. A crash is no
-        # riddle: the launcher has reported it.
-        if self._spool is not None and self._ring.end is not End.SILENT:
-            self._spool.remove()
+        self._duties.end(vanished=self._ring.end is End.SILENT)
         self._ring.close()
 
     def _say(self, message: str) -> None:

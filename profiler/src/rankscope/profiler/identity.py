@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -27,9 +28,8 @@ def identify(settings: RecorderSettings) -> Hello:
     kind, gpu_uuid, gpu_name = _device()
     started = time.time_ns()
     return Hello(
-        run_dir=settings.run_dir,
-        spool_dir=settings.spool_dir,
-        keep_traces=settings.keep_traces,
+        # Only what is text for people may hold what is not UTF-8; see the launcher for folders.
+        settings=msgspec.structs.replace(settings, run_id=_text(settings.run_id), name=_text(settings.name), launcher=None),
         run=RunInfo(
             run_id=_text(settings.run_id),
             name=_text(settings.name),
@@ -59,6 +59,7 @@ def identify(settings: RecorderSettings) -> Hello:
             gpu_uuid=gpu_uuid,
             gpu_name=gpu_name,
             start_unix_ns=started,
+            budget=settings.budget,
         ),
     )
 

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Final
 
 from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, spooled, was_recorded
-from rankscope.profiler.settings import PREFIX, WINDOW_EVERY, WINDOW_FIRST, WINDOW_STEPS, RecorderSettings
+from rankscope.profiler.settings import PREFIX, WINDOW_FIRST, WINDOW_STEPS, RecorderSettings
 from rankscope.profiler.spool import remove_own
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader, is_run
@@ -37,14 +37,14 @@ class LaunchOptions:
     """How to record.
 
     ``window_*``: profile ``window_steps`` steps (0: none) from step ``window_first``, then every ``window_every`` steps (0:
-    once).
+    once; ``None``: as often as the budget allows).
     """
 
     run_dir: Path
     name: str
     spool_dir: Path | None = None
     window_first: int = WINDOW_FIRST
-    window_every: int = WINDOW_EVERY
+    window_every: int | None = None
     window_steps: int = WINDOW_STEPS
     keep_traces: int = 0
     simulated: bool = False

@@ -295,7 +295,11 @@ class Recorder:
         hello = identify(self.settings)
         session = Session(hello, self.settings.scratch_dir)
         self.session = session
-        schedule = Schedule(self.settings.window_first, self.settings.window_every, self.settings.window_steps)
+        schedule = Schedule(
+            self.settings.window_first,
+            1000 if self.settings.window_every is None else self.settings.window_every,
+            self.settings.window_steps,
+        )
         self._windows = Windows(schedule, session.scratch, session.ring.put)
         atexit.register(self.close, End.EXIT)
         self._forget_crashes = note_crashes(self.close)

@@ -12,8 +12,11 @@ PREFIX: Final = "RANKSCOPE_"
 
 # The schedule of profiled windows unless told otherwise: early enough to show something soon, seldom enough to cost little.
 WINDOW_FIRST: Final = 20
-WINDOW_EVERY: Final = 1000
 WINDOW_STEPS: Final = 3
+BUDGET: Final = 0.01
+"""Share of the step time that the recorder may cost, windows included."""
+EXPORTER_URL: Final = "http://127.0.0.1:9838/metrics"
+OTLP_EVERY: Final = 100
 
 
 class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,12 +32,20 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """Folder for the ranks' Prometheus text files; ``None``: none are written."""
     scratch_dir: str | None = None
     """Folder on local memory that the launcher made and watches; ranks that cannot see it make their own."""
+    budget: float = BUDGET
     window_first: int = WINDOW_FIRST
-    window_every: int = WINDOW_EVERY
-    """0: a single window."""
+    window_every: int | None = None
+    """0: a single window. ``None``: as often as ``budget`` allows, on steps that one rank announces to all."""
     window_steps: int = WINDOW_STEPS
     """0: no windows."""
     keep_traces: int = 0
+    """Keep the raw traces of the last so many windows."""
+    exporter_url: str | None = EXPORTER_URL
+    """Where the node's exporter answers; one helper per host samples the GPUs from it. ``None``: nobody does."""
+    otlp_every: int | None = None
+    """Send every so manieth step as a trace over OTLP, to where the ``OTEL_EXPORTER_OTLP_*`` variables say. ``None``: none."""
+    coordinates: str | None = None
+    """This rank's place in the parallel layout as told by the user, ``dp=3,tp=0``; else what the process groups show."""
     simulated: bool = False
     launcher: str | None = None
     price_per_gpu_hour: float | None = None

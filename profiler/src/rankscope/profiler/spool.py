@@ -72,7 +72,7 @@ class Totals:
             self.window_s[state] = self.window_s.get(state, 0.0) + time_us * _MICRO
 
 
-def samples(run: RunInfo, rank: RankInfo, totals: Totals, *, cost_s: float, dropped: int, disabled: bool) -> Iterator[Sample]:
+def samples(run: RunInfo, rank: RankInfo, totals: Totals) -> Iterator[Sample]:
     """Every sample there is something to say about: metric name, labels, value."""
     optional = {
         "rank_last_step_timestamp_seconds": totals.last_end_s,
@@ -100,9 +100,10 @@ def samples(run: RunInfo, rank: RankInfo, totals: Totals, *, cost_s: float, drop
     yield "rank_profiled_steps_total", {}, totals.profiled
     for state, value in totals.window_s.items():
         yield "rank_window_seconds_total", {"state": state}, value
-    yield "rank_recorder_seconds_total", {}, cost_s
-    yield "rank_recorder_dropped_total", {}, dropped
-    yield "rank_recorder_disabled", {}, int(disabled)
+    if rank.recorder_cost_us is not None:
+        yield "rank_recorder_seconds_total", {}, rank.recorder_cost_us * _MICRO
+    yield "rank_recorder_dropped_total", {}, rank.dropped_records
+    yield "rank_recorder_disabled", {}, int(rank.disabled_reason is not None)
 
 
 def render(run_id: str, rank: int, values: Iterable[Sample]) -> str:

@@ -16,7 +16,7 @@ import torch  # noqa: F401  # before attach, which is what the launcher imports 
 from rankscope.profiler import attach
 from rankscope.profiler.recorder import Recorder
 from rankscope.profiler.ring import End
-from rankscope.profiler.settings import WINDOW_EVERY, WINDOW_FIRST, WINDOW_STEPS, RecorderSettings
+from rankscope.profiler.settings import WINDOW_FIRST, WINDOW_STEPS, RecorderSettings
 
 _T = TypeVar("_T")
 
@@ -37,7 +37,8 @@ class StepProfiler:
     is said once on stderr and training goes on.
 
     ``run_dir`` must be the same folder on all ranks and hold no earlier run of this script.
-    ``window_*``: profile ``window_steps`` steps from step ``window_first``, then every ``window_every`` (0: once).
+    ``window_*``: profile ``window_steps`` steps from step ``window_first``, then every ``window_every`` (0: once;
+    ``None``: as often as the budget allows).
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class StepProfiler:
         name: str | None = None,
         spool_dir: str | os.PathLike[str] | None = None,
         window_first: int = WINDOW_FIRST,
-        window_every: int = WINDOW_EVERY,
+        window_every: int | None = None,
         window_steps: int = WINDOW_STEPS,
         keep_traces: int = 0,
         simulated: bool = False,

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from rankscope.profiler.handover import Hello
-from rankscope.runs.paths import STREAMS, Stream, rank_dir, run_file
+from rankscope.runs.paths import RANK_STREAMS, RankStream, rank_dir, run_file
 from rankscope.runs.records import RankInfo, RunInfo
 from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
 
@@ -27,11 +27,11 @@ class RunStore:
 
     def __init__(self, hello: Hello) -> None:
         self._hello = hello
-        self._run_dir = Path(hello.run_dir)
+        self._run_dir = Path(hello.settings.run_dir)
         rank = hello.rank
         self.folder = rank_dir(self._run_dir, rank.attempt, rank.rank)
-        self._writers = {stream: JsonLinesWriter(self.folder, stream) for stream in STREAMS}
-        self._pending: dict[Stream, deque[bytes]] = {stream: deque() for stream in STREAMS}
+        self._writers = {stream: JsonLinesWriter(self.folder, stream) for stream in RANK_STREAMS}
+        self._pending: dict[RankStream, deque[bytes]] = {stream: deque() for stream in RANK_STREAMS}
         self.begun = False
         """Whether this rank has its place in the run directory."""
         self.refused = False
@@ -43,7 +43,7 @@ class RunStore:
         self.dropped = 0
         """Records given up because the folder could not be written for too long."""
 
-    def add(self, stream: Stream, *records: msgspec.Struct | bytes) -> None:
+    def add(self, stream: RankStream, *records: msgspec.Struct | bytes) -> None:
         """Take records (structs or encoded JSON); ``flush`` writes them."""
         if self.refused:
             return

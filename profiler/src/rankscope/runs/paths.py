@@ -8,8 +8,12 @@ from typing import Final, Literal
 SPOOL_DIR: Final = Path("/run/rankscope/spool")
 """Where the ranks of a node leave their metrics (``*.prom``) for the exporter, unless told otherwise."""
 
-Stream = Literal["steps", "windows", "collectives", "kernels"]
-STREAMS: Final[tuple[Stream, ...]] = ("steps", "windows", "collectives", "kernels")
+RankStream = Literal["steps", "windows", "collectives", "kernels"]
+"""What each rank writes in its own folder."""
+RANK_STREAMS: Final[tuple[RankStream, ...]] = ("steps", "windows", "collectives", "kernels")
+
+Stream = RankStream | Literal["plan", "gpu"]
+"""Also the announced windows of an attempt, and the GPU samples of a host."""
 
 
 def run_file(run: Path) -> Path:
@@ -30,6 +34,21 @@ def rank_dir(run: Path, attempt: int, rank: int) -> Path:
 def segment(folder: Path, stream: Stream, number: int) -> Path:
     """Segment file ``number`` of a stream in a rank's folder: ``steps-000000.jsonl``."""
     return folder / f"{stream}-{number:06d}.jsonl"
+
+
+def host_dir(run: Path, host: str) -> Path:
+    """``hosts/NAME``: hardware samples of a host."""
+    return run / "hosts" / host
+
+
+def control_dir(run: Path) -> Path:
+    """``control``: requests by people and tools, and their answers."""
+    return run / "control"
+
+
+def flight_dir(run: Path, attempt: int) -> Path:
+    """``attempts/NNN/flight``: Flight Recorder dumps of the attempt, ``rank-RRRRR-*.pickle`` or ``.json``."""
+    return attempt_dir(run, attempt) / "flight"
 
 
 def findings_file(run: Path) -> Path:

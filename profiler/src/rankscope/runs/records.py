@@ -47,7 +47,7 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     versions: dict[str, str] = {}
     """Package name to version: python, torch, rankscope, …"""
     layout: dict[str, int] = {}
-    """Parallel layout when known: ``{"dp": 4, "tp": 2}``."""
+    """Parallel layout when known, name of a dimension to its size, outermost first: ``{"dp": 4, "tp": 2}``."""
 
 
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -63,6 +63,7 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_uuid: str | None = None
     gpu_name: str | None = None
     coordinates: dict[str, int] = {}
+    """Place in the parallel layout when known: ``{"dp": 3, "tp": 0}``."""
     start_unix_ns: int
     end_unix_ns: int | None = None
     end_reason: EndReason | None = None
@@ -73,6 +74,12 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Profiler windows that were due and left out; the helper says why the first was."""
     recorder_cost_us: float | None = None
     """What the recorder itself cost the training thread, windows included."""
+    window_cost_us: float | None = None
+    """The part of it that the profiler windows cost."""
+    windows: int = 0
+    """Profiler windows recorded."""
+    budget: float | None = None
+    """Share of the step time that the recorder may cost, as told; ``None``: nobody said."""
     disabled_reason: str | None = None
     """Set when the recorder switched itself off: what went wrong."""
 
@@ -121,6 +128,25 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int | None = None
     input_elements: int | None = None
     """Elements of all tensors in the step's batches: the measure of work that needs no knowledge of the model."""
+    flops: float | None = None
+    """Floating-point operations of the step on this rank, where the script says."""
+    device_us: PhaseTimes | None = None
+    """The same phases on the time line of the device's main stream, between events recorded at their bounds. They sum to the
+    step as the device saw it. ``None``: no device, or its events were not read (yet)."""
+    device_blocked_us: PhaseTimes | None = None
+    """Time inside each of ``device_us`` that the stream waited for other ranks; ``None``: no signal."""
+    sections_us: dict[str, float] = {}
+    """The script's own sections; they lie inside the phases and are not part of their sum."""
+    allocated_bytes: int | None = None
+    """Device memory held by tensors at the step's end; this and the next three every Nth step only."""
+    reserved_bytes: int | None = None
+    """Device memory held by the allocator at the step's end."""
+    peak_allocated_bytes: int | None = None
+    """Highest ``allocated_bytes`` since the process began, or since the script reset it."""
+    allocator_retries: int | None = None
+    """Allocations so far that failed at first and made the allocator give back its cache."""
+    resident_bytes: int | None = None
+    """Resident memory of the process, every Nth step only."""
     profiled: bool = False
     """The profiler was on during this step: its times include the profiler's cost."""
     tags: list[str] = []
@@ -201,6 +227,50 @@ class KernelRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     calls: int
 
 
+class PlannedWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A profiled window announced to all ranks of an attempt (``attempts/NNN/plan-*.jsonl``)."""
+
+    first: int
+    """First profiled step."""
+    steps: int
+    reason: Literal["schedule", "capture"]
+    request: str | None = None
+    """The request in ``control/`` that asked for it."""
+    ranks: list[int] | None = None
+    """The ranks that profile; ``None``: all."""
+    keep_trace: bool = False
+    """Whether the raw traces are kept."""
+    chosen_unix_ns: int
+
+
+class HardwareSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU at one moment (``hosts/NAME/gpu-*.jsonl``), as the node's exporter published it; ``None`` is what it did not."""
+
+    unix_ns: int
+    """When the exporter answered."""
+    gpu_uuid: str | None = None
+    """``None``: a row about the whole host, which is why something is missing."""
+    gpu_index: int | None = None
+    missing: str | None = None
+    """Why there are no values: the exporter was absent, or did not know this GPU (any more)."""
+    simulated: bool = False
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    sm_clock_hertz: float | None = None
+    sm_clock_max_hertz: float | None = None
+    throttle_reasons: list[str] | None = None
+    """Reasons for a lowered clock that were active; an empty list: none was."""
+    xid_errors: int | None = None
+    """Xid errors so far."""
+    ecc_uncorrected_errors: int | None = None
+    pcie_replays: int | None = None
+    nvlink_errors: int | None = None
+
+
 RECORD_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     "run": RunInfo,
     "attempt": AttemptInfo,
@@ -209,5 +279,7 @@ RECORD_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     "windows": StepBreakdown,
     "collectives": CollectiveRecord,
     "kernels": KernelRecord,
+    "plan": PlannedWindow,
+    "gpu": HardwareSample,
 }
 """Record name to type; ``rankscope schema NAME`` prints the JSON Schema of each."""
