@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 import msgspec
@@ -18,9 +19,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.runs.errors import InputError
-from rankscope.runs.paths import rank_dir, segment
-from rankscope.runs.reader import MAX_LINE_BYTES, RunReader, is_headless_run, is_run
+from rankscope.runs.paths import (
+    RANK_STREAMS,
+    attempt_dir,
+    control_dir,
+    findings_file,
+    flight_dir,
+    host_dir,
+    parquet_file,
+    rank_dir,
+    run_file,
+    segment,
+)
+from rankscope.runs.reader import RunReader, is_headless_run, is_run
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.segments import MAX_LINE_BYTES
 from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_atomically, write_record
 
 
@@ -197,10 +210,15 @@ def test_what_is_no_regular_file_is_left_out_and_never_waited_for(run: Path, wha
     assert sorted(reader.unusable) == sorted(blocked)
 
 
-def test_records_that_cannot_be_read_are_an_error(run: Path) -> None:
-    segment(rank_dir(run, 0, 0), "steps", 0).mkdir(parents=True)  # also root cannot read a folder as a file
-    with pytest.raises(InputError, match=r"steps-000000\.jsonl: Is a directory"):
-        list(RunReader(run).steps(0, 0))
+def test_records_that_cannot_be_read_are_named_and_the_others_are_read(run: Path) -> None:
+    folder = rank_dir(run, 0, 0)
+    segment(folder, "steps", 0).mkdir(parents=True)  # also root cannot read a folder as a file
+    writer = JsonLinesWriter(folder, "steps")
+    writer.append(step(5))
+    writer.close()
+    reader = RunReader(run)
+    assert [row.step for row in reader.steps(0, 0)] == [5]
+    assert reader.unusable == [segment(folder, "steps", 0)]
 
 
 @pytest.mark.parametrize("what", ["pipe", "socket", "folder", "device"])
@@ -307,6 +325,29 @@ def test_an_atomic_write_that_fails_leaves_no_litter(tmp_path: Path, monkeypatch
     with pytest.raises(OSError, match="No space"):
         write_atomically(tmp_path / "file.json", b"{}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_documented_tree_is_the_one_that_is_written(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "recorder.md").read_text()
+    tree = page.partition("```\nRUN/\n")[2].partition("```")[0]
+    documented: set[str] = set()
+    for line in tree.splitlines():
+        name = line.split()[0]
+        # Six columns in: what is in the folder of a rank.
+        documented.add(f"attempts/000/ranks/00005/{name}" if line.startswith("      ") else name)
+    ranks = [segment(rank_dir(Path(), 0, 5), stream, 0) for stream in RANK_STREAMS]
+    written = [
+        run_file(Path()),
+        findings_file(Path()),
+        segment(attempt_dir(Path(), 0), "plan", 0),
+        segment(host_dir(Path(), "NAME"), "gpu", 0),
+        *ranks,
+    ]
+    folders = [flight_dir(Path(), 0), control_dir(Path()), rank_dir(Path(), 0, 5)]
+    patterns = {str(path).replace("000000", "*") for path in written} | {f"{path}/" for path in folders}
+    others = {"attempts/000/attempt.json", "attempts/000/*-*.parquet", "attempts/000/ranks/00005/traces/"}
+    assert documented == patterns | others
+    assert fnmatch(str(parquet_file(attempt_dir(Path(), 0), "steps", 0)), "attempts/000/*-*.parquet")
 
 
 times = st.none() | st.floats(0, 1e9)

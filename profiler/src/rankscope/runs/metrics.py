@@ -1,7 +1,11 @@
 """Names of the metrics a rank publishes through its text file in the spool folder.
 
-One table: the recorder renders from it, the exporter relays it, rules and boards may use only what is in it.
-The labels of every metric are ``run_id`` and ``rank``, and those of its row.
+One table: the recorder renders from it, the exporter relays it, rules and boards may use only what is in it. Every series has the
+labels of ``RANK_LABELS``, and those of its row. What there is no signal for is absent, never zero.
+
+``run`` is the name of the run, so that series go on when it is started again; ``slot`` is "0" unless another run of that name has
+the same rank on the same node. The id of the run is on ``rank_info`` alone:
+``X * on (run, rank, slot) group_left (run_id) rank_info``.
 """
 
 from __future__ import annotations
@@ -9,13 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+RANK_LABELS: Final = ("run", "rank", "slot")
+
 
 @dataclass(frozen=True, slots=True)
 class RankMetric:
-    """One metric: Prometheus name, type, help text, and labels besides ``run_id`` and ``rank``."""
+    """One metric: Prometheus name, type, help text, and labels besides ``RANK_LABELS`` (and ``le`` of a histogram's buckets)."""
 
     name: str
-    type: Literal["gauge", "counter"]
+    type: Literal["gauge", "counter", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
 
@@ -25,30 +31,83 @@ RANK_METRICS: Final[tuple[RankMetric, ...]] = (
         "rank_info",
         "gauge",
         "Always 1; identity of the rank.",
-        ("name", "host", "local_rank", "world_size", "gpu_uuid", "attempt"),
+        ("run_id", "host", "local_rank", "world_size", "gpu_uuid", "attempt", "simulated"),
     ),
     RankMetric("rank_steps_total", "counter", "Training steps completed."),
+    RankMetric("rank_last_step", "gauge", "Number of the last step that was completed."),
     RankMetric("rank_last_step_timestamp_seconds", "gauge", "Unix time at which the last step ended."),
-    RankMetric("rank_step_seconds_total", "counter", "Wall time of the steps."),
+    RankMetric("rank_step_duration_seconds", "histogram", "Wall time of a step."),
     RankMetric("rank_phase_seconds_total", "counter", "Wall time of the steps by phase.", ("phase",)),
     RankMetric(
         "rank_blocked_seconds_total",
         "counter",
-        "Time of the steps spent waiting for other ranks; absent when there is no signal.",
+        "Time in each phase of the steps spent waiting for other ranks; absent when there is no signal.",
+        ("phase",),
     ),
+    RankMetric(
+        "rank_device_seconds_total", "counter", "Time of the steps by phase as the device's main stream saw it.", ("phase",)
+    ),
+    RankMetric(
+        "rank_device_blocked_seconds_total",
+        "counter",
+        "Time in each phase that the device's main stream waited for other ranks.",
+        ("phase",),
+    ),
+    RankMetric("rank_section_seconds_total", "counter", "Time in the script's own sections of the steps.", ("section",)),
     RankMetric("rank_cpu_seconds_total", "counter", "CPU time of the training thread."),
+    RankMetric("rank_run_queue_seconds_total", "counter", "Time the training thread could have run and had no CPU."),
+    RankMetric("rank_gc_seconds_total", "counter", "Python garbage collection in the steps."),
     RankMetric("rank_samples_total", "counter", "Samples trained on, where the batch size is visible."),
+    RankMetric("rank_tokens_total", "counter", "Tokens trained on, where the script says."),
     RankMetric("rank_input_elements_total", "counter", "Tensor elements of the batches trained on."),
+    RankMetric("rank_flops_total", "counter", "Floating-point operations of the steps, where the script says."),
+    RankMetric(
+        "rank_steps_tagged_total",
+        "counter",
+        "Steps in which something happened: checkpoint, eval, gc, optimizer_skipped.",
+        ("tag",),
+    ),
+    RankMetric("rank_device_memory_allocated_bytes", "gauge", "Device memory held by tensors at the end of a recent step."),
+    RankMetric("rank_device_memory_reserved_bytes", "gauge", "Device memory held by the allocator at the end of a recent step."),
+    RankMetric("rank_device_memory_peak_bytes", "gauge", "Most device memory that tensors held at once."),
+    RankMetric(
+        "rank_allocator_retries_total", "counter", "Device allocations that succeeded only after the cache was given back."
+    ),
+    RankMetric("rank_resident_memory_bytes", "gauge", "Resident memory of the process at the end of a recent step."),
     RankMetric("rank_profiled_steps_total", "counter", "Steps recorded with the profiler on."),
+    RankMetric("rank_windows_total", "counter", "Profiler windows that were due: recorded, missed.", ("outcome",)),
     RankMetric(
         "rank_window_seconds_total",
         "counter",
         "Profiled time by state: compute, overlap, exposed_communication, exposed_memcpy, idle.",
         ("state",),
     ),
-    RankMetric("rank_recorder_seconds_total", "counter", "Time the recorder itself cost the training thread."),
+    RankMetric("rank_overlap_ratio", "gauge", "Share of the communication that compute hid in the last profiler window."),
+    RankMetric(
+        "rank_exposed_communication_seconds",
+        "gauge",
+        "Communication per step that nothing hid in the last profiler window.",
+    ),
+    RankMetric(
+        "rank_recorder_seconds_total",
+        "counter",
+        "Time the recorder itself cost the training thread: steps (always on), windows (the profiler).",
+        ("part",),
+    ),
+    RankMetric("rank_recorder_budget_ratio", "gauge", "Share of the step time that the recorder may cost."),
     RankMetric("rank_recorder_dropped_total", "counter", "Records dropped because the ring was full."),
     RankMetric("rank_recorder_disabled", "gauge", "1 when the recorder switched itself off."),
 )
 
 RANK_METRIC_PREFIX: Final = "rank_"
+
+STEP_BUCKETS_SECONDS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+)  # fmt: skip
+"""Upper bounds of the buckets of ``rank_step_duration_seconds``; one without a bound follows."""
+
+STEP_TAGS: Final = ("checkpoint", "eval", "gc", "optimizer_skipped")
+"""Tags of steps that ``rank_steps_tagged_total`` counts."""
+
+MAX_SECTIONS: Final = 16
+"""Names of sections a rank publishes; what comes after is summed as ``other``."""

@@ -36,6 +36,11 @@ def segment(folder: Path, stream: Stream, number: int) -> Path:
     return folder / f"{stream}-{number:06d}.jsonl"
 
 
+def parquet_file(folder: Path, stream: Stream, number: int) -> Path:
+    """Compacted records: ``steps-000000.parquet`` in the folder of an attempt (all its ranks) or host."""
+    return folder / f"{stream}-{number:06d}.parquet"
+
+
 def host_dir(run: Path, host: str) -> Path:
     """``hosts/NAME``: hardware samples of a host."""
     return run / "hosts" / host

@@ -1,36 +1,39 @@
 """Reading a run directory, finished, live or damaged.
 
-A torn last line, an unknown field or a missing file is normal and counted, not an error; only a folder that is no run, or one
-of a newer major format, raises ``InputError``. A run directory may be anybody's, so nothing in it can hang its reader or make
-it take more memory than there is on disk.
+A torn last line, an unknown field or a missing file is normal and counted, not an error; what cannot be read is named and the
+rest is read; only a folder that is no run, or one of a newer major format, raises ``InputError``. A run directory may be
+anybody's, so nothing in it can hang its reader or make it take more memory than there is on disk.
+
+Records are read from JSON Lines and from Parquet (``compact``) alike, each of them once, also while they move from the one to
+the other.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from rankscope.runs.errors import InputError
-from rankscope.runs.paths import Stream, attempt_dir, rank_dir, run_file
+from rankscope.runs.errors import InputError, MissingError
+from rankscope.runs.paths import Stream, attempt_dir, host_dir, rank_dir, run_file
 from rankscope.runs.records import (
     RUN_SCHEMA,
     AttemptInfo,
     CollectiveRecord,
+    HardwareSample,
     KernelRecord,
+    PlannedWindow,
     RankInfo,
     RunInfo,
     StepBreakdown,
     StepRecord,
 )
+from rankscope.runs.segments import list_segments, open_regular, read_lines
 
-MAX_LINE_BYTES: Final = 4 * 1024 * 1024
-"""A longer line is damage: no record comes near this."""
+if TYPE_CHECKING:
+    from rankscope.runs.parquet import Piece, PieceReader
 
 MAX_NUMBER: Final = 2**31
 """Attempts and ranks are fewer: a folder with a larger number is damage."""
@@ -48,32 +51,6 @@ def is_headless_run(path: Path) -> bool:
     return (path / "attempts").is_dir() and not is_run(path)
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file, or a link to one, for reading.
-
-    Raises ``OSError``, also for everything else that has a name: a FIFO without a writer would be waited for for ever, and a
-    device need not end.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket
-            raise _IrregularFileError(path) from error
-        raise
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise (
-            IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path) if stat.S_ISDIR(mode) else _IrregularFileError(path)
-        )
-    return os.fdopen(descriptor, "rb")
-
-
-class _IrregularFileError(OSError):
-    def __init__(self, path: Path) -> None:
-        super().__init__(errno.EINVAL, "not a regular file", os.fspath(path))
-
-
 class RunReader:
     """One run directory.
 
@@ -85,6 +62,7 @@ class RunReader:
         self.path = path
         self.skipped_lines = 0
         self.unusable: list[Path] = []
+        self._opened: dict[Path, tuple[tuple[int, int, int], PieceReader]] = {}
         self.info = self._read_info()
 
     def _read_info(self) -> RunInfo:
@@ -129,42 +107,125 @@ class RunReader:
 
     def steps(self, attempt: int, rank: int) -> Iterator[StepRecord]:
         """Step records of one rank in the order they were written."""
-        return self._rows(attempt, rank, "steps", StepRecord)
+        return self._rank_rows(attempt, rank, "steps", StepRecord)
 
     def windows(self, attempt: int, rank: int) -> Iterator[StepBreakdown]:
         """Breakdowns of the profiled steps of one rank."""
-        return self._rows(attempt, rank, "windows", StepBreakdown)
+        return self._rank_rows(attempt, rank, "windows", StepBreakdown)
 
     def collectives(self, attempt: int, rank: int) -> Iterator[CollectiveRecord]:
         """Collectives of the profiled steps of one rank."""
-        return self._rows(attempt, rank, "collectives", CollectiveRecord)
+        return self._rank_rows(attempt, rank, "collectives", CollectiveRecord)
 
     def kernels(self, attempt: int, rank: int) -> Iterator[KernelRecord]:
         """Costliest kernels of the profiled steps of one rank."""
-        return self._rows(attempt, rank, "kernels", KernelRecord)
+        return self._rank_rows(attempt, rank, "kernels", KernelRecord)
 
-    def _rows(self, attempt: int, rank: int, stream: Stream, kind: type[_T]) -> Iterator[_T]:
-        decoder = msgspec.json.Decoder(kind)
-        for path in sorted(rank_dir(self.path, attempt, rank).glob(f"{stream}-*.jsonl")):
+    def plan(self, attempt: int) -> Iterator[PlannedWindow]:
+        """Profiled windows that were announced to the ranks of this attempt."""
+        folder = attempt_dir(self.path, attempt)
+        return self._rows(folder, folder, None, "plan", PlannedWindow)
+
+    def hosts(self) -> list[str]:
+        """Names of the hosts that left hardware samples."""
+        folder = self.path / "hosts"
+        try:
+            return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError:
+            self._cannot_use(folder)
+            return []
+
+    def hardware(self, host: str) -> Iterator[HardwareSample]:
+        """Samples of the GPUs of one host, in the order they were taken."""
+        folder = host_dir(self.path, host)
+        return self._rows(folder, folder, None, "gpu", HardwareSample)
+
+    def _rank_rows(self, attempt: int, rank: int, stream: Stream, kind: type[_T]) -> Iterator[_T]:
+        return self._rows(rank_dir(self.path, attempt, rank), attempt_dir(self.path, attempt), rank, stream, kind)
+
+    def _rows(self, folder: Path, compacted: Path, rank: int | None, stream: Stream, kind: type[_T]) -> Iterator[_T]:
+        """Records of one stream: JSON Lines in ``folder``, and rows of ``rank`` in the Parquet files in ``compacted``."""
+        # First what may be removed, then what takes its place: the other way round both could be missed.
+        segments = self._list(folder, stream)
+        done: set[Piece] = set()
+        yield from self._compacted(compacted, rank, stream, kind, done)
+        for path in segments:
             try:
-                with open_regular(path) as file:
-                    while line := file.readline(MAX_LINE_BYTES):
-                        if not line.endswith(b"\n"):
-                            # Torn: the writer is in the middle of it, or died there. Or endless: then nothing of it is used.
-                            self.skipped_lines += 1
-                            while line and not line.endswith(b"\n"):
-                                line = file.readline(MAX_LINE_BYTES)  # the rest of the same line
-                            continue
-                        try:
-                            yield decoder.decode(line)
-                        except (msgspec.DecodeError, UnicodeDecodeError):
-                            self.skipped_lines += 1
+                yield from self._lines(path, kind, done)
             except FileNotFoundError:
-                continue  # retention removed it between listing and opening
-            except _IrregularFileError:
+                # Retention removed it since, or it has just been compacted.
+                yield from self._compacted(compacted, rank, stream, kind, done, segment=path.name)
+            except OSError:
                 self._cannot_use(path)
-            except OSError as error:
-                raise InputError(path, error.strerror or str(error)) from error
+
+    def _list(self, folder: Path, stream: Stream) -> list[Path]:
+        try:
+            return list_segments(folder, stream)
+        except FileNotFoundError:
+            if folder.is_symlink():
+                self._cannot_use(folder)
+        except OSError:
+            self._cannot_use(folder)
+        return []
+
+    def _lines(self, path: Path, kind: type[_T], done: set[Piece]) -> Iterator[_T]:
+        decoder = msgspec.json.Decoder(kind)
+        with open_regular(path) as file:
+            if pieces := [piece for piece in done if piece.file == path.name]:
+                from rankscope.runs.parquet import covered_bytes
+
+                file.seek(covered_bytes(file, pieces))
+            for line in read_lines(file):
+                try:
+                    if line is not None:
+                        yield decoder.decode(line)
+                        continue
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    pass
+                self.skipped_lines += 1
+
+    def _compacted(
+        self, folder: Path, rank: int | None, stream: Stream, kind: type[_T], done: set[Piece], *, segment: str | None = None
+    ) -> Iterator[_T]:
+        """Rows of the Parquet files in ``folder`` that are not ``done`` yet, or of these what was one ``segment``.
+
+        Raises ``MissingError``.
+        """
+        try:
+            files = list_segments(folder, stream, "parquet")
+        except OSError:
+            return  # it has been named, if it is one that should be there
+        for path in files:
+            try:
+                reader = self._parquet(path, stream)
+                pieces = [
+                    piece for piece in reader.pieces if piece.rank == rank and piece not in done and segment in (None, piece.file)
+                ]
+                # Whatever comes of it, nothing of these is to be read twice.
+                done.update(pieces)
+                self.skipped_lines += sum(piece.skipped for piece in pieces)
+                if pieces:
+                    yield from reader.records(pieces, kind)
+            except (InputError, OSError):
+                self._cannot_use(path)
+
+    def _parquet(self, path: Path, stream: Stream) -> PieceReader:
+        try:
+            from rankscope.runs.parquet import PieceReader
+        except ModuleNotFoundError as error:
+            if error.name != "pyarrow":
+                raise
+            raise MissingError(
+                f"{path}: reading compacted runs needs the Python package 'pyarrow': pip install 'rankscope[analysis]'"
+            ) from error
+        status = path.stat()
+        identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+        known = self._opened.get(path)
+        if known is None or known[0] != identity:
+            known = self._opened[path] = (identity, PieceReader(path, stream))
+        return known[1]
 
     def _optional(self, path: Path, kind: type[_T]) -> _T | None:
         try:

@@ -70,6 +70,8 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``None`` while running. ``killed``: the process vanished without saying goodbye (SIGKILL, OOM killer, node lost)."""
     dropped_records: int = 0
     """Records the full ring had to drop; they are missing from the files."""
+    expired_records: dict[str, int] = {}
+    """Stream to the number of its oldest records that retention has removed."""
     missed_windows: int = 0
     """Profiler windows that were due and left out; the helper says why the first was."""
     recorder_cost_us: float | None = None
@@ -153,17 +155,33 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What happened in the step: ``checkpoint``, ``eval``, ``gc`` …"""
 
     @property
+    def _on_device(self) -> bool:
+        """Whether the device's time line is the one to judge by: the host of a device runs ahead and waits somewhere else."""
+        return self.device_us is not None and self.device_blocked_us is not None
+
+    @property
     def blocked_total_us(self) -> float | None:
-        """Blocked time over all phases, or ``None`` when there is no signal."""
-        if self.blocked_us is None:
-            return None
-        return sum(self.blocked_us.get(phase) or 0.0 for phase in PHASES)
+        """Blocked time over all phases, on the device where its times are known; ``None`` when there is no signal."""
+        blocked = self.device_blocked_us if self._on_device else self.blocked_us
+        return None if blocked is None else sum(blocked.get(phase) or 0.0 for phase in PHASES)
 
     @property
     def own_us(self) -> float | None:
-        """Wall time minus blocked time, or ``None`` when blocked time is unknown."""
+        """Time of the step minus blocked time, on the device where its times are known; ``None`` when there is no signal."""
         blocked = self.blocked_total_us
-        return None if blocked is None else self.wall_us - blocked
+        if blocked is None:
+            return None
+        if self.device_us is not None and self._on_device:
+            return sum(self.device_us.get(phase) or 0.0 for phase in PHASES) - blocked
+        return self.wall_us - blocked
+
+    def own_in_us(self, phase: Phase) -> float | None:
+        """Time of ``phase`` minus blocked time in it, as ``own_us``; ``None`` without a signal or the phase."""
+        times, blocked = (self.device_us, self.device_blocked_us) if self._on_device else (self.phases_us, self.blocked_us)
+        time = None if times is None else times.get(phase)
+        if time is None or blocked is None:
+            return None
+        return time - (blocked.get(phase) or 0.0)
 
 
 class StepBreakdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -251,6 +269,8 @@ class HardwareSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     gpu_uuid: str | None = None
     """``None``: a row about the whole host, which is why something is missing."""
     gpu_index: int | None = None
+    parent_uuid: str | None = None
+    """Of a MIG device: the GPU that it is a part of, whose row has what the two share."""
     missing: str | None = None
     """Why there are no values: the exporter was absent, or did not know this GPU (any more)."""
     simulated: bool = False

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -15,24 +17,67 @@ import msgspec
 
 from rankscope.runs.paths import Stream, attempt_dir, run_file, segment
 from rankscope.runs.records import AttemptInfo, RunInfo
+from rankscope.runs.segments import list_segments, number_of, open_regular
 
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
+_FRESH_SECONDS: Final = 10.0
 
 _encoder = msgspec.json.Encoder()
 
 
-def write_atomically(path: Path, data: bytes, *, overwrite: bool = True) -> bool:
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and those it lies in; what is made is open to whom the folder it is made in is open. Raises ``OSError``.
+
+    Ranks may be different users, with umasks that would lock the others out: whoever may write into a run may add a rank to it,
+    and whoever may read it may read all of it, whoever makes its folders.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    for patience in (0.05, 0.2, None):
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            return
+        except PermissionError:
+            # Another rank has just made the parent, and is about to open it.
+            if patience is None or time.time() - folder.parent.stat().st_mtime > _FRESH_SECONDS:
+                raise
+            time.sleep(patience)
+        else:
+            break
+    with suppress(OSError):  # a root-squashed mount may refuse; then the umask decides
+        folder.chmod(stat.S_IMODE(folder.parent.stat().st_mode))
+
+
+def _share(file: BinaryIO, folder: Path) -> None:
+    """Let read ``file`` whoever may read the folder it is in."""
+    with suppress(OSError):
+        os.fchmod(file.fileno(), 0o600 | (folder.stat().st_mode & 0o044))
+
+
+def _count_lines(path: Path) -> int:
+    with open_regular(path) as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def write_atomically(path: Path, data: bytes, *, overwrite: bool = True, share: bool = False) -> bool:
     """Write ``data`` so that a reader sees the old file or the new one, never a part.
 
     With ``overwrite=False`` an existing file wins, also against a concurrent writer on another host. Returns whether this
-    call wrote the file. Raises ``OSError``.
+    call wrote the file. ``share``: whoever may read the folder it is in may read it. Raises ``OSError``.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if share:
+        make_folder(path.parent)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
     if not overwrite and path.exists():
         return False
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(6)}")
     try:
         with temporary.open("xb") as file:
+            if share:
+                _share(file, path.parent)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -51,13 +96,16 @@ def write_atomically(path: Path, data: bytes, *, overwrite: bool = True) -> bool
         temporary.unlink(missing_ok=True)
 
 
-def write_record(path: Path, record: msgspec.Struct, *, overwrite: bool = True) -> bool:
+def write_record(path: Path, record: msgspec.Struct, *, overwrite: bool = True, share: bool = True) -> bool:
     """Write one record as an indented JSON file, atomically; see ``write_atomically``."""
-    return write_atomically(path, msgspec.json.format(_encoder.encode(record), indent=2) + b"\n", overwrite=overwrite)
+    data = msgspec.json.format(_encoder.encode(record), indent=2) + b"\n"
+    return write_atomically(path, data, overwrite=overwrite, share=share)
 
 
 def create_run(run: Path, info: RunInfo) -> bool:
     """Write ``run.json`` unless it is there. Returns whether this call created the run."""
+    # The run's own folder is as its maker's umask has it; all within it is as that folder is.
+    run.mkdir(parents=True, exist_ok=True)
     return write_record(run_file(run), info, overwrite=False)
 
 
@@ -67,12 +115,22 @@ def create_attempt(run: Path, info: AttemptInfo) -> bool:
 
 
 class JsonLinesWriter:
-    """Appends records to ``STREAM-NNNNNN.jsonl`` in ``folder`` and starts a new segment when one is full."""
+    """Appends records to ``STREAM-NNNNNN.jsonl`` in ``folder`` and starts a new segment when one is full.
 
-    def __init__(self, folder: Path, stream: Stream, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    ``retain_bytes``: when the segments have become more than that, the oldest are removed, never the open one. ``None``: none
+    ever is.
+    """
+
+    def __init__(
+        self, folder: Path, stream: Stream, *, segment_bytes: int = SEGMENT_BYTES, retain_bytes: int | None = None
+    ) -> None:
         self._folder = folder
         self._stream: Stream = stream
-        self._segment_bytes = segment_bytes
+        self._retain_bytes = retain_bytes
+        # Small enough that what is removed at a time is a small part of what is kept.
+        self._segment_bytes = segment_bytes if retain_bytes is None else min(segment_bytes, max(1, retain_bytes // 8))
+        self.expired = 0
+        """Records that were removed so."""
         self._number = 0
         self._size = 0
         self._file: BinaryIO | None = None
@@ -111,11 +169,34 @@ class JsonLinesWriter:
                 self.close()
 
     def _open(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        while segment(self._folder, self._stream, self._number).exists():
-            self._number += 1
+        make_folder(self._folder)
+        if there := list_segments(self._folder, self._stream):
+            # After the last, not in the first gap: the order of the numbers is that of the records.
+            self._number = max(self._number, number_of(there[-1]) + 1)
         self._file = segment(self._folder, self._stream, self._number).open("xb", buffering=0)
+        _share(self._file, self._folder)
         self._size = 0
+        if self._retain_bytes is not None:
+            # What cannot be removed now is so when the next segment begins; it is no reason not to write.
+            with suppress(OSError):
+                self._expire(self._retain_bytes - self._segment_bytes)
+
+    def _expire(self, limit: int) -> None:
+        """Remove the oldest segments until the others, without the open one, are at most ``limit`` bytes. Raises ``OSError``."""
+        closed = [path for path in list_segments(self._folder, self._stream) if path.name != self._open_name]
+        sizes = [path.stat().st_size for path in closed]
+        total = sum(sizes)
+        for path, size in zip(closed, sizes, strict=True):
+            if total <= limit:
+                return
+            records = _count_lines(path)
+            path.unlink()
+            self.expired += records
+            total -= size
+
+    @property
+    def _open_name(self) -> str:
+        return segment(self._folder, self._stream, self._number).name
 
     def close(self) -> None:
         """Close the open segment, if any."""

@@ -1,0 +1,38 @@
+"""An amount of storage as people write it: ``4GiB``, ``500 MB``, ``all``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import click
+
+_UNITS: Final = {"": 1, "b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+_SMALLEST: Final = 1024 * 1024
+"""Less would remove records faster than anybody could read them."""
+
+
+class _Size(click.ParamType[int | None]):
+    """Bytes; ``None`` for ``all``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Read it, or say what is wrong."""
+        text = str(value).strip().lower()
+        if text == "all":
+            return None
+        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)", text)
+        if match is None or match[2] not in _UNITS:
+            self.fail(f"{value!r} is no size; write 4GiB, 500MB or all", param, ctx)
+        size = int(float(match[1]) * _UNITS[match[2]])
+        if not _SMALLEST <= size < 2**60:
+            self.fail(f"{value!r} is not between 1 MiB and 1 EiB", param, ctx)
+        return size
+
+
+SIZE: Final = _Size()

@@ -1,0 +1,292 @@
+"""Requests to a running job, left as files in ``RUN/control``, and their answers.
+
+``ID.json`` is a request; ``ID.answer.json`` answers it for the whole job, ``ID.answer-RRRRR.json`` for one rank. Whoever may
+write into the folder may ask. So everything in it is untrusted: it is read within bounds of time and memory, whatever it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import heapq
+import os
+import re
+import secrets
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+
+from rankscope.runs.paths import control_dir
+from rankscope.runs.writer import write_record
+
+CONTROL_SCHEMA: Final = "rankscope.control/1"
+
+MAX_STEPS: Final = 50
+"""Steps one request may ask for: a trace of more does not fit in local memory."""
+MAX_AGE_SECONDS: Final = 600.0
+"""An older request is void: whoever asked has gone. So is one from further ahead, by clocks that disagree."""
+MAX_REQUESTS: Final = 256
+"""Files that are looked into within ``MAX_AGE_SECONDS``; those above it wait, or become too old."""
+MAX_ENTRIES: Final = 10_000
+"""Names that one look at the folder goes through."""
+MAX_BYTES: Final = 256 * 1024
+"""A larger file is no request."""
+POLL_SECONDS: Final = 1.0
+_SETTLE_SECONDS: Final = 3.0
+"""As long after its last change, a folder that has not changed holds nothing new. Before, its time may be too coarse to tell."""
+
+_ID: Final = r"[0-9]{19}-[0-9a-f]{8}"
+_REQUEST_NAME: Final = re.compile(rf"({_ID})\.json")
+
+Kind = Literal["capture", "dump"]
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Ranks = Annotated[list[Number], msgspec.Meta(min_length=1, max_length=65_536)]
+RequestId = Annotated[str, msgspec.Meta(pattern=rf"^{_ID}$")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``control/ID.json``: what somebody wants of the running job."""
+
+    schema: Literal["rankscope.control/1"] = CONTROL_SCHEMA
+    id: RequestId
+    """When it was made (unix nanoseconds) and eight random digits: sorts by time, and is the name of its file."""
+    kind: Kind
+    """``capture``: profile some of the next steps, on all ranks the same. ``dump``: write the Flight Recorder's contents."""
+    created_unix_ns: Count
+    by: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    """Who says to be asking, ``user@host``."""
+    steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 3
+    """``capture``: how many steps."""
+    ranks: Ranks | None = None
+    """The ranks that shall do it; ``None``: all."""
+    keep_trace: bool = False
+    """``capture``: also keep the raw traces."""
+    note: Annotated[str, msgspec.Meta(max_length=500)] | None = None
+    """Why, for people."""
+
+
+class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``control/ID.answer.json`` or ``control/ID.answer-RRRRR.json``: what became of it."""
+
+    schema: Literal["rankscope.control/1"] = CONTROL_SCHEMA
+    id: RequestId
+    accepted: bool
+    reason: str | None = None
+    """Why not."""
+    attempt: Number | None = None
+    """The attempt that does it."""
+    first_step: Count | None = None
+    last_step: Count | None = None
+    """``capture``: the steps that will be profiled, both included."""
+    ranks: Ranks | None = None
+    """The ranks that do it; ``None``: all."""
+    answered_unix_ns: Count
+
+
+_Record = TypeVar("_Record", ControlRequest, ControlAnswer)
+
+
+def new_request(
+    kind: Kind, *, steps: int = 3, ranks: list[int] | None = None, keep_trace: bool = False, note: str | None = None
+) -> ControlRequest:
+    """A request by the user of this process, now. Raises ``msgspec.ValidationError`` for what nobody may ask."""
+    now = time.time_ns()
+    request = ControlRequest(
+        id=f"{now:019d}-{secrets.token_hex(4)}",
+        kind=kind,
+        created_unix_ns=now,
+        by=_asker(),
+        steps=steps,
+        ranks=ranks,
+        keep_trace=keep_trace,
+        note=note,
+    )
+    return msgspec.convert(msgspec.to_builtins(request), ControlRequest)
+
+
+def _asker() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name, as in many containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}".encode(errors="replace").decode()[:200]
+
+
+def post(run: Path, request: ControlRequest) -> Path:
+    """Leave a request in the run; the path of its file. Raises ``OSError``."""
+    make_control_dir(run)
+    path = control_dir(run) / f"{request.id}.json"
+    write_record(path, request)
+    return path
+
+
+def answer(run: Path, given: ControlAnswer, *, rank: int | None = None) -> None:
+    """Answer a request, for the whole job or for one rank. Raises ``OSError``."""
+    write_record(control_dir(run) / _answer_name(given.id, rank), given)
+
+
+def read_answer(run: Path, request_id: str, *, rank: int | None = None) -> ControlAnswer | None:
+    """The answer, or ``None`` while there is none that can be read."""
+    try:
+        folder = _open_folder(control_dir(run))
+    except OSError:
+        return None
+    try:
+        given = _read(folder, _answer_name(request_id, rank), ControlAnswer)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(folder)
+    return given if given.id == request_id else None
+
+
+def _answer_name(request_id: str, rank: int | None) -> str:
+    return f"{request_id}.answer.json" if rank is None else f"{request_id}.answer-{rank:05d}.json"
+
+
+def make_control_dir(run: Path) -> None:
+    """Make the folder, unless it is there, for the same people as the run's. Raises ``OSError``."""
+    folder = control_dir(run)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return
+    whose = run.stat()
+    with suppress(OSError):
+        os.chown(folder, -1, whose.st_gid)
+    mode = stat.S_IMODE(whose.st_mode)
+    if folder.stat().st_gid != whose.st_gid:
+        mode &= ~stat.S_IRWXG  # another group than the one that was meant
+    folder.chmod(mode)
+
+
+class Inbox:
+    """What somebody who serves requests of one ``kind`` has to do; each request is handed out once.
+
+    Void are requests made before ``since_unix_ns`` (an earlier attempt's) or too long ago, and those that have been answered, for
+    ``rank`` if that is given and else for the job: by a helper that was killed, say. ``report`` gets a line for people about the
+    first file that is no request, and one when there are too many files.
+    """
+
+    def __init__(
+        self, run: Path, kind: Kind, *, since_unix_ns: int, report: Callable[[str], None], rank: int | None = None
+    ) -> None:
+        self._folder = control_dir(run)
+        self._kind = kind
+        self._since = since_unix_ns
+        self._report = report
+        self._rank = rank
+        self._seen: set[str] = set()
+        self._malformed_said = self._too_many_said = False
+        self._due = 0.0
+        self._changed_ns: int | None = None
+        self._settled = 0.0
+
+    def pending(self, *, now: bool = False) -> list[ControlRequest]:
+        """Requests that have come in, oldest first. Looks at most every ``POLL_SECONDS``, unless ``now``. Never raises."""
+        if not now and time.monotonic() < self._due:
+            return []
+        self._due = time.monotonic() + POLL_SECONDS
+        try:
+            folder = _open_folder(self._folder)
+        except OSError:
+            return []  # nobody has ever asked; or the disk is away, and then that is said by who writes there
+        try:
+            return list(self._take(folder)) if self._may_hold_news(folder) else []
+        except OSError:
+            self._changed_ns = None
+            return []
+        finally:
+            os.close(folder)
+
+    def _may_hold_news(self, folder: int) -> bool:
+        changed, here = os.fstat(folder).st_mtime_ns, time.monotonic()
+        if changed != self._changed_ns:
+            self._changed_ns, self._settled = changed, here + _SETTLE_SECONDS
+        return here <= self._settled
+
+    def _take(self, folder: int) -> Iterator[ControlRequest]:
+        here, age = time.time_ns(), int(MAX_AGE_SECONDS * 1e9)
+        first, last = max(self._since, here - age), here + age
+        self._seen = {one for one in self._seen if first <= _made_ns(one) <= last}
+        new = (one for one in self._ids(folder) if first <= _made_ns(one) <= last and one not in self._seen)
+        chosen = heapq.nsmallest(MAX_REQUESTS - len(self._seen), new)
+        self._seen.update(chosen)
+        if len(self._seen) >= MAX_REQUESTS:
+            self._changed_ns = None  # there may be more, for the time when the first of these are void
+        for one in chosen:
+            if _is_there(folder, _answer_name(one, self._rank)):
+                continue
+            try:
+                request = _read(folder, f"{one}.json", ControlRequest)
+            except FileNotFoundError:
+                continue  # taken back
+            except (OSError, ValueError) as error:
+                self._malformed(one, _why(error))
+                continue
+            if request.id != one:
+                self._malformed(one, f"it says to be {request.id}")
+            elif request.kind == self._kind and (self._rank is None or request.ranks is None or self._rank in request.ranks):
+                yield request
+
+    def _malformed(self, name: str, why: str) -> None:
+        if not self._malformed_said:
+            self._malformed_said = True
+            self._report(f"control/{name}.json is no request: {why}")
+
+    def _ids(self, folder: int) -> Iterator[str]:
+        with os.scandir(folder) as entries:
+            for number, entry in enumerate(entries):
+                if number >= MAX_ENTRIES:
+                    if not self._too_many_said:
+                        self._too_many_said = True
+                        self._report(f"control/ holds more than {MAX_ENTRIES} files; requests may go unseen")
+                    return
+                if name := _REQUEST_NAME.fullmatch(entry.name):
+                    yield name[1]
+
+
+def _made_ns(request_id: str) -> int:
+    return int(request_id.partition("-")[0])
+
+
+def _open_folder(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _is_there(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _read(folder: int, name: str, kind: type[_Record]) -> _Record:
+    """Decode a small regular file. Raises ``OSError``, and ``ValueError`` for what is in it.
+
+    Opened without waiting: a FIFO without a writer would be waited for for ever.
+    """
+    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=folder)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _why(error: OSError | ValueError) -> str:
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:200])

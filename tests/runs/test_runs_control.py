@@ -1,0 +1,318 @@
+"""Requests to a running job: who reads them reads anything, and is neither hung nor grown by it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankscope.runs.control import (
+    MAX_BYTES,
+    MAX_ENTRIES,
+    MAX_REQUESTS,
+    MAX_STEPS,
+    ControlAnswer,
+    ControlRequest,
+    Inbox,
+    answer,
+    make_control_dir,
+    new_request,
+    post,
+    read_answer,
+)
+
+
+class Reports(list[str]):
+    """What was said to people."""
+
+    def __call__(self, line: str) -> None:
+        self.append(line)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    path.mkdir()
+    make_control_dir(path)
+    return path
+
+
+@pytest.fixture
+def reports() -> Reports:
+    return Reports()
+
+
+def id_at(unix_ns: int, number: int = 0) -> str:
+    return f"{unix_ns:019d}-{number:08x}"
+
+
+def request_made(unix_ns: int, number: int = 0) -> ControlRequest:
+    return msgspec.structs.replace(new_request("capture"), id=id_at(unix_ns, number), created_unix_ns=unix_ns)
+
+
+def write(run: Path, name: str, content: bytes) -> Path:
+    path = run / "control" / name
+    path.write_bytes(content)
+    return path
+
+
+def test_a_request_is_handed_out_once_to_those_who_serve_its_kind(run: Path, reports: Reports) -> None:
+    # given inboxes for captures, and for dumps of two ranks
+    captures = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    dumps = [Inbox(run, "dump", since_unix_ns=0, report=reports, rank=rank) for rank in (0, 1)]
+    assert captures.pending(now=True) == []
+    # when somebody asks for both, the dump of rank 1 only
+    wanted = new_request("capture", steps=5, ranks=[3, 4], keep_trace=True, note="slow since noon")
+    path = post(run, wanted)
+    dump = new_request("dump", ranks=[1])
+    post(run, dump)
+    # then each gets its own, whole, and once
+    assert path == run / "control" / f"{wanted.id}.json"
+    assert captures.pending(now=True) == [wanted]
+    assert [inbox.pending(now=True) for inbox in dumps] == [[], [dump]]
+    assert captures.pending(now=True) == dumps[1].pending(now=True) == []
+    assert "@" in wanted.by
+    assert reports == []
+
+
+def test_requests_come_in_the_order_in_which_they_were_made(run: Path, reports: Reports) -> None:
+    now = time.time_ns()
+    made = [request_made(now - after, after) for after in (3, 1, 2)]
+    for request in made:
+        post(run, request)
+    got = Inbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True)
+    assert [request.id for request in got] == sorted(request.id for request in made)
+
+
+def test_an_answer_reaches_who_asked_and_nobody_serves_the_request_again(run: Path, reports: Reports) -> None:
+    request = new_request("capture")
+    post(run, request)
+    assert read_answer(run, request.id) is None
+    given = ControlAnswer(id=request.id, accepted=True, first_step=70, last_step=72, attempt=1, answered_unix_ns=time.time_ns())
+    answer(run, given)
+    assert read_answer(run, request.id) == given
+    # then a helper that took the place of the one that answered does not see it
+    assert Inbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True) == []
+
+
+def test_each_rank_answers_for_itself(run: Path, reports: Reports) -> None:
+    request = new_request("dump")
+    post(run, request)
+    no = ControlAnswer(id=request.id, accepted=False, reason="no recorder in this torch", answered_unix_ns=1)
+    answer(run, no, rank=5)
+    assert read_answer(run, request.id, rank=5) == no
+    assert read_answer(run, request.id) is read_answer(run, request.id, rank=4) is None
+    assert Inbox(run, "dump", since_unix_ns=0, report=reports, rank=5).pending(now=True) == []
+    assert Inbox(run, "dump", since_unix_ns=0, report=reports, rank=4).pending(now=True) == [request]
+
+
+def test_requests_of_an_earlier_attempt_old_ones_and_those_of_the_future_are_void(run: Path, reports: Reports) -> None:
+    now, minute = time.time_ns(), 60 * 10**9
+    began = now - 2 * minute
+    for number, made in enumerate((began - 1, began + 1, now, now + minute, now + 11 * minute, 9_999_999_999_999_999_999)):
+        write(run, f"{id_at(made, number)}.json", msgspec.json.encode(request_made(min(made, 2**63 - 1), number)))
+    got = Inbox(run, "capture", since_unix_ns=began, report=reports).pending(now=True)
+    assert [request.created_unix_ns for request in got] == [began + 1, now, now + minute]
+    # and without an attempt's beginning, age alone decides
+    write(run, f"{id_at(now - 11 * minute, 9)}.json", msgspec.json.encode(request_made(now - 11 * minute, 9)))
+    assert len(Inbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True)) == 4
+    assert reports == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": 0},
+        {"steps": -3},
+        {"steps": MAX_STEPS + 1},
+        {"steps": 10**400},
+        {"ranks": [-1]},
+        {"ranks": [2**31]},
+        {"ranks": []},
+        {"kind": "delete"},
+        {"schema": "rankscope.control/2"},
+        {"created_unix_ns": -1},
+        {"note": "x" * 1000},
+        {"by": "x" * 1000},
+        {"id": "../../../etc/passwd"},
+    ],
+    ids=lambda wrong: "-".join(f"{key}={str(value)[:12]}" for key, value in wrong.items()),
+)
+def test_what_nobody_may_ask_is_no_request(run: Path, reports: Reports, wrong: dict[str, object]) -> None:
+    good = new_request("capture")
+    write(run, f"{good.id}.json", msgspec.json.encode(msgspec.to_builtins(good) | wrong))
+    inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    assert inbox.pending(now=True) == []
+    assert len(reports) == 1
+    assert good.id in reports[0]
+
+
+def test_nobody_can_post_what_nobody_may_ask() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        new_request("capture", steps=MAX_STEPS + 1)
+    with pytest.raises(msgspec.ValidationError):
+        new_request("capture", ranks=[-1])
+
+
+def test_a_folder_full_of_rubbish_costs_one_line_and_no_request(run: Path, reports: Reports, tmp_path: Path) -> None:
+    # given a FIFO, a folder, links, damage of all kinds, and names that could lead elsewhere
+    now = time.time_ns()
+    names = (f"{id_at(now + number, number)}.json" for number in range(100))
+    os.mkfifo(run / "control" / next(names))
+    (run / "control" / next(names)).mkdir()
+    outside = tmp_path / "outside.json"
+    outside.write_bytes(msgspec.json.encode(request_made(now)))
+    (run / "control" / next(names)).symlink_to(outside)
+    (run / "control" / next(names)).symlink_to("/dev/zero")
+    (run / "control" / next(names)).symlink_to(run / "control")
+    write(run, next(names), b"")
+    write(run, next(names), b"{" * 1000)
+    write(run, next(names), b"[" * (MAX_BYTES - 1))
+    write(run, next(names), b'{"unknown":' + b"[" * (MAX_BYTES // 2))
+    write(run, next(names), b"\xff\xfe\x00")
+    write(run, next(names), b" " * (MAX_BYTES + 1))
+    with write(run, next(names), b"").open("r+b") as sparse:
+        sparse.truncate(2**40)
+    write(run, next(names), msgspec.json.encode(request_made(now, 4711)))  # under the name of another
+    for name in ("x.json", "..json", "0-0.json", f"{id_at(now)}.json.swp", f"{id_at(now)}\n.json", "\udcff.json"):
+        write(run, name, b"{}")
+    # and one request
+    good = new_request("capture")
+    post(run, good)
+    # when they are read, twice
+    inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    got = [*inbox.pending(now=True), *inbox.pending(now=True)]
+    # then that one is found, and people have been told of the others, once
+    assert got == [good]
+    assert len(reports) == 1
+    assert reports[0].isprintable()
+
+
+def test_unknown_fields_of_a_later_version_are_ignored(run: Path, reports: Reports) -> None:
+    good = new_request("capture")
+    write(run, f"{good.id}.json", msgspec.json.encode(msgspec.to_builtins(good) | {"colour": "blue"}))
+    assert Inbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True) == [good]
+
+
+def test_any_number_of_files_neither_hangs_nor_grows_the_helper(run: Path, reports: Reports) -> None:
+    # given more requests than are looked at
+    now = time.time_ns()
+    content = run / "control" / "content"
+    content.write_bytes(msgspec.json.encode(new_request("dump")))
+    for number in range(MAX_ENTRIES + 1000):
+        (run / "control" / f"{id_at(now - number, number)}.json").symlink_to(content)
+    inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    inbox.pending(now=True)
+    before, opened = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(list(Path("/proc/self/fd").iterdir()))
+    # when the folder is looked at again and again
+    for _ in range(20):
+        assert inbox.pending(now=True) == []
+    # then it stays within its bounds, and has said so
+    assert len(inbox._seen) <= MAX_REQUESTS
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 5 * 1024
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+    assert [line for line in reports if str(MAX_ENTRIES) in line] == [reports[0]]
+    assert len(reports) == 2
+
+
+def test_requests_above_the_limit_are_seen_when_earlier_ones_have_become_void(
+    run: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, minute = time.time_ns(), 60 * 10**9
+    for number in range(MAX_REQUESTS + 10):
+        write(run, f"{id_at(now + number, number)}.json", msgspec.json.encode(request_made(now + number, number)))
+    inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    assert len(inbox.pending(now=True)) == MAX_REQUESTS
+    assert inbox.pending(now=True) == []
+    # given one that is made later, and time passing without a change of the folder
+    later = request_made(now + 5 * minute)
+    write(run, f"{later.id}.json", msgspec.json.encode(later))
+    monkeypatch.setattr(time, "time_ns", lambda: now + 11 * minute)
+    assert inbox.pending(now=True) == [later]
+
+
+def test_a_folder_that_is_not_there_or_is_something_else_holds_no_requests(tmp_path: Path, reports: Reports) -> None:
+    assert Inbox(tmp_path, "capture", since_unix_ns=0, report=reports).pending(now=True) == []
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    post(elsewhere, new_request("capture"))
+    for kind in ("fifo", "link"):
+        run = tmp_path / kind
+        run.mkdir()
+        if kind == "fifo":
+            os.mkfifo(run / "control")
+        else:
+            (run / "control").symlink_to(elsewhere / "control")
+        inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+        assert inbox.pending(now=True) == []
+        assert read_answer(run, id_at(1)) is None
+    assert reports == []
+
+
+def test_a_quiet_folder_is_not_listed_again_and_a_change_is_seen(
+    run: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[object] = []
+    scandir = os.scandir
+
+    def counting(path: int) -> object:
+        listed.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", counting)
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    for _ in range(100):
+        clock[0] += 1
+        inbox.pending()
+    quiet = len(listed)
+    assert 1 <= quiet < 10
+    # not between the polls either
+    for _ in range(100):
+        inbox.pending()
+    assert len(listed) == quiet
+    os.utime(run / "control", (1, 1))  # whatever the clock of the disk says: another time is a change
+    clock[0] += 1
+    request = new_request("capture")
+    post(run, request)
+    assert inbox.pending() == [request]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o775, 0o2775, 0o777, 0o700])
+def test_whoever_may_write_into_the_run_may_ask(tmp_path: Path, mode: int) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    run.chmod(mode)
+    previous = os.umask(0o077)
+    try:
+        make_control_dir(run)
+        make_control_dir(run)
+    finally:
+        os.umask(previous)
+    made = (run / "control").stat()
+    assert stat.S_IMODE(made.st_mode) == mode
+    assert made.st_gid == run.stat().st_gid
+
+
+def test_a_folder_of_another_group_is_not_opened_to_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a run of a group that this process cannot give files to
+    run = tmp_path / "run"
+    run.mkdir()
+    run.chmod(0o770)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    whose = run.stat()
+    monkeypatch.setattr(os, "chown", refuse)
+    stat_of = Path.stat
+    another = os.stat_result((whose.st_mode, 0, 0, 0, whose.st_uid, whose.st_gid + 1, 0, 0, 0, 0))
+    monkeypatch.setattr(Path, "stat", lambda path, **how: another if path == run else stat_of(path, **how))
+    make_control_dir(run)
+    assert stat.S_IMODE(stat_of(run / "control").st_mode) == 0o700

@@ -1,0 +1,264 @@
+"""One run directory, several users: different uids, umasks, and folders that may not be read or written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankscope.profiler.entries import StepEntry, pack
+from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello
+from rankscope.profiler.phases import UNSEEN
+from rankscope.profiler.ring import End, RingWriter
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.store import RunStore
+from rankscope.runs.paths import rank_dir, segment
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import PHASES, AttemptInfo, RankInfo, RunInfo, StepRecord
+from rankscope.runs.writer import JsonLinesWriter, create_run, make_folder
+
+ALICE, BOB, STRANGER, TEAM = 41001, 41002, 41003, 41100
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user can reach, which pytest's own is not."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def packed(number: int) -> bytes:
+    """A step as the ring carries it."""
+    return pack(
+        StepEntry(
+            step=number,
+            start_unix_ns=10**18 + number,
+            wall_ns=1000,
+            phases_ns=[UNSEEN] * len(PHASES),
+            blocked_ns=None,
+            profiled=False,
+            awaits_device=False,
+            cpu_ns=0,
+            run_queue_ns=None,
+            voluntary_switches=0,
+            involuntary_switches=0,
+            gc_ns=0,
+            samples=None,
+            tokens=None,
+            input_elements=None,
+            flops=None,
+            memory=None,
+            sections_ns={},
+            tags=[],
+        )
+    )
+
+
+def become(user: int, groups: list[int] | None = None, umask: int = 0o022) -> str:
+    """Code that makes its process one of that user.
+
+    Only when all is imported: the interpreter may lie where none but root may look.
+    """
+    return (
+        "import encodings.idna, os, sys; from pathlib import Path; "
+        "import rankscope.cli.compact, rankscope.cli.main, rankscope.runs.parquet; "
+        "from rankscope.profiler import helper, storing; "
+        "from rankscope.runs.reader import RunReader; "
+        f"os.setgroups({groups or []}); os.setgid({user}); os.setuid({user}); os.umask({umask})"
+    )
+
+
+def compact_as(user: int, run: Path, *, groups: list[int] | None = None) -> subprocess.CompletedProcess[str]:
+    """``rankscope compact RUN`` by some user."""
+    code = f"{become(user, groups)}; sys.argv = ['rankscope', 'compact', sys.argv[1]]; rankscope.cli.main.main()"
+    command = [sys.executable, "-P", "-c", code, str(run)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+
+
+class Rank:
+    """A helper process as some user, with the records of one rank waiting in its ring."""
+
+    def __init__(self, place: Path, run: Path, rank: int, *, user: int, umask: int, groups: list[int] | None = None) -> None:
+        self.scratch = place / f"scratch{rank}"
+        self.scratch.mkdir()
+        self.ring = RingWriter(self.scratch / RING_FILE)
+        said = Hello(
+            settings=RecorderSettings(
+                run_dir=str(run), run_id="r", name="test", start_unix_ns=1, exporter_url=None, window_steps=0
+            ),
+            run=RunInfo(run_id="r", name="test", start_unix_ns=1),
+            attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),
+            rank=RankInfo(rank=rank, world_size=2, host="h", pid=rank, start_unix_ns=1),
+        )
+        (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(said))
+        for path in (self.scratch, *self.scratch.iterdir()):
+            os.chown(path, user, user)
+        for number in range(20):
+            assert self.ring.put(EntryKind.STEP, packed(number))
+        self.ring.set_end(End.EXIT)
+        # A disk that refuses is tried for less long at the end.
+        code = f"{become(user, groups, umask)}; storing.LAST_TRY_SECONDS = 0.5; helper.main(Path(sys.argv[1]))"
+        command = [sys.executable, "-P", "-c", code, str(self.scratch)]
+        self.helper = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
+
+    def end(self) -> str:
+        """Let it finish; what it said."""
+        _, said = self.helper.communicate(timeout=60)
+        self.ring.close()
+        assert self.helper.returncode == 0, said
+        return said
+
+
+def read_as(user: int, run: Path, *, groups: list[int] | None = None) -> dict[str, object]:
+    """Steps per rank, and names of what cannot be used, as some user sees the run."""
+    code = f"""{become(user, groups)}
+import json
+reader = RunReader(Path(sys.argv[1]))
+steps = {{rank: len(list(reader.steps(0, rank))) for rank in reader.ranks(0)}}
+infos = [rank for rank in reader.ranks(0) if reader.rank(0, rank)]
+print(json.dumps(dict(steps=steps, infos=infos, unusable=[path.name for path in reader.unusable])))
+"""
+    command = [sys.executable, "-P", "-c", code, str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+    read: dict[str, object] = msgspec.json.decode(done.stdout)
+    return read
+
+
+@as_root
+@pytest.mark.slow
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_users_of_a_group_share_a_run_whatever_their_umasks(shared: Path, umask: int) -> None:
+    # given a folder made for a group
+    run = shared / "run"
+    run.mkdir()
+    os.chown(run, ALICE, TEAM)
+    run.chmod(0o2770)
+    # when ranks of two users record into it, at once
+    ranks = [Rank(shared, run, number, user=user, umask=umask, groups=[TEAM]) for number, user in ((0, ALICE), (1, BOB))]
+    assert [rank.end() for rank in ranks] == ["", ""]
+    # then both are there, either can read everything, and compact it; nobody else can even look
+    for user in (ALICE, BOB):
+        assert read_as(user, run, groups=[TEAM]) == {"steps": {"0": 20, "1": 20}, "infos": [0, 1], "unusable": []}
+    with pytest.raises(subprocess.CalledProcessError):
+        read_as(STRANGER, run)
+    assert {path.stat().st_gid for path in run.rglob("*")} == {TEAM}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in run.rglob("*") if path.is_file()} == {0o640}
+    done = compact_as(BOB, run, groups=[TEAM])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_as(ALICE, run, groups=[TEAM]) == {"steps": {"0": 20, "1": 20}, "infos": [0, 1], "unusable": []}
+
+
+@as_root
+@pytest.mark.slow
+def test_a_rank_that_may_not_write_says_so_once_and_the_others_record(
+    shared: Path,
+) -> None:
+    run = shared / "run"
+    run.mkdir()
+    os.chown(run, ALICE, ALICE)
+    run.chmod(0o755)
+    assert Rank(shared, run, 0, user=ALICE, umask=0o077).end() == ""
+    said = Rank(shared, run, 1, user=BOB, umask=0o022).end()
+    assert said.count("Permission denied") == 1
+    assert "rank 1: cannot write to" in said
+    # Who may read the folder may read what is in it, though its maker's umask says otherwise.
+    assert read_as(STRANGER, run) == {"steps": {"0": 20}, "infos": [0], "unusable": []}
+    # And compaction by somebody who may not is refused in one line, with nothing changed.
+    before = sorted(run.rglob("*"))
+    done = compact_as(BOB, run)
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert "cannot compact" in done.stderr
+    assert sorted(run.rglob("*")) == before
+
+
+@as_root
+@pytest.mark.slow
+def test_a_rank_that_may_not_be_read_is_named_and_the_others_are_read(shared: Path) -> None:
+    run = shared / "run"
+    for rank in range(4):
+        writer = JsonLinesWriter(rank_dir(run, 0, rank), "steps")
+        writer.append(StepRecord(step=0, start_unix_ns=1, wall_us=1.0))
+        writer.close()
+    create_run(run, RunInfo(run_id="r", name="test", start_unix_ns=1))
+    rank_dir(run, 0, 1).chmod(0o700)
+    segment(rank_dir(run, 0, 2), "steps", 0).chmod(0o600)
+    read = read_as(STRANGER, run)
+    assert read["steps"] == {"0": 1, "1": 0, "2": 0, "3": 1}
+    assert read["unusable"] == ["00001", "steps-000000.jsonl", "rank.json"]
+
+
+def test_ranks_of_two_jobs_are_not_mixed_in_one_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # given a job of two ranks, and one of four that was told the same folder; its last ranks find nobody in their place
+    def joins(rank: int, world_size: int) -> bool:
+        store = RunStore(
+            Hello(
+                settings=RecorderSettings(run_dir=str(tmp_path), run_id="r", name="test", start_unix_ns=1),
+                run=RunInfo(run_id="r", name="test", start_unix_ns=1),
+                attempt=AttemptInfo(attempt=0, start_unix_ns=rank, world_size=world_size),
+                rank=RankInfo(rank=rank, world_size=world_size, host="h", pid=world_size * 10 + rank, start_unix_ns=1),
+            )
+        )
+        store.flush()
+        store.close()
+        return store.begun
+
+    assert [joins(rank, 2) for rank in range(2)] == [True, True]
+    assert [joins(rank, 4) for rank in range(4)] == [False] * 4
+    assert capsys.readouterr().err.count("is that of another job, of 2 rank(s), and this process is one of 4") == 4
+    assert RunReader(tmp_path).ranks(0) == [0, 1]
+
+
+def test_a_place_that_cannot_be_opened_to_others_is_made_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def squashed(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    # Where root is nobody, or the filesystem knows no modes.
+    monkeypatch.setattr(Path, "chmod", squashed)
+    monkeypatch.setattr(os, "fchmod", squashed)
+    create_run(tmp_path / "run", RunInfo(run_id="r", name="test", start_unix_ns=1))
+    writer = JsonLinesWriter(rank_dir(tmp_path / "run", 0, 0), "steps")
+    writer.append(StepRecord(step=0, start_unix_ns=1, wall_us=1.0))
+    writer.close()
+    assert len(list(RunReader(tmp_path / "run").steps(0, 0))) == 1
+
+
+def test_the_runs_own_folder_is_as_the_umask_has_it_and_what_is_in_it_as_the_folder(tmp_path: Path) -> None:
+    # given a folder in which everybody may make things, as /tmp is
+    tmp_path.chmod(0o1777)
+    before = os.umask(0o027)
+    try:
+        create_run(tmp_path / "run", RunInfo(run_id="r", name="test", start_unix_ns=1))
+        os.umask(0o077)
+        make_folder(rank_dir(tmp_path / "run", 0, 0))
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "run", *(tmp_path / "run").rglob("*"))}
+    assert modes == {"run": 0o750, "run.json": 0o640, "attempts": 0o750, "000": 0o750, "ranks": 0o750, "00000": 0o750}
+
+
+@pytest.mark.parametrize("what", ["dangling link", "file"])
+def test_a_rank_folder_that_is_none_is_named_and_the_others_are_read(tmp_path: Path, what: str) -> None:
+    create_run(tmp_path, RunInfo(run_id="r", name="test", start_unix_ns=1))
+    writer = JsonLinesWriter(rank_dir(tmp_path, 0, 1), "steps")
+    writer.append(StepRecord(step=0, start_unix_ns=1, wall_us=1.0))
+    writer.close()
+    broken = rank_dir(tmp_path, 0, 0)
+    if what == "file":
+        broken.touch()
+    else:
+        broken.symlink_to(tmp_path / "nowhere")
+    reader = RunReader(tmp_path)
+    assert {rank: len(list(reader.steps(0, rank))) for rank in reader.ranks(0)} == {0: 0, 1: 1}
+    assert reader.unusable == [broken]
