@@ -16,7 +16,7 @@ import yaml
 
 from rankscope.alerts.rules import runbooks
 from rankscope.alerts.state import default_state_file, load_ledger
-from rankscope.runs.paths import rank_dir
+from rankscope.runs.compact import compact_run
 
 
 @pytest.fixture
@@ -117,14 +117,17 @@ def test_a_run_is_the_same_run_however_its_folder_is_written(watch: Any, make_ru
     assert entry.run == str(run.path)
 
 
-def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(watch: Any, make_run: Any) -> None:
+def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(watch: Any, make_run: Any, tmp_path: Path) -> None:
     run = make_run(slow=2)
     run.end()
-    (rank_dir(run.path, 0, 0) / "steps-99999.jsonl").symlink_to("steps-99999.jsonl")  # also root cannot read that
-    done = watch(run.path, "--interval", "10ms")
+    # given one that was compacted, where nobody can read Parquet
+    compact_run(run.path)
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "pyarrow.py").write_text("raise ModuleNotFoundError('No module named pyarrow', name='pyarrow')")
+    done = watch(run.path, "--interval", "10ms", env={**os.environ, "PYTHONPATH": str(tmp_path / "without")})
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert "steps-99999.jsonl" in done.stderr
+    assert "pip install 'rankscope[analysis]'" in done.stderr
 
 
 def test_a_folder_one_may_not_look_into_is_one_clear_line(make_run: Any, state: Path, without_privilege: list[str]) -> None:

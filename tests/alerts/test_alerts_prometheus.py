@@ -48,17 +48,19 @@ class Ranks:
                 write_atomically(self.folder / f"r1-{rank}.prom", self._page(rank).encode())
 
     def _page(self, rank: int) -> str:
-        at = f'run_id="r1",rank="{rank}"'
+        at = f'run="llama",rank="{rank}",slot="0"'
         steps = (time.monotonic() - self._began) * 10
         values = {
             "rank_steps_total": steps,
-            "rank_step_seconds_total": steps * 0.1,
             "rank_blocked_seconds_total": steps * (0.01 if rank == SLOW else 0.06),
         }
         lines = [f"# TYPE {name} counter\n{name}{{{at}}} {value}" for name, value in values.items()]
         gauges = {"rank_last_step_timestamp_seconds": self._last_step_s, "rank_recorder_disabled": 0}
         lines += [f"# TYPE {name} gauge\n{name}{{{at}}} {value}" for name, value in gauges.items()]
-        identity = f'name="llama",host="n{rank // 2}",local_rank="{rank % 2}",world_size="4",gpu_uuid="",attempt="0"'
+        name, count = "rank_step_duration_seconds", int(steps)
+        lines.append(f'# TYPE {name} histogram\n{name}_bucket{{{at},le="+Inf"}} {count}')
+        lines.append(f"{name}_sum{{{at}}} {steps * 0.1}\n{name}_count{{{at}}} {count}")
+        identity = f'run_id="r1",host="n{rank // 2}",local_rank="{rank % 2}",world_size="4",gpu_uuid="",attempt="0"'
         lines.append(f"# TYPE rank_info gauge\nrank_info{{{at},{identity}}} 1")
         return "\n".join(lines) + "\n"
 

@@ -16,7 +16,7 @@ from rankscope.alerts.rules import export, rules_text, runbooks
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.errors import InputError
 from rankscope.runs.links import overview_url
-from rankscope.runs.metrics import RANK_METRICS
+from rankscope.runs.metrics import RANK_LABELS, RANK_METRICS
 
 CASES = Path(__file__).parent / "rules" / "rankscope.tests.yaml"
 WORDS = {"by", "on", "and", "or", "unless", "bool", "group_left", "group_right", "without", "ignoring", "offset"}
@@ -79,7 +79,10 @@ def test_the_cases_show_every_alert_firing_and_silent() -> None:
 
 
 def test_every_metric_used_is_one_that_somebody_publishes() -> None:
-    published = {metric.name for metric in RANK_METRICS} | {metric.name for metric in CATALOGUE}
+    parts = {
+        f"{metric.name}_{part}" for metric in RANK_METRICS if metric.type == "histogram" for part in ("bucket", "sum", "count")
+    }
+    published = {metric.name for metric in RANK_METRICS} | {metric.name for metric in CATALOGUE} | parts
     recorded = {rule["record"] for rule in all_rules() if "record" in rule}
     used = set().union(*map(metrics_in, queries()))
     assert "rank_steps_total" in used
@@ -92,8 +95,9 @@ def test_the_labels_that_rules_join_on_are_published() -> None:
     labels = {metric.name: set(metric.labels) for metric in CATALOGUE} | {
         metric.name: set(metric.labels) for metric in RANK_METRICS
     }
-    assert labels["rank_info"] >= {"name", "host", "gpu_uuid"}
-    assert labels["rank_state"] >= {"run_id", "rank", "state"}
+    assert RANK_LABELS == ("run", "rank", "slot")
+    assert labels["rank_info"] >= {"run_id", "host", "gpu_uuid"}
+    assert labels["rank_state"] >= {*RANK_LABELS, "state"}
     assert labels["gpu_up"] >= {"uuid"}
     assert labels["gpu_info"] >= {"uuid", "index", "model", "host", "simulated"}
     assert labels["rankscope_exporter_collector_success"] >= {"collector"}

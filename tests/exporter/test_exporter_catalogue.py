@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 from tests.exporter.fake_driver import FakeDriver, a100_state, h100_state, mig_state, uuid_of
 from tests.exporter.job_node import slurm_folder
+from tests.rank_file import rank_text
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
 from rankscope.exporter.commands import exporter as command
 from rankscope.exporter.reference import CODES, METRICS, with_tables
 from rankscope.exporter.xids import FROM_ZERO, XIDS
+from rankscope.runs.metrics import RANK_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "exporter.md"
@@ -86,7 +88,7 @@ def test_everything_on_the_page_is_in_the_catalogue_with_its_labels_and_the_othe
 ) -> None:
     # given a node where something of everything is to be seen
     (tmp_path / "spool").mkdir()
-    (tmp_path / "spool" / "a.prom").write_text('# TYPE rank_x gauge\nrank_x{run_id="r",rank="0"} 1\n')
+    (tmp_path / "spool" / "a.prom").write_text('# TYPE rank_info gauge\nrank_info{run="r",rank="0",slot="0",run_id="r"} 1\n')
     (tmp_path / "spool" / "b.prom").write_text("nonsense")
     everything = [f"--collector.{name}" for name in COLLECTORS if name != "p2p"]
     exporter = start_exporter(*everything, "--state-dir", tmp_path / "state", "--no-xid.kernel-log", env=node.env)
@@ -102,7 +104,7 @@ def test_everything_on_the_page_is_in_the_catalogue_with_its_labels_and_the_othe
     shown: dict[str, set[str]] = {}
     for name, labels in exporter.page():
         shown.setdefault(name, set()).update(label for label, _ in labels)
-    assert shown.keys() - {"rank_x"} <= BY_NAME.keys()
+    assert shown.keys() - {"rank_info"} <= BY_NAME.keys()
     assert BY_NAME.keys() - shown.keys() == ELSEWHERE.keys()
     for row in CATALOGUE:
         assert shown.get(row.name, set(row.labels)) == set(row.labels), row.name
@@ -123,7 +125,10 @@ def test_every_option_and_every_reason_is_documented() -> None:
     document = DOCUMENT.read_text()
     reasons = re.findall(
         r'RejectedError\("([a-z0-9_]+)"',
-        "".join((ROOT / "exporter/src/rankscope/exporter/spool" / name).read_text() for name in ("file.py", "reading.py")),
+        "".join(
+            (ROOT / "exporter/src/rankscope/exporter/spool" / name).read_text()
+            for name in ("file.py", "reading.py", "histogram.py")
+        ),
     )
     assert len(set(reasons)) > 10
     assert [reason for reason in reasons if f"`{reason}`" not in document] == []
@@ -165,18 +170,9 @@ def test_reading_the_catalogue_loads_no_server_and_no_driver() -> None:
 def test_the_number_of_series_stays_within_the_budget(
     start_exporter: Callable[..., Any], node: FakeDriver, tmp_path: Path
 ) -> None:
-    # given GPUs about which everything is known, and one rank that publishes what a recorder does
+    # given GPUs about which everything is known, and one rank that publishes all that a recorder does
     (tmp_path / "spool").mkdir()
-    from rankscope.runs.metrics import RANK_METRICS
-
-    text = ""
-    for metric in RANK_METRICS:
-        text += f"# TYPE {metric.name} {metric.type}\n"
-        values = ("data", "h2d", "forward", "backward", "optimizer") if metric.labels in (("phase",), ("state",)) else ("x",)
-        for value in values:
-            labels = "".join(f',{label}="{value}"' for label in metric.labels)
-            text += f'{metric.name}{{run_id="r",rank="0"{labels}}} 1\n'
-    (tmp_path / "spool" / "a.prom").write_text(text)
+    (tmp_path / "spool" / "a.prom").write_text(rank_text())
     exporter = start_exporter("--state-dir", tmp_path / "state", "--no-xid.kernel-log", env=node.env)
     exporter.wait_until(lambda: len(exporter.values("gpu_xid_last_code")) == 4)
     exporter.wait_until(lambda: len(exporter.values("gpu_sm_active_ratio")) == 3)
@@ -190,7 +186,8 @@ def test_the_number_of_series_stays_within_the_budget(
     assert len(per_gpu) == 4 + 2
     # with what a job would add
     assert 120 < max(per_gpu.values()) <= 150 - len(of_jobs - {name for name, _ in page})
-    assert len(RANK_METRICS) < len(of_rank) <= 40
+    # a step-time histogram has 21 of them, sections of the script up to 17
+    assert len(RANK_METRICS) + 20 < len(of_rank) <= 100
 
 
 @pytest.mark.slow

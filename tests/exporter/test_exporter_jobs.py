@@ -28,13 +28,14 @@ from tests.exporter.job_node import (
 
 from rankscope.exporter.errors import ExporterMissingError
 from rankscope.exporter.jobs import kubelet
+from rankscope.exporter.jobs.claims import claims_of
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.jobs.party import Device, Hold, Identity
 from rankscope.exporter.jobs.processes import ProcessTable
 from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import FleetState, Series
-from rankscope.exporter.spool.file import SpoolFamily, SpoolSeries
 from rankscope.exporter.spool.reading import SpoolSample, empty_sample
+from rankscope.exporter.spool.series import RankKey, SpoolFamily, SpoolSeries
 
 NAMES = {0: "root", 1000: "ann", 1001: "bob"}
 ANN_7 = {"job_id": "7", "user": "ann"}
@@ -217,15 +218,28 @@ def test_what_is_private_is_not_shown(node: Callable[..., JobsCollector], proc: 
 
 def test_ranks_of_the_spool(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0"})
-    labels = {"gpu_uuid": gpu_uuid(0), "host": "n", "local_rank": "1", "rank": "5", "run_id": "r1", "world_size": "8"}
+    labels = {"gpu_uuid": gpu_uuid(0), "host": "n", "local_rank": "1", "rank": "5", "run": "r", "slot": "1"}
+    labels |= {"run_id": "r1", "world_size": "8"}
     family = SpoolFamily("rank_info", "gauge", "", (SpoolSeries("rank_info", tuple(labels.items()), 1.0),))
-    sample = SpoolSample((family,), {("r1", "5"): "running"}, 1, 0, {}, 0, {"r1": 1000})
+    sample = SpoolSample((family,), {RankKey("r", "5", "1"): "running"}, 1, 0, {}, 0, {"r1": 1000})
 
     told = {"rank": "5", "local_rank": "1", "world_size": "8", "run_id": "r1"}
     state = fleet(gpu(0, pids=None))
     assert labels_of(node(ranks=lambda: sample).read(state), gpu_uuid(0)) == ANN_7 | told
     assert labels_of(node(ranks=empty_sample).read(state), gpu_uuid(0)) == ANN_7
     assert labels_of(node(ranks=lambda: None).read(state), gpu_uuid(0)) == ANN_7
+
+
+def test_a_rank_whose_recorder_switched_itself_off_is_on_its_gpu_all_the_same() -> None:
+    labels = {"run": "r", "slot": "0", "run_id": "r1"}
+    ranks = {"0": "running", "1": "disabled", "2": "silent"}
+    series = [
+        SpoolSeries("rank_info", tuple({**labels, "rank": rank, "gpu_uuid": gpu_uuid(int(rank))}.items()), 1) for rank in ranks
+    ]
+    states: Any = {RankKey("r", rank, "0"): state for rank, state in ranks.items()}
+    sample = SpoolSample((SpoolFamily("rank_info", "gauge", "", tuple(series)),), states, 3, 0, {}, 0, {"r1": 1000})
+
+    assert [claim.silent for claims in claims_of(sample).values() for claim in claims] == [False, False, True]
 
 
 def test_a_source_that_hangs_or_fails_costs_what_it_alone_knows(node: Callable[..., JobsCollector], tmp_path: Path) -> None:

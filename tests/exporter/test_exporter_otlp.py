@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.server
+import itertools
 import logging
 import subprocess
 import sys
@@ -36,8 +37,8 @@ from rankscope.exporter.pages.otlp_names import otel_name
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import FleetState, Reading
-from rankscope.exporter.spool.file import SpoolFamily, SpoolSeries
 from rankscope.exporter.spool.reading import SpoolSample
+from rankscope.exporter.spool.series import RankKey, SpoolFamily, SpoolSeries
 
 GOLDEN = Path(__file__).parent / "golden"
 H100, A100, DIVIDED, HUNG = (f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" for index in range(4))
@@ -337,19 +338,79 @@ def test_the_temporality_preference_is_honoured(
 
 
 def test_ranks_are_told_with_the_gpu_they_use(http_collector: Received, pushing: Callable[[Page], OtlpPush]) -> None:
-    rank = (("rank", "3"), ("run_id", "r"))
+    rank = (("rank", "3"), ("run", "r"), ("slot", "0"))
     families = (
-        SpoolFamily("rank_info", "gauge", "Who.", (SpoolSeries("rank_info", (("gpu_uuid", H100), *rank), 1),)),
+        SpoolFamily(
+            "rank_info", "gauge", "Who.", (SpoolSeries("rank_info", (("gpu_uuid", H100), ("run_id", "id-r"), *rank), 1),)
+        ),
         SpoolFamily("rank_steps_total", "counter", "Steps.", (SpoolSeries("rank_steps_total", rank, 40),)),
         SpoolFamily("rank_" + "x" * 400, "gauge", "Long.", (SpoolSeries("rank_" + "x" * 400, rank, 1),)),
     )
-    spooled = SpoolSample(families, {("r", "3"): "running"}, 1, 0, {}, 0)
+    spooled = SpoolSample(families, {RankKey("r", "3", "0"): "running"}, 1, 0, {}, 0)
     pushing(page_of(node(), spooled))
     found = points(http_collector.wait(1)[0])
 
-    assert _of(found, "rankscope.rank.steps", hw__id=H100, rankscope__rank="3", rankscope__run_id="r") == [40]
+    assert _of(found, "rankscope.rank.steps", hw__id=H100, rankscope__rank="3", rankscope__run="r", rankscope__run_id="id-r") == [
+        40
+    ]
     assert _of(found, "rankscope.rank.state", rankscope__rank="3", rankscope__state="running") == [1]
     assert not [name for name in found if "xxx" in name]
+
+
+def _spooled_histogram(*counts: int, total: float) -> SpoolSample:
+    """Buckets up to 1 s, 10 s and beyond."""
+    name, rank = "rank_step_duration_seconds", (("rank", "3"), ("run", "r"), ("slot", "0"))
+    cumulated = list(zip(("1.0", "10.0", "+Inf"), itertools.accumulate(counts), strict=True))
+    series = [SpoolSeries(f"{name}_bucket", (("le", bound), *rank), count) for bound, count in cumulated]
+    series += [SpoolSeries(f"{name}_sum", rank, total), SpoolSeries(f"{name}_count", rank, sum(counts))]
+    families = (
+        SpoolFamily(
+            "rank_info", "gauge", "Who.", (SpoolSeries("rank_info", (("gpu_uuid", H100), ("run_id", "id-r"), *rank), 1),)
+        ),
+        SpoolFamily(name, "histogram", "Steps.", tuple(series)),
+    )
+    return SpoolSample(families, {RankKey("r", "3", "0"): "running"}, 1, 0, {}, 0)
+
+
+@pytest.mark.parametrize("temporality", [AggregationTemporality.CUMULATIVE, AggregationTemporality.DELTA])
+def test_a_histogram_of_a_rank_has_the_counts_of_each_bucket_alone_and_begins_anew_with_the_rank(
+    temporality: AggregationTemporality,
+) -> None:
+    times = itertools.count(1000)
+    page = page_of(node())
+    metrics = OtlpMetrics(page, Resource({}), temporality=temporality, now_ns=lambda: next(times))
+    found = []
+    for sample in (
+        _spooled_histogram(1, 2, 0, total=9.5),
+        _spooled_histogram(2, 2, 1, total=40.5),
+        _spooled_histogram(0, 1, 0, total=2.5),  # started again
+    ):
+        page.spool = page_of(node(), sample).spool
+        (resource,) = metrics.collect().resource_metrics
+        points = [
+            point
+            for metric in resource.scope_metrics[0].metrics
+            if metric.name == "rankscope.rank.step_duration"
+            for point in metric.data.data_points
+        ]
+        found += [(one.start_time_unix_nano, one.time_unix_nano, list(one.bucket_counts), one.count, one.sum) for one in points]  # type: ignore[union-attr]
+        for one in points:
+            assert list(one.explicit_bounds) == [1.0, 10.0]  # type: ignore[union-attr]
+            assert one.attributes is not None
+            assert {one.attributes[key] for key in ("hw.id", "rankscope.run_id", "rankscope.rank")} == {H100, "id-r", "3"}
+
+    cumulative = [(1000, 1001, [1, 2, 0], 3, 9.5), (1000, 1002, [2, 2, 1], 5, 40.5), (1002, 1003, [0, 1, 0], 1, 2.5)]
+    delta = [(1001, 1002, [1, 0, 1], 2, 31.0), (1002, 1003, [0, 1, 0], 1, 2.5)]
+    assert found == (cumulative if temporality is AggregationTemporality.CUMULATIVE else delta)
+
+
+def test_a_histogram_arrives(http_collector: Received, pushing: Callable[[Page], OtlpPush]) -> None:
+    pushing(page_of(node(), _spooled_histogram(1, 2, 0, total=9.5)))
+
+    (metric,) = (one for one in _metrics(http_collector.wait(1)[0]) if one.name == "rankscope.rank.step_duration")
+    (point,) = metric.histogram.data_points
+    assert (metric.unit, list(point.bucket_counts), list(point.explicit_bounds)) == ("s", [1, 2, 0], [1.0, 10.0])
+    assert (point.count, point.sum, point.HasField("min"), metric.histogram.aggregation_temporality) == (3, 9.5, False, 2)
 
 
 def test_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[Page], OtlpPush]) -> None:

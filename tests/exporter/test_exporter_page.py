@@ -7,6 +7,7 @@ import math
 import platform
 import subprocess
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +24,8 @@ from rankscope.exporter.loop import Snapshot
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import Absent, FleetState, Reading, Series
-from rankscope.exporter.spool.file import SpoolFamily, SpoolSeries
 from rankscope.exporter.spool.reading import SpoolSample
+from rankscope.exporter.spool.series import RankKey, SpoolFamily, SpoolSeries
 
 GOLDEN = Path(__file__).parent / "golden"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -59,18 +60,26 @@ XIDS = (
 
 
 def _spooled(*families: tuple[str, str, float]) -> SpoolSample:
-    labels = (("rank", "0"), ("run_id", "r"))
+    labels = (("rank", "0"), ("run", "r"), ("slot", "0"))
     return SpoolSample(
         families=tuple(
             SpoolFamily(name, kind, "Of a rank.", (SpoolSeries(name, labels, value),))  # type: ignore[arg-type]
             for name, kind, value in families
         ),
-        states={("r", "0"): "running", ("r", "1"): "silent"},
+        states={RankKey("r", "0", "0"): "running", RankKey("r", "1", "0"): "silent"},
         ok_files=1,
         stale_files=1,
         rejected={"too_large": 2},
         duplicates=0,
     )
+
+
+def _with_histogram(sample: SpoolSample) -> SpoolSample:
+    name, labels = "rank_step_duration_seconds", sample.families[0].series[0].labels
+    series = [(f"{name}_bucket", (("le", bound), *labels), value) for bound, value in (("1.0", 30.0), ("+Inf", 40.0))]
+    series += [(f"{name}_sum", labels, 32.5), (f"{name}_count", labels, 40)]
+    histogram = SpoolFamily(name, "histogram", "Of a rank.", tuple(SpoolSeries(*one) for one in series))
+    return replace(sample, families=(histogram, *sample.families))
 
 
 def page_of(state: FleetState | None, **loops: Any) -> Page:
@@ -81,7 +90,7 @@ def page_of(state: FleetState | None, **loops: Any) -> Page:
 def full_page(state: FleetState) -> Page:
     return page_of(
         state,
-        spool=loop("spool", _spooled(("rank_steps_total", "counter", 40))),
+        spool=loop("spool", _with_histogram(_spooled(("rank_steps_total", "counter", 40)))),
         jobs=loop("jobs", JOBS),
         xid=loop("xid", XIDS),
     )
@@ -166,7 +175,7 @@ def test_families_come_in_the_catalogues_order_and_labels_as_it_has_them(page: P
 
     own = [family.name for family in families if family.name in BY_NAME]
     assert own == [row.name for row in CATALOGUE if row.name in own]
-    assert [family.name for family in families[len(own) :]] == ["rank_steps_total"]
+    assert [family.name for family in families[len(own) :]] == ["rank_step_duration_seconds", "rank_steps_total"]
     for family in families[: len(own)]:
         for point in family.points:
             names = [name for name, _ in point.labels]
@@ -315,8 +324,42 @@ def test_two_metrics_that_openmetrics_cannot_tell_apart_are_given_as_text(state:
     body, content_type = page_of(state, spool=loop("spool", both)).render(OPENMETRICS)
 
     assert content_type.startswith("text/plain")
-    assert b'rank_steps{rank="0",run_id="r"} 7\n' in body
-    assert b'rank_steps_total{rank="0",run_id="r"} 40\n' in body
+    assert b'rank_steps{rank="0",run="r",slot="0"} 7\n' in body
+    assert b'rank_steps_total{rank="0",run="r",slot="0"} 40\n' in body
+
+
+def test_a_rank_that_goes_on_is_shown_as_it_is_now_and_what_did_not_change_is_not_made_again() -> None:
+    spool = loop("spool", _with_histogram(_spooled(("rank_a_total", "counter", 1), ("rank_b_total", "counter", 1))))
+    page = page_of(None, spool=spool)
+    before = {family.name: family.points for family in page.families() if family.name.startswith("rank_") and family.points}
+    page.render()
+    known = spool.latest()
+
+    # when one value is new, and another rank comes
+    first = known.last.families[1].series[0]
+    changed = SpoolFamily("rank_a_total", "counter", "Of a rank.", (SpoolSeries(first.name, first.labels, 2),))
+    other = SpoolSeries("rank_b_total", (("rank", "1"), ("run", "r"), ("slot", "0")), 5)
+    grown = msgspec.structs.replace(known.last.families[2], series=(*known.last.families[2].series, other))
+    sample = replace(known.last, families=(known.last.families[0], changed, grown))
+    page.spool = loop("spool", sample)
+    after = {family.name: family.points for family in page.families()}
+    text = page.render()[0].decode()
+
+    assert all(
+        new is old for new, old in zip(after["rank_step_duration_seconds"], before["rank_step_duration_seconds"], strict=True)
+    )
+    assert 'rank_a_total{rank="0",run="r",slot="0"} 2\n' in text
+    assert 'rank_b_total{rank="0",run="r",slot="0"} 1\nrank_b_total{rank="1",run="r",slot="0"} 5\n' in text
+    assert 'rank_step_duration_seconds_bucket{le="1.0",rank="0",run="r",slot="0"} 30\n' in text
+
+    # when another rank stands where one stood, then its labels are on the page
+    page.spool = loop("spool", replace(sample, families=(SpoolFamily("rank_b_total", "counter", "", (other,)),)))
+    page.render()
+    third = msgspec.structs.replace(other, labels=(("rank", "2"), ("run", "r"), ("slot", "0")), value=6)
+    page.spool = loop("spool", replace(sample, families=(SpoolFamily("rank_b_total", "counter", "", (third,)),)))
+    text = page.render()[0].decode()
+    assert 'rank_b_total{rank="2",run="r",slot="0"} 6\n' in text
+    assert 'rank_b_total{rank="1"' not in text
 
 
 def test_a_ranks_counter_below_zero_is_not_relayed() -> None:

@@ -14,12 +14,9 @@ from typing import Any
 
 import pytest
 from tests.exporter.fake_driver import NOT_SUPPORTED, FakeDriver, a100_state, h100_state, mig_state, uuid_of
+from tests.rank_file import rank_text
 
-RANK = """\
-# HELP rank_steps_total Training steps completed.
-# TYPE rank_steps_total counter
-rank_steps_total{run_id="r1",rank="2"} 40
-"""
+RANK = rank_text(40, run="r1", run_id="id-r1", rank=2)
 
 
 @pytest.fixture
@@ -117,10 +114,13 @@ JOINS = {
 def test_prometheus_scrapes_both_pages_and_answers_questions(
     start_exporter: Callable[..., Any], node: FakeDriver, prometheus: Callable[[int], str], tmp_path: Path
 ) -> None:
-    # given three GPUs, and two files whose metrics are the same one to OpenMetrics, which Prometheus asks for
+    # given three GPUs, and two ranks, of whose metrics two are the same one to OpenMetrics, which Prometheus asks for
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "a.prom").write_text(RANK)
-    (tmp_path / "spool" / "b.prom").write_text('# TYPE rank_steps gauge\nrank_steps{run_id="r2",rank="0"} 7\n')
+    (tmp_path / "spool" / "b.prom").write_text(
+        '# TYPE rank_info gauge\nrank_info{run="r2",rank="0",slot="0",run_id="id-r2"} 1\n'
+        '# TYPE rank_steps gauge\nrank_steps{run="r2",rank="0",slot="0"} 7\n'
+    )
     exporter = start_exporter("--compat", "dcgm", env=node.env)
 
     url = prometheus(exporter.port)
@@ -130,8 +130,13 @@ def test_prometheus_scrapes_both_pages_and_answers_questions(
         assert len(_wait_for(url, question, series)) == series
     joined = _query(url, "gpu_power_watts * on (uuid) group_left (host, index) gpu_info")
     assert {(one["metric"]["host"], one["metric"]["index"]) for one in joined} == {("node1", "0"), ("node1", "1"), ("node1", "2")}
-    assert _wait_for(url, 'rank_steps_total{run_id="r1",rank="2"}', 1)[0]["value"][1] == "40"
+    assert _wait_for(url, 'rank_steps_total{run="r1",rank="2"}', 1)[0]["value"][1] == "40"
     assert _wait_for(url, "rank_steps", 1)[0]["value"][1] == "7"
+    joined = _query(url, "rank_steps_total * on (run, rank, slot) group_left (run_id, host) rank_info")
+    assert {(one["metric"]["run_id"], one["metric"]["host"], one["value"][1]) for one in joined} == {("id-r1", "node1", "40")}
+    (median,) = _query(url, "histogram_quantile(0.5, sum by (le) (rank_step_duration_seconds_bucket))")
+    assert float(median["value"][1]) == 0.75  # all 40 steps took between 0.5 s and 1 s
+    assert _query(url, "rank_step_duration_seconds_sum / rank_step_duration_seconds_count")[0]["value"][1] == "1"
     assert {one["metric"]["job"] for one in _wait_for(url, "up == 1", 2)} == {"rankscope", "dcgm"}
     assert _query(url, "rankscope_exporter_simulated")[0]["value"][1] == "0"
 

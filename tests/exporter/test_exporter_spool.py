@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rank_file import rank_text
 
-from rankscope.exporter.spool.file import MAX_BYTES, MAX_SERIES, RejectedError, parse
+from rankscope.exporter.spool.again import Template
+from rankscope.exporter.spool.file import MAX_BYTES, MAX_SERIES, parse
 from rankscope.exporter.spool.folder import SpoolFolder, default_spool, make_spool
 from rankscope.exporter.spool.reading import (
     MAX_BYTES_OF_USER,
@@ -22,10 +24,15 @@ from rankscope.exporter.spool.reading import (
     MAX_SERIES_OF_USER,
     Spool,
     SpoolError,
+    SpoolSample,
 )
+from rankscope.exporter.spool.series import RankKey, RejectedError, SpoolFile
 
-LABELS = 'run_id="r1",rank="3"'
+LABELS = 'run="r1",rank="3",slot="0"'
+INFO = f'# TYPE rank_info gauge\nrank_info{{{LABELS},run_id="id-r1"}} 1\n'
+R1, R2 = RankKey("r1", "3", "0"), RankKey("r2", "3", "0")
 GOOD = f"""\
+{INFO}\
 # HELP rank_steps_total Training steps completed.
 # TYPE rank_steps_total counter
 rank_steps_total{{{LABELS}}} 40
@@ -39,6 +46,16 @@ def gauge(labels: str = LABELS, *, name: str = "rank_x", value: str = "1") -> by
     return f"# TYPE {name} gauge\n{name}{{{labels}}} {value}\n".encode()
 
 
+def gauged(value: float) -> str:
+    """A file that is as agreed, with one more series."""
+    return INFO + gauge(value=str(value)).decode()
+
+
+def values_of(sample: SpoolSample) -> list[float]:
+    """The values of everything but the identities."""
+    return [series.value for family in sample.families if family.name != "rank_info" for series in family.series]
+
+
 def spool_of(folder: Path, **options: Any) -> Spool:
     return Spool(SpoolFolder(folder), **{"stale_s": 300.0, "forget_s": 86400.0, **options})
 
@@ -47,22 +64,22 @@ def test_a_rank_on_the_page_and_its_silence(start_exporter: Callable[..., Any], 
     spool = tmp_path / "spool"
     spool.mkdir()
     file = spool / "0-r1-3.prom"
-    file.write_text(GOOD + f'# TYPE rank_info gauge\nrank_info{{{LABELS},host="node1"}} 1\n')
+    file.write_text(GOOD.replace("run_id=", 'host="node1",run_id='))
 
     # given a fresh file, when the page is scraped, then the rank is relayed as it wrote
     exporter = start_exporter("--simulate", "1", "--spool-stale", "5m", "--spool-forget", "2h")
-    assert exporter.values("rank_steps_total", run_id="r1", rank="3") == [40.0]
-    assert exporter.values("rank_state", run_id="r1", rank="3", state="running") == [1.0]
+    assert exporter.values("rank_steps_total", run="r1", rank="3") == [40.0]
+    assert exporter.values("rank_state", run="r1", rank="3", state="running") == [1.0]
     assert exporter.values("rankscope_exporter_spool_files", state="ok") == [1.0]
 
     # when nobody writes it any more, then it is silent, and only who it is and its last step are kept
     long_ago = time.time() - 3600
     os.utime(file, (long_ago, long_ago))
     exporter.wait_until(
-        lambda: exporter.values("rank_state", run_id="r1", rank="3") == [1.0] and not exporter.values("rank_steps_total")
+        lambda: exporter.values("rank_state", run="r1", rank="3") == [1.0] and not exporter.values("rank_steps_total")
     )
-    assert exporter.values("rank_state", run_id="r1", rank="3", state="silent") == [1.0]
-    assert exporter.values("rank_last_step_timestamp_seconds", run_id="r1", rank="3") == [1.7e9]
+    assert exporter.values("rank_state", run="r1", rank="3", state="silent") == [1.0]
+    assert exporter.values("rank_last_step_timestamp_seconds", run="r1", rank="3") == [1.7e9]
     assert exporter.values("rank_info", host="node1") == [1.0]
     assert exporter.values("rankscope_exporter_spool_files", state="stale") == [1.0]
 
@@ -111,11 +128,11 @@ def test_labels_cannot_break_out_of_their_quotes(start_exporter: Callable[..., A
     spool = tmp_path / "spool"
     spool.mkdir()
     name = 'x\\"} 1\\ngpu_up{uuid=\\"forged'
-    (spool / "a.prom").write_bytes(gauge(f'{LABELS},name="{name}"', name="rank_info"))
+    (spool / "a.prom").write_bytes(gauge(f'{LABELS},run_id="{name}"', name="rank_info"))
 
     exporter = start_exporter("--no-collector.gpu")
 
-    assert exporter.values("rank_info", name='x"} 1\ngpu_up{uuid="forged') == [1.0]
+    assert exporter.values("rank_info", run_id='x"} 1\ngpu_up{uuid="forged') == [1.0]
     assert exporter.values("gpu_up") == []
 
 
@@ -127,10 +144,21 @@ def test_labels_cannot_break_out_of_their_quotes(start_exporter: Callable[..., A
         (gauge(name="rank_x_total"), "wrong_type"),
         (f"# TYPE rank_h histogram\nrank_h_sum{{{LABELS}}} 1\n".encode(), "wrong_type"),
         (gauge() + f"# TYPE rank_x_total counter\nrank_x_total{{{LABELS}}} 1\n".encode(), "wrong_type"),
-        (gauge('run_id="r1"'), "no_identity"),
-        (gauge('run_id="",rank="1"'), "no_identity"),
-        (gauge('run_id="r1",rank="one"'), "no_identity"),
-        (gauge() + gauge('run_id="r1",rank="4"'), "several_ranks"),
+        (gauge('run="r1",slot="0"'), "no_identity"),
+        (gauge('run="",rank="1",slot="0"'), "no_identity"),
+        (gauge('run="r1",rank="one",slot="0"'), "no_identity"),
+        (gauge('run="r1",rank="1"'), "no_identity"),
+        (gauge('run="r1",rank="1",slot="00"'), "no_identity"),
+        (gauge(), "no_identity"),
+        (gauge() + INFO.replace("id-r1", "").encode(), "no_identity"),
+        (gauge() + (INFO + INFO.partition("\n")[2].replace("id-r1", "id-r2")).encode(), "no_identity"),
+        (gauge() + gauge('run="r1",rank="4",slot="0"', name="rank_y"), "several_ranks"),
+        (gauge() + gauge('run="r1",rank="3",slot="1"', name="rank_y"), "several_ranks"),
+        (INFO.encode() + gauge() + gauge().partition(b"\n")[2], "repeated_series"),
+        (gauge(name="rank_x_duration_seconds"), "wrong_type"),
+        (gauge(name="rank_x_count"), "wrong_type"),
+        (f"# TYPE rank_x_sum_total counter\nrank_x_sum_total{{{LABELS}}} 1\n".encode(), "wrong_type"),
+        (f"# TYPE rank_x_duration_seconds_total counter\nrank_x_duration_seconds_total{{{LABELS}}} 1\n".encode(), "wrong_type"),
         (gauge(value="1 1700000000000"), "timestamp"),
         (gauge(LABELS + ',__name__="rank_y"'), "not_prometheus_text"),
         (gauge(LABELS + ',__own="x"'), "not_prometheus_text"),
@@ -162,10 +190,10 @@ def test_a_file_that_is_not_as_agreed_is_refused_with_the_reason(content: bytes,
     ],
 )  # fmt: skip
 def test_a_line_is_read_as_it_was_meant(line: str, labels: dict[str, str], value: float) -> None:
-    (family,) = parse(f"# TYPE rank_x gauge\nrank_x{line % LABELS}\n".encode()).families
+    _, family = parse(f"{INFO}# TYPE rank_x gauge\nrank_x{line % LABELS}\n".encode()).families
 
     ((name, read, number),) = [(series.name, dict(series.labels), series.value) for series in family.series]
-    assert (name, read, number) == ("rank_x", {"run_id": "r1", "rank": "3"} | labels, value)
+    assert (name, read, number) == ("rank_x", {"run": "r1", "rank": "3", "slot": "0"} | labels, value)
 
 
 @pytest.mark.parametrize(
@@ -187,16 +215,16 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def test_of_two_files_for_one_series_the_fresher_counts(tmp_path: Path) -> None:
-    (tmp_path / "a.prom").write_bytes(gauge(value="1"))
-    (tmp_path / "b.prom").write_bytes(gauge(value="2"))
+    (tmp_path / "a.prom").write_text(gauged(1))
+    (tmp_path / "b.prom").write_text(gauged(2))
     os.utime(tmp_path / "a.prom", (1000, 1000))
     os.utime(tmp_path / "b.prom", (1050, 1050))
 
     sample = spool_of(tmp_path, now=lambda: 1060.0).read()
 
-    assert [series.value for family in sample.families for series in family.series] == [2.0]
-    assert sample.duplicates == 1
-    assert sample.states == {("r1", "3"): "running"}
+    assert values_of(sample) == [2.0]
+    assert sample.duplicates == 2
+    assert sample.states == {R1: "running"}
 
 
 def test_a_stale_duplicate_does_not_make_a_running_rank_silent(tmp_path: Path) -> None:
@@ -207,8 +235,8 @@ def test_a_stale_duplicate_does_not_make_a_running_rank_silent(tmp_path: Path) -
 
     sample = spool_of(tmp_path, now=lambda: 2010.0).read()
 
-    assert sample.states == {("r1", "3"): "running"}
-    assert {family.name for family in sample.families} == {"rank_steps_total", "rank_last_step_timestamp_seconds"}
+    assert sample.states == {R1: "running"}
+    assert {family.name for family in sample.families} == {"rank_info", "rank_steps_total", "rank_last_step_timestamp_seconds"}
 
 
 def test_a_file_from_the_future_is_refused_because_it_would_never_be_silent(tmp_path: Path) -> None:
@@ -244,7 +272,7 @@ def test_setting_the_clock_makes_nobody_silent_and_nobody_fresh(step_s: float, t
     (tmp_path / "silent.prom").write_text(GOOD.replace("r1", "r2"))
     long_ago = time.time() - 1000
     os.utime(tmp_path / "silent.prom", (long_ago, long_ago))
-    states = {("r1", "3"): "running", ("r2", "3"): "silent"}
+    states = {R1: "running", R2: "silent"}
     assert spool.read().states == states
 
     # when the clock is set, then nothing changes, even for a file that was written just before
@@ -260,45 +288,45 @@ def test_setting_the_clock_makes_nobody_silent_and_nobody_fresh(step_s: float, t
 
     # and when the rank really stops, then it is silent in time, and forgotten in time
     clocks.passed_s = 400
-    assert spool.read().states == {("r1", "3"): "silent", ("r2", "3"): "silent"}
+    assert spool.read().states == {R1: "silent", R2: "silent"}
     clocks.passed_s = 86400 - 900
-    assert spool.read().states == {("r1", "3"): "silent"}
+    assert spool.read().states == {R1: "silent"}
 
 
 def test_a_file_whose_time_is_set_back_by_hand_is_as_old_as_that(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     (tmp_path / "a.prom").write_text(GOOD)
-    assert spool.read().states == {("r1", "3"): "running"}
+    assert spool.read().states == {R1: "running"}
     os.utime(tmp_path / "a.prom", (time.time() - 1000,) * 2)
 
-    assert spool.read().states == {("r1", "3"): "silent"}
+    assert spool.read().states == {R1: "silent"}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
 def test_a_run_belongs_to_the_user_who_mentioned_it_first(tmp_path: Path) -> None:
     mine = tmp_path / "mine.prom"
-    mine.write_bytes(gauge(value="1"))
+    mine.write_text(gauged(1))
     os.chown(mine, 1001, 1001)
     spool = spool_of(tmp_path)
     assert spool.read().ok_files == 1
 
     forged = tmp_path / "forged.prom"
-    forged.write_bytes(gauge(value="2"))
+    forged.write_text(gauged(2))
     os.chown(forged, 1002, 1002)
     sample = spool.read()
 
-    assert [series.value for family in sample.families for series in family.series] == [1.0]
+    assert values_of(sample) == [1.0]
     assert sample.rejected == {"foreign_owner": 1}
-    assert sample.owners == {"r1": 1001}
+    assert sample.owners == {"id-r1": 1001}
 
 
 def test_a_rewritten_file_is_read_again_and_a_removed_one_is_gone(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     file, replacement = tmp_path / "a.prom", tmp_path / ".a.tmp"
     for value in (1.0, 2.0):
-        replacement.write_bytes(gauge(value=str(value)))
+        replacement.write_text(gauged(value))
         replacement.replace(file)
-        assert [series.value for family in spool.read().families for series in family.series] == [value]
+        assert values_of(spool.read()) == [value]
 
     file.unlink()
 
@@ -334,7 +362,7 @@ def test_a_user_with_too_many_files_costs_nobody_else(tmp_path: Path) -> None:
 
     sample = spool_of(tmp_path).read()
 
-    assert sample.states == {("r1", "3"): "running"}
+    assert sample.states == {R1: "running"}
     assert sample.rejected == {"too_many_files": MAX_FILES - MAX_FILES_OF_USER, "empty": MAX_FILES_OF_USER}
 
 
@@ -348,7 +376,7 @@ def test_two_users_with_as_many_files_as_each_may_have_cost_nobody_else(tmp_path
 
     sample = spool_of(tmp_path).read()
 
-    assert sample.states == {("r1", "3"): "running"}
+    assert sample.states == {R1: "running"}
     assert sample.rejected == {"too_many_files": 1, "empty": MAX_FILES - 1}
 
 
@@ -365,7 +393,7 @@ def test_a_crowd_of_names_hides_neither_known_ranks_nor_those_of_others(tmp_path
 
     sample = spool.read()
 
-    assert sample.states == {("r1", "3"): "running", ("r2", "3"): "running"}
+    assert sample.states == {R1: "running", R2: "running"}
     assert sample.rejected == {"too_many_files": 8200 - MAX_FILES_OF_USER, "empty": MAX_FILES_OF_USER}
 
 
@@ -378,7 +406,7 @@ def test_ranks_known_before_stay_where_the_list_is_cut_off(tmp_path: Path, monke
 
     for _ in range(2):
         sample = spool.read()
-        assert sample.states == {("r1", "3"): "running"}
+        assert sample.states == {R1: "running"}
         assert sample.rejected == {"too_many_files": 1}
     assert spool_of(tmp_path).read().states == {}
 
@@ -394,11 +422,11 @@ def test_a_user_whose_files_are_too_long_together_loses_the_oldest(tmp_path: Pat
 
 def test_a_user_with_too_many_series_loses_the_oldest_and_costs_nobody_else(tmp_path: Path) -> None:
     per_file = 100
-    text = "".join(f'rank_x{{run_id="r1",rank="3",l="{number}"}} 1\n' for number in range(per_file))
+    text = "".join(f'rank_x{{{LABELS},l="{number}"}} 1\n' for number in range(per_file - 1))
     files = MAX_SERIES_OF_USER // per_file + 2
     for number in range(files):
         file = tmp_path / f"{number}.prom"
-        file.write_text(f"# TYPE rank_x gauge\n{text}")
+        file.write_text(f"{INFO}# TYPE rank_x gauge\n{text}")
         os.utime(file, (1000 + number, 1000 + number))
     freshest = tmp_path / f"{files - 1}.prom"
     freshest.write_text(GOOD.replace("r1", "r2"))
@@ -407,7 +435,7 @@ def test_a_user_with_too_many_series_loses_the_oldest_and_costs_nobody_else(tmp_
     sample = spool_of(tmp_path, now=lambda: 1600.0, stale_s=1000.0).read()
 
     assert sample.rejected == {"too_many_files": 1}
-    assert sample.states[("r2", "3")] == "running"
+    assert sample.states[R2] == "running"
 
 
 def test_a_file_just_too_large_is_refused_and_one_at_the_limit_is_read(tmp_path: Path) -> None:
@@ -539,3 +567,161 @@ def test_a_spool_that_cannot_be_trusted_is_reported_and_the_rest_goes_on(
     assert exporter.values("rankscope_exporter_collector_success", collector="spool") == [0.0]
     assert "can be written by other users" in exporter.get("/-/ready").text
     assert f"{spool}: can be written by other users" in exporter.stderr
+
+
+def test_what_the_recorder_publishes_is_relayed_to_the_last_series(tmp_path: Path) -> None:
+    text = rank_text()
+    (tmp_path / "a.prom").write_text(text)
+
+    sample = spool_of(tmp_path).read()
+
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    relayed = [one for family in sample.families for one in family.series]
+    assert sorted(one.name for one in relayed) == sorted(line.partition("{")[0] for line in lines)
+    assert len(lines) <= MAX_SERIES / 2
+    assert len(text) < MAX_BYTES / 2
+    (duration,) = (family for family in sample.families if family.type == "histogram")
+    assert [dict(one.labels).get("le") for one in duration.series][-3:] == ["+Inf", None, None]
+
+
+def histogram(*buckets: tuple[str, str], total: str = "3.5", count: str = "3", labels: str = "") -> str:
+    name, common = "rank_x_duration_seconds", LABELS + labels
+    lines = [f'{name}_bucket{{{common},le="{bound}"}} {value}\n' for bound, value in buckets]
+    return "".join([*lines, f"{name}_sum{{{common}}} {total}\n", f"{name}_count{{{common}}} {count}\n"])
+
+
+def histogram_file(text: str) -> bytes:
+    return f"{INFO}# TYPE rank_x_duration_seconds histogram\n{text}".encode()
+
+
+SOUND = (("0.5", "1"), ("1.0", "1"), ("+Inf", "3"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [histogram(*SOUND), histogram(("+Inf", "3")), histogram(*SOUND, labels=',l="a"') + histogram(*SOUND, labels=',l="b"')],
+)
+def test_a_sound_histogram_is_read(text: str) -> None:
+    families = parse(histogram_file(text)).families
+
+    assert [(family.name, family.type) for family in families][1:] == [("rank_x_duration_seconds", "histogram")]
+    assert len(families[1].series) == text.count("\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        histogram(),  # no bucket
+        histogram(("1.0", "3")),  # not to infinity
+        histogram(("1.0", "1"), ("0.5", "1"), ("+Inf", "3")),  # out of order
+        histogram(("1", "1"), ("1.0", "1"), ("+Inf", "3")),  # one bound twice
+        histogram(("0.5", "2"), ("1.0", "1"), ("+Inf", "3")),  # fewer in more
+        histogram(("0.5", "-1"), ("+Inf", "3")),
+        histogram(("0.5", "0.5"), ("+Inf", "3")),
+        histogram(("0.5", "NaN"), ("+Inf", "3")),
+        histogram(("0.5", "+Inf"), ("+Inf", "+Inf"), count="+Inf"),
+        histogram(("NaN", "1"), ("+Inf", "3")),
+        histogram(("half", "1"), ("+Inf", "3")),
+        histogram(*SOUND, count="4"),
+        histogram(*SOUND, total="-1"),
+        histogram(*SOUND, total="NaN"),
+        histogram(*SOUND).replace("_sum", "_count"),
+        histogram(*SOUND).partition("rank_x_duration_seconds_sum")[0],
+        histogram(*SOUND, labels=',l="a"') + histogram(*SOUND, labels=',l="b"').partition("rank_x_duration_seconds_count")[0],
+        histogram(*SOUND) + histogram(*SOUND, labels=',l="b"') + histogram(("2.0", "1"), ("+Inf", "3")),
+    ],
+)
+def test_a_histogram_that_is_none_costs_the_file(text: str) -> None:
+    with pytest.raises(RejectedError) as refused:
+        parse(histogram_file(text))
+    assert refused.value.reason in {"wrong_histogram", "repeated_series"}
+
+
+def test_a_file_in_which_only_values_changed_is_read_as_anew_and_keeps_what_did_not(tmp_path: Path) -> None:
+    def write(text: str) -> SpoolSample:
+        (tmp_path / "next").write_text(text)
+        (tmp_path / "next").replace(tmp_path / "a.prom")
+        return spool.read()
+
+    spool = spool_of(tmp_path)
+    before = {one.name: one for family in write(rank_text(40)).families for one in family.series}
+    sample = write(rank_text(50))
+
+    assert sample.families == tuple(sorted(parse(rank_text(50).encode()).families, key=lambda family: family.name))
+    after = {one.name: one for family in sample.families for one in family.series}
+    assert after["rank_steps_total"].value == 50
+    assert after["rank_info"] is before["rank_info"]
+    assert after["rank_steps_total"].labels is before["rank_steps_total"].labels
+    # a value that cannot be costs the file, and the next good one is read
+    assert write(rank_text(60).replace('le="+Inf"} 60', 'le="+Inf"} 59')).rejected == {"wrong_histogram": 1}
+    assert write(rank_text(60)).ok_files == 1
+
+
+@given(text=st.text('0123456789.eE+-NaInf_ \t{}"#\n', max_size=12), place=st.integers(0, 10_000))
+def test_reading_only_values_never_differs_from_reading_all(text: str, place: int) -> None:
+    good = (INFO + gauge(value="1").decode() + gauge(value="NaN", name="rank_y").decode()).encode()
+    file = parse(good)
+    template = Template.of(good, file)
+    assert template is not None
+    changed = bytearray(good)
+    at = place % len(changed)
+    changed[at : at + 1] = text.encode()
+
+    def outcome(read: Callable[[], SpoolFile | None]) -> Any:
+        try:
+            found = read()
+        except RejectedError as error:
+            return error.reason
+        return found and repr(found)
+
+    quick = outcome(lambda: template.read(bytes(changed), file))
+    assert quick is None or quick == outcome(lambda: parse(bytes(changed)))
+
+
+def test_two_runs_that_claim_the_same_series_have_slots_of_their_own(tmp_path: Path) -> None:
+    # given two ranks that do not know of each other, and the first one's slot
+    (tmp_path / "a.prom").write_text(INFO)
+    spool = spool_of(tmp_path)
+    assert spool.read().states == {R1: "running"}
+    (tmp_path / "b.prom").write_text(INFO.replace("id-r1", "id-r2"))
+    (tmp_path / "c.prom").write_text(INFO.replace("id-r1", "id-r3").replace('slot="0"', 'slot="1"'))
+
+    for turn in range(4):  # whoever was the last to write
+        os.utime(tmp_path / ("a.prom", "b.prom")[turn % 2])
+        sample = spool.read()
+        (family,) = sample.families
+        slots = {dict(one.labels)["run_id"]: dict(one.labels)["slot"] for one in family.series}
+        assert slots["id-r1"] == "0"
+        assert {slots["id-r2"], slots["id-r3"]} == {"1", "2"}
+        assert set(sample.states) == {R1._replace(slot=slot) for slot in "012"}
+        assert (sample.duplicates, sample.rejected) == (0, {})
+
+    # when the first is gone, then the others keep theirs
+    (tmp_path / "a.prom").unlink()
+    assert {dict(one.labels)["run_id"]: dict(one.labels)["slot"] for one in spool.read().families[0].series} == {
+        run_id: slot for run_id, slot in slots.items() if run_id != "id-r1"
+    }
+
+
+def test_a_run_that_is_started_again_in_the_same_file_has_the_same_series(tmp_path: Path) -> None:
+    spool = spool_of(tmp_path)
+    for run_id in ("id-r1", "id-r2"):
+        (tmp_path / "next").write_text(GOOD.replace("id-r1", run_id))
+        (tmp_path / "next").replace(tmp_path / "a.prom")
+        sample = spool.read()
+        assert sample.states == {R1: "running"}
+        assert [dict(one.labels)["run_id"] for family in sample.families[:1] for one in family.series] == [run_id]
+
+
+def test_a_rank_that_says_its_recorder_is_off_is_neither_running_nor_silent(tmp_path: Path) -> None:
+    (tmp_path / "a.prom").write_bytes(INFO.encode() + gauge(name="rank_recorder_disabled"))
+    (tmp_path / "b.prom").write_bytes(
+        INFO.replace("r1", "r2").encode() + gauge(LABELS.replace("r1", "r2"), name="rank_recorder_disabled", value="0")
+    )
+    spool = spool_of(tmp_path)
+    assert spool.read().states == {R1: "disabled", R2: "running"}
+
+    long_ago = time.time() - 1000
+    os.utime(tmp_path / "a.prom", (long_ago, long_ago))
+
+    assert spool.read().states == {R1: "silent", R2: "running"}

@@ -15,12 +15,13 @@ from rankscope.exporter.source import FleetState, GpuIdentity, GpuProcess, GpuSa
 from rankscope.exporter.spool.folder import SpoolFolder
 from rankscope.exporter.spool.process_folders import ProcessFolders, pids_on_gpus
 from rankscope.exporter.spool.reading import Spool, SpoolSample
+from rankscope.exporter.spool.series import RankKey
 
 MOUNTS = "22 1 0:21 / / rw,relatime shared:1 - overlay overlay rw\n23 22 0:5 / /proc rw - proc proc rw\n"
 
 
 def rank_file(run_id: str) -> str:
-    return f'# TYPE rank_x gauge\nrank_x{{run_id="{run_id}",rank="0"}} 1\n'
+    return f'# TYPE rank_info gauge\nrank_info{{run="{run_id}",rank="0",slot="0",run_id="{run_id}"}} 1\n'
 
 
 class Host:
@@ -64,7 +65,11 @@ def test_ranks_in_pods_are_found_beside_those_of_the_host(host: Host) -> None:
 
     sample = host.read()
 
-    assert sample.states == {("host", "0"): "running", ("pod-1", "0"): "running", ("pod-2", "0"): "running"}
+    assert sample.states == {
+        RankKey("host", "0", "0"): "running",
+        RankKey("pod-1", "0", "0"): "running",
+        RankKey("pod-2", "0", "0"): "running",
+    }
     assert (sample.rejected, sample.duplicates) == ({}, 0)
 
 
@@ -132,7 +137,7 @@ def test_other_mounts_do_not_matter(host: Host) -> None:
     mounts = MOUNTS + f"24 22 0:40 / {host.spool}-of-another rw - nfs4 x rw\n25 22 0:41 / {host.spool.parent} rw - tmpfs x rw\n"
     (host.pod(11, mounts=mounts) / "a.prom").write_text(rank_file("pod"))
 
-    assert host.read().states == {("pod", "0"): "running"}
+    assert host.read().states == {RankKey("pod", "0", "0"): "running"}
 
 
 def test_a_process_that_ended_or_has_no_spool_is_no_problem(host: Host) -> None:
@@ -148,7 +153,7 @@ def test_a_relative_spool_is_the_same_one_in_processes(host: Host, monkeypatch: 
     monkeypatch.chdir(host.folder)
     host.spool = Path("spool")
 
-    assert host.read().states == {("pod", "0"): "running"}
+    assert host.read().states == {RankKey("pod", "0", "0"): "running"}
 
 
 def test_no_descriptor_is_left_open(host: Host) -> None:
@@ -187,7 +192,7 @@ def test_a_real_process_with_a_root_and_a_user_of_its_own(host: Host) -> None:
             SpoolFolder(host.spool), stale_s=300.0, forget_s=86400.0, processes=ProcessFolders(lambda: [pid, os.getpid()])
         ).read()
 
-    assert sample.states == {("mine", "0"): "running"}
+    assert sample.states == {RankKey("mine", "0", "0"): "running"}
     assert sample.owners == {"mine": 1001}
     assert sample.rejected == {"foreign_owner": 1}
 

@@ -1,107 +1,142 @@
-"""The text file of a rank, read back by Prometheus' own parser."""
+"""The text file of a rank: replaced whole, and claimed by its name, so that no two ranks have the same series."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.profiler.spool import SpoolFile, Totals, remove_own, render, samples
-from rankscope.runs.metrics import RANK_METRICS
-from rankscope.runs.records import PhaseTimes, RankInfo, RunInfo, StepBreakdown, StepRecord
+from rankscope.profiler.label_text import MAX_BYTES, escaped, label_text
+from rankscope.profiler.published import Sample, render
+from rankscope.profiler.spool import FORGOTTEN_SECONDS, MAX_SLOTS, Claimant, SpoolFile, remove_own
 
-RUN = RunInfo(run_id='odd "id"\\ of\na run', name="é", start_unix_ns=1)
-RANK = RankInfo(rank=3, world_size=8, host="node", pid=1, start_unix_ns=1)
-STEP = StepRecord(step=0, start_unix_ns=10**18, wall_us=2e6, phases_us=PhaseTimes(forward=1.5e6, backward=0.5e6))
+ODD = 'odd "run"\\ of\na é'
 
 
-def parsed(totals: Totals, run: RunInfo = RUN) -> dict[tuple[str, str], float]:
-    """Sample name and its own label to value."""
-    text = render(run.run_id, RANK.rank, samples(run, replace(RANK, recorder_cost_us=250_000.0, dropped_records=2), totals))
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            assert sample.labels["run_id"] == run.run_id
-            assert sample.labels["rank"] == "3"
-            found[sample.name, sample.labels.get("phase") or sample.labels.get("state") or ""] = sample.value
-    return found
+def claimant(run_id: str = "id", *, run: str = "run", rank: int = 3, attempt: int = 0) -> Claimant:
+    return Claimant(run, run_id, rank, attempt)
 
 
-def test_every_sample_is_in_the_table_with_the_labels_of_its_row() -> None:
-    totals = Totals()
-    totals.add_step(
-        StepRecord(
-            step=0,
-            start_unix_ns=10**18,
-            wall_us=2e6,
-            phases_us=PhaseTimes(data=1e6, forward=1e6),
-            blocked_us=PhaseTimes(forward=1e5),
-            cpu_us=1e6,
-            samples=4,
-            input_elements=40,
-            profiled=True,
-        )
-    )
-    totals.add_window(
-        StepBreakdown(
-            step=0,
-            start_unix_ns=1,
-            device_kind="cpu",
-            window_us=10.0,
-            compute_us=4.0,
-            communication_us=3.0,
-            overlap_us=1.0,
-            exposed_communication_us=2.0,
-            memcpy_us=0.0,
-            exposed_memcpy_us=0.0,
-            idle_us=4.0,
-            events=1,
-        )
-    )
-    rows = {row.name: set(row.labels) for row in RANK_METRICS}
-    seen = set()
-    for name, labels, _ in samples(RUN, replace(RANK, recorder_cost_us=0.0, disabled_reason="x"), totals):
-        assert set(labels) == rows[name]
-        seen.add(name)
-    assert seen == rows.keys()
+def write(spool: SpoolFile, value: int = 1) -> Path:
+    """Write as a rank does, and where to."""
+    own = {"run_id": spool.claimant.run_id, "attempt": str(spool.claimant.attempt), "host": 'x",run_id="forged'}
+    spool.write(lambda labels: render(labels, [Sample("rank_info", own, 1), Sample("rank_steps_total", {}, value)]))
+    assert spool.path is not None
+    return spool.path
 
 
-def test_sums_grow_step_by_step() -> None:
-    totals = Totals()
-    totals.add_step(STEP)
-    totals.add_step(STEP)
-    found = parsed(totals)
-    assert found["rank_steps_total", ""] == 2
-    assert found["rank_step_seconds_total", ""] == pytest.approx(4)
-    assert found["rank_phase_seconds_total", "forward"] == pytest.approx(3)
-    assert found["rank_last_step_timestamp_seconds", ""] == pytest.approx(1e9 + 2)
-    assert found["rank_recorder_dropped_total", ""] == 2
+def identity(path: Path) -> Mapping[str, str]:
+    families = list(text_string_to_metric_families(path.read_text()))
+    (labels,) = (sample.labels for family in families for sample in family.samples if sample.name == "rank_steps_total")
+    return labels
 
 
-def test_what_has_no_signal_is_absent_not_zero() -> None:
-    totals = Totals()
-    totals.add_step(STEP)
-    names = {name for name, _ in parsed(totals)}
-    assert "rank_blocked_seconds_total" not in names
-    assert "rank_samples_total" not in names
-    assert "rank_window_seconds_total" not in names
-    assert ("rank_phase_seconds_total", "data") not in parsed(totals)
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
 
 
 def test_the_file_is_replaced_whole_readable_by_all_and_removed(tmp_path: Path) -> None:
-    spool = SpoolFile(tmp_path, "../a run/é", 3)
-    spool.write("first 1\n")
-    spool.write("second 2\n")
-    assert [entry.name for entry in tmp_path.iterdir()] == [spool.path.name]
-    assert spool.path.parent == tmp_path
-    assert spool.path.name.endswith("-3.prom")
-    assert spool.path.read_text() == "second 2\n"
-    assert spool.path.stat().st_mode & 0o444 == 0o444
+    spool = SpoolFile(tmp_path, claimant(run=f"../{ODD}"))
+    for value in (1, 2):
+        path = write(spool, value)
+    assert names(tmp_path) == [path.name]
+    assert path.parent == tmp_path
+    assert path.name.startswith("_._odd")
+    assert path.name.endswith("-3-0.prom")
+    assert identity(path) == {"run": f"../{ODD}", "rank": "3", "slot": "0"}
+    assert path.read_text().endswith(" 2\n")
+    assert path.stat().st_mode & 0o444 == 0o444
     spool.remove()
-    assert not any(tmp_path.iterdir())
+    assert names(tmp_path) == []
+
+
+def test_ranks_of_the_same_name_have_slots_and_a_slot_that_is_given_back_is_the_next_ones(tmp_path: Path) -> None:
+    spools = [SpoolFile(tmp_path, claimant(f"id-{number}")) for number in range(3)]
+    paths = [write(spool) for spool in spools]
+    assert [identity(path)["slot"] for path in paths] == ["0", "1", "2"]
+    # who has a slot keeps it
+    assert [write(spool, 7) for spool in spools] == paths
+
+    spools[1].remove()
+
+    assert write(SpoolFile(tmp_path, claimant("id-4"))) == paths[1]
+    assert write(SpoolFile(tmp_path, claimant("id-5", rank=4))).name == "run-4-0.prom"
+
+
+def test_names_that_are_one_in_a_file_name_are_two_on_the_page(tmp_path: Path) -> None:
+    paths = [write(SpoolFile(tmp_path, claimant(run, run=run))) for run in ("é", "è", "é" * 300)]
+
+    assert [identity(path)["run"] for path in paths] == ["é", "è", "é" * (MAX_BYTES // 2)]
+    assert len(set(paths)) == 3
+    assert all(len(path.name) < 200 for path in paths)
+
+
+def test_a_new_attempt_takes_over_what_the_one_before_left_and_that_one_lets_go(tmp_path: Path) -> None:
+    old = SpoolFile(tmp_path, claimant(attempt=0))
+    write(old)
+    new = SpoolFile(tmp_path, claimant(attempt=1))
+    path = write(new)
+    assert path.name == "run-3-0.prom"
+
+    # the helper of the old one may still be there
+    old.remove()
+    assert names(tmp_path) == [path.name]
+    assert 'attempt="1"' in path.read_text()
+    assert write(old).name == "run-3-1.prom"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine"),
+    [
+        (claimant("other"), claimant(attempt=1)),
+        (claimant(), claimant("forged", attempt=1)),  # in the name of a host, in quotes
+        (claimant(attempt=1), claimant(attempt=1)),
+        (claimant(attempt=2), claimant(attempt=1)),
+    ],
+)
+def test_the_file_of_another_run_or_of_the_same_attempt_is_left_alone(theirs: Claimant, mine: Claimant, tmp_path: Path) -> None:
+    path = write(SpoolFile(tmp_path, theirs))
+    before = path.read_text()
+
+    assert write(SpoolFile(tmp_path, mine)).name == "run-3-1.prom"
+    assert path.read_text() == before
+
+
+def test_a_file_that_exporters_have_forgotten_is_taken_over(tmp_path: Path) -> None:
+    theirs = write(SpoolFile(tmp_path, claimant("another")))
+    for age_s, name in ((FORGOTTEN_SECONDS - 1000, "run-3-1.prom"), (FORGOTTEN_SECONDS + 1000, "run-3-0.prom")):
+        os.utime(theirs, (time.time() - age_s,) * 2)
+        spool = SpoolFile(tmp_path, claimant())
+        assert write(spool).name == name
+        spool.remove()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
+def test_a_slot_is_taken_whichever_user_has_it(tmp_path: Path) -> None:
+    theirs = write(SpoolFile(tmp_path, claimant(attempt=0)))
+    os.chown(theirs, 1001, 1001)
+    long_ago = time.time() - 2 * FORGOTTEN_SECONDS
+    os.utime(theirs, (long_ago, long_ago))
+
+    assert write(SpoolFile(tmp_path, claimant(attempt=1))).name == "run-3-1.prom"
+
+
+def test_a_file_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+    spool = SpoolFile(tmp_path, claimant())
+    path = write(spool)
+    path.unlink()
+    other = SpoolFile(tmp_path, claimant("other"))
+    assert write(other) == path
+
+    assert write(spool).name == "run-3-1.prom"
+    other.remove()
+    assert write(spool).name == "run-3-1.prom"
 
 
 def test_a_link_planted_in_a_shared_folder_is_not_followed(tmp_path: Path) -> None:
@@ -109,11 +144,75 @@ def test_a_link_planted_in_a_shared_folder_is_not_followed(tmp_path: Path) -> No
     victim.write_text("mine")
     folder = tmp_path / "spool"
     folder.mkdir()
-    spool = SpoolFile(folder, "run", 0)
-    spool.path.symlink_to(victim)
-    spool.write("rank_steps_total 1\n")
+    (folder / "run-3-0.prom").symlink_to(victim)
+    (folder / "run-3-1.prom").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(folder / "run-3-2.prom")
+
+    assert write(SpoolFile(folder, claimant())).name == "run-3-3.prom"
     assert victim.read_text() == "mine"
-    assert not spool.path.is_symlink()
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_folder_in_which_every_slot_is_taken_is_an_error_that_says_so(tmp_path: Path) -> None:
+    for slot in range(MAX_SLOTS):
+        (tmp_path / f"run-3-{slot}.prom").mkdir()
+
+    with pytest.raises(OSError, match="slots of run are taken"):
+        write(SpoolFile(tmp_path, claimant()))
+    assert not [name for name in names(tmp_path) if name.startswith(".")]
+
+
+CLAIM = """
+import sys
+from pathlib import Path
+from rankscope.profiler.spool import Claimant, SpoolFile
+folder, number = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+spool = SpoolFile(Path(folder), Claimant("run", number, 0, 0))
+spool.write(lambda labels: f'rank_info{{slot="{labels["slot"]}"}} 1\\n')
+print(spool.path.name)
+"""
+
+
+def test_ranks_that_claim_at_the_same_moment_get_different_slots(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CLAIM, str(tmp_path)]
+    processes = [
+        subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for number in range(6)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    claimed = []
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    claimed = [process.communicate()[0].strip() for process in processes]
+
+    assert sorted(claimed) == names(tmp_path) == [f"run-0-{slot}.prom" for slot in range(6)]
+    for name in claimed:
+        assert f'slot="{name[6:-5]}"' in (tmp_path / name).read_text()
+
+
+def test_on_a_file_system_without_links_a_slot_is_claimed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    first = SpoolFile(tmp_path, claimant("a"))
+
+    assert [write(first).name, write(SpoolFile(tmp_path, claimant("b"))).name] == ["run-3-0.prom", "run-3-1.prom"]
+    assert write(first, 2).read_text().endswith(" 2\n")
+    assert names(tmp_path) == ["run-3-0.prom", "run-3-1.prom"]
+
+
+def test_names_that_people_chose_cannot_spoil_the_file() -> None:
+    text = label_text(f"{ODD}\x1b\x00\udcff")
+
+    assert text == f"{ODD}???"
+    assert escaped('\\"\n') == '\\\\\\"\\n'
+    assert label_text("ä" * 100, 5) == "ää"
 
 
 def test_only_files_of_this_user_are_cleared_away_when_a_job_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

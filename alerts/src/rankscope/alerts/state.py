@@ -69,4 +69,4 @@ def _set_aside(path: Path, report: Callable[[str], None]) -> None:
 
 def save_ledger(path: Path, ledger: Ledger) -> None:
     """Replace ``path``. Raises ``OSError``."""
-    write_record(path, ledger)
+    write_record(path, ledger, share=False)

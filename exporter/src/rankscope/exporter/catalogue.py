@@ -42,7 +42,7 @@ class OtelName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     name: str
-    kind: Literal["gauge", "counter", "updowncounter"]
+    kind: Literal["gauge", "counter", "updowncounter", "histogram"]
     unit: str
     times: float = 1
     attributes: dict[str, str] = {}

@@ -1,161 +1,159 @@
-"""The rank's metrics as a Prometheus text file, which the node's exporter (or node_exporter's textfile collector) publishes.
+"""One rank's text file in the spool folder, from which the node's exporter (or node_exporter's textfile collector) takes it.
 
-What there is no signal for is left out, never written as zero.
+The name of the file, ``RUN-RANK-SLOT.prom``, is the claim on the series: whoever makes it has the slot, whichever user it is.
+Ranks of other runs with the same name and number take the next one.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.metrics import RANK_METRICS
-from rankscope.runs.records import PHASES, RankInfo, RunInfo, StepBreakdown, StepRecord
+from rankscope.profiler.label_text import escaped, label_text
 
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]")
-_TYPES: Final = {metric.name: metric for metric in RANK_METRICS}
-_MICRO: Final = 1e-6
-
-Labels = Mapping[str, str]
-Sample = tuple[str, Labels, float]
-
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over what a rank has recorded. ``None`` until there is a first value."""
-
-    steps: int = 0
-    last_end_s: float | None = None
-    wall_s: float = 0.0
-    phases_s: dict[str, float] = field(default_factory=dict)
-    blocked_s: float | None = None
-    cpu_s: float | None = None
-    samples: int | None = None
-    elements: int | None = None
-    profiled: int = 0
-    window_s: dict[str, float] = field(default_factory=dict)
-
-    def add_step(self, step: StepRecord) -> None:
-        """Count a step."""
-        self.steps += 1
-        self.last_end_s = step.start_unix_ns / 1e9 + step.wall_us * _MICRO
-        self.wall_s += step.wall_us * _MICRO
-        for phase in PHASES:
-            if (time_us := step.phases_us.get(phase)) is not None:
-                self.phases_s[phase] = self.phases_s.get(phase, 0.0) + time_us * _MICRO
-        if (blocked := step.blocked_total_us) is not None:
-            self.blocked_s = (self.blocked_s or 0.0) + blocked * _MICRO
-        if step.cpu_us is not None:
-            self.cpu_s = (self.cpu_s or 0.0) + step.cpu_us * _MICRO
-        if step.samples is not None:
-            self.samples = (self.samples or 0) + step.samples
-        if step.input_elements is not None:
-            self.elements = (self.elements or 0) + step.input_elements
-        self.profiled += step.profiled
-
-    def add_window(self, breakdown: StepBreakdown) -> None:
-        """Count the partition of a profiled step."""
-        states = {
-            "compute": breakdown.compute_us,
-            "overlap": breakdown.overlap_us,
-            "exposed_communication": breakdown.exposed_communication_us,
-            "exposed_memcpy": breakdown.exposed_memcpy_us,
-            "idle": breakdown.idle_us,
-        }
-        for state, time_us in states.items():
-            self.window_s[state] = self.window_s.get(state, 0.0) + time_us * _MICRO
+FORGOTTEN_SECONDS: Final = 86_400.0
+"""Age at which an exporter has forgotten a file (its ``--spool-forget``, unless told otherwise): then the slot is free again."""
+MAX_SLOTS: Final = 512
+_UNSAFE: Final = re.compile(r"^[.-]|[^A-Za-z0-9_.-]")  # no collector reads a file whose name begins with a dot
+_MAX_READ: Final = 64 * 1024
+_INFO: Final = re.compile(r'^rank_info\{(?:[^"\n]|"(?:[^"\\\n]|\\.)*")*\}', re.MULTILINE)
+_ATTEMPT: Final = re.compile(r'[,{]attempt="(\d+)"')
 
 
-def samples(run: RunInfo, rank: RankInfo, totals: Totals) -> Iterator[Sample]:
-    """Every sample there is something to say about: metric name, labels, value."""
-    optional = {
-        "rank_last_step_timestamp_seconds": totals.last_end_s,
-        "rank_blocked_seconds_total": totals.blocked_s,
-        "rank_cpu_seconds_total": totals.cpu_s,
-        "rank_samples_total": totals.samples,
-        "rank_input_elements_total": totals.elements,
-    }
-    identity = {
-        "name": run.name,
-        "host": rank.host,
-        "local_rank": "" if rank.local_rank is None else str(rank.local_rank),
-        "world_size": str(rank.world_size),
-        "gpu_uuid": rank.gpu_uuid or "",
-        "attempt": str(rank.attempt),
-    }
-    yield "rank_info", identity, 1
-    yield "rank_steps_total", {}, totals.steps
-    yield "rank_step_seconds_total", {}, totals.wall_s
-    for name, value in optional.items():
-        if value is not None:
-            yield name, {}, value
-    for phase, value in totals.phases_s.items():
-        yield "rank_phase_seconds_total", {"phase": phase}, value
-    yield "rank_profiled_steps_total", {}, totals.profiled
-    for state, value in totals.window_s.items():
-        yield "rank_window_seconds_total", {"state": state}, value
-    if rank.recorder_cost_us is not None:
-        yield "rank_recorder_seconds_total", {}, rank.recorder_cost_us * _MICRO
-    yield "rank_recorder_dropped_total", {}, rank.dropped_records
-    yield "rank_recorder_disabled", {}, int(rank.disabled_reason is not None)
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """The rank that the series are about."""
 
+    run: str
+    run_id: str
+    rank: int
+    attempt: int
 
-def render(run_id: str, rank: int, values: Iterable[Sample]) -> str:
-    """Prometheus text format 0.0.4 of ``values``, in the order of the table."""
-    by_name: dict[str, list[str]] = {}
-    for name, labels, value in values:
-        pairs = {"run_id": run_id, "rank": str(rank), **labels}
-        text = ",".join(f'{label}="{_escape(content)}"' for label, content in pairs.items())
-        by_name.setdefault(name, []).append(f"{name}{{{text}}} {_number(value)}\n")
-    return "".join(
-        f"# HELP {name} {metric.help}\n# TYPE {name} {metric.type}\n{''.join(by_name[name])}"
-        for name, metric in _TYPES.items()
-        if name in by_name
-    )
+    def labels(self, slot: int) -> Mapping[str, str]:
+        """The labels of all its series."""
+        return {"run": label_text(self.run), "rank": str(self.rank), "slot": str(slot)}
 
-
-def _escape(text: str) -> str:
-    # A lone surrogate (a file name that is not UTF-8) cannot be written at all.
-    text = text.encode(errors="replace").decode()
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _number(value: float) -> str:
-    return repr(value) if math.isfinite(value) else "NaN"
+    def file_name(self, slot: int) -> str:
+        """Names that cannot stand in a file's name may share one; they have slots of their own then."""
+        return f"{_UNSAFE.sub('_', label_text(self.run))}-{self.rank}-{slot}.prom"
 
 
 class SpoolFile:
-    """One rank's file in the spool folder. Raises ``OSError`` from ``write`` only."""
+    """The file of one rank. ``render`` makes its text from the labels of all series. Raises ``OSError`` from ``write`` only.
 
-    def __init__(self, folder: Path, run_id: str, rank: int) -> None:
-        name = f"{os.getuid()}-{_UNSAFE.sub('_', run_id)}-{rank}.prom"
-        self.path = folder / name
+    ``own``: a file that this rank has from before, left by a helper that was killed.
+    """
+
+    def __init__(self, folder: Path, claimant: Claimant, *, own: str | None = None) -> None:
+        self.claimant = claimant
+        self.path: Path | None = None
+        """The file, once there is one."""
+        self._folder = folder
+        self._own = own
+        self._slot = 0
+        self._last: tuple[int, int] | None = None
         # Not *.prom: no collector may read it half written. The pid: nobody else has it open.
-        self._temporary = folder / f".{name}.{os.getpid()}"
+        self._temporary = folder / f".{claimant.file_name(0)}.{os.getpid()}"
 
-    def write(self, text: str) -> None:
-        """Replace the file, so that a reader sees the old one or the new one."""
+    def write(self, render: Callable[[Mapping[str, str]], str]) -> None:
+        """Replace the file, so that a reader sees the old one or the new one; claim a slot if this rank has none (any more)."""
+        try:
+            if self._has_slot():
+                self._prepare(render(self.claimant.labels(self._slot)))
+                self._take(self._folder / self.claimant.file_name(self._slot))
+            else:
+                self._claim(render)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """The rank said goodbye: it has nothing more to report, and the slot is free."""
+        if self.path is not None and self._has_slot():
+            with suppress(OSError):
+                self.path.unlink()
+
+    def _has_slot(self) -> bool:
+        """Whether the file is still the one that was written last: it may have been removed, or taken over by a new attempt."""
+        if self.path is None:
+            return False
+        with suppress(OSError):
+            return _key(self.path) == self._last
+        return False
+
+    def _claim(self, render: Callable[[Mapping[str, str]], str]) -> None:
+        for self._slot in range(MAX_SLOTS):
+            path = self._folder / self.claimant.file_name(self._slot)
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                pass
+            else:
+                if self._may_take(path, status):
+                    self._prepare(render(self.claimant.labels(self._slot)))
+                    self._take(path)
+                    return
+                continue
+            self._prepare(render(self.claimant.labels(self._slot)))
+            try:
+                self._make(path)
+            except FileExistsError:
+                continue  # another rank was quicker
+            return
+        raise OSError(f"all {MAX_SLOTS} slots of {self.claimant.run} are taken")
+
+    def _prepare(self, text: str) -> None:
         self._temporary.unlink(missing_ok=True)
         # O_EXCL: the folder may be everybody's, so nothing there is trusted, least of all a link.
         handle = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            self._temporary.replace(self.path)
-        except OSError:
-            self._temporary.unlink(missing_ok=True)
-            raise
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        self._last = _key(self._temporary)
 
-    def remove(self) -> None:
-        """The rank said goodbye: it has nothing more to report."""
-        with suppress(OSError):
-            self.path.unlink()
+    def _make(self, path: Path) -> None:
+        """Let the file appear under a name that nobody has, complete. Raises ``FileExistsError`` when somebody has it."""
+        try:
+            path.hardlink_to(self._temporary)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            self._temporary.replace(path)
+        self.path = path
+
+    def _take(self, path: Path) -> None:
+        self._temporary.replace(path)
+        self.path = path
+
+    def _may_take(self, path: Path, status: os.stat_result) -> bool:
+        """Whether a file that is there is this rank's own, of an earlier attempt of its run, or forgotten."""
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+            return False
+        return path.name == self._own or time.time() - status.st_mtime > FORGOTTEN_SECONDS or self._is_earlier(path)
+
+    def _is_earlier(self, path: Path) -> bool:
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
+                info = _INFO.search(file.read(_MAX_READ))
+        except OSError:
+            return False
+        if info is None or (attempt := _ATTEMPT.search(info[0])) is None:
+            return False
+        run_id = f'run_id="{escaped(label_text(self.claimant.run_id, 512))}"'
+        return re.search(rf"[,{{]{re.escape(run_id)}", info[0]) is not None and int(attempt[1]) < self.claimant.attempt
+
+
+def _key(path: Path) -> tuple[int, int]:
+    # Both: the number of a file that is gone is given to a new one.
+    status = path.lstat()
+    return status.st_ino, status.st_mtime_ns
 
 
 def remove_own(folder: Path, names: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from rankscope.exporter.jobs.environment import number, word
 from rankscope.exporter.jobs.join import Claim
 from rankscope.exporter.jobs.party import Ranks
 from rankscope.exporter.spool.reading import SpoolSample
+from rankscope.exporter.spool.series import RankKey
 
 _METRIC = "rank_info"
 
@@ -26,7 +27,8 @@ def claims_of(sample: SpoolSample | None) -> dict[str, list[Claim]]:
             run_id = labels.get("run_id", "")
             owner, uuid = sample.owners.get(run_id), labels.get("gpu_uuid")
             if owner is not None and uuid:
-                silent = sample.states.get((run_id, labels.get("rank", ""))) != "running"
+                key = RankKey(labels.get("run", ""), labels.get("rank", ""), labels.get("slot", ""))
+                silent = sample.states.get(key, "silent") == "silent"
                 claims.setdefault(bare(uuid), []).append(Claim(owner, _ranks(labels), silent))
     return claims
 

@@ -14,6 +14,8 @@ from typing import Final, Literal
 
 from rankscope.exporter.source import Labels
 
+Kind = Literal["gauge", "counter", "histogram"]
+
 TEXT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -29,20 +31,27 @@ class Point:
     Whoever keeps a point from page to page, because nothing about it has changed, saves the line. Points do not change.
     """
 
-    __slots__ = ("labels", "line", "value")
+    __slots__ = ("beginning", "labels", "line", "name", "value")
 
-    def __init__(self, labels: Labels, value: float) -> None:
+    def __init__(self, labels: Labels, value: float, name: str = "", beginning: str = "") -> None:
         self.labels = labels
         self.value = value
+        self.name = name
+        """That of the series, where it is not the family's: a part of a histogram."""
+        self.beginning = beginning
+        """The line up to the value, once it was written; who makes a new point for a new value may hand it on."""
         self.line = ""
 
 
 @dataclass(slots=True)
 class Family:
-    """One metric: its name as on the text page, base unit or "", and its series, none of them twice."""
+    """One metric: its name as on the text page, base unit or "", and its series, none of them twice.
+
+    Those of a histogram stand together: its buckets, the least bound first, sum and count.
+    """
 
     name: str
-    type: Literal["gauge", "counter"]
+    type: Kind
     help: str
     unit: str = ""
     points: list[Point] = field(default_factory=list)
@@ -85,20 +94,23 @@ class Renderer:
         return self._finish(lines)
 
     def _add_series(self, lines: list[str], family: Family) -> None:
-        lines += [point.line or self._line(family.name, point) for point in family.points]
+        lines += [point.line or self._line(point.name or family.name, point) for point in family.points]
 
     def _line(self, name: str, point: Point) -> str:
+        if point.beginning:
+            point.line = f"{point.beginning}{number(point.value)}\n"
+            return point.line
         known = self._lines.setdefault(name, {})
         last = known.get(point.labels)
         if last is not None and last[0] == point.value:  # most values are those of the page before
-            point.line = last[2]
+            point.beginning, point.line = last[1], last[2]
             return point.line
         if last is None:
             self._remembered += 1
             beginning = _beginning(name, point.labels)
         else:
             beginning = last[1]
-        point.line = f"{beginning}{number(point.value)}\n"
+        point.beginning, point.line = beginning, f"{beginning}{number(point.value)}\n"
         known[point.labels] = point.value, beginning, point.line
         return point.line
 

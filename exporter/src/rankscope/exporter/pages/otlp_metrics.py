@@ -7,7 +7,7 @@ a node lives. So nothing is sent again that the page no longer has, and a counte
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
@@ -27,6 +27,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from rankscope.exporter.catalogue import OtelName
 from rankscope.exporter.pages.exposition import Family
+from rankscope.exporter.pages.otlp_histograms import OtlpHistograms
 from rankscope.exporter.pages.otlp_names import attributes, otel_name
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.source import Driver, FleetState, GpuState, Labels
@@ -41,6 +42,7 @@ _STATES: Final = ("ok", "degraded", "failed", "predicted_failure")
 _UNKNOWN: Final = frozenset({"starting", "released"})
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
+_Rank = tuple[str, str, str]
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class OtlpMetrics:
         self._last_ns = now_ns()
         self._started_ns = self._last_ns
         self._counted: dict[_Key, _Counted] = {}
+        self._histograms = OtlpHistograms(temporality)
 
     def collect(self) -> MetricsData:
         """Everything the page has now."""
@@ -78,29 +81,39 @@ class OtlpMetrics:
         at_ns = max(self._now_ns(), self._last_ns + 1)  # also when somebody sets the clock back
         found: dict[str, tuple[OtelName, str, list[NumberDataPoint]]] = {}
         counted: dict[_Key, _Counted] = {}
-        for otel, text, given, value in self._values(families, state):
+        hardware = _hardware(state) if state is not None else {}
+        ranks = _ranks(families)
+        for otel, text, given, value in self._values(families, state, hardware, ranks):
             _, _, points = found.setdefault(otel.name, (otel, text, []))
             point = self._point(otel, given, float(value * otel.times), at_ns, counted)
             if point is not None:
                 points.append(point)
-        self._counted, self._last_ns = counted, at_ns
         metrics = [self._metric(*one) for one in found.values() if one[2]]
+        metrics += self._histograms.metrics(
+            families, lambda labels: _of_rank(labels, hardware, ranks), at_ns=at_ns, last_ns=self._last_ns
+        )
+        self._counted, self._last_ns = counted, at_ns
         scope = ScopeMetrics(InstrumentationScope("rankscope.exporter", version("rankscope")), metrics, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 
     def _values(
-        self, families: Sequence[Family], state: FleetState | None
+        self,
+        families: Sequence[Family],
+        state: FleetState | None,
+        hardware: Mapping[str, dict[str, str]],
+        ranks: Mapping[_Rank, Mapping[str, str]],
     ) -> Iterator[tuple[OtelName, str, dict[str, str], float]]:
-        hardware = _hardware(state) if state is not None else {}
-        ranks = _gpus_of_ranks(families)
         for family in families:
             otel = otel_name(family.name, family.type)
-            if otel is None or family.name == _STATUS:
+            if otel is None or family.name == _STATUS or family.type == "histogram":
                 continue
             for point in family.points:
                 labels = point.labels
-                uuid = labels[0][1] if labels and labels[0][0] == "uuid" else ranks.get(_rank(labels), "")
-                yield otel, family.help, {**hardware.get(uuid, {}), **attributes(otel, labels)}, point.value
+                if labels and labels[0][0] == "uuid":
+                    given = {**hardware.get(labels[0][1], {}), **attributes(otel, labels)}
+                else:
+                    given = {**_of_rank(labels, hardware, ranks), **attributes(otel, labels)}
+                yield otel, family.help, given, point.value
         memory = {
             family.name: {point.labels: point.value for point in family.points}
             for family in families
@@ -185,12 +198,21 @@ def _status(gpu: GpuState) -> str | None:
     return "degraded" if asked_for - {"none"} or ("gpu_fabric_healthy", 0, None) in seen else "ok"
 
 
-def _gpus_of_ranks(families: Iterable[Family]) -> dict[tuple[str, str], str]:
-    """Which GPU each rank says it uses."""
+def _ranks(families: Iterable[Family]) -> dict[_Rank, Mapping[str, str]]:
+    """What each rank says who it is: there are no joins behind a collector."""
     infos = (dict(one.labels) for family in families if family.name == "rank_info" for one in family.points)
-    return {(info["run_id"], info["rank"]): info["gpu_uuid"] for info in infos if "gpu_uuid" in info}
+    return {_rank(info): info for info in infos}
 
 
-def _rank(labels: Labels) -> tuple[str, str]:
+def _rank(given: Mapping[str, str]) -> _Rank:
+    return given.get("run", ""), given.get("rank", ""), given.get("slot", "")
+
+
+def _of_rank(labels: Labels, hardware: Mapping[str, dict[str, str]], ranks: Mapping[_Rank, Mapping[str, str]]) -> dict[str, str]:
+    """The attributes of a series of a rank: its own labels, its run, and the GPU it says it uses."""
     given = dict(labels)
-    return given.get("run_id", ""), given.get("rank", "")
+    info = ranks.get(_rank(given))
+    if info is None:
+        return {}
+    of_run = {f"rankscope.{name}": given[name] for name in ("run", "rank", "slot")}
+    return {**hardware.get(info.get("gpu_uuid", ""), {}), **of_run, "rankscope.run_id": info.get("run_id", "")}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final
 
 from rankscope.exporter.catalogue import BY_NAME, CatalogueMetric, OtelName
+from rankscope.exporter.pages.exposition import Kind
 from rankscope.exporter.source import Labels
 
 # What longer than this a rank calls its metric is no name for an instrument.
@@ -22,7 +23,7 @@ _UNITS: Final = {
 
 
 @lru_cache(maxsize=1024)
-def otel_name(name: str, kind: Literal["gauge", "counter"]) -> OtelName | None:
+def otel_name(name: str, kind: Kind) -> OtelName | None:
     """The instrument for a metric of the catalogue, or for one that a rank brought; None where there is none.
 
     Identity (``…_info``) is in attributes there, and what the exporter says about itself stays on its own page.
@@ -47,7 +48,7 @@ def _is_told(row: CatalogueMetric | None) -> bool:
     return row is None or (row.group != "exporter" and row.name != "gpu_metric_supported")
 
 
-def _extension(name: str, kind: Literal["gauge", "counter"]) -> OtelName:
+def _extension(name: str, kind: Kind) -> OtelName:
     """``gpu_sm_active_seconds_total`` is ``rankscope.gpu.sm_active_time`` in ``s``: units have a field of their own."""
     words = name.removesuffix("_total")
     unit = "1"

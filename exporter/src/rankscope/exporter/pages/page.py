@@ -20,6 +20,7 @@ from rankscope.exporter.pages.exposition import (
     openmetrics_can_say,
     prefers_openmetrics,
 )
+from rankscope.exporter.pages.relay import Relay
 from rankscope.exporter.source import Fleet, FleetState, GpuState, Labels, Reading, Series
 from rankscope.exporter.spool.reading import SpoolSample
 
@@ -57,6 +58,7 @@ class Page:
         self.collectors = collectors
         self._renderer = Renderer()
         self._sources: dict[str, _Source] = {}
+        self._relay = Relay()
         self._mig_devices: dict[str, frozenset[str]] = {}
         self._down: frozenset[str] = frozenset()
         self._build: Labels = (("version", version("rankscope")), ("python_version", platform.python_version()))
@@ -97,7 +99,7 @@ class Page:
             if ranks.last is not None and ranks.fresh:
                 _add_spool(families, ranks.last)
                 if "spool" in wanted:
-                    relayed = list(_relayed(ranks.last))
+                    relayed = self._relay.families(ranks.last)
         for loop in (self.jobs, self.xid):
             if loop is not None:
                 known = loop.latest()
@@ -375,16 +377,5 @@ def _add_spool(families: _Families, sample: SpoolSample) -> None:
     for reason, count in sorted(sample.rejected.items()):
         families.add("rankscope_exporter_spool_rejected_files", count, (("reason", reason),))
     families.add("rankscope_exporter_spool_duplicate_series", sample.duplicates, ())
-    for (run_id, rank), state in sorted(sample.states.items()):
-        families.add("rank_state", 1, (("run_id", run_id), ("rank", rank), ("state", state)))
-
-
-def _relayed(sample: SpoolSample) -> Iterable[Family]:
-    for spooled in sample.families:
-        family = Family(spooled.name, spooled.type, spooled.help)
-        for series in spooled.series:
-            # OpenMetrics forbids both below zero and NaN for counters, and no clock or count is either.
-            if spooled.type == "gauge" or series.value >= 0:
-                family.add(series.labels, series.value)
-        if family.points:
-            yield family
+    for key, state in sorted(sample.states.items()):
+        families.add("rank_state", 1, (("run", key.run), ("rank", key.rank), ("slot", key.slot), ("state", state)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import Final, Literal
+from typing import Final
 
-import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+
+from rankscope.exporter.spool.histogram import HISTOGRAM_PARTS, check_histogram
+from rankscope.exporter.spool.series import Kind, Labels, RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
 
 MAX_BYTES: Final = 64 * 1024
 MAX_SERIES: Final = 200
@@ -18,46 +20,16 @@ _MAX_LINE: Final = 4096
 _MAX_LABELS: Final = 16
 _MAX_LABEL_VALUE: Final = 512
 _RESERVED: Final = frozenset({"rank_state"})
+_INFO: Final = "rank_info"
+_DISABLED: Final = "rank_recorder_disabled"
+_HISTOGRAM: Final = "_duration_seconds"
+_KINDS: Final = ("gauge", "counter", "histogram")
 
 _METRIC_NAME: Final = re.compile(r"rank_[a-zA-Z0-9_]+")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _RANK: Final = re.compile(r"[0-9]{1,7}")
+_SLOT: Final = re.compile(r"0|[1-9][0-9]{0,3}")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-
-Labels = tuple[tuple[str, str], ...]
-
-
-class RejectedError(Exception):
-    """The file is not relayed. ``reason`` is one of a few fixed words: content of the file never reaches a label or the log."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
-
-
-class SpoolSeries(msgspec.Struct, frozen=True):
-    """One series: full name, labels sorted by name, value."""
-
-    name: str
-    labels: Labels
-    value: float
-
-
-class SpoolFamily(msgspec.Struct, frozen=True):
-    """One metric: its name on the page (with ``_total`` for counters), type, help text and series."""
-
-    name: str
-    type: Literal["gauge", "counter"]
-    help: str
-    series: tuple[SpoolSeries, ...]
-
-
-class SpoolFile(msgspec.Struct, frozen=True):
-    """What one rank published, and who that is: all series of a file belong to one rank of one run."""
-
-    run_id: str
-    rank: str
-    families: tuple[SpoolFamily, ...]
 
 
 def read_regular(name: str, folder_fd: int) -> tuple[bytes, os.stat_result]:
@@ -103,11 +75,30 @@ def parse(content: bytes) -> SpoolFile:
     names = {family.name for family in families}
     if len({name.removesuffix("_total") for name in names}) != len(names):
         raise RejectedError("wrong_type")
-    identities = {_identity(labels) for labels in {one.labels for family in families for one in family.series}}
-    if len(identities) != 1:
-        raise RejectedError("several_ranks" if identities else "empty")
-    ((run_id, rank),) = identities
-    return SpoolFile(run_id, rank, families)
+    keys = {_key(labels) for labels in {one.labels for family in families for one in family.series}}
+    if len(keys) != 1:
+        raise RejectedError("several_ranks" if keys else "empty")
+    (key,) = keys
+    if any(len({(one.name, one.labels) for one in family.series}) != len(family.series) for family in families):
+        raise RejectedError("repeated_series")
+    return checked(key, families)
+
+
+def checked(key: RankKey, families: tuple[SpoolFamily, ...]) -> SpoolFile:
+    """Check what depends on the values, and that the file says which run it is about; raises ``RejectedError``."""
+    infos: tuple[SpoolSeries, ...] = ()
+    disabled = False
+    for family in families:
+        if family.type == "histogram":
+            check_histogram(family)
+        elif family.name == _INFO:
+            infos = family.series
+        elif family.name == _DISABLED:
+            disabled = any(one.value > 0 for one in family.series)
+    # With two of them, whoever joins by them would get an error instead of an answer.
+    if len(infos) != 1 or not (run_id := dict(infos[0].labels).get("run_id")):
+        raise RejectedError("no_identity")
+    return SpoolFile(key, run_id, disabled, families)
 
 
 def _parsed(content: bytes) -> list[Metric]:
@@ -128,31 +119,40 @@ def _parsed(content: bytes) -> list[Metric]:
 
 def _family(metric: Metric) -> SpoolFamily:
     # The parser takes _total from a counter's name, and adds it to its samples where it is missing.
-    name = metric.samples[0].name
+    histogram = metric.type == "histogram"
+    name = metric.name if histogram else metric.samples[0].name
     if not _METRIC_NAME.fullmatch(name) or name.removesuffix("_total") in _RESERVED:
         raise RejectedError("wrong_name")
     if any(sample.timestamp is not None for sample in metric.samples):
         raise RejectedError("timestamp")
     try:
         # The parser keeps whole numbers of any length.
-        series = tuple(SpoolSeries(name, tuple(sorted(one.labels.items())), float(one.value)) for one in metric.samples)
+        series = tuple(SpoolSeries(one.name, tuple(sorted(one.labels.items())), float(one.value)) for one in metric.samples)
     except OverflowError as error:
         raise RejectedError("not_prometheus_text") from error
-    if metric.type == "counter" and name.endswith("_total"):
-        return SpoolFamily(name, "counter", metric.documentation, series)
-    if metric.type == "gauge" and not name.endswith("_total"):
-        return SpoolFamily(name, "gauge", metric.documentation, series)
-    raise RejectedError("wrong_type")
+    if metric.type not in _KINDS or _kind(name) != metric.type:
+        raise RejectedError("wrong_type")
+    return SpoolFamily(name, metric.type, metric.documentation, series)
 
 
-def _identity(labels: Labels) -> tuple[str, str]:
-    """Run id and rank; every label is checked on the way."""
+def _kind(name: str) -> Kind | None:
+    """The type is in the name: so no rank can give a metric of all ranks another type, nor a series the name of a histogram's."""
+    base = name.removesuffix("_total")
+    if base.endswith(HISTOGRAM_PARTS):
+        return None
+    if base.endswith(_HISTOGRAM):
+        return "histogram" if base == name else None
+    return "gauge" if base == name else "counter"
+
+
+def _key(labels: Labels) -> RankKey:
+    """Whose series it is; every label is checked on the way."""
     by_name = dict(labels)
-    run_id, rank = by_name.get("run_id", ""), by_name.get("rank", "")
-    if not run_id or not _RANK.fullmatch(rank):
+    key = RankKey(by_name.get("run", ""), by_name.get("rank", ""), by_name.get("slot", ""))
+    if not key.run or not _RANK.fullmatch(key.rank) or not _SLOT.fullmatch(key.slot):
         raise RejectedError("no_identity")
     if len(labels) > _MAX_LABELS or not all(map(_LABEL_NAME.fullmatch, by_name)):
         raise RejectedError("wrong_labels")
     if any(len(text) > _MAX_LABEL_VALUE for text in by_name.values()):
         raise RejectedError("wrong_labels")
-    return run_id, rank
+    return key

@@ -11,22 +11,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from rankscope.exporter.spool.file import (
-    MAX_BYTES,
-    Labels,
-    RejectedError,
-    SpoolFamily,
-    SpoolFile,
-    SpoolSeries,
-    parse,
-    read_regular,
-)
+from rankscope.exporter.spool.again import Template
+from rankscope.exporter.spool.file import MAX_BYTES, parse, read_regular
 from rankscope.exporter.spool.folder import SpoolFolder, foreign_hand
 from rankscope.exporter.spool.process_folders import ProcessFolder, ProcessFolders
+from rankscope.exporter.spool.series import RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
+from rankscope.exporter.spool.slots import Slots
 
 MAX_FILES: Final = 1024
 MAX_FILES_OF_USER: Final = 512
-MAX_SERIES_OF_USER: Final = 8000
+MAX_SERIES_OF_USER: Final = 12_800
+"""A rank has up to 100, and a node of 16 GPUs cut into seven MIG devices each has 112 ranks."""
 MAX_BYTES_OF_USER: Final = 4 * 2**20
 MAX_CANDIDATES_OF_USER: Final = 4 * MAX_FILES_OF_USER
 # Of a folder: names of any kind, which cost next to nothing, and those that may be a rank's, which are asked whose they are.
@@ -39,7 +34,7 @@ _MAX_FUTURE_S: Final = 60.0
 _KEPT_OF_SILENT: Final = frozenset({"rank_info", "rank_last_step_timestamp_seconds"})
 _SUFFIX: Final = ".prom"
 
-State = Literal["running", "silent"]
+State = Literal["running", "disabled", "silent"]
 
 
 class SpoolError(Exception):
@@ -50,12 +45,13 @@ class SpoolError(Exception):
 class SpoolSample:
     """What the ranks of this node published.
 
-    ``states``: (run id, rank) → running or silent. ``rejected``: reason → files. ``duplicates``: series left out because an
-    earlier one has the same name and labels. ``owners``: run id → uid of the user whose files speak of it.
+    ``states``: how each rank is: its file is fresh (running), fresh and says that the recorder switched itself off (disabled), or
+    old (silent). ``rejected``: reason → files. ``duplicates``: series left out because a fresher file is about the same rank.
+    ``owners``: run id → uid of the user whose files speak of it.
     """
 
     families: tuple[SpoolFamily, ...]
-    states: dict[tuple[str, str], State]
+    states: dict[RankKey, State]
     ok_files: int
     stale_files: int
     rejected: dict[str, int]
@@ -78,6 +74,7 @@ class _Cached:
     key: tuple[int, int, int]
     owner: int
     outcome: SpoolFile | str
+    template: Template | None
     age_s: float
     seen_s: float
 
@@ -106,22 +103,14 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Merge:
-    """Families by name, with no series twice."""
+    """Families by name; a name has the same type in all files."""
 
     families: dict[str, tuple[SpoolFamily, list[SpoolSeries]]] = field(default_factory=dict)
-    seen: set[tuple[str, Labels]] = field(default_factory=set)
-    duplicates: int = 0
 
     def add(self, family: SpoolFamily) -> None:
-        """Add the series nobody brought before; help and type are the first file's."""
+        """Add the series; the help text is the first file's."""
         _, series = self.families.setdefault(family.name, (family, []))
-        for one in family.series:
-            key = (one.name, one.labels)
-            if key in self.seen:
-                self.duplicates += 1
-            else:
-                self.seen.add(key)
-                series.append(one)
+        series += family.series
 
     def result(self) -> tuple[SpoolFamily, ...]:
         """All families, by name."""
@@ -134,8 +123,9 @@ class Spool:
     """Reads ``*.prom`` files of ``folder`` each time it is asked; ``now`` returns unix seconds.
 
     A file older than ``stale_s`` says that its rank is silent: of its series only identity and time of the last step are kept.
-    After ``forget_s`` the file is ignored. Of two files for the same series the fresher one counts, and a run belongs to the user
-    whose file mentioned it first. Freshest first, each user's files are read until they are too many, and
+    After ``forget_s`` the file is ignored. Of two files for the same rank the fresher one counts, and a run belongs to the user
+    whose file mentioned it first. Of two runs that claim the same series, as they may in folders of their own, the second gets
+    another slot. Freshest first, each user's files are read until they are too many, and
     everybody's in turns. In a folder with more names
     than can be looked at, files known before are still found. A private folder is read only as long as nobody else can put files
     into it. ``processes`` adds the folders of that name as those processes see them.
@@ -163,6 +153,7 @@ class Spool:
         self._cache: dict[tuple[int, int, str], _Cached] = {}
         self._owners: dict[str, int] = {}
         self._read_s: float | None = None
+        self._slots = Slots()
 
     def read(self) -> SpoolSample:
         """All files as they are now; raises ``SpoolError`` when the folder cannot be read, or not be trusted."""
@@ -261,26 +252,34 @@ class Spool:
         if cached is not None and cached.key == _key(file.status):
             return cached
         content, status = read_regular(file.name, file.folder_fd)
-        outcome: SpoolFile | str
+        outcome: SpoolFile | str | None = None
+        template = cached.template if cached is not None else None
         try:
-            outcome = parse(content)
+            if cached is not None and template is not None and isinstance(cached.outcome, SpoolFile):
+                outcome = template.read(content, cached.outcome)
+            if outcome is None:
+                outcome = parse(content)
+                template = Template.of(content, outcome)
         except RejectedError as error:
-            outcome = error.reason
-        return _Cached(_key(status), status.st_uid, outcome, file.age_s, now_s)
+            outcome, template = error.reason, None
+        return _Cached(_key(status), status.st_uid, outcome, template, file.age_s, now_s)
 
     def _merge(self, files: list[tuple[float, SpoolFile]], rejected: Counter[str]) -> SpoolSample:
         merge = _Merge()
-        states: dict[tuple[str, str], State] = {}
-        stale_files = 0
-        for age_s, file in files:
+        states: dict[RankKey, State] = {}
+        stale_files = duplicates = 0
+        for (age_s, _), file in zip(files, self._slots.given([file for _, file in files]), strict=True):
             stale = age_s > self._stale_s
             stale_files += stale
-            states.setdefault((file.run_id, file.rank), "silent" if stale else "running")
-            for family in file.families:
-                if not stale or family.name in _KEPT_OF_SILENT:
-                    merge.add(family)
+            kept = [family for family in file.families if not stale or family.name in _KEPT_OF_SILENT]
+            if file.key in states:
+                duplicates += sum(len(family.series) for family in kept)
+                continue
+            states[file.key] = "silent" if stale else "disabled" if file.disabled else "running"
+            for family in kept:
+                merge.add(family)
         ok_files = len(files) - stale_files
-        return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), merge.duplicates, dict(self._owners))
+        return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), duplicates, dict(self._owners))
 
 
 def _in_turns(found: list[_Found], rejected: Counter[str]) -> list[_Found]:

@@ -1,0 +1,77 @@
+"""A file that is as it was but for its values, as a rank's is nearly every second: only the values are read.
+
+To parse it as if it were new takes more than ten times as long, and a node has eight ranks and more.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from rankscope.exporter.spool.file import checked
+from rankscope.exporter.spool.series import SpoolFile, SpoolSeries
+
+_VALUE: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?|NaN|[+-]?Inf")
+
+
+class Template:
+    """The lines of a file that was accepted: comments as a whole, and of the others what comes before the value."""
+
+    __slots__ = ("_lines",)
+
+    def __init__(self, lines: tuple[tuple[str, bool], ...]) -> None:
+        self._lines = lines
+
+    @classmethod
+    def of(cls, content: bytes, file: SpoolFile) -> Template | None:
+        """From a file and what it was found to be; None for one that is written otherwise than ranks write."""
+        lines: list[tuple[str, bool]] = []
+        series = (one for family in file.families for one in family.series)
+        for line in content.decode("utf-8").split("\n"):
+            if not line or line.startswith("#"):
+                lines.append((line, False))
+                continue
+            before, _, value = line.rpartition(" ")
+            one = next(series, None)
+            if one is None or not before.startswith(f"{one.name}{{") or not _VALUE.fullmatch(value):
+                return None
+            if not before.endswith("}") or repr(float(value)) != repr(one.value):  # NaN differs from itself
+                return None
+            lines.append((f"{before} ", True))
+        return cls(tuple(lines)) if next(series, None) is None else None
+
+    def read(self, content: bytes, before: SpoolFile) -> SpoolFile | None:
+        """The file with the values of ``content``; what has not changed in ``before`` is the same object again.
+
+        None when more than values has changed. Raises ``RejectedError`` for values that cannot be.
+        """
+        try:
+            lines = content.decode("utf-8").split("\n")
+        except UnicodeDecodeError:
+            return None
+        if len(lines) != len(self._lines):
+            return None
+        values: list[float] = []
+        for line, (known, has_value) in zip(lines, self._lines, strict=True):
+            if not has_value:
+                if line != known:
+                    return None
+            elif line.startswith(known) and _VALUE.fullmatch(line, len(known)):
+                values.append(float(line[len(known) :]))
+            else:
+                return None
+        return _with_values(before, values)
+
+
+def _with_values(before: SpoolFile, values: list[float]) -> SpoolFile:
+    families, place = list(before.families), 0
+    for index, family in enumerate(before.families):
+        own = values[place : place + len(family.series)]
+        place += len(own)
+        if own != [one.value for one in family.series]:
+            series = tuple(
+                one if one.value == value else SpoolSeries(one.name, one.labels, value)
+                for one, value in zip(family.series, own, strict=True)
+            )
+            families[index] = type(family)(family.name, family.type, family.help, series)
+    return checked(before.key, tuple(families))

@@ -1,0 +1,135 @@
+"""The rank's metrics as Prometheus text 0.0.4, in the order and with the words of the table in ``runs/metrics.py``.
+
+What there is no signal for is left out, never written as zero.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from rankscope.profiler.label_text import escaped, label_text
+from rankscope.profiler.totals import Totals
+from rankscope.runs.metrics import RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
+from rankscope.runs.records import RankInfo, RunInfo
+
+_MICRO: Final = 1e-6
+_TYPES: Final = {metric.name: metric for metric in RANK_METRICS}
+_MAX_RUN_ID_BYTES: Final = 512
+
+
+class Sample(NamedTuple):
+    """One series: metric, labels besides those that every series has, value; ``suffix`` is that of a part of a histogram."""
+
+    metric: str
+    labels: Mapping[str, str]
+    value: float
+    suffix: str = ""
+
+
+def samples(run: RunInfo, rank: RankInfo, totals: Totals) -> Iterator[Sample]:
+    """Every sample there is something to say about."""
+    identity = {
+        "run_id": label_text(run.run_id, _MAX_RUN_ID_BYTES),
+        "host": label_text(rank.host),
+        "local_rank": "" if rank.local_rank is None else str(rank.local_rank),
+        "world_size": str(rank.world_size),
+        "gpu_uuid": rank.gpu_uuid or "",
+        "attempt": str(rank.attempt),
+        "simulated": "true" if run.simulated else "false",
+    }
+    yield Sample("rank_info", identity, 1)
+    yield Sample("rank_steps_total", {}, totals.steps)
+    yield from _durations(totals)
+    yield from _by_label(totals, rank)
+    yield from _numbers(totals, rank)
+    for tag in STEP_TAGS:
+        yield Sample("rank_steps_tagged_total", {"tag": tag}, totals.tags[tag])
+    yield Sample("rank_profiled_steps_total", {}, totals.profiled)
+    yield Sample("rank_recorder_dropped_total", {}, rank.dropped_records)
+    yield Sample("rank_recorder_disabled", {}, int(rank.disabled_reason is not None))
+
+
+def _durations(totals: Totals) -> Iterator[Sample]:
+    name, durations = "rank_step_duration_seconds", totals.durations
+    bounds = [*map(repr, STEP_BUCKETS_SECONDS), "+Inf"]
+    for bound, count in zip(bounds, itertools.accumulate(durations.counts), strict=True):
+        yield Sample(name, {"le": bound}, count, "_bucket")
+    yield Sample(name, {}, durations.sum_s, "_sum")
+    yield Sample(name, {}, totals.steps, "_count")
+
+
+def _by_label(totals: Totals, rank: RankInfo) -> Iterator[Sample]:
+    cost_us, windows_us = rank.recorder_cost_us, rank.window_cost_us
+    cost = {
+        "steps": None if cost_us is None else (cost_us - (windows_us or 0.0)) * _MICRO,
+        "windows": None if windows_us is None else windows_us * _MICRO,
+    }
+    families: tuple[tuple[str, str, Mapping[str, float | None]], ...] = (
+        ("rank_phase_seconds_total", "phase", {**totals.phases_s}),
+        ("rank_blocked_seconds_total", "phase", {**totals.blocked_s}),
+        ("rank_device_seconds_total", "phase", {**totals.device_s}),
+        ("rank_device_blocked_seconds_total", "phase", {**totals.device_blocked_s}),
+        ("rank_section_seconds_total", "section", {**totals.sections_s}),
+        ("rank_window_seconds_total", "state", {**totals.window_s}),
+        ("rank_windows_total", "outcome", {"recorded": rank.windows, "missed": rank.missed_windows}),
+        ("rank_recorder_seconds_total", "part", cost),
+    )
+    for metric, label, values in families:
+        for content, value in values.items():
+            if value is not None:
+                yield Sample(metric, {label: content}, value)
+
+
+def _numbers(totals: Totals, rank: RankInfo) -> Iterator[Sample]:
+    sums, levels, window = totals.sums, totals.levels, totals.last_window
+    known: dict[str, float | None] = {
+        "rank_last_step": totals.last_step,
+        "rank_last_step_timestamp_seconds": totals.last_end_s,
+        "rank_cpu_seconds_total": _seconds(sums.get("cpu_us")),
+        "rank_run_queue_seconds_total": _seconds(sums.get("run_queue_us")),
+        "rank_gc_seconds_total": _seconds(sums.get("gc_us")),
+        "rank_samples_total": sums.get("samples"),
+        "rank_tokens_total": sums.get("tokens"),
+        "rank_input_elements_total": sums.get("input_elements"),
+        "rank_flops_total": sums.get("flops"),
+        "rank_device_memory_allocated_bytes": levels.get("allocated_bytes"),
+        "rank_device_memory_reserved_bytes": levels.get("reserved_bytes"),
+        "rank_device_memory_peak_bytes": levels.get("peak_allocated_bytes"),
+        "rank_allocator_retries_total": levels.get("allocator_retries"),
+        "rank_resident_memory_bytes": levels.get("resident_bytes"),
+        "rank_overlap_ratio": None if window is None else window.overlap_ratio,
+        "rank_exposed_communication_seconds": None if window is None else window.exposed_s / window.steps,
+        "rank_recorder_budget_ratio": rank.budget,
+    }
+    for metric, value in known.items():
+        if value is not None:
+            yield Sample(metric, {}, value)
+
+
+def _seconds(time_us: float | None) -> float | None:
+    return None if time_us is None else time_us * _MICRO
+
+
+def render(identity: Mapping[str, str], values: Iterable[Sample]) -> str:
+    """The text; ``identity`` are the labels that every series has."""
+    common = _pairs(identity)
+    by_name: dict[str, list[str]] = {}
+    for metric, labels, value, suffix in values:
+        pairs = f"{common},{_pairs(labels)}" if labels else common
+        by_name.setdefault(metric, []).append(f"{metric}{suffix}{{{pairs}}} {_number(value)}\n")
+    return "".join(
+        f"# HELP {name} {metric.help}\n# TYPE {name} {metric.type}\n{''.join(by_name[name])}"
+        for name, metric in _TYPES.items()
+        if name in by_name
+    )
+
+
+def _pairs(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{label}="{escaped(content)}"' for label, content in labels.items())
+
+
+def _number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else "NaN"

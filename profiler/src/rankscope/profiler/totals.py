@@ -1,0 +1,133 @@
+"""Sums over what a rank has recorded, as its metrics need them. ``None``, or no entry, until there is a first value."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from rankscope.profiler.label_text import label_text
+from rankscope.runs.metrics import MAX_SECTIONS, STEP_BUCKETS_SECONDS, STEP_TAGS
+from rankscope.runs.records import PHASES, PhaseTimes, StepBreakdown, StepRecord
+
+_MICRO: Final = 1e-6
+_OTHER: Final = "other"
+
+
+@dataclass(slots=True)
+class Durations:
+    """A histogram: ``counts`` are those of each bucket alone, the last of what is above every bound."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_SECONDS) + 1))
+    sum_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one; a bound belongs to the bucket below it."""
+        self.counts[bisect_left(STEP_BUCKETS_SECONDS, seconds)] += 1
+        self.sum_s += seconds
+
+
+@dataclass(slots=True)
+class LastWindow:
+    """Sums over the steps of the last profiler window."""
+
+    steps: int = 0
+    last_step: int = -1
+    communication_s: float = 0.0
+    overlap_s: float = 0.0
+    exposed_s: float = 0.0
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Share of the communication that was hidden; ``None`` without any."""
+        return self.overlap_s / self.communication_s if self.communication_s > 0 else None
+
+    def add(self, breakdown: StepBreakdown) -> None:
+        """Count one more of its steps."""
+        self.steps += 1
+        self.last_step = breakdown.step
+        self.communication_s += breakdown.communication_us * _MICRO
+        self.overlap_s += breakdown.overlap_us * _MICRO
+        self.exposed_s += breakdown.exposed_communication_us * _MICRO
+
+
+@dataclass(slots=True)
+class Totals:
+    """Everything that is summed, and the last of what is not a sum (``levels``), by the name of its field in ``StepRecord``."""
+
+    steps: int = 0
+    last_step: int | None = None
+    last_end_s: float | None = None
+    durations: Durations = field(default_factory=Durations)
+    phases_s: dict[str, float] = field(default_factory=dict)
+    blocked_s: dict[str, float] = field(default_factory=dict)
+    device_s: dict[str, float] = field(default_factory=dict)
+    device_blocked_s: dict[str, float] = field(default_factory=dict)
+    sections_s: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    levels: dict[str, float] = field(default_factory=dict)
+    tags: Counter[str] = field(default_factory=Counter)
+    profiled: int = 0
+    window_s: dict[str, float] = field(default_factory=dict)
+    last_window: LastWindow | None = None
+
+    def add_step(self, step: StepRecord) -> None:
+        """Count a step."""
+        wall_s = step.wall_us * _MICRO
+        self.steps += 1
+        self.last_step = step.step
+        self.last_end_s = step.start_unix_ns / 1e9 + wall_s
+        self.durations.add(wall_s)
+        _add_phases(self.phases_s, step.phases_us)
+        _add_known(self.blocked_s, step.blocked_us, step.phases_us)
+        if step.device_us is not None:
+            _add_phases(self.device_s, step.device_us)
+            _add_known(self.device_blocked_s, step.device_blocked_us, step.device_us)
+        for name, time_us in step.sections_us.items():
+            section = label_text(name)
+            known = section in self.sections_s or len(self.sections_s) < MAX_SECTIONS
+            _add(self.sections_s, section if known else _OTHER, time_us * _MICRO)
+        for name in _SUMMED:
+            if (value := getattr(step, name)) is not None:
+                _add(self.sums, name, value)
+        for name in _LEVELS:
+            if (value := getattr(step, name)) is not None:
+                self.levels[name] = value
+        self.tags.update(tag for tag in set(step.tags) if tag in STEP_TAGS)
+        self.profiled += step.profiled
+
+    def add_window(self, breakdown: StepBreakdown) -> None:
+        """Count the partition of a profiled step; steps that follow each other are of one window."""
+        _add(self.window_s, "compute", breakdown.compute_us * _MICRO)
+        _add(self.window_s, "overlap", breakdown.overlap_us * _MICRO)
+        _add(self.window_s, "exposed_communication", breakdown.exposed_communication_us * _MICRO)
+        _add(self.window_s, "exposed_memcpy", breakdown.exposed_memcpy_us * _MICRO)
+        _add(self.window_s, "idle", breakdown.idle_us * _MICRO)
+        if self.last_window is None or breakdown.step != self.last_window.last_step + 1:
+            self.last_window = LastWindow()
+        self.last_window.add(breakdown)
+
+
+_SUMMED: Final = ("cpu_us", "run_queue_us", "gc_us", "samples", "tokens", "input_elements", "flops")
+_LEVELS: Final = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "allocator_retries", "resident_bytes")
+
+
+def _add(sums: dict[str, float], name: str, value: float) -> None:
+    sums[name] = sums.get(name, 0) + value
+
+
+def _add_phases(sums: dict[str, float], times: PhaseTimes) -> None:
+    for phase in PHASES:
+        if (time_us := times.get(phase)) is not None:
+            _add(sums, phase, time_us * _MICRO)
+
+
+def _add_known(sums: dict[str, float], blocked: PhaseTimes | None, phases: PhaseTimes) -> None:
+    """Where there is a signal at all, a phase without blocked time was not blocked; its sum is zero and known."""
+    if blocked is None:
+        return
+    for phase in PHASES:
+        time_us = blocked.get(phase)
+        if time_us is not None or phases.get(phase) is not None:
+            _add(sums, phase, (time_us or 0.0) * _MICRO)
