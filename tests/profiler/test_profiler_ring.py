@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.profiler.ring import End, RingReader, RingWriter
+from rankscope.profiler.ring import Announcement, End, RingReader, RingWriter
 
 SLOT = 64
+HEAD = 8
+GENERATION, NUMBER, FIRST, STEPS, FLAGS, CHECK = range(24, 30)
 ROOM = SLOT - 16
 
 Operation = tuple[int, bytes] | int
@@ -50,15 +52,76 @@ def test_entries_come_out_in_order_or_are_counted(
     writer.close()
 
 
-def test_a_slot_that_was_overwritten_in_part_is_counted_not_believed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["patience", "ended"])
+def test_a_slot_that_was_overwritten_in_part_is_waited_for_then_counted_never_believed(tmp_path: Path, how: str) -> None:
     writer = RingWriter(tmp_path / "ring", slots=4, slot_bytes=SLOT)
     writer.put(1, b"first")
     writer.put(1, b"second")
     data = (tmp_path / "ring").read_bytes()
     (tmp_path / "ring").write_bytes(data.replace(b"first", b"fi\0st"))
-    with RingReader(tmp_path / "ring") as reader:
-        assert reader.read() == [(1, b"second")]
+    with RingReader(tmp_path / "ring", patience_s=0.0 if how == "patience" else 1e9) as reader:
+        if how == "ended":
+            assert reader.read() == []
+            assert reader.dropped == 0
+        assert reader.read(ended=how == "ended") == [(1, b"second")]
         assert reader.dropped == 1
+    writer.close()
+
+
+def test_a_head_that_is_ahead_of_its_slots_skips_nothing(tmp_path: Path) -> None:
+    # Given a head that says more than there is, as one seen half written would
+    writer = RingWriter(tmp_path / "ring", slots=4, slot_bytes=SLOT)
+    writer.put(1, b"first")
+    writer._words[HEAD] = 4
+    with RingReader(tmp_path / "ring") as reader:
+        # Then what is not there yet is not an entry
+        assert reader.read() == [(1, b"first")]
+        assert reader.read() == []
+        # And when it is there, it is
+        for payload in (b"second", b"third"):
+            writer.put(1, payload)
+        assert reader.read() == [(1, b"second"), (1, b"third")]
+        assert reader.dropped == 0
+    writer.close()
+
+
+def test_an_announcement_is_heard_once_and_the_last_one_counts(tmp_path: Path) -> None:
+    writer = RingWriter(tmp_path / "ring", slots=1, slot_bytes=SLOT)
+    with RingReader(tmp_path / "ring") as reader:
+        for number in (1, 2):
+            reader.announce(Announcement(number, 100 * number, 3, keep_trace=number == 2))
+        heard = [reader.heard]
+        assert writer.news() == Announcement(2, 200, 3, keep_trace=True)
+        heard.append(reader.heard)
+        assert heard == [False, True]
+        assert [writer.news() for _ in range(2)] == [None, None]
+    # A helper that takes the place of another is heard too
+    with RingReader(tmp_path / "ring") as reader:
+        reader.announce(Announcement(1, 300, 3))
+        assert writer.news() == Announcement(1, 300, 3)
+    writer.close()
+
+
+@pytest.mark.parametrize("word", [GENERATION, NUMBER, FIRST, STEPS, CHECK])
+def test_an_announcement_in_the_middle_of_a_change_is_not_believed(tmp_path: Path, word: int) -> None:
+    writer = RingWriter(tmp_path / "ring", slots=1, slot_bytes=SLOT)
+    with RingReader(tmp_path / "ring") as reader:
+        reader.announce(Announcement(7, 100, 3))
+        # When one of its words is still an old one
+        whole, writer._words[word] = writer._words[word], 0
+        assert writer.news() is None
+        # Then it is heard when it is whole, at a later step
+        writer._words[word] = whole
+        assert writer.news() == Announcement(7, 100, 3)
+    writer.close()
+
+
+def test_what_windows_cost_is_told_apart(tmp_path: Path) -> None:
+    writer = RingWriter(tmp_path / "ring", slots=1, slot_bytes=SLOT)
+    with RingReader(tmp_path / "ring") as reader:
+        writer.set_cost(5000)
+        writer.set_window_cost(3000, 2)
+        assert (reader.cost_ns, reader.window_cost_ns, reader.windows) == (5000, 3000, 2)
     writer.close()
 
 
@@ -88,7 +151,7 @@ def test_goodbye_and_the_reason_for_silence_are_read(tmp_path: Path) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("content", [b"not a ring" * 1000, b"x", b"RSRING01" + bytes(5000)])
+@pytest.mark.parametrize("content", [b"not a ring" * 1000, b"x", b"RSRING02" + bytes(5000)])
 def test_another_file_is_no_ring(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(ValueError, match="not a ring"):

@@ -3,10 +3,13 @@
 The training thread writes, the helper process reads. The file lies on local memory, so what was written survives SIGKILL of
 the writer. Nothing here blocks: a full ring drops the entry and counts it.
 
-Layout, little endian: a header page, then ``slots`` slots of ``slot_bytes``. Header: magic, slot_bytes, slots; then at fixed
-offsets the writer's words (head, dropped, cost, end, reason) and the reader's (tail). A slot: sequence number + 1, CRC-32 of
-sequence and payload, length, kind, payload. An entry exists once ``head`` has passed it; the sequence and the checksum guard
-against a slot that was only partly written.
+Layout, in the byte order of the machine: a header page, then ``slots`` slots of ``slot_bytes``. Header: magic, slot_bytes,
+slots; then at fixed offsets 8-byte words: the writer's (head, dropped, what it cost, end, the last announcement it saw), the
+reader's (tail, and an announcement); and the reason for silence. A slot: sequence number + 1, CRC-32 of sequence and payload,
+length, kind, payload. An entry exists once ``head`` has passed it and its slot says so too.
+
+Every word is written with one aligned store, so the other side sees the old value or the new one, never a part of each. The
+announcement is several words: its generation is 0 while they change and is written last, with a checksum over all of them.
 """
 
 from __future__ import annotations
@@ -14,24 +17,33 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import time
 import zlib
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 SLOT_BYTES: Final = 1024
 SLOTS: Final = 4096
+PATIENCE_SECONDS: Final = 1.0
+"""How long the reader waits for a slot that ``head`` has passed and that does not hold its entry: other processors may see
+stores late, though never as late as this."""
 
-_MAGIC: Final = b"RSRING01"
+_MAGIC: Final = b"RSRING02"
 _HEADER_BYTES: Final = 4096
-_GEOMETRY: Final = struct.Struct("<8sII")
-_WORD: Final = struct.Struct("<Q")
-_SLOT: Final = struct.Struct("<QIHH")
-_HEAD, _DROPPED, _COST, _END = 64, 72, 80, 88
-_TAIL: Final = 128
+_GEOMETRY: Final = struct.Struct("=8sII")
+_SLOT: Final = struct.Struct("=QIHH")
+_ANNOUNCED: Final = struct.Struct("=QQQQQ")
 _REASON: Final = 256
 _REASON_BYTES: Final = 1024
+
+# Words, by their index: offset / 8.
+_HEAD, _DROPPED, _COST, _END, _WINDOW_COST, _WINDOWS, _SEEN = range(8, 15)
+_TAIL: Final = 16
+_GENERATION: Final = 24
+_NUMBER, _FIRST, _STEPS, _FLAGS, _CHECK = range(25, 30)
+_KEEP_TRACE: Final = 1
 
 
 class End(IntEnum):
@@ -43,8 +55,19 @@ class End(IntEnum):
     CRASH = 2
 
 
+class Announcement(NamedTuple):
+    """A profiler window that the helper asks the training thread for."""
+
+    number: int
+    """Of this announcement, by whoever announces."""
+    first: int
+    """First profiled step."""
+    steps: int
+    keep_trace: bool = False
+
+
 class RingWriter:
-    """The training process's side. Raises ``OSError`` only from the constructor; ``put`` never blocks."""
+    """The training process's side. Raises ``OSError`` only from the constructor; nothing blocks."""
 
     def __init__(self, path: Path, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
         size = _HEADER_BYTES + slots * slot_bytes
@@ -56,6 +79,7 @@ class RingWriter:
             self._map = mmap.mmap(handle, size)
         finally:
             os.close(handle)
+        self._words = memoryview(self._map)[:_HEADER_BYTES].cast("Q")
         self._slots = slots
         self._slot_bytes = slot_bytes
         self._head = 0
@@ -64,26 +88,42 @@ class RingWriter:
 
     def put(self, kind: int, payload: bytes) -> bool:
         """Add an entry. Returns False, and counts, when the ring is full or the payload does not fit a slot."""
-        (tail,) = _WORD.unpack_from(self._map, _TAIL)
-        if self._head - tail >= self._slots or len(payload) > self._slot_bytes - _SLOT.size:
+        if self._head - self._words[_TAIL] >= self._slots or len(payload) > self._slot_bytes - _SLOT.size:
             self._dropped += 1
-            _WORD.pack_into(self._map, _DROPPED, self._dropped)
+            self._words[_DROPPED] = self._dropped
             return False
         offset = _HEADER_BYTES + (self._head % self._slots) * self._slot_bytes
         start = offset + _SLOT.size
         self._map[start : start + len(payload)] = payload
         _SLOT.pack_into(self._map, offset, self._head + 1, _checksum(self._head, payload), len(payload), kind)
         self._head += 1
-        _WORD.pack_into(self._map, _HEAD, self._head)
+        self._words[_HEAD] = self._head
         return True
 
     def set_cost(self, nanoseconds: int) -> None:
         """Publish what the recorder has cost the training thread so far."""
-        _WORD.pack_into(self._map, _COST, nanoseconds)
+        self._words[_COST] = nanoseconds
+
+    def set_window_cost(self, nanoseconds: int, windows: int) -> None:
+        """Publish the part of it that profiler windows cost, and how many there were."""
+        self._words[_WINDOW_COST] = nanoseconds
+        self._words[_WINDOWS] = windows
+
+    def news(self) -> Announcement | None:
+        """The helper's announcement, once; ``None`` when there is no new one."""
+        words = self._words
+        generation = words[_GENERATION]
+        if generation == words[_SEEN] or not generation:
+            return None
+        number, first, steps, flags, check = words[_NUMBER : _CHECK + 1]
+        if words[_GENERATION] != generation or check != _check(generation, number, first, steps, flags):
+            return None  # it changes at this moment; the next step is soon enough
+        words[_SEEN] = generation
+        return Announcement(number, first, steps, bool(flags & _KEEP_TRACE))
 
     def set_end(self, end: End) -> None:
         """Say goodbye, or take it back with ``SILENT``."""
-        _WORD.pack_into(self._map, _END, end)
+        self._words[_END] = end
 
     def set_disabled(self, reason: str) -> None:
         """Publish why the recorder switched itself off."""
@@ -92,6 +132,7 @@ class RingWriter:
 
     def close(self) -> None:
         """Unmap."""
+        self._words.release()
         self._map.close()
 
 
@@ -101,7 +142,7 @@ class RingReader:
     Raises ``OSError`` when the file cannot be mapped and ``ValueError`` when it is not a ring.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, patience_s: float = PATIENCE_SECONDS) -> None:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         if len(self._map) < _HEADER_BYTES:
@@ -109,12 +150,23 @@ class RingReader:
         magic, self._slot_bytes, self._slots = _GEOMETRY.unpack_from(self._map)
         if magic != _MAGIC or len(self._map) != _HEADER_BYTES + self._slots * self._slot_bytes:
             raise ValueError(f"{path}: not a ring")
+        # Of the header: slots are not read as words, and need not be a multiple of them.
+        self._words = memoryview(self._map)[:_HEADER_BYTES].cast("Q")
+        self._patience_s = patience_s
+        self._doubted: int | None = None
+        self._doubted_since = 0.0
+        # A helper that was killed may have announced something.
+        self._generation = max(self._words[_GENERATION], self._words[_SEEN])
         self.torn = 0
         """Slots that were published but did not hold what was written; never seen short of broken memory."""
 
-    def read(self, limit: int = SLOTS) -> list[tuple[int, bytes]]:
-        """Take up to ``limit`` entries, (kind, payload), oldest first, and free their slots."""
-        head, tail = self._word(_HEAD), self._word(_TAIL)
+    def read(self, limit: int = SLOTS, *, ended: bool = False) -> list[tuple[int, bytes]]:
+        """Take up to ``limit`` entries, (kind, payload), oldest first, and free their slots.
+
+        A slot that does not hold its entry ends the reading: it is not there yet. Only when it still is not after a while, or
+        the writer has ``ended``, is it torn.
+        """
+        head, tail = self._words[_HEAD], self._words[_TAIL]
         entries = []
         for sequence in range(tail, min(head, tail + limit)):
             offset = _HEADER_BYTES + (sequence % self._slots) * self._slot_bytes
@@ -122,27 +174,58 @@ class RingReader:
             payload = self._map[offset + _SLOT.size : offset + _SLOT.size + length]
             if number == sequence + 1 and checksum == _checksum(sequence, payload):
                 entries.append((kind, payload))
-            else:
+            elif ended or self._out_of_patience(sequence):
                 self.torn += 1
+            else:
+                break
             tail = sequence + 1
-        _WORD.pack_into(self._map, _TAIL, tail)
+        self._words[_TAIL] = tail
         return entries
+
+    def _out_of_patience(self, sequence: int) -> bool:
+        if self._doubted != sequence:
+            self._doubted, self._doubted_since = sequence, time.monotonic()
+        return time.monotonic() - self._doubted_since >= self._patience_s
+
+    def announce(self, window: Announcement) -> None:
+        """Ask the training thread for a window, in place of what it was asked for before."""
+        self._generation += 1
+        words, flags = self._words, _KEEP_TRACE * window.keep_trace
+        words[_GENERATION] = 0
+        words[_NUMBER], words[_FIRST], words[_STEPS], words[_FLAGS] = window.number, window.first, window.steps, flags
+        words[_CHECK] = _check(self._generation, window.number, window.first, window.steps, flags)
+        words[_GENERATION] = self._generation
+
+    @property
+    def heard(self) -> bool:
+        """Whether the training thread has taken notice of the last announcement, if there was one."""
+        return self._words[_SEEN] == self._words[_GENERATION]
 
     @property
     def dropped(self) -> int:
         """Entries that found the ring full."""
-        return self._word(_DROPPED) + self.torn
+        return self._words[_DROPPED] + self.torn
 
     @property
     def cost_ns(self) -> int:
         """What the recorder has cost the training thread so far."""
-        return self._word(_COST)
+        return self._words[_COST]
+
+    @property
+    def window_cost_ns(self) -> int:
+        """The part of it that profiler windows cost."""
+        return self._words[_WINDOW_COST]
+
+    @property
+    def windows(self) -> int:
+        """Profiler windows that were recorded."""
+        return self._words[_WINDOWS]
 
     @property
     def end(self) -> End:
         """How the writer said it ended."""
         with suppress(ValueError):
-            return End(self._word(_END))
+            return End(self._words[_END])
         return End.SILENT
 
     @property
@@ -151,12 +234,9 @@ class RingReader:
         text = self._map[_REASON : _REASON + _REASON_BYTES].partition(b"\0")[0]
         return text.decode(errors="replace") or None
 
-    def _word(self, offset: int) -> int:
-        value: int = _WORD.unpack_from(self._map, offset)[0]
-        return value
-
     def close(self) -> None:
         """Unmap."""
+        self._words.release()
         self._map.close()
 
     def __enter__(self) -> Self:
@@ -168,3 +248,7 @@ class RingReader:
 
 def _checksum(sequence: int, payload: bytes) -> int:
     return zlib.crc32(payload, sequence & 0xFFFFFFFF)
+
+
+def _check(*words: int) -> int:
+    return zlib.crc32(_ANNOUNCED.pack(*words))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from rankscope.profiler.handover import Hello
-from rankscope.runs.paths import RANK_STREAMS, RankStream, rank_dir, run_file
-from rankscope.runs.records import RankInfo, RunInfo
+from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_dir, rank_dir, run_file
+from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
 
 MAX_PENDING: Final = 20_000
@@ -21,23 +22,44 @@ MAX_PENDING: Final = 20_000
 RETRY_SECONDS: Final = 2.0
 _BATCH: Final = 500
 
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+RETAINED: Final[dict[RankStream, float]] = {"steps": 3 / 4, "windows": 1 / 16, "collectives": 1 / 8, "kernels": 1 / 16}
+"""Shares of ``retain_bytes``. Steps are the history of a run; of its windows the last are asked for."""
+
 
 class RunStore:
-    """Writes one rank's files. Nothing here raises for what a disk may do."""
+    """Writes one rank's files. Nothing here raises for what a disk may do.
+
+    ``add`` may be called on another thread than the rest, which a slow filesystem may hold up; see ``storing``.
+    """
 
     def __init__(self, hello: Hello) -> None:
         self._hello = hello
         self._run_dir = Path(hello.settings.run_dir)
         rank = hello.rank
         self.folder = rank_dir(self._run_dir, rank.attempt, rank.rank)
-        self._writers = {stream: JsonLinesWriter(self.folder, stream) for stream in RANK_STREAMS}
+        retain = hello.settings.retain_bytes
+        self._writers = {
+            stream: JsonLinesWriter(
+                self.folder, stream, retain_bytes=None if retain is None else round(retain * RETAINED[stream])
+            )
+            for stream in RANK_STREAMS
+        }
+        self._info, self._expired = rank, dict[str, int]()
+        """``rank.json`` as last written but for what has expired, and what had expired before this helper began."""
         self._pending: dict[RankStream, deque[bytes]] = {stream: deque() for stream in RANK_STREAMS}
+        self._lock = threading.Lock()
         self.begun = False
         """Whether this rank has its place in the run directory."""
         self.refused = False
         """Whether this rank has no place in the run directory, or no longer one; nothing is written then."""
         self._complained = False
         self._retry_at = 0.0
+        self.failing = False
+        """Whether the last attempt to write failed."""
+        self.moved_at = time.monotonic()
+        """When something was last written."""
         self.run = hello.run
         """Identity of the run: that of the file, once this or another rank has written it."""
         self.dropped = 0
@@ -45,13 +67,16 @@ class RunStore:
 
     def add(self, stream: RankStream, *records: msgspec.Struct | bytes) -> None:
         """Take records (structs or encoded JSON); ``flush`` writes them."""
-        if self.refused:
-            return
-        queue = self._pending[stream]
-        queue.extend(record if isinstance(record, bytes) else msgspec.json.encode(record) for record in records)
+        encoded = [record if isinstance(record, bytes) else msgspec.json.encode(record) for record in records]
+        with self._lock:
+            if not self.refused:
+                self._pending[stream].extend(encoded)
+                self._keep_bounds(stream)
+
+    def _keep_bounds(self, stream: RankStream) -> None:
         while sum(map(len, self._pending.values())) > MAX_PENDING:
             # The oldest are the likeliest to be explained by what came before the trouble.
-            (queue or max(self._pending.values(), key=len)).popleft()
+            (self._pending[stream] or max(self._pending.values(), key=len)).popleft()
             self.dropped += 1
 
     def flush(self, *, now: bool = False) -> bool:
@@ -60,19 +85,44 @@ class RunStore:
             return True
         if not now and time.monotonic() < self._retry_at:
             return False
+        if self.begun and not any(self._pending.values()):
+            return True
         try:
             if not self._has_place():
                 return True
-            for stream, queue in self._pending.items():
-                while queue:
-                    batch = [queue[index] for index in range(min(_BATCH, len(queue)))]
-                    self._writers[stream].append(*batch)
-                    for _ in batch:
-                        queue.popleft()
+            for stream in RANK_STREAMS:
+                while batch := self._take(stream):
+                    self._append(stream, batch)
+            if self.expired != self._info.expired_records:
+                self._write_rank(self._info)
         except OSError as error:
             self._complain(error)
             return False
         return True
+
+    @property
+    def expired(self) -> dict[str, int]:
+        """Stream to the number of records that were removed because there were too many."""
+        counts = {stream: self._expired.get(stream, 0) + writer.expired for stream, writer in self._writers.items()}
+        return {stream: count for stream, count in counts.items() if count}
+
+    def _take(self, stream: RankStream) -> list[bytes]:
+        with self._lock:
+            queue = self._pending[stream]
+            return [queue.popleft() for _ in range(min(_BATCH, len(queue)))]
+
+    def _append(self, stream: RankStream, batch: list[bytes]) -> None:
+        try:
+            self._writers[stream].append(*batch)
+        except OSError:
+            with self._lock:
+                self._pending[stream].extendleft(reversed(batch))
+                self._keep_bounds(stream)
+            raise
+        self._moved()
+
+    def _moved(self) -> None:
+        self.failing, self.moved_at = False, time.monotonic()
 
     def _has_place(self) -> bool:
         """Take this rank's place in the run directory, or see that it is still there. Raises ``OSError``."""
@@ -84,9 +134,10 @@ class RunStore:
         return not self.refused
 
     def _refuse(self, reason: str) -> None:
-        self.refused = True
-        for queue in self._pending.values():
-            queue.clear()
+        with self._lock:
+            self.refused = True
+            for queue in self._pending.values():
+                queue.clear()
         _say(f"rank {self._hello.rank.rank}: {reason}")
 
     def _begin(self) -> None:
@@ -94,12 +145,22 @@ class RunStore:
         with suppress(msgspec.DecodeError):
             # Another rank, perhaps under another launcher, may have been first: it is its run then.
             self.run = msgspec.json.decode(run_file(self._run_dir).read_bytes(), type=RunInfo)
-        create_attempt(self._run_dir, self._hello.attempt)
+        mine = self._hello.attempt
+        if not create_attempt(self._run_dir, mine):
+            theirs = _read(attempt_dir(self._run_dir, mine.attempt) / "attempt.json", AttemptInfo)
+            if theirs is not None and theirs.world_size != mine.world_size:
+                of = f"{theirs.world_size} rank(s), and this process is one of {mine.world_size}"
+                self._refuse(f"attempt {mine.attempt} of {self._run_dir} is that of another job, of {of}; it is not recorded")
+                return
         file, rank = self.folder / "rank.json", self._hello.rank
-        if not write_record(file, rank, overwrite=False) and not _is_of(rank, file):
-            self._refuse(f"attempt {rank.attempt} of {self._run_dir} has this rank already; this process is not recorded")
-            return
+        if not write_record(file, rank, overwrite=False):
+            there = _read(file, RankInfo)
+            if there is None or not _is_of(rank, there):
+                self._refuse(f"attempt {rank.attempt} of {self._run_dir} has this rank already; this process is not recorded")
+                return
+            self._info, self._expired = there, there.expired_records
         self.begun = True
+        self._moved()
 
     def write_rank(self, info: RankInfo) -> bool:
         """Rewrite ``rank.json``. Returns whether there is nothing left to do about it."""
@@ -110,14 +171,20 @@ class RunStore:
         try:
             if not self._has_place():
                 return True
-            write_record(self.folder / "rank.json", info)
+            self._write_rank(info)
+            self._moved()
         except OSError as error:
             self._complain(error)
             return False
         return True
 
+    def _write_rank(self, info: RankInfo) -> None:
+        info = msgspec.structs.replace(info, expired_records=self.expired)
+        write_record(self.folder / "rank.json", info)
+        self._info = info
+
     def _complain(self, error: OSError) -> None:
-        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self.failing, self._retry_at = True, time.monotonic() + RETRY_SECONDS
         if not self._complained:
             self._complained = True
             _say(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({error.strerror or error}); will try again")
@@ -137,12 +204,15 @@ def _is_missing(file: Path) -> bool:
     return False
 
 
-def _is_of(rank: RankInfo, file: Path) -> bool:
-    """Whether the process that ``rank`` describes is the one in ``file``: then another helper of it began, and was killed."""
+def _read(file: Path, kind: type[_T]) -> _T | None:
     try:
-        there = msgspec.json.decode(file.read_bytes(), type=RankInfo)
+        return msgspec.json.decode(file.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):
-        return False
+        return None
+
+
+def _is_of(rank: RankInfo, there: RankInfo) -> bool:
+    """Whether ``rank`` describes the process that is ``there`` already: then another helper of it began, and was killed."""
     return (there.host, there.pid, there.start_unix_ns) == (rank.host, rank.pid, rank.start_unix_ns)
 
 

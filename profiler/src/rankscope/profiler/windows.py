@@ -1,48 +1,40 @@
-"""Profiler windows: the same steps on every rank, because all ranks count the same steps under the same schedule."""
+"""Profiler windows: the same steps on every rank, because all ranks count the same steps and hear of the same windows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from rankscope.profiler.clock import now
 from rankscope.profiler.handover import EntryKind, Window
 from rankscope.profiler.kineto import KinetoSession, KinetoUnavailable
+from rankscope.profiler.plan import Schedule
+from rankscope.profiler.ring import Announcement, RingWriter
 from rankscope.profiler.scratch import remove_trace, room_for_trace, trace_folder
 
 _NO_ROOM: Final = "too little local memory for a trace"
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Windows of ``steps`` steps, the first at step ``first``, then every ``every`` steps (0: only the first)."""
-
-    first: int
-    every: int
-    steps: int
-
-    def covers(self, step: int) -> bool:
-        """Whether ``step`` is profiled."""
-        into = step - self.first
-        if into < 0 or self.steps <= 0:
-            return False
-        return (into % self.every if self.every else into) < self.steps
+_TOO_LATE: Final = "it was announced when its first step had begun"
+_OVERLAPS: Final = "another window was running"
 
 
 class Windows:
-    """Starts and stops windows at step boundaries; what goes wrong costs the window, nothing else."""
+    """Starts and stops windows at step boundaries; what goes wrong costs the window, nothing else.
 
-    def __init__(self, schedule: Schedule, scratch: Path, put: Callable[[int, bytes], bool]) -> None:
+    The helper hears through ``ring`` of every window that was due, and what windows have cost.
+    """
+
+    def __init__(self, schedule: Schedule, scratch: Path, ring: RingWriter) -> None:
         self._schedule = schedule
         self._scratch = scratch
-        self._put = put
+        self._ring = ring
         self._session: KinetoSession | None = None
-        self._first = 0
-        self._skip_until = -1
+        self._running = Announcement(0, 0, 0)
+        self._announced: Announcement | None = None
         self._warm = schedule.steps <= 0
+        self._cost_ns = self._said_ns = 0
+        self._recorded = 0
 
     @property
     def active(self) -> bool:
@@ -51,20 +43,44 @@ class Windows:
 
     def boundary(self, next_step: int) -> None:
         """Between two steps, on the training thread."""
-        wanted = self._schedule.covers(next_step)
-        if self._session is not None:
-            if wanted:
-                self._session.begin_step(next_step)
-                return
-            self._finish(next_step - 1)
-        elif wanted and next_step > self._skip_until:
-            self._start(next_step)
-        elif not self._warm:
-            self._warm_up()
+        if self._cost_ns != self._said_ns:
+            # A step later than it arose: then it is also in the recorder's total, of which it is a part.
+            self._say_cost()
+        if (news := self._ring.news()) is not None:
+            self._hear(news, next_step)
+        due = self._due(next_step)
+        if self._session is None and due is None and self._warm:
+            return
+        began = now()
+        if self._session is not None and next_step < self._running.first + self._running.steps:
+            self._session.begin_step(next_step)
+            if due is not None:
+                self._miss(_OVERLAPS)
+        else:
+            if self._session is not None:
+                self._finish(next_step - 1)
+            if due is not None:
+                self._start(due)
+            elif not self._warm:
+                self._warm_up()
+        self._cost_ns += now() - began
 
-    def _start(self, step: int) -> None:
+    def _hear(self, news: Announcement, next_step: int) -> None:
+        self._announced = news
+        if news.first < next_step:
+            # Its rest would be steps that the other ranks have and this one has not: leave it out whole.
+            self._announced = None
+            self._miss(_TOO_LATE)
+
+    def _due(self, step: int) -> Announcement | None:
+        if self._announced is not None and self._announced.first == step:
+            due, self._announced = self._announced, None
+            return due
+        steps = self._schedule.starting(step)
+        return Announcement(0, step, steps) if steps else None
+
+    def _start(self, window: Announcement) -> None:
         self._warm = True
-        self._first = step
         try:
             if room_for_trace(self._scratch) is None:
                 raise KinetoUnavailable(_NO_ROOM)  # noqa: TRY301  # all reasons end below
@@ -73,38 +89,33 @@ class Windows:
         except (KinetoUnavailable, OSError) as error:
             self._miss(str(error))
             return
-        self._session = session
-        session.begin_step(step)
+        self._session, self._running = session, window
+        session.begin_step(window.first)
 
     def _finish(self, last: int) -> None:
         session, self._session = self._session, None
         assert session is not None
-        path = None
+        window, path = self._running, None
         try:
             session.stop()
             # Made only now: a window that is dropped before its end leaves nothing to clear away.
             folder = trace_folder(self._scratch)
             if folder is None:
                 raise KinetoUnavailable(_NO_ROOM)  # noqa: TRY301  # all reasons end below
-            path = folder / f"window-{self._first:09d}.json"
+            path = folder / f"window-{window.first:09d}.json"
             session.export(path)
         except (KinetoUnavailable, RuntimeError, OSError) as error:
             taken = False
-            self._put(EntryKind.MISSED_WINDOW, str(error).encode()[:500])
+            self._miss(str(error))
         else:
-            taken = self._put(EntryKind.WINDOW, msgspec.json.encode(Window(str(path), self._first, last)))
+            entry = Window(str(path), window.first, last, keep_trace=window.keep_trace)
+            taken = self._ring.put(EntryKind.WINDOW, msgspec.json.encode(entry))
+        self._recorded += taken
         if not taken and path is not None:
             remove_trace(path, self._scratch)
 
     def _miss(self, reason: str) -> None:
-        # The rest of this window would be steps the other ranks have and this one has not: skip it whole.
-        step = self._first
-        while self._schedule.covers(step):
-            step += 1
-            if self._schedule.every and self._schedule.every <= self._schedule.steps:
-                break
-        self._skip_until = step - 1
-        self._put(EntryKind.MISSED_WINDOW, reason.encode()[:500])
+        self._ring.put(EntryKind.MISSED_WINDOW, reason.encode()[:500])
 
     def _warm_up(self) -> None:
         # The first start initialises CUPTI, which takes long: have that before it falls on a measured step, on all ranks alike.
@@ -116,16 +127,23 @@ class Windows:
         except (KinetoUnavailable, RuntimeError):
             return
 
+    def _say_cost(self) -> None:
+        self._said_ns = self._cost_ns
+        self._ring.set_window_cost(self._cost_ns, self._recorded)
+
     def give_way(self) -> None:
         """Somebody starts a profiler of their own: theirs goes first, our window is dropped."""
         if self._session is None:
             return
+        began = now()
         session, self._session = self._session, None
         session.stop()
         self._miss("another profiler was started")
+        self._cost_ns += now() - began
 
     def close(self) -> None:
         """Stop without a result."""
+        self._say_cost()
         if self._session is not None:
             session, self._session = self._session, None
             session.stop()

@@ -1,0 +1,182 @@
+"""What a profiler window costs the training thread, against torch's own profilers on the same steps: prints one JSON object.
+
+Three ways to profile three steps take turns in one process, each several times, on models that give about 2,000, 10,000 and
+100,000 profiler events: the recorder's window (start, stop, and the trace handed over as a file on local memory), the bare
+``torch.autograd.profiler`` (start, stop, and letting go of what it recorded, which training pays for too; nothing is kept), and
+``torch.profiler`` with its schedule and ``tensorboard_trace_handler`` (and letting go). The steps themselves are not counted.
+Times are CPU time of the training thread: nothing in a window waits for anything, and others on the machine do not count.
+
+    python benchmarks/window_cost.py [--repeats 9]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
+import torch
+from torch import nn
+from torch.autograd import profiler
+
+from rankscope.profiler.plan import Schedule
+from rankscope.profiler.ring import RingReader, RingWriter
+from rankscope.profiler.scratch import LOCAL_MEMORY
+from rankscope.profiler.windows import Windows
+
+RATIO_BUDGET = 1.1
+STEPS = 3
+LAYERS = {"2k": 13, "10k": 66, "100k": 664}
+"""About so many events in ``STEPS`` steps, name to layers."""
+
+Step = Callable[[], None]
+
+
+def training(layers: int) -> Step:
+    """A step of a model of so many small layers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(layers)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, foreach=False)
+    inputs = torch.ones(4, 8)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Milliseconds of CPU time of a call."""
+    began = time.thread_time()
+    call()
+    return (time.thread_time() - began) * 1e3
+
+
+def window(step: Step, folder: Path) -> tuple[float, int]:
+    """The recorder's: milliseconds, and bytes of the trace."""
+    folder.mkdir()
+    ring = RingWriter(folder / "ring", slots=8)
+    windows = Windows(Schedule(2, 0, STEPS), folder, ring)
+    windows.boundary(1)  # warms up, once in the life of a process
+    spent = 0.0
+    for number in range(2, 2 + STEPS):
+        spent += timed(lambda number=number: windows.boundary(number))  # type: ignore[misc]
+        step()
+    spent += timed(lambda: windows.boundary(2 + STEPS))
+    with RingReader(folder / "ring") as reader:
+        assert len(reader.read()) == 1, "the window was missed"
+    ring.close()
+    return spent, sum(path.stat().st_size for path in folder.glob("*.json"))
+
+
+def bare(step: Step) -> tuple[float, float]:
+    """torch.autograd.profiler: milliseconds of start and stop, and of letting go."""
+    profile = profiler.profile(use_kineto=True)
+    spent = timed(profile.__enter__)
+    for number in range(STEPS):
+        with profiler.record_function(f"ProfilerStep#{number}"):
+            step()
+    spent += timed(lambda: profile.__exit__(None, None, None))  # type: ignore[no-untyped-call]
+
+    def let_go() -> None:
+        profile.kineto_results = None
+
+    return spent, timed(let_go)
+
+
+def scheduled(step: Step, folder: Path) -> float:
+    """torch.profiler with a schedule and the TensorBoard handler: milliseconds."""
+    profile = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=STEPS, repeat=1),
+        on_trace_ready=torch.profiler.tensorboard_trace_handler(str(folder)),
+    )
+    spent = timed(profile.start)
+    for _ in range(1 + STEPS):
+        step()
+        spent += timed(profile.step)
+    spent += timed(profile.stop)
+
+    def let_go() -> None:
+        profile.profiler = None
+
+    return spent + timed(let_go)
+
+
+def events(step: Step) -> int:
+    """How many the bare profiler records of ``STEPS`` steps."""
+    with profiler.profile(use_kineto=True) as profile:
+        for _ in range(STEPS):
+            step()
+    results = profile.kineto_results
+    assert results is not None
+    return len(results.events())
+
+
+def measure(layers: int, repeats: int) -> dict[str, float]:
+    """All ways in turn; medians in milliseconds."""
+    step = training(layers)
+    ours, starts_stops, lets_go, theirs, size = [], [], [], [], 0
+    for repeat in range(repeats + 1):
+        with tempfile.TemporaryDirectory(dir=LOCAL_MEMORY if LOCAL_MEMORY.is_dir() else None) as scratch:
+            spent, size = window(step, Path(scratch) / "window")
+            start_stop, let_go = bare(step)
+            handler = scheduled(step, Path(scratch) / "handler")
+        if repeat:  # the first pays for what is loaded once
+            ours.append(spent)
+            starts_stops.append(start_stop)
+            lets_go.append(let_go)
+            theirs.append(handler)
+    wholes = [start_stop + let_go for start_stop, let_go in zip(starts_stops, lets_go, strict=True)]
+    return {
+        "events": events(step),
+        "trace_bytes": size,
+        "window_ms": statistics.median(ours),
+        "bare_ms": statistics.median(wholes),
+        "bare_start_stop_ms": statistics.median(starts_stops),
+        "tensorboard_ms": statistics.median(theirs),
+        "window_to_bare": statistics.median(own / whole for own, whole in zip(ours, wholes, strict=True)),
+        "window_to_bare_start_stop": statistics.median(own / short for own, short in zip(ours, starts_stops, strict=True)),
+        "window_to_tensorboard": statistics.median(own / handler for own, handler in zip(ours, theirs, strict=True)),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    figures = {name: measure(layers, args.repeats) for name, layers in LAYERS.items()}
+    budgets = []
+    for name, figure in figures.items():
+        for against, key, limit in (
+            ("the bare profiler's start, stop and release", "window_to_bare", RATIO_BUDGET),
+            ("the bare profiler's start and stop alone", "window_to_bare_start_stop", RATIO_BUDGET),
+            ("torch.profiler with tensorboard_trace_handler", "window_to_tensorboard", 1.0),
+        ):
+            budgets.append(
+                {"name": f"{name} events: a window / {against}", "value": figure[key], "limit": limit, "ok": figure[key] <= limit}
+            )
+    environment = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
+    }
+    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

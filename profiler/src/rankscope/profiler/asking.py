@@ -1,0 +1,100 @@
+"""The other ranks' part in coordination: ask rank 0's helper, and read its file while that cannot be reached."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.profiler.duties import Surroundings
+from rankscope.profiler.plan import RankReport, exchange_seconds
+from rankscope.profiler.sidestore import SideClient, SideWindow, address_file, concerns, read_address, side_window
+from rankscope.runs.paths import attempt_dir, segment
+from rankscope.runs.records import PlannedWindow
+
+_MAX_READ: Final = 1 << 20
+_FILE_SECONDS: Final = 3.0
+"""How often a rank that cannot reach the store looks into the file."""
+_AGAIN_SECONDS: Final = 60.0
+"""And how often it then tries the store, after a few failures."""
+_FAILURES: Final = 3
+
+
+class Asking:
+    """Any other rank: asks rank 0's helper, and reads the file while that cannot be reached."""
+
+    def __init__(self, around: Surroundings, hear: Callable[[Iterable[SideWindow]], None], *, since: int) -> None:
+        hello = around.hello
+        self._around = around
+        self._hear = hear
+        self._since = since
+        self._folder = attempt_dir(Path(hello.settings.run_dir), hello.rank.attempt)
+        self._period = exchange_seconds(hello.rank.world_size, hello.settings.plan_ahead_seconds)
+        self._client: SideClient | None = None
+        self._failures = 0
+        self._offset = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="asking", daemon=True)
+        self.report: RankReport | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; a thread that hangs in a disk or a network ends with the process."""
+        self._stop.set()
+
+    def _work(self) -> None:
+        try:
+            self._ask_again_and_again()
+        except Exception as error:  # noqa: BLE001  # nobody else hears of what goes wrong on this thread
+            self._around.say(f"asking rank 0 failed ({type(error).__name__}: {error}); windows it announces are left out")
+
+    def _ask_again_and_again(self) -> None:
+        again = time.monotonic()
+        while not self._stop.wait(self._period):
+            if self.report is None:
+                continue
+            now = time.monotonic()
+            if now >= again:
+                if self._ask(self.report):
+                    self._failures, again = 0, now
+                    continue
+                self._failures += 1
+                again = now + (self._period if self._failures <= _FAILURES else _AGAIN_SECONDS)
+            self._read_file()
+            if self._failures > _FAILURES:
+                self._stop.wait(max(0.0, _FILE_SECONDS - self._period))
+
+    def _ask(self, report: RankReport) -> bool:
+        try:
+            if self._client is None:
+                self._client = SideClient(read_address(address_file(self._folder)))
+            self._hear(self._client.exchange(report))
+        except (OSError, ValueError):
+            self._client = None  # another may be there the next time
+            return False
+        return True
+
+    def _read_file(self) -> None:
+        """What was announced since the file was last read; whole lines only."""
+        try:
+            with segment(self._folder, "plan", 0).open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(_MAX_READ)
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole) or (len(data) if len(data) == _MAX_READ else 0)
+        windows = []
+        for line in whole.splitlines():
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                windows.append(msgspec.json.decode(line, type=PlannedWindow))
+        rank = self._around.hello.rank.rank
+        self._hear(side_window(one) for one in windows if one.first > self._since and concerns(one, rank))

@@ -1,0 +1,104 @@
+"""The helper's duty to have all ranks profile the same steps: rank 0's helper plans, the others ask it, each tells its rank.
+
+Files and sockets are threads' business; the main thread reports, and passes on what has been announced.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from rankscope.profiler.asking import Asking
+from rankscope.profiler.duties import Duty, Surroundings
+from rankscope.profiler.pace import Pace
+from rankscope.profiler.plan import exchange_seconds
+from rankscope.profiler.planning import Planning
+from rankscope.profiler.ring import Announcement, RingReader
+from rankscope.profiler.sidestore import SideWindow
+from rankscope.runs.records import StepRecord
+
+_LATE: Final = "this rank heard of it when it had begun"
+_FORGET_STEPS: Final = 10_000
+
+
+class Coordination(Duty):
+    """``missed`` counts a window that this rank will not profile, with the reason."""
+
+    def __init__(self, around: Surroundings, ring: RingReader, missed: Callable[[str], None]) -> None:
+        self._around = around
+        self._ring = ring
+        self._missed = missed
+        self._pace = Pace()
+        self._due = 0.0
+        self._period = exchange_seconds(around.hello.rank.world_size, around.hello.settings.plan_ahead_seconds)
+        self._lock = threading.Lock()
+        self._heard: dict[int, SideWindow] = {}
+        """Windows of this rank by their first step, told by whichever thread; kept a while after they are over."""
+        self._over: set[int] = set()
+        self._asked: SideWindow | None = None
+        """What the training thread was last asked for."""
+        self._number = 0
+        self._post: Planning | Asking | None = None
+
+    def step(self, record: StepRecord) -> None:
+        """Count it."""
+        self._pace.add(record)
+
+    def tick(self) -> None:
+        """Report now and then, and announce."""
+        step = self._pace.last_step
+        settings = self._around.hello.settings
+        if step is None or (settings.window_steps <= 0 and self._around.hello.rank.rank):
+            return
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._period / 2
+            report = self._pace.report(self._around.info())
+            if self._post is None and self._around.begun():
+                if self._around.hello.rank.rank:
+                    self._post = Asking(self._around, self._hear, since=step)
+                else:
+                    self._post = Planning(self._around, self._hear)
+                self._post.start()
+            if self._post is not None and report is not None:
+                self._post.report = report
+        self._announce(step)
+
+    def _hear(self, windows: Iterable[SideWindow]) -> None:
+        with self._lock:
+            for window in windows:
+                self._heard.setdefault(window.first, window)
+
+    def _announce(self, step: int) -> None:
+        """Ask the training thread for the window that is next, unless it is asked for already."""
+        asked = self._asked
+        if asked is not None:
+            if asked.first + asked.steps <= step and self._ring.heard:
+                # Profiled, or left out; the training thread says which.
+                self._over.add(asked.first)
+                self._asked = asked = None
+            elif asked.first <= step or not self._ring.heard:
+                return
+        with self._lock:
+            for first in [first for first in self._heard if first < step - _FORGET_STEPS]:
+                del self._heard[first]
+                self._over.discard(first)
+            waiting = sorted(
+                (window for first, window in self._heard.items() if first not in self._over), key=lambda window: window.first
+            )
+        for window in waiting:
+            if window.first <= step:
+                self._over.add(window.first)
+                self._missed(_LATE)
+                continue
+            if window != asked:
+                self._number += 1
+                self._ring.announce(Announcement(self._number, window.first, window.steps, window.keep_trace))
+                self._asked = window
+            return
+
+    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # it ends either way
+        """Nobody needs to plan for this rank any more."""
+        if self._post is not None:
+            self._post.stop()

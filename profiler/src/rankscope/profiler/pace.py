@@ -1,0 +1,72 @@
+"""What a helper tells rank 0 of its rank: how fast it is, and what the recorder costs it."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Final
+
+from rankscope.profiler.plan import RankReport
+from rankscope.runs.records import RankInfo, StepRecord
+
+_RECENT: Final = 64
+_LEAST: Final = 5
+"""Steps without the profiler before a median is believed."""
+
+
+class Pace:
+    """Sums over the steps of one rank, and the medians of the recent ones."""
+
+    def __init__(self) -> None:
+        self.last_step: int | None = None
+        self._walls: deque[float] = deque(maxlen=_RECENT)
+        self._trained_us = 0.0
+        self._steps = 0
+        self._slowed_us = 0.0
+        self._slowed_total_us = 0.0
+        self._window_us: float | None = None
+        self._windows = 0
+        self._windows_cost_us = 0.0
+        self._always_on: deque[tuple[int, float]] = deque(maxlen=_RECENT)
+
+    def add(self, record: StepRecord) -> None:
+        """The rank has done a step."""
+        self.last_step = record.step
+        self._steps += 1
+        self._trained_us += record.wall_us
+        if not record.profiled:
+            self._walls.append(record.wall_us)
+        elif self._walls:
+            # The profiler slows what it watches. By more than twice was something else, a checkpoint say.
+            usual = median(self._walls)
+            slowed = min(max(0.0, record.wall_us - usual), usual)
+            self._slowed_us += slowed
+            self._slowed_total_us += slowed
+
+    def report(self, info: RankInfo) -> RankReport | None:
+        """How things stand; ``None`` before the first step."""
+        if self.last_step is None:
+            return None
+        cost, windows_cost = info.recorder_cost_us or 0.0, info.window_cost_us or 0.0
+        if info.windows > self._windows:
+            spent = windows_cost - self._windows_cost_us + self._slowed_us
+            self._window_us = spent / (info.windows - self._windows)
+            self._windows, self._windows_cost_us, self._slowed_us = info.windows, windows_cost, 0.0
+        if not self._always_on or self._always_on[-1][0] < self._steps:
+            self._always_on.append((self._steps, max(0.0, cost - windows_cost)))
+        return RankReport(
+            rank=info.rank,
+            step=self.last_step,
+            step_us=max(1e-3, median(self._walls)) if len(self._walls) >= _LEAST else None,
+            always_on_us=self._recently(),
+            window_us=self._window_us,
+            spent_us=max(cost, windows_cost) + self._slowed_total_us,
+            trained_us=self._trained_us,
+        )
+
+    def _recently(self) -> float:
+        """Always-on cost per step, lately: a slow start is over."""
+        (steps, cost), (steps_now, cost_now) = self._always_on[0], self._always_on[-1]
+        if steps_now == steps:
+            return cost_now / max(1, steps_now)
+        return max(0.0, cost_now - cost) / (steps_now - steps)

@@ -1,0 +1,226 @@
+"""Who profiles when: windows are far enough ahead of every rank, and what they cost stays within the budget."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from rankscope.profiler.plan import (
+    MAX_STEPS,
+    UNKNOWN_SPACING,
+    Planner,
+    RankReport,
+    Schedule,
+    exchange_seconds,
+    indebted_until,
+    spacing,
+)
+from rankscope.runs.records import PlannedWindow
+
+STEP_US = 10_000.0
+
+
+def planner(*, every: int | None = None, steps: int = 3, world_size: int = 2, budget: float = 0.01) -> Planner:
+    """One with the usual horizon of 10 s and 50 steps, and a first window at step 20."""
+    return Planner(
+        schedule=Schedule(20, every or 0, steps),
+        world_size=world_size,
+        budget=budget,
+        by_budget=every is None and steps > 0,
+        ahead_seconds=10.0,
+        ahead_steps=50,
+    )
+
+
+def report(rank: int, step: int, **more: float | None) -> RankReport:
+    """A rank with steps of 10 ms, whose window cost 10 ms."""
+    usual: dict[str, float | None] = {"step_us": STEP_US, "always_on_us": 20.0, "window_us": 10_000.0}
+    return RankReport(rank=rank, step=step, **{"trained_us": step * STEP_US, "spent_us": step * 20.0, **usual, **more})  # type: ignore[arg-type]
+
+
+def capture(plan: Planner, now: float, *, steps: int = 3, ranks: list[int] | None = None) -> PlannedWindow | str | None:
+    """Ask for one."""
+    return plan.capture("id", steps=steps, ranks=ranks, keep_trace=False, now=now, unix_ns=1)
+
+
+@given(first=st.integers(1, 50), every=st.integers(0, 30), steps=st.integers(0, 12))
+def test_the_schedule_is_periodic_windows_that_do_not_overlap(first: int, every: int, steps: int) -> None:
+    schedule = Schedule(first, every, steps)
+    profiled: list[int] = []
+    for step in range(200):
+        profiled.extend(range(step, step + schedule.starting(step)))
+    assert len(set(profiled)) == len(profiled)
+    if steps:
+        wanted = [step for step in range(first, 300) if ((step - first) % every if every else step - first) < steps]
+        assert [step for step in profiled if step < 150] == [step for step in wanted if step < 150]
+
+
+@given(
+    schedule=st.builds(Schedule, first=st.integers(1, 50), every=st.integers(0, 40), steps=st.integers(0, 12)),
+    first=st.integers(1, 200),
+    steps=st.integers(1, 20),
+)
+def test_a_window_that_is_clear_of_the_schedule_lies_apart_from_it_and_is_the_next_that_does(
+    schedule: Schedule, first: int, steps: int
+) -> None:
+    taken = {step + more for step in range(400) if schedule.starting(step) for more in range(-1, schedule.starting(step) + 1)}
+    free = [start for start in range(first, 350) if taken.isdisjoint(range(start, start + steps))]
+    assert schedule.clear(first, steps) == (free[0] if free else None)
+
+
+@given(
+    step_us=st.floats(100, 1e6),
+    always_on_us=st.floats(0, 500),
+    window_us=st.floats(1, 1e7),
+    budget=st.floats(0.001, 0.5),
+)
+def test_at_the_spacing_the_total_is_the_budget(step_us: float, always_on_us: float, window_us: float, budget: float) -> None:
+    costs = report(0, 100, step_us=step_us, always_on_us=always_on_us, window_us=window_us)
+    steps = spacing(costs, budget)
+    if always_on_us >= budget * step_us:
+        assert math.isinf(steps)
+    else:
+        assert (always_on_us * steps + window_us) / (step_us * steps) == pytest.approx(budget)
+
+
+def test_where_nobody_knows_what_a_window_costs_it_is_seldom() -> None:
+    assert spacing(report(0, 100, window_us=None), 0.01) == UNKNOWN_SPACING
+
+
+@given(spent=st.floats(0, 1e6), trained=st.floats(1e5, 1e9), window=st.floats(0, 1e6))
+def test_who_has_spent_too_much_waits_until_that_is_within_the_budget(spent: float, trained: float, window: float) -> None:
+    costs = report(0, 1000, spent_us=spent, trained_us=trained, window_us=window)
+    steps = indebted_until(costs, 0.01) - 1000
+    assert steps >= 0
+    total = spent + window + 20.0 * steps
+    assert total <= 0.01 * (trained + STEP_US * steps) * (1 + 1e-9)
+
+
+@given(
+    slowest=st.integers(60, 10_000),
+    lead=st.integers(0, 5),
+    step_us=st.floats(500, 1e6),
+    age=st.floats(0, 1.0),
+    costs=st.lists(st.floats(1, 1e6), min_size=4, max_size=4),
+)
+def test_a_window_is_announced_ahead_of_every_rank_and_paid_by_the_one_it_costs_most(
+    slowest: int, lead: int, step_us: float, age: float, costs: list[float]
+) -> None:
+    plan = planner(world_size=4)
+    reports = [
+        report(rank, slowest + lead * (rank == 3), step_us=step_us, window_us=cost, always_on_us=0.0)
+        for rank, cost in enumerate(costs)
+    ]
+    found, now = None, 100.0
+    for _ in range(4):
+        for one in reports:
+            plan.report(one, now)
+        found = plan.due(now + age, 1)
+        if found is not None:
+            break
+        now += plan.period
+    assume(found is not None)
+    assert found is not None
+    front = slowest + lead + age * 1e6 / step_us
+    assert found.first >= front + 50
+    assert (found.first - front) * step_us / 1e6 >= 10 - 1e-6
+    assert found.first - 20 >= max(spacing(one, 0.01) for one in reports)
+    assert (found.steps, found.ranks, found.reason, found.keep_trace) == (3, None, "schedule", False)
+
+
+def test_one_window_at_a_time_and_none_before_its_cost_is_known() -> None:
+    plan = planner()
+    firsts: list[int] = []
+    costs: list[float] = []
+    # Given two ranks whose first window is to come
+    for second in range(600):
+        step = second * 100
+        spent = 10_000.0 * (1 + len(firsts)) + 20.0 * step
+        for rank in (0, 1):
+            plan.report(report(rank, step, window_us=None if step < 30 else 10_000.0, spent_us=spent), float(second))
+        window = plan.due(float(second), 1)
+        if window is not None:
+            # Then each is announced in time, after the one before is over
+            assert window.first >= step + 1000
+            assert not firsts or firsts[-1] + 3 <= step
+            firsts.append(window.first)
+            costs.append((spent + 10_000.0) / (window.first * STEP_US))
+    # And their cost stays within the budget: 10 ms each, and 20 us a step, of 10 ms
+    assert len(firsts) > 10
+    assert max(costs) <= 0.01
+
+
+def test_ranks_over_budget_without_windows_get_none_and_captures_still() -> None:
+    plan = planner()
+    for second in range(100):
+        for rank in (0, 1):
+            plan.report(report(rank, 1000 + 100 * second, always_on_us=150.0 if rank else 1.0), float(second))
+        assert plan.due(float(second), 1) is None
+    assert isinstance(capture(plan, 100.0), PlannedWindow)
+
+
+def test_a_numeric_schedule_is_left_alone() -> None:
+    plan = planner(every=100)
+    for second in range(100):
+        for rank in (0, 1):
+            plan.report(report(rank, 1000 + 100 * second), float(second))
+        assert plan.due(float(second), 1) is None
+    window = capture(plan, 100.0, steps=5)
+    assert isinstance(window, PlannedWindow)
+    taken = {step for start in range(20, 100_000, 100) for step in range(start - 1, start + 4)}
+    assert taken.isdisjoint(range(window.first, window.first + 5))
+
+
+def test_a_capture_waits_for_the_ranks_then_stays_ahead_of_them_and_is_not_repeated_at_once() -> None:
+    plan = planner()
+    assert capture(plan, 0.0) is None, "nobody has said how fast it goes"
+    plan.report(report(0, 500), 1.0)
+    assert capture(plan, 1.0) is None, "the other rank may be far ahead"
+    plan.report(report(1, 900), 1.0)
+    window = capture(plan, 1.5, ranks=[1, 0, 1])
+    assert isinstance(window, PlannedWindow)
+    assert window.first >= 900 + 50 + 1000
+    assert (window.steps, window.ranks, window.reason, window.request) == (3, [0, 1], "capture", "id")
+    assert "ask again in" in str(capture(plan, 2.0))
+    assert isinstance(capture(plan, 32.0), PlannedWindow)
+
+
+def test_a_rank_that_never_comes_does_not_hold_up_the_others_for_ever() -> None:
+    plan = planner(world_size=3)
+    for second in range(31):
+        plan.report(report(0, 500), float(second))
+    assert capture(plan, 29.0) is None
+    assert isinstance(capture(plan, 30.0), PlannedWindow)
+
+
+@pytest.mark.parametrize(
+    ("steps", "ranks", "reason"),
+    [(0, None, "1 to 50"), (MAX_STEPS + 1, None, "1 to 50"), (3, [2], "no such rank"), (3, [], "no such rank")],
+)
+def test_what_cannot_be_captured_is_refused_with_a_reason(steps: int, ranks: list[int] | None, reason: str) -> None:
+    plan = planner()
+    for rank in (0, 1):
+        plan.report(report(rank, 500), 1.0)
+    assert reason in str(capture(plan, 1.0, steps=steps, ranks=ranks))
+    assert isinstance(capture(plan, 1.0), PlannedWindow), "a refusal takes nobody's turn"
+
+
+def test_without_windows_or_room_between_them_there_is_no_capture() -> None:
+    assert "switched off" in str(capture(planner(steps=0), 0.0))
+    plan = planner(every=5)
+    for rank in (0, 1):
+        plan.report(report(rank, 500), 1.0)
+    assert "no room" in str(capture(plan, 1.0))
+
+
+def test_reports_come_every_second_at_most_and_more_seldom_in_large_jobs() -> None:
+    assert [exchange_seconds(size, 10.0) for size in (2, 200, 1024)] == [1.0, 1.0, 5.12]
+    # However large, a window is announced so early that every rank asks twice before it.
+    plan = planner(world_size=10_000)
+    plan.report(report(0, 500), 0.0)
+    window = capture(plan, 31.0)
+    assert isinstance(window, PlannedWindow)
+    assert (window.first - 500) * STEP_US / 1e6 >= 2 * plan.period

@@ -1,0 +1,161 @@
+"""Windows on the training thread: which steps they cover, and that nothing is left behind; torch's profiler is replaced."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankscope.profiler.handover import RING_FILE, EntryKind, Window
+from rankscope.profiler.plan import Schedule
+from rankscope.profiler.ring import Announcement, RingReader, RingWriter
+
+pytestmark = pytest.mark.usefixtures("require_torch")
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[tuple[RingWriter, RingReader]]:
+    """Both ends of one."""
+    writer = RingWriter(tmp_path / RING_FILE, slots=64)
+    reader = RingReader(tmp_path / RING_FILE)
+    yield writer, reader
+    reader.close()
+    writer.close()
+
+
+class Profiler:
+    """Instead of torch's."""
+
+    starts = exports = True
+
+    def start(self) -> None:
+        from rankscope.profiler.kineto import KinetoUnavailable
+
+        if not self.starts:
+            raise KinetoUnavailable("another profiler is on")
+
+    def begin_step(self, step: int) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def export(self, path: Path) -> None:
+        path.touch()
+        if not self.exports:
+            raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("ends", ["whole", "refused", "given way", "closed", "not exported", "not taken"])
+def test_only_a_window_that_the_helper_hears_of_leaves_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ends: str
+) -> None:
+    from rankscope.profiler import scratch as folders
+    from rankscope.profiler import windows as module
+
+    # Given no room in local memory, so that traces go to the temporary disk
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    disk.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    monkeypatch.setattr(folders, "_free", lambda folder: 0 if folder == memory else 10**12)
+    monkeypatch.setattr(module, "KinetoSession", Profiler)
+    monkeypatch.setattr(Profiler, "starts", ends != "refused")
+    monkeypatch.setattr(Profiler, "exports", ends != "not exported")
+    writer, reader = ring
+    if ends == "not taken":
+        while writer.put(0, b""):
+            pass
+
+    # When a window of one step is due
+    windows = module.Windows(Schedule(1, 0, 1), memory, writer)
+    windows.boundary(1)
+    after: dict[str, Callable[[], None]] = {"given way": windows.give_way, "closed": windows.close}
+    after.get(ends, lambda: windows.boundary(2))()
+    # Then there is a trace for the helper, or nothing
+    assert len(list(disk.rglob("*.json"))) == len(list(disk.iterdir())) == (ends == "whole")
+    kinds = {"whole": [EntryKind.WINDOW], "not taken": [], "closed": []}
+    assert [kind for kind, _ in reader.read() if kind] == kinds.get(ends, [EntryKind.MISSED_WINDOW])
+    # And what it cost is told apart, when the next step ends
+    windows.boundary(3)
+    assert reader.windows == (ends == "whole")
+    assert reader.window_cost_ns > 0
+
+
+def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader]
+) -> None:
+    from rankscope.profiler import windows as module
+
+    monkeypatch.setattr(module, "KinetoSession", Profiler)
+    writer, reader = ring
+    windows = module.Windows(Schedule(3, 0, 2), tmp_path, writer)
+    announced = {
+        5: Announcement(1, 8, 3, keep_trace=True),
+        9: Announcement(2, 10, 2),  # in the middle of the other
+        12: Announcement(3, 12, 2),  # at its first step, which is early enough
+        15: Announcement(4, 14, 2),  # too late
+        16: Announcement(5, 30, 2),
+        17: Announcement(6, 20, 1),  # in place of the one before
+    }
+    profiled = []
+    for step in range(1, 40):
+        if step in announced:
+            reader.announce(announced[step])
+        windows.boundary(step)
+        if windows.active:
+            profiled.append(step)
+    assert profiled == [3, 4, 8, 9, 10, 12, 13, 20]
+    entries = reader.read()
+    taken = [msgspec.json.decode(payload, type=Window) for kind, payload in entries if kind == EntryKind.WINDOW]
+    assert [(one.first, one.last, one.keep_trace) for one in taken] == [
+        (3, 4, False),
+        (8, 10, True),
+        (12, 13, False),
+        (20, 20, False),
+    ]
+    missed = [payload.decode() for kind, payload in entries if kind == EntryKind.MISSED_WINDOW]
+    assert ["another window" in reason for reason in missed] == [True, False]
+    assert "when its first step had begun" in missed[1]
+    assert reader.windows == 4
+
+
+def test_windows_without_a_pause_are_handed_over_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader]
+) -> None:
+    from rankscope.profiler import windows as module
+
+    monkeypatch.setattr(module, "KinetoSession", Profiler)
+    writer, reader = ring
+    windows = module.Windows(Schedule(1, 2, 5), tmp_path, writer)
+    for step in range(1, 8):
+        windows.boundary(step)
+    taken = [msgspec.json.decode(payload, type=Window) for _, payload in reader.read()]
+    assert [(one.first, one.last) for one in taken] == [(1, 2), (3, 4), (5, 6)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torch_has", ["all of it", "no choice of scopes", "no trace alone"])
+def test_a_window_holds_steps_and_operators_whatever_this_torch_can_leave_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_has: str
+) -> None:
+    import torch
+
+    from rankscope.profiler import kineto as module
+
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
+    if torch_has == "no choice of scopes":
+        monkeypatch.delattr(torch._C._profiler, "RecordScope")
+    elif torch_has == "no trace alone":
+        monkeypatch.delattr(torch._C._profiler, "_ExperimentalConfig")
+    weight = torch.ones(4, 4, requires_grad=True)
+    session = module.KinetoSession()
+    session.start()
+    session.begin_step(7)
+    (torch.ones(4, 4) @ weight).sum().backward()  # type: ignore[no-untyped-call]
+    session.stop()
+    session.export(tmp_path / "trace.json")
+    names = {str(event["name"]) for event in msgspec.json.decode((tmp_path / "trace.json").read_bytes())["traceEvents"]}
+    assert {"ProfilerStep#7", "aten::mm"} <= names
+    assert ("MmBackward0" in names) == (torch_has == "no choice of scopes")
