@@ -2,8 +2,9 @@
 
 A step is one cycle of the optimizers. With one optimizer it ends when that has stepped; with several, when the one that comes
 last has. Which one comes last is learned from the first cycle. Should it not come (a critic stepped five times for one
-generator), the step ends before the first optimizer that steps again after another backward. Optimizers that step inside a
-backward pass are not to be reported here.
+generator), the step ends before the first optimizer that steps again after another backward. One that steps again without
+another backward is still at the same step (DeepSpeed's ZeRO-3 steps it once per group of parameters), unless there are no
+backward passes at all. Optimizers that step inside a backward pass are not to be reported here.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import weakref
 class StepBoundary:
     """Feed it the events of one thread; it answers whether the step is over."""
 
-    __slots__ = ("_backward_since_close", "_backward_since_step", "_known", "_last", "_stepped")
+    __slots__ = ("_backward_seen", "_backward_since_close", "_backward_since_step", "_known", "_last", "_newest", "_stepped")
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[object]] = {}
         self._last: int | None = None
+        self._newest: int | None = None
+        """The optimizer that has stepped most recently."""
         self._stepped: set[int] = set()
+        self._backward_seen = False
         self._backward_since_close = False
         self._backward_since_step = False
 
@@ -30,8 +34,7 @@ class StepBoundary:
 
     def backward_done(self) -> None:
         """A backward pass has returned."""
-        self._backward_since_close = True
-        self._backward_since_step = True
+        self._backward_seen = self._backward_since_close = self._backward_since_step = True
 
     def before_optimizer(self, optimizer: object) -> bool:
         """``optimizer`` is about to step. True: the step was over before it."""
@@ -43,8 +46,12 @@ class StepBoundary:
     def after_optimizer(self, optimizer: object) -> bool:
         """``optimizer`` has stepped. True: the step is over now."""
         key = id(optimizer)
-        self._backward_since_step = False
         known = self._known.get(key)
+        again = key == self._newest and known is not None and known() is optimizer
+        if again and self._backward_seen and not self._backward_since_step:
+            return False
+        self._newest = key
+        self._backward_since_step = False
         if known is None or known() is not optimizer:
             self._forget_dead()
             first = not self._known

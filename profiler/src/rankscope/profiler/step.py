@@ -6,19 +6,45 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
+import msgspec
 import torch  # noqa: F401  # before attach, which is what the launcher imports at this moment
 
 from rankscope.profiler import attach
 from rankscope.profiler.recorder import Recorder
 from rankscope.profiler.ring import End
-from rankscope.profiler.settings import WINDOW_FIRST, WINDOW_STEPS, RecorderSettings
+from rankscope.profiler.settings import BUDGET, EXPORTER_URL, WINDOW_FIRST, WINDOW_STEPS, RecorderSettings
 
 _T = TypeVar("_T")
+_COPY: Final = "h2d"
+"""A section of this name is also the phase."""
+
+
+class Section:
+    """A part of a step with a name; see ``StepProfiler.section``. Exceptions pass through it."""
+
+    __slots__ = ("_name", "_recorder")
+
+    def __init__(self, recorder: Recorder | None, name: str) -> None:
+        self._recorder = recorder
+        self._name = name
+
+    def __enter__(self) -> Self:
+        if self._recorder is not None:
+            self._recorder.enter_section(self._name)
+            if self._name == _COPY:
+                self._recorder.enter_copy()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._recorder is not None:
+            if self._name == _COPY:
+                self._recorder.leave_copy()
+            self._recorder.leave_section(self._name)
 
 
 class StepProfiler:
@@ -39,6 +65,11 @@ class StepProfiler:
     ``run_dir`` must be the same folder on all ranks and hold no earlier run of this script.
     ``window_*``: profile ``window_steps`` steps from step ``window_first``, then every ``window_every`` (0: once;
     ``None``: as often as the budget allows).
+    ``exporter_url``: page of the node's exporter, for hardware samples; ``None``: none are taken.
+    ``otlp_every``: send every so manieth step as a trace over OTLP.
+    ``budget``: the share of the step time that recording may cost, windows included.
+    ``coordinates``: this rank's place in the parallel layout, ``{"dp": 3, "tp": 0}`` or ``"dp=3,tp=0"``, where the process groups
+    do not show it; also under ``rankscope run``.
     """
 
     def __init__(
@@ -51,6 +82,10 @@ class StepProfiler:
         window_every: int | None = None,
         window_steps: int = WINDOW_STEPS,
         keep_traces: int = 0,
+        exporter_url: str | None = EXPORTER_URL,
+        otlp_every: int | None = None,
+        budget: float = BUDGET,
+        coordinates: str | Mapping[str, int] | None = None,
         simulated: bool = False,
         price_per_gpu_hour: float | None = None,
         currency: str | None = None,
@@ -68,6 +103,10 @@ class StepProfiler:
             window_every=window_every,
             window_steps=window_steps,
             keep_traces=keep_traces,
+            exporter_url=exporter_url,
+            otlp_every=otlp_every,
+            budget=budget,
+            coordinates=_as_text(coordinates),
             simulated=simulated,
             price_per_gpu_hour=price_per_gpu_hour,
             currency=currency,
@@ -78,6 +117,9 @@ class StepProfiler:
         launched = attach.current()
         if launched is not None and not launched.off and launched.session is None:
             launched.explicit = True
+            if self._settings.coordinates is not None:
+                # The launcher's are the same for all ranks.
+                launched.settings = msgspec.structs.replace(launched.settings, coordinates=self._settings.coordinates)
             self._recorder = launched
         elif launched is None or launched.off:
             # Kineto prints two lines per window otherwise.
@@ -101,18 +143,33 @@ class StepProfiler:
         """The batches of ``loader``, any iterable; the time each takes is the step's data phase."""
         return loader if self._recorder is None else _counted(loader, self._recorder)
 
-    def step(self, *, samples: int | None = None, tokens: int | None = None) -> None:
+    def step(self, *, samples: int | None = None, tokens: int | None = None, flops: float | None = None) -> None:
         """The step ends here.
 
-        ``samples`` and ``tokens`` of this rank's batch, where you know better than the first tensor's first dimension.
+        ``samples`` and ``tokens`` of this rank's batch, where you know better than the first tensor's first dimension; ``flops``
+        that this rank computed in the step. Plain numbers: a tensor on a device would have to be waited for, and is not recorded.
         """
         if self._recorder is not None:
-            self._recorder.step(samples, tokens)
+            self._recorder.step(samples, tokens, flops)
+
+    def section(self, name: str) -> Section:
+        """``with prof.section("loss"): …``: the time in it, over all times in a step, is in the step's record under this name.
+
+        Sections may lie inside each other. At most ten names per step, of at most 32 bytes. The one called ``h2d`` is the phase
+        of that name: copying the batch to the device.
+        """
+        return Section(self._recorder, name)
 
     def tag(self, tag: str) -> None:
         """Note what happens in this step: ``"eval"``, ``"checkpoint"``, or a word of your own."""
         if self._recorder is not None:
             self._recorder.tag(tag)
+
+
+def _as_text(coordinates: str | Mapping[str, int] | None) -> str | None:
+    if coordinates is None or isinstance(coordinates, str):
+        return coordinates
+    return ",".join(f"{name}={place}" for name, place in coordinates.items())
 
 
 def _counted(loader: Iterable[_T], recorder: Recorder) -> Iterator[_T]:

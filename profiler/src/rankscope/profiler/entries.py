@@ -1,0 +1,121 @@
+"""What a rank writes into the ring about a step, in the fewest bytes and microseconds, and what the helper makes of it.
+
+MessagePack arrays: no field names, no JSON and no division on the training thread. Both sides are of one installation, so the
+order of the fields below is the format. Times are nanoseconds, per phase in the order of ``PHASES``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rankscope.profiler.phases import UNSEEN
+from rankscope.runs.records import PHASES, PhaseTimes, StepRecord
+
+
+class Memory(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Memory at one moment; see the fields of ``StepRecord``. ``None``: not known, or there is no device."""
+
+    resident_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    allocator_retries: int | None = None
+
+
+class StepEntry(msgspec.Struct, array_like=True):
+    """One step. ``UNSEEN`` in ``phases_ns`` is a phase without a sign of it."""
+
+    step: int
+    start_unix_ns: int
+    wall_ns: int
+    phases_ns: list[int]
+    blocked_ns: list[int] | None
+    profiled: bool
+    awaits_device: bool
+    """Whether a ``DeviceEntry`` of this step may follow."""
+    cpu_ns: int
+    run_queue_ns: int | None
+    voluntary_switches: int
+    involuntary_switches: int
+    gc_ns: int
+    samples: int | None
+    tokens: int | None
+    input_elements: int | None
+    flops: float | None
+    memory: Memory | None
+    sections_ns: dict[str, int]
+    tags: list[str]
+
+
+class DeviceEntry(msgspec.Struct, array_like=True):
+    """The device times of a step, which are known some steps later. Both ``None``: they never will be."""
+
+    step: int
+    phases_ns: list[int] | None
+    blocked_ns: list[int] | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_steps = msgspec.msgpack.Decoder(StepEntry)
+_devices = msgspec.msgpack.Decoder(DeviceEntry)
+_NO_MEMORY: Final = Memory()
+
+
+def pack(entry: StepEntry | DeviceEntry) -> bytes:
+    """The bytes of an entry. On the training thread."""
+    return _encoder.encode(entry)
+
+
+def unpack_step(payload: bytes) -> StepEntry:
+    """The reverse, in the helper. Raises ``msgspec.DecodeError``."""
+    return _steps.decode(payload)
+
+
+def unpack_device(payload: bytes) -> DeviceEntry:
+    """The reverse, in the helper. Raises ``msgspec.DecodeError``."""
+    return _devices.decode(payload)
+
+
+def to_record(entry: StepEntry, device: DeviceEntry | None = None) -> StepRecord:
+    """The record of a step, with its device times where they are known."""
+    memory = entry.memory or _NO_MEMORY
+    return StepRecord(
+        step=entry.step,
+        start_unix_ns=entry.start_unix_ns,
+        wall_us=entry.wall_ns / 1000,
+        phases_us=_phases(entry.phases_ns),
+        blocked_us=_blocked(entry.blocked_ns, entry.phases_ns),
+        cpu_us=entry.cpu_ns / 1000,
+        run_queue_us=None if entry.run_queue_ns is None else entry.run_queue_ns / 1000,
+        voluntary_switches=entry.voluntary_switches,
+        involuntary_switches=entry.involuntary_switches,
+        gc_us=entry.gc_ns / 1000,
+        samples=entry.samples,
+        tokens=entry.tokens,
+        input_elements=entry.input_elements,
+        flops=entry.flops,
+        device_us=None if device is None or device.phases_ns is None else _phases(device.phases_ns),
+        device_blocked_us=None if device is None or device.phases_ns is None else _blocked(device.blocked_ns, device.phases_ns),
+        sections_us={name: time / 1000 for name, time in entry.sections_ns.items()},
+        allocated_bytes=memory.allocated_bytes,
+        reserved_bytes=memory.reserved_bytes,
+        peak_allocated_bytes=memory.peak_allocated_bytes,
+        allocator_retries=memory.allocator_retries,
+        resident_bytes=memory.resident_bytes,
+        profiled=entry.profiled,
+        tags=entry.tags,
+    )
+
+
+def _phases(times: list[int]) -> PhaseTimes:
+    return PhaseTimes(**{phase: time / 1000 for phase, time in zip(PHASES, times, strict=True) if time != UNSEEN})
+
+
+def _blocked(blocked: list[int] | None, times: list[int]) -> PhaseTimes | None:
+    """Waiting in each phase that there was, zero where there was none; never longer than the phase itself."""
+    if blocked is None:
+        return None
+    pairs = zip(PHASES, blocked, times, strict=True)
+    return PhaseTimes(**{phase: max(min(wait, time), 0) / 1000 for phase, wait, time in pairs if time != UNSEEN})

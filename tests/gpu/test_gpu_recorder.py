@@ -1,0 +1,110 @@
+"""On a machine with an NVIDIA GPU: device times against the device's own work, and that recording never waits for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.cli.nvml import ask_nvml
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import PHASES, StepRecord
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
+STEPS = 40
+# A training whose device works for long and whose host does not; the middle steps are replays of one captured graph.
+SCRIPT = """
+import json, sys, time, torch
+from rankscope.profiler.step import StepProfiler
+kind, run_dir = sys.argv[1:]
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096, device="cuda") for _ in range(8)])
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+inputs = torch.ones(4096, 4096, pin_memory=True)
+static = inputs.cuda()
+def work(batch):
+    loss = model(batch).square().mean()
+    loss.backward()
+    return loss
+for _ in range(3):
+    work(static)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+torch.cuda.synchronize()
+hosts, begin, end = [], torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+with StepProfiler(run_dir=run_dir, window_steps=0) as prof:
+    begin.record()
+    for step in range(40):
+        began = time.perf_counter()
+        if kind == "captured" and step == 20:
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                work(static)
+        if kind == "captured" and step >= 20:
+            graph.replay()
+        else:
+            with prof.section("h2d"):
+                batch = inputs.to("cuda", non_blocking=True)
+            work(batch)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        prof.step()
+        hosts.append(time.perf_counter() - began)
+    end.record()
+    end.synchronize()
+    print(json.dumps({"device_us": begin.elapsed_time(end) * 1000, "host_us": sum(hosts) * 1e6}))
+"""
+
+
+@pytest.fixture(scope="module")
+def gpu() -> None:
+    if ask_nvml().gpus == 0:
+        pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
+
+
+def recorded(run_dir: Path, kind: str) -> tuple[list[StepRecord], dict[str, float]]:
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, kind, str(run_dir)], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    return list(RunReader(run_dir).steps(0, 0)), json.loads(ended.stdout)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_device_times_are_of_the_device_and_the_host_never_waits_for_them(tmp_path: Path) -> None:
+    records, truth = recorded(tmp_path / "run", "plain")
+    assert [row.step for row in records] == list(range(STEPS))
+    # The first step opens the recording; the last ones may not be over when it ends.
+    timed = [row for row in records if row.device_us is not None]
+    assert len(timed) >= STEPS - 4
+    assert records[0].device_us is None
+    for row in timed:
+        assert row.device_us is not None
+        assert row.device_us.h2d
+        assert row.device_us.forward
+        assert (row.device_us.backward or 0) > row.device_us.forward, "backward is twice the work"
+        # Nobody to wait for: own time is all of it.
+        assert row.own_us == pytest.approx(sum(row.device_us.get(phase) or 0 for phase in PHASES))
+    total = sum(row.own_us or 0 for row in timed)
+    assert total == pytest.approx(truth["device_us"] * len(timed) / STEPS, rel=0.2)
+    # The host only launches. Had it waited at every step, its steps would be as long as the device's.
+    assert truth["host_us"] < truth["device_us"]
+    assert any(row.allocated_bytes and row.reserved_bytes and row.peak_allocated_bytes for row in records)
+    assert all(row.resident_bytes for row in records if row.allocated_bytes)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_graph_is_captured_as_without_recording(tmp_path: Path) -> None:
+    records, _ = recorded(tmp_path / "run", "captured")
+    assert [row.step for row in records] == list(range(STEPS))
+    assert records[20].device_us is None, "nothing was asked of the device while it was captured"
+    replays = [row for row in records[22:] if row.device_us is not None]
+    assert replays
+    # Inside a replay nothing can be told apart, but all of it is there.
+    assert all((row.own_us or 0) > 0 for row in replays)
