@@ -68,6 +68,8 @@ class SyntheticRun:
     lost_after: dict[int, int] = field(default_factory=dict)
     """Rank to the number of steps it lived to record."""
     end_reasons: dict[int, EndReason] = field(default_factory=dict)
+    coordinates: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Rank to its place in the parallel layout."""
 
     def write(self) -> Path:
         rng = np.random.default_rng(self.seed)
@@ -97,6 +99,7 @@ class SyntheticRun:
                 device_kind=self.device_kind,
                 start_unix_ns=10**18,
                 end_reason=self.end_reasons.get(rank, "exit"),
+                coordinates=self.coordinates.get(rank, {}),
             )
             write_record(folder / "rank.json", info)
             append(folder, "steps", kept)

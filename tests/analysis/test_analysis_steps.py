@@ -61,6 +61,23 @@ def test_own_time_is_wall_without_blocked_also_per_phase() -> None:
     assert table.tagged("checkpoint").tolist() == [[False]]
 
 
+def test_on_a_device_own_time_is_the_devices_where_its_waiting_is_known() -> None:
+    host, device = PhaseTimes(forward=40.0, backward=60.0), PhaseTimes(forward=30.0, backward=90.0)
+    waits = PhaseTimes(backward=50.0)
+    known = record(0, phases_us=host, device_us=device, device_blocked_us=waits)
+    assert (known.own_us, known.blocked_total_us) == (70, 50)
+    assert [known.own_in_us(phase) for phase in ("forward", "backward", "data")] == [30, 40, None]
+    # Where the device's waiting has no signal, nothing can be said; the host's would be another's.
+    unknown = record(1, phases_us=host, device_us=device)
+    assert (unknown.own_us, unknown.own_in_us("forward")) == (None, None)
+    # Device times that were never read leave what the host knows.
+    unread = record(2, phases_us=host, blocked_us=waits)
+    assert (unread.own_us, unread.own_in_us("backward")) == (50, 10)
+    table = StepTable.from_records(0, {0: [known, unknown, unread]})
+    assert table.matrix("own_backward_us")[0].tolist()[::2] == [40, 10]
+    assert np.isnan(table.matrix("own_us")[0, 1])
+
+
 def test_a_step_written_twice_counts_as_last_written() -> None:
     assert StepTable.from_records(0, {0: [record(0), record(0, wall_us=3.0)]}).matrix("wall_us").tolist() == [[3]]
 

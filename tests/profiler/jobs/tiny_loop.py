@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import tempfile
+import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -183,6 +188,148 @@ def closures() -> None:
     for _ in range(STEPS):
         model(torch.ones(4, 8)).mean().backward()
         optimizer.step(lambda: model(torch.ones(4, 8)).mean().backward())
+
+
+def evaluates() -> None:
+    """Evaluations and checkpoints of several kinds, each in a step of its own."""
+    from safetensors.torch import save_file
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def validate() -> None:
+        for batch in DataLoader(torch.ones(40, 8), batch_size=4):  # type: ignore[arg-type]
+            time.sleep(0.002)
+            model(batch)
+
+    # Before there is a step: whose would it be?
+    with torch.no_grad():
+        validate()
+    for step, batch in enumerate(DataLoader(torch.ones(STEPS * 4, 8), batch_size=4)):  # type: ignore[arg-type]
+        if step == 2:  # after the batch of the step: not its forward pass
+            with torch.inference_mode():
+                validate()
+        if step == 4:
+            model.eval()
+            validate()  # gradients are on, as they are where examples switch them off in the loop
+            model.train()
+        if step == 6:
+            with torch.no_grad():
+                model.eval()
+                time.sleep(0.02)
+                model.train()
+        loss = model(batch).mean()
+        if step == 8:
+            with tempfile.TemporaryDirectory() as folder:
+                save(model.state_dict(), checkpoint_id=folder, no_dist=True)
+        if step == 10:
+            with tempfile.TemporaryDirectory() as folder:
+                save_file(model.state_dict(), f"{folder}/model.safetensors")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class PlantedError(RuntimeError):
+    """What training does not survive unless it is caught."""
+
+
+def fails() -> None:
+    """Every other step fails somewhere, and training goes on. Nothing of what failed stays."""
+    model = nn.Linear(8, 1)
+    optimizer = Failing(model.parameters(), lr=0.01)
+    gone = []
+    errors = (MemoryError, torch.OutOfMemoryError, KeyboardInterrupt, PlantedError)
+    caught: tuple[type[BaseException], ...] = (*errors, RuntimeError)
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(_context: Any, *_gradients: torch.Tensor) -> torch.Tensor:
+            raise error("planted")
+
+    for step, batch in enumerate(DataLoader(torch.ones(STEPS * 4, 8), batch_size=4)):  # type: ignore[arg-type]
+        error: type[BaseException] = errors[step // 2 % len(errors)]
+        try:
+            loss = model(batch).mean()
+            gone.append(weakref.ref(loss))
+            if step % 4 == 1:
+                raise error("planted")
+            (Broken.apply(loss) if step % 4 == 3 else loss).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        except caught:
+            pass
+        finally:
+            del loss
+        optimizer.zero_grad()
+    gc.collect()
+    print("left", sum(reference() is not None for reference in gone))
+
+
+def lbfgs() -> None:
+    """An optimizer that runs forward and backward several times a step."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = (model(torch.ones(4, 8)) - 1).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    for _ in range(STEPS):
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+
+
+def swapped() -> None:
+    """Half of the steps with one optimizer, half with another (fused), the first one kept."""
+    model = nn.Linear(8, 1)
+    optimizers = [torch.optim.AdamW(model.parameters(), foreach=True), torch.optim.AdamW(model.parameters(), fused=True)]
+    for step in range(STEPS):
+        model(torch.ones(4, 8)).mean().backward()
+        optimizers[step >= STEPS // 2].step()
+        model.zero_grad()
+
+
+def _fail_at(step: int) -> None:
+    if step == 3:
+        raise PlantedError("planted")
+
+
+def sections() -> None:
+    """Sections of the script's own, work it knows better, and its place in the layout."""
+    from rankscope.profiler.step import StepProfiler
+
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with StepProfiler("not used under a launcher", coordinates={"dp": 3, "tp": 0}) as prof:
+        for step, batch in enumerate(prof.data([torch.ones(4, 8)] * STEPS)):
+            with prof.section("h2d"):
+                batch = batch.clone()  # noqa: PLW2901  # as scripts do
+            with suppress(PlantedError), prof.section("loss"), prof.section("inner"):
+                loss = model(batch).mean()
+                _fail_at(step)
+            with prof.section("loss"):
+                loss.backward()
+            optimizer.step()
+            prof.step(samples=5, tokens=step, flops=1e9 if step else float("nan"))
+
+
+def _rank(rank: int) -> None:
+    os.environ["RANK"] = str(rank)
+    plain()
+
+
+def spawned() -> None:
+    """Two ranks that this process spawns; it trains nothing itself."""
+    os.environ["WORLD_SIZE"] = "2"
+    from torch.multiprocessing.spawn import spawn
+
+    spawn(_rank, nprocs=2)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

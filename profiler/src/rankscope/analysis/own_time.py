@@ -5,6 +5,7 @@ Walls are equalised by the collectives, own times are not: the rank whose own ti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.result import Pattern
-from rankscope.analysis.significance import BLOCKS, LIMIT, attainable_p, block_sums, p_value, stability
+from rankscope.analysis.significance import BLOCKS, LIMIT, attainable_p, block_sums, p_value, share_reaching, stability
 from rankscope.analysis.steps import Matrix, StepTable
 
 MINIMUM_STEPS: Final = 5
@@ -69,8 +70,8 @@ class Slow:
     """[usable steps]: where one of them was last."""
 
 
-def judge(table: StepTable) -> Judged | None:
-    """What of a table can be compared, or ``None`` when fewer than ``MINIMUM_STEPS`` steps or two ranks can.
+def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
+    """What of the ranks ``peers`` can be compared, or ``None`` when fewer than ``MINIMUM_STEPS`` steps or two ranks can.
 
     Left out: warm-up steps; steps in which any rank was profiled, where enough others remain; ranks without own time or with
     less than half of the steps; steps some compared rank lacks.
@@ -82,7 +83,9 @@ def judge(table: StepTable) -> Judged | None:
         keep = unprofiled
     known = np.isfinite(table.matrix("own_us"))
     per_rank = (known & keep).sum(axis=1)
-    rows = np.flatnonzero((per_rank > 0) & (2 * per_rank >= per_rank.max(initial=0)))
+    candidates = np.isin(table.ranks, peers)
+    usual = per_rank[candidates].max(initial=0)
+    rows = np.flatnonzero(candidates & (per_rank > 0) & (2 * per_rank >= usual))
     if len(rows) < 2:
         return None
     keep = keep & known[rows].all(axis=0)
@@ -182,6 +185,15 @@ def find_slow(judged: Judged) -> Slow | None:
         last_share=float(last.mean()),
         affected=last,
     )
+
+
+def by_chance_elsewhere(judged: Judged, slow: Slow, others: Sequence[Judged]) -> float:
+    """Chance that a rank of ``others``, groups in which nobody is slow, would be as far out as the worst of ``slow`` is.
+
+    To be added to its p-value: who looks into many groups finds something in one of them.
+    """
+    mean = excess(judged.own)[judged.ranks.index(slow.ranks[0])].mean()
+    return sum(share_reaching(block_sums(excess(one.own).T), float(mean) * one.own.shape[1]) for one in others)
 
 
 def too_short(judged: Judged) -> int | None:

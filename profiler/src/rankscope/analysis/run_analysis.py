@@ -14,6 +14,7 @@ from rankscope.analysis.clock import consistent, fit_clocks
 from rankscope.analysis.endings import Endings, endings, listed, ranks_of
 from rankscope.analysis.matching import match_collectives
 from rankscope.analysis.own_time import imposed_wait, judge
+from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
@@ -145,10 +146,28 @@ def _recorder_warnings(run: RunEvidence) -> list[str]:
     dropped = sum(info.dropped_records for info in run.infos.values())
     if dropped:
         warnings.append(f"{dropped} records were dropped because a ring was full")
+    warnings += _expired(run)
     missed = sum(info.missed_windows for info in run.infos.values())
     if missed:
         warnings.append(f"{missed} profiler windows were left out, counted over the ranks; the job's stderr says why")
     return warnings
+
+
+def _expired(run: RunEvidence) -> list[str]:
+    """What retention removed: the analysis is of what is left."""
+    removed: dict[str, int] = {}
+    ranks: list[int] = []
+    for rank, info in run.infos.items():
+        ranks += [rank] if info.expired_records else []
+        for stream, number in info.expired_records.items():
+            removed[stream] = removed.get(stream, 0) + number
+    if not removed:
+        return []
+    counts = ", ".join(f"{count:,} of {stream}" for stream, count in removed.items())
+    rows = [row for row, rank in enumerate(run.ranks) if rank in ranks and run.infos[rank].expired_records.get("steps")]
+    first = [int(run.table.steps[present.argmax()]) for present in run.table.has_record[rows] if present.any()]
+    since = f", among them all steps before {max(first)}" if first else ""
+    return [f"retention removed the oldest records of {listed(ranks)} ({counts}){since}; what is left is analysed"]
 
 
 def _imposed(run: RunEvidence) -> list[ImposedWait]:
@@ -157,10 +176,10 @@ def _imposed(run: RunEvidence) -> list[ImposedWait]:
     """
     if run.matching.matches:
         return imposed_result(run.blame)
-    judged = judge(run.table)
-    if judged is None:
-        return []
-    imposed = imposed_wait(judged)
+    imposed: dict[int, float] = {}
+    for peers in peer_groups(run.ranks, run.infos):
+        judged = judge(run.table, peers)
+        imposed.update({} if judged is None else imposed_wait(judged))
     total = sum(imposed.values())
     # Blocked time is time in which the training thread did nothing else, so all of it is exposed.
     rows = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,15 +19,17 @@ from rankscope.analysis.own_time import (
     WARM_UP,
     Judged,
     Slow,
+    by_chance_elsewhere,
     find_rotating,
     find_slow,
     imposed_wait,
     judge,
     too_short,
 )
+from rankscope.analysis.peers import peer_groups, stage_of
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Evidence, Finding, Verdict
-from rankscope.analysis.significance import blocks_needed
+from rankscope.analysis.significance import LIMIT, blocks_needed
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import late_named
 from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
@@ -107,12 +110,15 @@ def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[V
         if len(run.table.steps) < MINIMUM_STEPS:
             return too_little(f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
-    judged = judge(run.table)
-    if judged is None:
+    comparable = [judged for peers in peer_groups(run.ranks, run.infos) if (judged := judge(run.table, peers)) is not None]
+    if not comparable:
         return _from_windows(run, setting, shares) or too_little(_missing(run))
-    slow = find_slow(judged) or find_rotating(judged)
-    if slow is None:
-        return _nobody_slow(run, judged, setting, shares)
+    found = [(judged, slow) for judged in comparable if (slow := find_slow(judged) or find_rotating(judged)) is not None]
+    calm = [judged for judged in comparable if all(judged is not other for other, _ in found)]
+    found = [one for one in found if (one[1].p_value or 0.0) + by_chance_elsewhere(*one, calm) <= LIMIT]
+    if not found:
+        return _nobody_slow(run, comparable, setting, shares)
+    judged, slow = max(found, key=lambda one: one[1].gain_us)
     verdict, finding = straggler(_named(run, judged, slow), setting)
     return verdict, [finding, *limits(shares, setting, lead="Besides that, ")]
 
@@ -123,19 +129,25 @@ def _missing(run: RunEvidence) -> str:
         return f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}"
     if not np.isfinite(run.table.matrix("own_us")).any():
         return "the step records do not tell own time from waiting, and no profiled window decides"
+    if all(len(peers) == 1 for peers in peer_groups(run.ranks, run.infos)):
+        return "every pipeline stage is on one rank, so its own time has none to be compared with"
     return f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed"
 
 
-def _nobody_slow(run: RunEvidence, judged: Judged, setting: Setting, shares: Shares) -> tuple[Verdict, list[Finding]]:
-    if (suspect := too_short(judged)) is not None:
-        compared, needed = len(judged.ranks), blocks_needed(len(judged.ranks))
-        missing = (
-            f"rank {suspect} made the others wait, but in {judged.own.shape[1]} steps after warm-up that may be chance among "
-            f"{compared} ranks, {needed} are needed"
-        )
-        return insufficient(missing, run=run.path), []
-    whom = among(len(judged.ranks), setting.world_size, "records")
-    confidence = _calm(judged) * min(1.0, len(judged.ranks) / setting.world_size)
+def _nobody_slow(
+    run: RunEvidence, comparable: Sequence[Judged], setting: Setting, shares: Shares
+) -> tuple[Verdict, list[Finding]]:
+    for judged in comparable:
+        if (suspect := too_short(judged)) is not None:
+            compared, needed = len(judged.ranks), blocks_needed(len(judged.ranks))
+            missing = (
+                f"rank {suspect} made the others wait, but in {judged.own.shape[1]} steps after warm-up that may be chance among "
+                f"{compared} ranks, {needed} are needed"
+            )
+            return insufficient(missing, run=run.path), []
+    compared = sum(len(judged.ranks) for judged in comparable)
+    whom = among(compared, setting.world_size, "records")
+    confidence = min(_calm(judged) for judged in comparable) * min(1.0, compared / setting.world_size)
     return nobody(shares, setting, confidence=confidence, why=f"No rank makes the others wait beyond chance{whom}")
 
 
@@ -234,6 +246,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         pattern=slow.pattern,
         cause=cause_of(signals),
         phase=signals.phase,
+        stage=stage_of(run.infos.get(worst)),
         gain_us=slow.gain_us,
         wait_us=wait,
         step_us=judged.wall_us,

@@ -37,16 +37,27 @@ def p_value(scores: Scores, column: int) -> float:
     A permutation test: within each block the ranks' labels are exchanged, and the largest total over all ranks is compared, so
     that it does not matter how many ranks were looked at. Never below 1 / (draws + 1).
     """
+    reached, draws = _reached(scores, float(scores[:, column].sum()))
+    return (1 + reached) / (draws + 1)
+
+
+def share_reaching(scores: Scores, total: float) -> float:
+    """Share of the permutations of ``scores`` [blocks, ranks] in which some rank reaches ``total``."""
+    reached, draws = _reached(scores, total)
+    return reached / draws
+
+
+def _reached(scores: Scores, total: float) -> tuple[int, int]:
+    """In how many permutations, of how many, some rank reaches ``total``."""
     blocks, ranks = scores.shape
-    observed = float(scores[:, column].sum())
     draws = _DRAWS if blocks * ranks <= 4096 else _DRAWS_LARGE
     rng = np.random.default_rng(_SEED)
     reached = 0
     # One draw at a time keeps memory flat: 1,024 ranks x 12 blocks x 500 draws would be 50 MB otherwise.
     for _ in range(draws):
         order = rng.random((blocks, ranks)).argsort(axis=1)
-        reached += int(np.take_along_axis(scores, order, axis=1).sum(axis=0).max() >= observed - 1e-9)
-    return (1 + reached) / (draws + 1)
+        reached += int(np.take_along_axis(scores, order, axis=1).sum(axis=0).max() >= total - 1e-9)
+    return reached, draws
 
 
 def attainable_p(blocks: int, ranks: int) -> float:

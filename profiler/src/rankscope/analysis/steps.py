@@ -57,13 +57,7 @@ _Getter = Callable[[StepRecord], float | int | None]
 
 
 def _own_in(phase: Phase) -> _Getter:
-    def get(record: StepRecord) -> float | None:
-        wall = record.phases_us.get(phase)
-        if wall is None or record.blocked_us is None:
-            return None
-        return wall - (record.blocked_us.get(phase) or 0.0)
-
-    return get
+    return lambda record: record.own_in_us(phase)
 
 
 def _wall_in(phase: Phase) -> _Getter:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from rankscope.runs.errors import InputError
-from rankscope.runs.reader import open_regular
+from rankscope.runs.segments import open_regular
 
 MAX_BYTES: Final = 8 * 1024**3
 """Larger (decompressed) is refused: it is a bomb, or will not fit in memory as events."""

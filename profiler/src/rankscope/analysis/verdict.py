@@ -48,6 +48,8 @@ class Named:
     step_us: float
     confidence: float
     group: str | None = None
+    stage: int | None = None
+    """The pipeline stage of the worst rank."""
     evidence: list[Evidence] = field(default_factory=list)
 
 
@@ -68,6 +70,7 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
         explained_by=named.cause.explained_by,
         phase=named.phase,
         group=named.group,
+        stage=None if rotating else named.stage,
         steps=setting.steps,
         evidence_source=setting.source,
         confidence=named.confidence,

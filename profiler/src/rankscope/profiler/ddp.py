@@ -1,101 +1,113 @@
-"""When the last gradient of a backward pass was ready: from there to the end of backward a DDP rank waits for the others.
+"""When this rank's own part of a backward pass was over: from there to the end of ``backward()`` a DDP rank waits for the others.
 
 A stall late in backward leaves every other time equal on all ranks, because the all-reduce makes them wait for each other inside
-``backward()``. Hooks go on all parameters for a few passes, then stay only on those that came last.
+``backward()``. The autograd engine calls what was queued during a pass once its graph is exhausted, first come, first served. DDP
+queues its waiting when the last gradient is ready; what is queued here, when the first node runs, is called just before it. So it
+does not matter which gradient comes last, nor whether it was another one in the step before.
 
-Seen: the wait inside backward when parameters are on the host. Not seen: what DDP's streams wait for on a device (the host does
-not wait there), and communication hooks that wait elsewhere.
+Seen: the wait inside backward when parameters are on the host, also where reentrant checkpoints run passes inside the pass. Not
+seen: what DDP's streams wait for on a device (the host does not wait there), and passes of compiled autograd.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
-from typing import Final
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 from torch import Tensor
+from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from rankscope.profiler.clock import now
 
-_LEARNING_PASSES: Final = 3
-_WATCHED_PER_PASS: Final = 3
+_engine: Any = Variable._execution_engine  # noqa: SLF001  # as DDP's and FSDP's own Python do
 
 
-class _Instance:
-    """The hooks on the parameters of one DDP model."""
+class Tail:
+    """The end of one backward pass. ``ready_ns``: when its graph was exhausted, or ``None`` where that was not seen.
 
-    def __init__(self, model: DistributedDataParallel, watch: LastGradient) -> None:
-        self.model = weakref.ref(model)
-        self._watch = watch
-        self._order: list[int] = []
-        self._last: set[int] = set()
-        self._passes = 0
-        self._handles: dict[int, RemovableHandle] = {}
-        for parameter in model.module.parameters():
-            if parameter.requires_grad and parameter.is_leaf:
-                self._handles[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._ready_while_learning)
+    ``mark`` marks the place on the time line of the device; ``ready_mark`` is that of the same moment.
+    """
 
-    def _ready_while_learning(self, parameter: Tensor) -> None:
-        self._watch.ready_ns = now()
-        if self._passes < _LEARNING_PASSES:
-            self._order.append(id(parameter))
+    __slots__ = ("_mark", "_queued", "ready_mark", "ready_ns")
 
-    def pass_done(self) -> None:
-        """A synchronising backward pass has ended: learn from it."""
-        if self._passes >= _LEARNING_PASSES or not self._order:
-            return
-        self._passes += 1
-        self._last.update(self._order[-_WATCHED_PER_PASS:])
-        self._order.clear()
-        if self._passes == _LEARNING_PASSES:
-            for key in self._handles.keys() - self._last:
-                self._handles.pop(key).remove()
+    def __init__(self, roots: object, mark: Callable[[], object] | None = None) -> None:
+        self.ready_ns: int | None = None
+        self.ready_mark: object = None
+        self._mark = mark
+        self._queued = False
+        if isinstance(roots, Tensor):
+            self._follow(roots.grad_fn)
+        else:
+            # A gradient edge has a node, and is a tuple itself.
+            for root in roots if isinstance(roots, (list, tuple)) and not hasattr(roots, "node") else (roots,):
+                self._follow(root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None))
+
+    def _follow(self, node: Any) -> None:
+        # Compiled autograd would trace the hook, anew at every pass. The hook goes with the graph, which is cheaper than taking
+        # it off; in a graph that is kept for another pass it has nothing left to do.
+        if node is not None and not _compiled_autograd():
+            node.register_prehook(self._begins)
+
+    def _begins(self, *_gradients: object) -> None:
+        # Inside the engine: an exception would be training's.
+        try:
+            if not self._queued:
+                self._queued = True
+                _engine.queue_callback(self._exhausted)
+        except Exception:  # noqa: BLE001, S110  # ``ready_ns`` says that it was not seen
+            pass
+
+    def _exhausted(self) -> None:
+        self.ready_ns = now()
+        if self._mark is not None:
+            # In the engine here, too.
+            with suppress(Exception):
+                self.ready_mark = self._mark()
 
     def close(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
+        """The pass has returned, or raised."""
+        self._queued = True
 
 
 class LastGradient:
-    """Over all DDP models of this process. ``ready_ns`` is the last readiness seen since ``begin``, or ``None``."""
+    """Over all DDP models of this process."""
 
     def __init__(self) -> None:
-        self._instances: list[_Instance] = []
-        self.ready_ns: int | None = None
+        self._models: list[weakref.ref[DistributedDataParallel]] = []
         self.on_host = True
         """False when some parameters live on a device: the host's waiting says nothing then."""
+        self.mark: Callable[[], object] | None = None
+        """Marks a place on the device's time line, where there is one."""
 
     @property
     def present(self) -> bool:
         """Whether there is any DDP model."""
-        return bool(self._instances)
+        return bool(self._models)
 
     def adopt(self, model: DistributedDataParallel) -> None:
         """Watch a model that was just wrapped."""
         self.on_host &= not any(parameter.device.type != "cpu" for parameter in model.module.parameters())
-        if self.on_host:
-            self._instances.append(_Instance(model, self))
+        self._models.append(weakref.ref(model))
 
-    def begin(self) -> None:
-        """A backward pass starts."""
-        self.ready_ns = None
-
-    def synchronises(self) -> bool:
-        """Whether a backward pass now ends with an all-reduce (it does not under ``no_sync``)."""
-        self._instances = [instance for instance in self._instances if instance.model() is not None]
-        models = [model for instance in self._instances if (model := instance.model()) is not None]
-        return any(getattr(model, "require_backward_grad_sync", True) for model in models)
+    def watch(self, roots: object) -> Tail | None:
+        """A backward pass over ``roots`` begins; ``None`` when it does not end with an all-reduce (as under ``no_sync``)."""
+        for reference in self._models:
+            model = reference()
+            if model is not None and getattr(model, "require_backward_grad_sync", True):
+                return Tail(roots, self.mark)
+        self._models = [reference for reference in self._models if reference() is not None]
+        return None
 
     def close(self) -> None:
-        """Take all hooks off and forget the models: nobody will ask again."""
-        for instance in self._instances:
-            instance.close()
-        self._instances = []
+        """Forget the models: nobody will ask again."""
+        self._models = []
+        self.mark = None
 
-    def end(self) -> None:
-        """A synchronising backward pass has ended."""
-        for instance in self._instances:
-            instance.pass_done()
+
+def _compiled_autograd() -> bool:
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "compiled_autograd_enabled", False))

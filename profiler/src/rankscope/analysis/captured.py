@@ -1,0 +1,115 @@
+"""Analysis of a few profiled steps of a run alone, as after a capture: what step records say of all steps is left out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+
+from rankscope.analysis.blame import Blame, assign_blame
+from rankscope.analysis.bottleneck import shares_of_windows
+from rankscope.analysis.clock import consistent, fit_clocks
+from rankscope.analysis.late import device_signals, find_late, too_few
+from rankscope.analysis.matching import Matching, match_collectives
+from rankscope.analysis.ranks import rank_result
+from rankscope.analysis.reduce import Reduction
+from rankscope.analysis.result import Analysis, Finding, Source, Verdict
+from rankscope.analysis.steps import MAX_US
+from rankscope.analysis.trace_analysis import imposed_result, late_named, matching_result
+from rankscope.analysis.verdict import Setting, among, insufficient, limits, nobody, straggler
+from rankscope.runs.reader import RunReader
+
+
+def captured_steps(reader: RunReader, attempt: int, rank: int, steps: range) -> Reduction:
+    """What ``rank`` recorded of its profiled ``steps``, without records whose times make no sense."""
+    return Reduction(
+        breakdowns=[row for row in reader.windows(attempt, rank) if row.step in steps and 0 < row.window_us < MAX_US],
+        collectives=[
+            row
+            for row in reader.collectives(attempt, rank)
+            if row.step in steps and 0 <= row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns < 2**62
+        ],
+    )
+
+
+def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], steps: range) -> Analysis:
+    """The analysis of ``steps`` on ``ranks``; a rank without any of them is a warning."""
+    infos = {rank: info for rank in sorted(ranks) if (info := reader.rank(attempt, rank)) is not None}
+    held = {rank: captured_steps(reader, attempt, rank, steps) for rank in sorted(ranks)}
+    about = reader.attempt(attempt)
+    world_size = about.world_size if about else max((info.world_size for info in infos.values()), default=len(held))
+    hosts = {rank: info.host for rank, info in infos.items()}
+    matching = match_collectives({rank: reduction.collectives for rank, reduction in held.items()}, world_size=world_size)
+    clocks = fit_clocks(matching.matches, hosts)
+    matching = consistent(matching, clocks)
+    blame = assign_blame(matching.matches, clocks, list(held))
+    setting = Setting(
+        source="windows",
+        world_size=world_size,
+        steps=(steps.start, steps.stop),
+        step_count=len(steps),
+        unit="step",
+        accelerated=any(info.device_kind != "cpu" for info in infos.values()),
+        hosts=hosts,
+        price_per_gpu_hour=reader.info.price_per_gpu_hour,
+        currency=reader.info.currency or "USD",
+        run=os.fspath(reader.path),
+    )
+    verdict, findings = _verdict(held, blame, matching, setting)
+    missing = [rank for rank, reduction in held.items() if not reduction.breakdowns]
+    return Analysis(
+        source=Source(
+            kind="run",
+            path=os.fspath(reader.path),
+            ranks=len(held) - len(missing),
+            world_size=world_size,
+            steps=len(steps),
+            coverage=min(1.0, sum(len({row.step for row in one.breakdowns}) for one in held.values()) / (len(held) * len(steps)))
+            if held
+            else None,
+            simulated=reader.info.simulated,
+            run_id=reader.info.run_id,
+            name=reader.info.name,
+            warnings=[f"rank {rank} has no profile of these steps" for rank in missing[:8]],
+        ),
+        ranks=[
+            rank_result(
+                rank,
+                breakdowns=reduction.breakdowns,
+                blame=blame,
+                steps=len(reduction.breakdowns),
+                attempt=attempt,
+                info=infos.get(rank),
+            )
+            for rank, reduction in held.items()
+        ],
+        collectives=matching_result(matching, clocks),
+        imposed_wait=imposed_result(blame) if matching.matches else [],
+        imposed_wait_source="windows" if matching.matches else None,
+        verdict=verdict,
+        findings=findings,
+    )
+
+
+def _verdict(held: Mapping[int, Reduction], blame: Blame, matching: Matching, setting: Setting) -> tuple[Verdict, list[Finding]]:
+    profiled = [row for reduction in held.values() for row in reduction.breakdowns]
+    counts = [len(reduction.breakdowns) for reduction in held.values() if reduction.breakdowns]
+    if not profiled:
+        return insufficient("none of these steps has been profiled", run=setting.run), []
+    shares = shares_of_windows(profiled, wait_us=sum(blame.wait_us.values()) if matching.matches else None)
+    if setting.world_size == 1:
+        return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
+    if not matching.matches:
+        missing = "no collective of these steps could be matched across the ranks"
+        return insufficient(missing, run=setting.run), limits(shares, setting, lead="On the ranks at hand ")
+    window = sum(row.window_us for row in profiled) / len(counts)
+    late = find_late(blame, window)
+    if late is None:
+        if (suspect := too_few(blame, window)) is not None:
+            missing = f"rank {suspect} was last, but at so few collectives that it may be chance; capture more steps"
+            return insufficient(missing, run=setting.run), limits(shares, setting, lead="")
+        whom = among(len(blame.ranks), setting.world_size, "matched collectives")
+        return nobody(shares, setting, confidence=None, why=f"In these steps no rank makes the others wait beyond chance{whom}")
+    steps = max(counts)
+    signals = device_signals(late.ranks[0], late.gain_us / steps, {one: reduction.breakdowns for one, reduction in held.items()})
+    verdict, finding = straggler(late_named(late, blame, window, signals, steps=steps), setting)
+    return verdict, [finding, *limits(shares, setting, lead="Besides that, ")]

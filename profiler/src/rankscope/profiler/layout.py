@@ -1,0 +1,158 @@
+"""Where this rank stands in the parallel layout: told by the user, else read off device meshes, Megatron, groups and pipelines.
+
+Only what is there is looked at, once, when recording begins; nothing is imported or created. Names are the script's own.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, Final, NamedTuple
+
+from torch import distributed as dist
+from torch.compiler import is_compiling
+
+_TOLD: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*")
+_MESH_GROUP: Final = "mesh_"
+_UNNAMED: Final = ("default", "dim_")
+# Outermost first, as Megatron orders its ranks unless told otherwise. Expert parallelism cuts across these.
+_MEGATRON: Final = (("pp", "pipeline_model"), ("dp", "data"), ("cp", "context"), ("tp", "tensor_model"))
+
+
+class Layout(NamedTuple):
+    """Both empty when nothing is known; ``sizes`` alone when only the user's coordinates are."""
+
+    coordinates: dict[str, int]
+    """Name of a dimension to this rank's place in it."""
+    sizes: dict[str, int]
+    """The same names to the number of places, outermost first."""
+
+
+_STAGES: Final = frozenset(("pp", "pipe", "pipeline", "stage"))
+
+_NOWHERE: Final = Layout({}, {})
+_meshes: list[weakref.ref[Any]] = []
+
+
+def watch_meshes() -> None:
+    """Note every device mesh that is made from now on."""
+    kind = getattr(dist, "DeviceMesh", None) if dist.is_available() else None
+    if kind is not None:
+        kind.__init__ = _noting(kind.__init__)
+
+
+def adopt(thing: object) -> None:
+    """Note ``thing`` if it is a device mesh."""
+    kind = getattr(dist, "DeviceMesh", None)
+    if kind is not None and issubclass(type(thing), kind):
+        _meshes.append(weakref.ref(thing))
+
+
+def find_layout(told: str | None) -> Layout:
+    """The place of this rank. ``told``: the user's text, ``dp=3,tp=0``; nonsense is complained of, and ignored. Never raises."""
+    found = next((layout for look in (_of_meshes, _of_megatron, _of_groups) if (layout := _safely(look)).coordinates), _NOWHERE)
+    if not _STAGES & found.coordinates.keys():
+        # Stages do not do the same work, so they must not be missed.
+        stage = _safely(_of_pipelines)
+        found = Layout(stage.coordinates | found.coordinates, stage.sizes | found.sizes)
+    if told is None:
+        return found
+    try:
+        coordinates = parse_coordinates(told)
+    except ValueError as error:
+        with suppress(Exception):
+            sys.stderr.write(f"rankscope: coordinates ignored: {error}\n")
+        return found
+    return Layout(coordinates, found.sizes if found.sizes.keys() == coordinates.keys() else {})
+
+
+def parse_coordinates(text: str) -> dict[str, int]:
+    """``dp=3,tp=0`` as a dictionary. Raises ``ValueError``."""
+    coordinates: dict[str, int] = {}
+    for part in text.split(","):
+        match = _TOLD.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{text!r} is not like dp=3,tp=0")
+        if match[1] in coordinates:
+            raise ValueError(f"{text!r} names {match[1]} twice")
+        coordinates[match[1]] = int(match[2])
+    return coordinates
+
+
+def _noting(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if not is_compiling():
+            _meshes.append(weakref.ref(self))
+
+    return init
+
+
+def _safely(look: Callable[[], Layout]) -> Layout:
+    try:
+        return look()
+    except Exception:  # noqa: BLE001  # others' objects, in whatever state
+        return _NOWHERE
+
+
+def _of_meshes() -> Layout:
+    """The named mesh of most ranks, and of those the one with most dimensions: the others are its slices."""
+    best, most = _NOWHERE, (0, 0)
+    for mesh in [mesh for reference in _meshes if (mesh := reference()) is not None]:
+        names, place, shape = mesh.mesh_dim_names, mesh.get_coordinate(), tuple(mesh.mesh.shape)
+        size = (mesh.mesh.numel(), len(shape))
+        if names and place is not None and len(place) == len(names) == len(shape) and size > most:
+            best = Layout(dict(zip(names, map(int, place), strict=True)), dict(zip(names, map(int, shape), strict=True)))
+            most = size
+    return best
+
+
+def _of_megatron() -> Layout:
+    state: Any = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return _NOWHERE
+    coordinates, sizes = {}, {}
+    for name, theirs in _MEGATRON:
+        coordinates[name] = int(getattr(state, f"get_{theirs}_parallel_rank")())
+        sizes[name] = int(getattr(state, f"get_{theirs}_parallel_world_size")())
+    return Layout(coordinates, sizes)
+
+
+def _of_groups() -> Layout:
+    """From the process groups that a device mesh leaves behind, where it was made before anybody looked, and is gone."""
+    if not dist.is_initialized():
+        return _NOWHERE
+    rank = dist.get_rank()
+    found: list[tuple[int, str, int, int]] = []
+    for group in list(dist.distributed_c10d._world.pg_map):  # noqa: SLF001  # there is no public list
+        described = str(getattr(group, "group_desc", ""))
+        name = described.removeprefix(_MESH_GROUP)
+        if name == described or name.startswith(_UNNAMED):
+            continue
+        ranks = dist.get_process_group_ranks(group)
+        if rank in ranks:
+            stride = ranks[1] - ranks[0] if len(ranks) > 1 else 0
+            found.append((stride, name, ranks.index(rank), len(ranks)))
+    # Ranks of an outer dimension lie farther apart.
+    found.sort(key=lambda one: -one[0])
+    return Layout({name: place for _, name, place, _ in found}, {name: size for _, name, _, size in found})
+
+
+def _of_pipelines() -> Layout:
+    """From torch's own pipeline stages, whose group needs no name. Looks at every object, where there is anything to be found."""
+    module = sys.modules.get("torch.distributed.pipelining.stage")
+    kind = getattr(module, "_PipelineStageBase", None)
+    if kind is None:
+        return _NOWHERE
+    kinds = {kind}
+    while more := {deeper for one in kinds for deeper in one.__subclasses__()} - kinds:
+        kinds |= more
+    # Asking who refers to the classes goes through all objects several times faster than Python would.
+    thing: Any = next((thing for thing in gc.get_referrers(*kinds) if type(thing) in kinds), None)
+    return _NOWHERE if thing is None else Layout({"pp": int(thing.group_rank)}, {"pp": int(thing.group_size)})

@@ -1,0 +1,105 @@
+"""The long campaign: a stall in every phase of every parallel layout, on real gloo ranks (`make campaign`)."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.analysis.engine import analyze
+from rankscope.profiler.launch import LaunchOptions, launch
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import PHASES, Phase
+
+pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
+JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "parallel.py"
+PAUSE_US = 40_000
+STEPS = 24  # a fifth is warm-up, in which graphs are compiled
+PLANTED: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer")
+
+# Name, ranks, options. In the first table a rank has others that do the same work; in the second a stage is on one rank only.
+WITH_PEERS = [
+    ("ddp", 2, ()),
+    ("ddp", 2, ("--compile",)),
+    ("fsdp2", 2, ()),
+    ("fsdp2", 2, ("--amp", "--checkpointing")),
+    ("fsdp2", 2, ("--compile",)),
+    ("tp", 2, ()),
+    ("tp", 2, ("--compile",)),
+    ("tp", 2, ("--compile", "--backend", "inductor")),
+    ("hsdp", 4, ()),
+    ("fsdp2+tp", 4, ()),
+    ("fsdp2+tp", 4, ("--compile",)),
+    ("pp-gpipe+fsdp2", 4, ()),
+    ("pp-1f1b+fsdp2", 4, ()),
+    ("pp-1f1b+ddp", 4, ()),
+    ("pp-interleaved+fsdp2", 4, ()),
+]
+ALONE = [("pp-gpipe", 2, ()), ("pp-1f1b", 2, ()), ("pp-interleaved", 2, ()), ("pp-1f1b", 2, ("--amp", "--compile"))]
+
+
+def record(run_dir: Path, layout: str, ranks: int, *options: str) -> None:
+    """One job, recorded from outside."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [*(torchrun if ranks > 1 else [sys.executable]), str(JOB), "--layout", layout, "--steps", str(STEPS), *options]
+    assert launch(command, LaunchOptions(run_dir=run_dir, name="parallel", window_steps=0)).status == 0
+
+
+def own(run: RunReader, rank: int, phase: Phase) -> float:
+    """Median own time of a rank in a phase, in microseconds."""
+    times = []
+    for step in list(run.steps(0, rank))[3:]:
+        assert step.blocked_us is not None, "no signal"
+        assert sum(step.phases_us.get(one) or 0 for one in PHASES) == pytest.approx(step.wall_us, abs=0.01)
+        times.append((step.phases_us.get(phase) or 0) - (step.blocked_us.get(phase) or 0))
+    return statistics.median(times)
+
+
+@pytest.fixture(autouse=True)
+def single_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks on a small machine must not fight over its cores."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.parametrize("phase", PLANTED)
+@pytest.mark.parametrize(("layout", "ranks", "options"), WITH_PEERS)
+def test_the_verdict_names_the_rank_and_the_phase(
+    tmp_path: Path, layout: str, ranks: int, options: tuple[str, ...], phase: Phase
+) -> None:
+    slow = PLANTED.index(phase) % ranks
+    record(tmp_path / "run", layout, ranks, "--fault", f"{phase}:{slow}", *options)
+    verdict = analyze([tmp_path / "run"]).verdict
+    assert (verdict.kind, verdict.rank, verdict.phase) == ("straggler", slow, phase), verdict.summary
+
+
+@pytest.mark.parametrize("phase", PLANTED)
+@pytest.mark.parametrize(("layout", "ranks", "options"), ALONE)
+def test_own_time_grows_where_a_stage_has_no_peers_and_nobody_is_named(
+    tmp_path: Path, layout: str, ranks: int, options: tuple[str, ...], phase: Phase
+) -> None:
+    slow = PLANTED.index(phase) % ranks
+    record(tmp_path / "run", layout, ranks, "--fault", f"{phase}:{slow}", *options)
+    run = RunReader(tmp_path / "run")
+    assert own(run, slow, phase) > 0.9 * PAUSE_US
+    assert own(run, 1 - slow, phase) < PAUSE_US / 2
+    verdict = analyze([tmp_path / "run"]).verdict
+    assert verdict.kind == "insufficient_data"
+    assert "every pipeline stage is on one rank" in verdict.summary
+
+
+@pytest.mark.parametrize(("layout", "ranks", "options"), WITH_PEERS)
+def test_nobody_is_named_when_nothing_is_planted(tmp_path: Path, layout: str, ranks: int, options: tuple[str, ...]) -> None:
+    record(tmp_path / "run", layout, ranks, *options)
+    verdict = analyze([tmp_path / "run"]).verdict
+    assert verdict.kind != "straggler", verdict.summary
+
+
+@pytest.mark.parametrize("phase", PLANTED)
+def test_one_process_waits_for_nobody(tmp_path: Path, phase: Phase) -> None:
+    record(tmp_path / "run", "single", 1, "--fault", f"{phase}:0")
+    run = RunReader(tmp_path / "run")
+    assert own(run, 0, phase) > 0.9 * PAUSE_US
+    assert analyze([tmp_path / "run"]).verdict.kind != "straggler"

@@ -1,0 +1,43 @@
+"""Data-parallel training that goes on until a file appears; knows nothing of rankscope."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+ASK_EVERY = 20
+
+
+def main() -> None:
+    """Train, and ask the first rank every few steps whether it is enough."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("stop", type=Path)
+    parser.add_argument("--pause", type=float, default=0.003, help="seconds of each step that nobody computes in")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    step, enough = 0, torch.zeros(1)
+    while not enough.item():
+        optimizer.zero_grad()
+        model(torch.ones(4, 16)).square().mean().backward()
+        time.sleep(args.pause)
+        optimizer.step()
+        step += 1
+        if step % ASK_EVERY == 0:
+            enough.fill_(args.stop.exists())
+            dist.broadcast(enough, 0)
+    print(f"steps {step}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""When this rank's own part of a backward pass was over, under DDP."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402  # torch may be missing
+from torch import (  # noqa: E402
+    Tensor,
+    futures,
+    nn,
+)
+from torch._C._distributed_c10d import HashStore  # noqa: E402
+from torch.autograd import Variable  # noqa: E402
+from torch.autograd.graph import get_gradient_edge  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from rankscope.profiler import ddp  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank_world() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happened, in order; reading the clock is noted too."""
+    seen: list[str] = []
+
+    def clock() -> int:
+        seen.append("exhausted")
+        return len(seen)
+
+    monkeypatch.setattr(ddp, "now", clock)
+    return seen
+
+
+def watched(model: nn.Module, **options: Any) -> tuple[DistributedDataParallel, ddp.LastGradient]:
+    parallel = DistributedDataParallel(model, **options)
+    gradients = ddp.LastGradient()
+    gradients.adopt(parallel)
+    return parallel, gradients
+
+
+def noting(model: nn.Module, events: list[str]) -> None:
+    """Note when the gradients of ``model`` are ready."""
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _parameter, name=name: events.append(name))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"static_graph": True}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}]
+)
+def test_the_pass_is_over_after_the_last_gradient_and_before_what_ddp_waits_for(
+    events: list[str], options: dict[str, bool]
+) -> None:
+    model = nn.Linear(4, 1)
+    parallel, gradients = watched(model, **options)
+    noting(model, events)
+
+    def reduced(_state: None, bucket: Any) -> Any:
+        future: Any = futures.Future()
+        future.set_result(bucket.buffer())
+        # Queued like DDP's own waiting, which comes at the same moment.
+        Variable._execution_engine.queue_callback(lambda: events.append("waited"))
+        return future
+
+    reduced.__annotations__.clear()  # DDP compares them with its types, and here they are text
+    parallel.register_comm_hook(None, reduced)
+    for _ in range(3):
+        loss = parallel(torch.ones(2, 4)).sum()
+        events.clear()
+        tail = gradients.watch(loss)
+        loss.backward()
+        assert tail is not None
+        assert sorted(events[:2]) == ["bias", "weight"]
+        assert events[2:] == ["exhausted", "waited"]
+        assert tail.ready_ns == 3
+
+
+def test_a_pass_that_does_not_synchronise_has_no_tail(events: list[str]) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    with parallel.no_sync():
+        loss = parallel(torch.ones(2, 4)).sum()
+        assert gradients.watch(loss) is None
+    assert gradients.watch(loss) is not None
+    other, _ = watched(nn.Linear(4, 1))
+    gradients.adopt(other)
+    with parallel.no_sync():
+        assert gradients.watch(loss) is not None, "the other model does"
+
+
+def test_whatever_a_pass_begins_at_is_followed(events: list[str]) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    aside = nn.Linear(4, 1)
+
+    def loss() -> Tensor:
+        return parallel(torch.ones(2, 4)).sum()  # type: ignore[no-any-return]
+
+    for roots in (
+        loss,
+        lambda: [loss()],
+        lambda: (aside(torch.ones(1, 4)).sum(), loss()),
+        lambda: [get_gradient_edge(loss())],
+    ):
+        given = roots()
+        tail = gradients.watch(given)
+        torch.autograd.backward(given, [torch.ones(())] if isinstance(given, list) else None)
+        assert tail is not None
+        assert tail.ready_ns is not None
+        assert events.count("exhausted") == 1, "once per pass, however many roots"
+        events.clear()
+    empty: list[Tensor] = []
+    for nothing in (torch.ones(1), None, 3, empty):
+        unseen = gradients.watch(nothing)
+        assert unseen is not None
+        assert unseen.ready_ns is None
+
+
+def test_the_same_graph_gone_through_twice_is_two_passes(events: list[str]) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    loss = parallel(torch.ones(2, 4)).sum()
+    first = gradients.watch(loss)
+    loss.backward(retain_graph=True)
+    assert first is not None
+    first.close()
+    ready = first.ready_ns
+    second = gradients.watch(loss)
+    assert second is not None
+    with parallel.no_sync():
+        loss.backward()
+    assert (first.ready_ns, second.ready_ns) == (ready, 2)
+
+
+def test_passes_inside_a_pass_are_told_apart(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given reentrant checkpoints: the last gradients, and DDP's waiting, are inside a pass that one of them runs
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            first: Tensor = checkpoint(self.layers[0], x, use_reentrant=True)
+            return self.layers[1](first)  # type: ignore[no-any-return]
+
+    parallel, gradients = watched(Checkpointed())
+    noting(layers[0], events)
+    tails: list[ddp.Tail | None] = []
+    original = torch.autograd.backward
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        tails.append(gradients.watch(tensors))
+        original(tensors, *args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "backward", backward)
+    # When one goes backward through the model
+    parallel(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    # Then both passes have an end of their own, the inner one first
+    outer, inner = tails
+    assert outer is not None
+    assert inner is not None
+    assert sorted(events[:2]) == ["bias", "weight"]
+    assert (inner.ready_ns, outer.ready_ns) == (3, 4)
+
+
+def test_a_model_that_is_gone_is_forgotten(events: list[str]) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    loss = nn.Linear(4, 1)(torch.ones(2, 4)).sum()
+    assert gradients.present
+    del parallel
+    gc.collect()
+    assert gradients.watch(loss) is None
+    assert not gradients.present
+
+
+def test_compiled_autograd_is_left_alone(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    loss = parallel(torch.ones(2, 4)).sum()
+    monkeypatch.setattr(ddp, "_compiled_autograd", lambda: True)
+    tail = gradients.watch(loss)
+    loss.backward()
+    assert tail is not None
+    assert tail.ready_ns is None, "not seen, so it is not claimed"

@@ -1,0 +1,105 @@
+"""Real jobs in parallel layouts: what is seen of waiting, who is named, and where ranks stand. All layouts: `make campaign`."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.result import Verdict
+from rankscope.profiler.launch import LaunchOptions, launch
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import PHASES, Phase
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
+JOB = Path(__file__).parent / "jobs" / "parallel.py"
+PAUSE_US = 40_000
+STEPS = 14
+
+
+@pytest.fixture(autouse=True)
+def single_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks on a small machine must not fight over its cores."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def job(layout: str, ranks: int, *options: str) -> list[str]:
+    """The command that trains."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [sys.executable, *torchrun, str(JOB), "--layout", layout, "--steps", str(STEPS), *options]
+
+
+def recorded(run_dir: Path, command: list[str]) -> tuple[RunReader, Verdict]:
+    """One job, recorded from outside, and the verdict on it."""
+    assert launch(command, LaunchOptions(run_dir=run_dir, name="parallel", window_steps=0)).status == 0
+    run = RunReader(run_dir)
+    for rank in run.ranks(0):
+        steps = list(run.steps(0, rank))
+        assert len(steps) == STEPS
+        for step in steps:
+            assert step.blocked_us is not None, "every step has the signal"
+            assert sum(step.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(step.wall_us, abs=0.01)
+            assert all(0 <= (step.blocked_us.get(phase) or 0) <= (step.phases_us.get(phase) or 0) for phase in PHASES)
+    return run, analyze([run_dir]).verdict
+
+
+def own(run: RunReader, rank: int, phase: Phase) -> float:
+    """Median own time of a rank in a phase, in microseconds."""
+    return statistics.median(
+        (step.phases_us.get(phase) or 0) - (step.blocked_us.get(phase) or 0 if step.blocked_us else 0)
+        for step in list(run.steps(0, rank))[3:]
+    )
+
+
+def places(run: RunReader) -> list[dict[str, int]]:
+    """Coordinates of all ranks."""
+    return [info.coordinates for rank in run.ranks(0) if (info := run.rank(0, rank)) is not None]
+
+
+def layout_of(run: RunReader) -> dict[str, int]:
+    """The layout of the attempt."""
+    attempt = run.attempt(0)
+    assert attempt is not None
+    return attempt.layout
+
+
+def test_tensor_parallel_waits_are_seen_in_compiled_graphs_and_change_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = job("tp", 2, "--compile", "--fault", "backward:1")
+    alone = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    capfd.readouterr()
+    run, verdict = recorded(tmp_path / "run", command)
+    assert (verdict.kind, verdict.rank, verdict.phase) == ("straggler", 1, "backward"), verdict.summary
+    assert (layout_of(run), places(run)) == ({"tp": 2}, [{"tp": 0}, {"tp": 1}])
+    # Graphs, graph breaks and losses are those without the recorder
+    said = capfd.readouterr().out
+    assert "graphs" in said
+    assert sorted(said.split()) == sorted(alone.split())
+
+
+def test_fully_sharded_waits_are_seen_with_mixed_precision_and_checkpointing(tmp_path: Path) -> None:
+    command = job("fsdp2", 2, "--amp", "--checkpointing", "--fault", "forward:0")
+    run, verdict = recorded(tmp_path / "run", command)
+    assert (verdict.kind, verdict.rank, verdict.phase) == ("straggler", 0, "forward"), verdict.summary
+    assert places(run) == [{"fsdp": 0}, {"fsdp": 1}]
+
+
+def test_a_slow_rank_of_a_pipeline_is_found_in_its_stage(tmp_path: Path) -> None:
+    run, verdict = recorded(tmp_path / "run", job("pp-1f1b+ddp", 4, "--fault", "backward:3"))
+    assert (verdict.kind, verdict.rank, verdict.phase, verdict.stage) == ("straggler", 3, "backward", 1), verdict.summary
+    assert list(layout_of(run).items()) == [("pp", 2), ("dp", 2)]
+    assert places(run) == [{"pp": 0, "dp": 0}, {"pp": 0, "dp": 1}, {"pp": 1, "dp": 0}, {"pp": 1, "dp": 1}]
+
+
+def test_a_pipeline_of_one_rank_per_stage_shows_own_times_and_accuses_nobody(tmp_path: Path) -> None:
+    run, verdict = recorded(tmp_path / "run", job("pp-interleaved", 2, "--fault", "forward:1"))
+    assert own(run, 1, "forward") > 0.9 * PAUSE_US
+    assert own(run, 0, "forward") < own(run, 1, "forward") - PAUSE_US / 2
+    assert verdict.kind == "insufficient_data"
+    assert "every pipeline stage is on one rank" in verdict.summary
