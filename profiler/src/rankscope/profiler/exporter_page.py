@@ -1,0 +1,129 @@
+"""The GPUs on a page of the node's exporter: the few of its series that a run keeps, in the units they have there.
+
+The names are those of the exporter's catalogue; what a page does not have is ``None`` in the sample.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from rankscope.runs.records import HardwareSample
+
+NO_GPU: Final = "the exporter shows no GPU"
+
+_LINE: Final = re.compile(r"(\w+)\{(.*)\} (\S+)(?: -?\d+)?")
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\[\\n"])*)"(?:,|$)')
+_ESCAPE: Final = re.compile(r"\\(.)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The field of a sample that a metric becomes: the sum of its series that have ``label``."""
+
+    field: str
+    whole: bool = False
+    label: tuple[str, str] | None = None
+
+
+_KEPT: Final[dict[str, _Kept]] = {
+    "gpu_utilization_ratio": _Kept("utilization_ratio"),
+    "gpu_memory_used_bytes": _Kept("memory_used_bytes", whole=True),
+    "gpu_memory_total_bytes": _Kept("memory_total_bytes", whole=True),
+    "gpu_mig_memory_used_bytes": _Kept("memory_used_bytes", whole=True),
+    "gpu_mig_memory_total_bytes": _Kept("memory_total_bytes", whole=True),
+    "gpu_temperature_celsius": _Kept("temperature_celsius"),
+    "gpu_power_watts": _Kept("power_watts"),
+    "gpu_power_limit_watts": _Kept("power_limit_watts"),
+    "gpu_clock_hertz": _Kept("sm_clock_hertz", label=("clock", "sm")),
+    "gpu_clock_max_hertz": _Kept("sm_clock_max_hertz", label=("clock", "sm")),
+    "gpu_xid_errors_total": _Kept("xid_errors", whole=True),
+    "gpu_ecc_errors_total": _Kept("ecc_uncorrected_errors", whole=True, label=("error", "uncorrected")),
+    "gpu_pcie_replays_total": _Kept("pcie_replays", whole=True),
+    "gpu_nvlink_errors_total": _Kept("nvlink_errors", whole=True),
+}
+_INFO, _MIG_INFO, _UP, _DOWN, _THROTTLE = "gpu_info", "gpu_mig_info", "gpu_up", "gpu_down_info", "gpu_throttle_active"
+_WANTED: Final = frozenset({*_KEPT, _INFO, _MIG_INFO, _UP, _DOWN, _THROTTLE})
+
+
+@dataclass(slots=True)
+class _Gpu:
+    index: int | None = None
+    parent: str | None = None
+    simulated: bool = False
+    up: bool = True
+    down: str = "no reason given"
+    throttle: list[str] | None = None
+    values: dict[str, float] = field(default_factory=dict)
+
+
+def read_page(page: bytes, unix_ns: int) -> list[HardwareSample]:
+    """A sample of each GPU and MIG device, one with ``missing`` of each GPU that the exporter gets no answer from.
+
+    Raises ``ValueError`` when a series that is needed cannot be read: half a page would be GPUs that are gone.
+    """
+    gpus: dict[str, _Gpu] = {}
+    for line in page.decode().split("\n"):
+        name = line[: line.find("{")]
+        if name in _WANTED:
+            labels, value = _series(line)
+            _take(gpus.setdefault(labels.pop("uuid", ""), _Gpu()), name, labels, value)
+    gpus.pop("", None)
+    for gpu in gpus.values():
+        if gpu.parent in gpus:
+            gpu.simulated = gpus[gpu.parent].simulated
+    return [_sample(uuid, gpu, unix_ns) for uuid, gpu in gpus.items()]
+
+
+def _series(line: str) -> tuple[dict[str, str], float]:
+    match = _LINE.fullmatch(line)
+    if match is None:
+        raise ValueError("a line of it is not in the Prometheus text format")
+    labels: dict[str, str] = {}
+    at, text = 0, match[2]
+    while at < len(text):
+        label = _LABEL.match(text, at)
+        if label is None:
+            raise ValueError("the labels of a line of it are not in the Prometheus text format")
+        labels[label[1]] = _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], label[2])
+        at = label.end()
+    return labels, float(match[3])
+
+
+def _take(gpu: _Gpu, name: str, labels: dict[str, str], value: float) -> None:
+    if name == _INFO:
+        gpu.index = int(labels["index"]) if labels.get("index", "").isdecimal() else None
+        gpu.simulated = labels.get("simulated") == "true"
+    elif name == _MIG_INFO:
+        gpu.parent = labels.get("parent_uuid")
+    elif name == _UP:
+        gpu.up = value != 0
+    elif name == _DOWN:
+        gpu.down = labels.get("reason", gpu.down)
+    elif name == _THROTTLE:
+        gpu.throttle = [*(gpu.throttle or []), *([labels["reason"]] if value == 1 and "reason" in labels else [])]
+    else:
+        kept = _KEPT[name]
+        if math.isfinite(value) and (kept.label is None or labels.get(kept.label[0]) == kept.label[1]):
+            gpu.values[kept.field] = gpu.values.get(kept.field, 0) + value
+
+
+def _sample(uuid: str, gpu: _Gpu, unix_ns: int) -> HardwareSample:
+    if not gpu.up:
+        missing = f"the exporter gets no answer from this GPU: {gpu.down}"
+        return HardwareSample(
+            unix_ns=unix_ns, gpu_uuid=uuid, gpu_index=gpu.index, missing=missing, simulated=gpu.simulated, parent_uuid=gpu.parent
+        )
+    whole = {kept.field for kept in _KEPT.values() if kept.whole}
+    values = {name: int(value) if name in whole else value for name, value in gpu.values.items()}
+    return HardwareSample(
+        unix_ns=unix_ns,
+        gpu_uuid=uuid,
+        gpu_index=gpu.index,
+        simulated=gpu.simulated,
+        parent_uuid=gpu.parent,
+        throttle_reasons=gpu.throttle,
+        **values,  # type: ignore[arg-type]  # names and types are those of the table
+    )

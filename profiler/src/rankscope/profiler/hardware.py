@@ -1,0 +1,193 @@
+"""The helper's duty to sample the host's GPUs: one helper of each host and run asks the node's exporter, the others stand by."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from rankscope.profiler.duties import Duty, Surroundings
+from rankscope.profiler.exporter_page import NO_GPU, read_page
+from rankscope.profiler.host_lock import HostLock
+from rankscope.profiler.sample_log import SampleLog
+from rankscope.profiler.scrape import ScrapeError, Target, fetch, parse_target
+from rankscope.profiler.settings import EXPORTER_URL
+from rankscope.runs.records import HardwareSample
+
+SAMPLE_SECONDS: Final = 5.0
+ELECTION_SECONDS: Final = 3.0
+"""How often those that stand by try to take over."""
+CLOSING_SECONDS: Final = 1.0
+"""How long a slow disk may hold up the end."""
+
+_SAID: Final = b"absent"
+_ABSENT: Final = "absent"
+
+
+class Hardware(Duty):
+    """Stands by, and samples once it is elected."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._due = 0.0
+        self._lock: HostLock | None = None
+        self._sampler: Sampler | None = None
+        self._target: Target | None = None
+        url = around.hello.settings.exporter_url
+        if url is not None:
+            try:
+                self._target = parse_target(url)
+            except ValueError as error:
+                self._give_up(str(error))
+
+    def tick(self) -> None:
+        """Try to be elected when it is time. Whoever is has a thread for the rest."""
+        if self._sampler is not None:
+            if self._sampler.at_work:
+                return
+            self._sampler = None
+        if self._target is None or not self._around.begun() or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + ELECTION_SECONDS
+        if self._lock is None:
+            # Not before: until then the run's id is only this rank's proposal.
+            self._lock = HostLock(self._around.run().run_id)
+        try:
+            if not self._lock.take():
+                return
+        except OSError as error:
+            self._give_up(f"cannot agree with the other ranks of this host ({error})")
+            return
+        self._sampler = Sampler(self._target, self._lock, self._around, self._give_up)
+
+    def _give_up(self, reason: str | None = None) -> None:
+        self._target = None
+        # Nobody is elected to say what is wrong for all of them.
+        if reason is not None and not self._around.hello.rank.local_rank:
+            self._around.say(f"no hardware samples: {reason}")
+
+    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # the host goes on either way
+        """Let another helper take over."""
+        if self._sampler is not None:
+            self._sampler.end()
+        if self._lock is not None:
+            self._lock.leave()
+
+
+class Sampler:
+    """Asks, and hands what it learns to the log, until it is ended or is the holder of ``lock`` no more.
+
+    ``give_up``: there is nothing to be sampled any more, nor to be elected for.
+    """
+
+    def __init__(self, target: Target, lock: HostLock, around: Surroundings, give_up: Callable[[], None]) -> None:
+        hello = around.hello
+        self._target = target
+        self._lock = lock
+        self._give_up = give_up
+        self._say = around.say
+        # Who has no GPU and asked for no exporter misses nothing; that there was none is in the run all the same.
+        self._silent = hello.rank.device_kind == "cpu" and hello.settings.exporter_url == EXPORTER_URL
+        self._history = History(hello.rank.gpu_uuid)
+        self._log = SampleLog(Path(hello.settings.run_dir), hello.rank.host, around.say)
+        self._ended = threading.Event()
+        self._ending = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="hardware", daemon=True)
+        self._thread.start()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it still samples."""
+        return self._thread.is_alive()
+
+    def end(self) -> None:
+        """Stop, and wait a moment for what is to be written; not for an answer of the exporter."""
+        with self._ending:
+            if not self._ended.is_set():
+                self._ended.set()
+                self._log.close(CLOSING_SECONDS)
+                self._lock.release()
+
+    def _run(self) -> None:
+        try:
+            self._sample()
+        except Exception as error:  # noqa: BLE001  # whatever it is, the records of the steps are written
+            self._give_up()
+            self._say(f"no more hardware samples: {type(error).__name__}: {error}")
+        self.end()
+
+    def _sample(self) -> None:
+        due = time.monotonic()
+        while not self._ended.wait(max(0.0, due - time.monotonic())) and self._lock.held():
+            # The next one is that much after this one was due, unless it took longer.
+            due = max(due + SAMPLE_SECONDS, time.monotonic())
+            rows = self._ask()
+            if self._ended.is_set():
+                return
+            self._tell(rows)
+            self._log.add(rows)
+            if self._log.run_gone:
+                self._give_up()
+                return
+
+    def _ask(self) -> list[HardwareSample]:
+        try:
+            page = fetch(self._target)
+            now = time.time_ns()
+            return self._history.seen(read_page(page, now), now)
+        except ScrapeError as error:
+            reason = f"no answer from the exporter at {self._target.shown}: {error}"
+        except ValueError as error:
+            reason = f"cannot read the page of the exporter at {self._target.shown}: {error}"
+        return self._history.absent(reason, time.time_ns())
+
+    def _tell(self, rows: list[HardwareSample]) -> None:
+        reason = next((row.missing for row in rows if row.gpu_uuid is None), None)
+        if reason is not None and not self._silent and self._lock.note(_SAID):
+            self._say(f"{reason}; until that changes this host has no hardware samples")
+
+
+class History:
+    """What of an answer is worth a row: every value is, but that there is none only when that is new."""
+
+    def __init__(self, expected: str | None) -> None:
+        self._known = {} if expected is None else {_bare(expected): expected}
+        self._missing: dict[str | None, str] = {}
+
+    def absent(self, reason: str, unix_ns: int) -> list[HardwareSample]:
+        """The exporter did not answer."""
+        if self._missing.get(None) == _ABSENT:
+            return []
+        self._missing = {None: _ABSENT}
+        return [HardwareSample(unix_ns=unix_ns, missing=reason)]
+
+    def seen(self, answer: list[HardwareSample], unix_ns: int) -> list[HardwareSample]:
+        """The exporter answered with these GPUs."""
+        found = {_bare(row.gpu_uuid): row.gpu_uuid for row in answer if row.gpu_uuid is not None}
+        rows = [
+            HardwareSample(unix_ns=unix_ns, gpu_uuid=uuid, missing="the exporter does not show this GPU")
+            for bare, uuid in self._known.items()
+            if bare not in found
+        ]
+        if answer:
+            self._missing.pop(None, None)
+        else:
+            rows.append(HardwareSample(unix_ns=unix_ns, missing=NO_GPU))
+        self._known |= found
+        return [row for row in (*answer, *rows) if self._is_new(row)]
+
+    def _is_new(self, row: HardwareSample) -> bool:
+        if row.missing is None:
+            self._missing.pop(row.gpu_uuid, None)
+            return True
+        if self._missing.get(row.gpu_uuid) == row.missing:
+            return False
+        self._missing[row.gpu_uuid] = row.missing
+        return True
+
+
+def _bare(uuid: str) -> str:
+    # CUDA gives a MIG device's uuid without saying that it is one.
+    return uuid.partition("-")[2]

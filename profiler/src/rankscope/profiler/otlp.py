@@ -1,0 +1,107 @@
+"""The helper's duty to send every Nth step as a trace over OTLP, as the standard ``OTEL_*`` variables say.
+
+The SDK is loaded, and everything is sent, on threads of this duty: the helper's own work goes on whatever a collector does.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from rankscope.profiler.duties import Duty, Surroundings
+from rankscope.profiler.spans import resource_attributes, step_spans
+from rankscope.runs.errors import InputError, MissingError
+from rankscope.runs.records import RankInfo, RunInfo, StepRecord
+
+if TYPE_CHECKING:
+    from rankscope.profiler.otlp_sdk import Emitter
+
+MAX_WAITING: Final = 256
+"""Steps that wait for the SDK; the oldest go first. What waits for the collector is bounded by the SDK (``OTEL_BSP_…``)."""
+FLUSH_SECONDS: Final = 3.0
+"""How long the end may wait for the collector."""
+
+
+class OtlpTraces(Duty):
+    """Picks the steps; all ranks pick the same ones."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._every = around.hello.settings.otlp_every
+        self._waiting: queue.Queue[StepRecord | None] = queue.Queue(MAX_WAITING)
+        self._sender: Sender | None = None
+
+    def step(self, record: StepRecord) -> None:
+        """Send it if it is its turn."""
+        if self._every and record.step % self._every == 0:
+            _put(self._waiting, record)
+
+    def tick(self) -> None:
+        """Begin once there is something to send, and the run's name and id are no longer only this rank's proposal."""
+        if self._sender is None and not self._waiting.empty() and self._around.begun():
+            self._sender = Sender(self._waiting, self._around.run(), self._around.info(), self._say)
+
+    def _say(self, message: str) -> None:
+        # What is wrong is mostly wrong for all ranks of a host.
+        if not self._around.hello.rank.local_rank:
+            self._around.say(message)
+
+    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # its steps have happened either way
+        """Send what is left, if that does not take long."""
+        self.tick()
+        if self._sender is not None:
+            self._sender.end(FLUSH_SECONDS)
+
+
+class Sender:
+    """A thread that makes spans of the records in ``waiting``, and hands them to the SDK."""
+
+    def __init__(self, waiting: queue.Queue[StepRecord | None], run: RunInfo, rank: RankInfo, say: Callable[[str], None]) -> None:
+        self._waiting = waiting
+        self._run_info = run
+        self._rank = rank
+        self._say = say
+        self._emitter: Emitter | None = None
+        self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
+        self._thread.start()
+
+    def end(self, seconds: float) -> None:
+        """Send what is left within ``seconds``; where nobody took the last, do not even try."""
+        _put(self._waiting, None)
+        if self._emitter is not None and self._emitter.taken is False:
+            return
+        self._thread.join(seconds)
+        if self._thread.is_alive() and self._emitter is not None and self._emitter.taken is not False:
+            self._say(f"the last traces were not taken over OTLP within {seconds:g} s {self._emitter.complaint}".rstrip())
+
+    def _run(self) -> None:
+        if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+            return
+        try:
+            from rankscope.profiler.otlp_sdk import Emitter
+
+            self._emitter = Emitter(resource_attributes(self._run_info, self._rank), self._say)
+            while (record := self._waiting.get()) is not None:
+                self._emitter.emit(*step_spans(record, self._run_info.run_id, self._rank.attempt, self._rank.rank))
+            self._emitter.close()
+        except ImportError as error:
+            self._say(f"no traces over OTLP: they need {error.name}: pip install 'rankscope[otlp]'")
+        except (InputError, MissingError) as error:
+            self._say(f"no traces over OTLP: {error}")
+        except Exception as error:  # noqa: BLE001  # whatever it is, the records are written
+            self._say(f"no more traces over OTLP: {type(error).__name__}: {error}")
+
+
+def _put(waiting: queue.Queue[StepRecord | None], record: StepRecord | None) -> None:
+    while True:
+        try:
+            waiting.put_nowait(record)
+        except queue.Full:
+            with suppress(queue.Empty):
+                waiting.get_nowait()
+        else:
+            return
