@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 from rankscope.cli import run as run_module
+from rankscope.cli.share import SHARE
 from rankscope.profiler.launch import LaunchResult
 from rankscope.runs.reader import is_run
 from rankscope.runs.records import RunInfo
@@ -42,6 +44,17 @@ def test_a_mistyped_option_is_not_taken_for_the_command(cli: Cli) -> None:
     done = cli("run", "--wndow-every", "5", "--", "true")
     assert done.returncode == 2
     assert "--window-every" in done.stderr
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.01", 0.01), (" 0.5% ", 0.005), ("100%", 1.0)])
+def test_a_budget_is_a_share(text: str, share: float) -> None:
+    assert SHARE.convert(text, None, None) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["0", "-1%", "101%", "2", "nan", "1%%", "1% of it", "%", "inf"])
+def test_what_is_no_share_is_no_budget(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="no share: say 1%"):
+        SHARE.convert(text, None, None)
 
 
 TRAINING = """

@@ -34,9 +34,11 @@ class Verb(NamedTuple):
 VERBS: Final[dict[str, Verb]] = {
     "run": Verb("rankscope.cli.run:run", "Run a training job with the recorder attached; print the verdict.", "profiler"),
     "analyze": Verb("rankscope.cli.analyze:analyze", "Who makes everybody wait, and why: from a run or from traces.", "analysis"),
+    "capture": Verb("rankscope.cli.capture:capture", "Ask a live run for a profile of its next steps.", "analysis"),
     "exporter": Verb("rankscope.exporter.commands:exporter", "Publish this node's GPUs and ranks to Prometheus.", "exporter"),
     "dashboard": Verb("rankscope.dashboards.commands:dashboard", "Serve the pages that show the evidence.", "dashboards"),
     "alerts": Verb("rankscope.alerts.commands:alerts", "Prometheus rules, the watcher, webhooks.", "alerts"),
+    "compact": Verb("rankscope.cli.compact:compact", "A finished run's records as Parquet: few files, small.", "analysis"),
     "schema": Verb("rankscope.cli.schema:schema", "Print the JSON Schema of a record or a result."),
     "demo": Verb("rankscope.cli.demo.commands:demo", "Everything on this machine, with a planted straggler.", "all"),
     "doctor": Verb("rankscope.cli.doctor:doctor", "What works on this machine, what is missing, how to get it."),

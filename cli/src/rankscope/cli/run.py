@@ -11,11 +11,25 @@ from pathlib import Path
 
 import click
 
+from rankscope.cli.share import SHARE
+from rankscope.cli.size import SIZE
 from rankscope.cli.terminal import PRICE, use_color, width
 from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
-from rankscope.profiler.settings import WINDOW_FIRST, WINDOW_STEPS
+from rankscope.profiler.scrape import parse_target
+from rankscope.profiler.settings import BUDGET, EXPORTER_URL, WINDOW_FIRST, WINDOW_STEPS
 from rankscope.runs.errors import RankscopeError
 from rankscope.runs.paths import SPOOL_DIR
+
+
+def _exporter_url(_context: click.Context, _option: click.Parameter, url: str) -> str | None:
+    """Nothing (``--exporter-url ''``) is nobody to ask."""
+    if not url:
+        return None
+    try:
+        parse_target(url)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return url
 
 
 @click.command(
@@ -25,7 +39,7 @@ from rankscope.runs.paths import SPOOL_DIR
 Examples:
   rankscope run -- torchrun --nproc-per-node 8 train.py --lr 3e-4
   rankscope run --run-dir /shared/runs/bert-7 -- srun python train.py
-  rankscope run --window-every 200 -- python train.py
+  rankscope run --budget 0.5% -- python train.py
 
 The training script needs no change and its output is left alone; the verdict goes to stderr. The exit status is the job's.
 """,
@@ -40,6 +54,14 @@ The training script needs no change and its output is left alone; the verdict go
     "--spool-dir",
     type=click.Path(path_type=Path),
     help=f"Folder where the node's exporter picks up the ranks' metrics.  [default: {SPOOL_DIR}, if it is there]",
+)
+@click.option(
+    "--budget",
+    type=SHARE,
+    default=f"{BUDGET:.0%}",
+    show_default=True,
+    metavar="SHARE",
+    help="Share of the step time that recording may cost, 1% or 0.01: profiled windows come as often as it allows.",
 )
 @click.option("--window-first", type=click.IntRange(min=1), default=WINDOW_FIRST, show_default=True, help="First profiled step.")
 @click.option(
@@ -61,6 +83,29 @@ The training script needs no change and its output is left alone; the verdict go
     show_default=True,
     help="Keep the raw traces of the last N windows of each rank.",
 )
+@click.option(
+    "--retain",
+    "retain_bytes",
+    type=SIZE,
+    default="4GiB",
+    show_default=True,
+    help="How much each rank may keep; then its oldest records are removed, steps last. `all` removes none.",
+)
+@click.option(
+    "--exporter-url",
+    default=EXPORTER_URL,
+    show_default=True,
+    callback=_exporter_url,
+    metavar="URL",
+    help="Page of each node's exporter, from which one rank of the node samples its GPUs.",
+)
+@click.option("--no-hardware", is_flag=True, help="Take no hardware samples.")
+@click.option(
+    "--otlp-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Send every Nth step of all ranks as a trace over OTLP, to where the OTEL_EXPORTER_OTLP_* variables say.",
+)
 @click.option("--price-per-gpu-hour", type=PRICE, help="To price the loss in money.")
 @click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
 @click.option("--simulated", is_flag=True, help="The GPU readings of this node are simulated: say so wherever the run is shown.")
@@ -71,10 +116,15 @@ def run(
     run_dir: Path | None,
     name: str | None,
     spool_dir: Path | None,
+    budget: float,
     window_first: int,
     window_every: int | None,
     window_steps: int,
     keep_traces: int,
+    retain_bytes: int | None,
+    exporter_url: str | None,
+    no_hardware: bool,
+    otlp_every: int | None,
     price_per_gpu_hour: float | None,
     currency: str,
     simulated: bool,
@@ -92,10 +142,14 @@ def run(
         run_dir=run_dir or _default_run_dir(name),
         name=name,
         spool_dir=spool_dir or (SPOOL_DIR if os.access(SPOOL_DIR, os.W_OK) else None),
+        budget=budget,
         window_first=window_first,
         window_every=window_every,
         window_steps=window_steps,
         keep_traces=keep_traces,
+        retain_bytes=retain_bytes,
+        exporter_url=None if no_hardware else exporter_url,
+        otlp_every=otlp_every,
         simulated=simulated,
         price_per_gpu_hour=price_per_gpu_hour,
         currency=currency,

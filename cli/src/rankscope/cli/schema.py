@@ -7,13 +7,23 @@ import msgspec
 
 from rankscope.alerts.findings_log import FindingRecord
 from rankscope.analysis.result import Analysis
+from rankscope.cli.capture_result import CaptureResult, DumpResult
+from rankscope.runs.control import ControlAnswer, ControlRequest
 from rankscope.runs.records import RECORD_TYPES
 
-SCHEMAS: dict[str, type[msgspec.Struct]] = {"analysis": Analysis, **RECORD_TYPES, "findings": FindingRecord}
+SCHEMAS: dict[str, type[msgspec.Struct]] = {
+    "analysis": Analysis,
+    **RECORD_TYPES,
+    "findings": FindingRecord,
+    "request": ControlRequest,
+    "answer": ControlAnswer,
+    "capture": CaptureResult,
+    "dump": DumpResult,
+}
 
 
 @click.command()
 @click.argument("name", type=click.Choice(list(SCHEMAS)))
 def schema(name: str) -> None:
-    """Print the JSON Schema of a record of the run directory, or of the result of `analyze`."""
+    """Print the JSON Schema of a record of the run directory, or of the result of `analyze` or `capture`."""
     click.echo(msgspec.json.format(msgspec.json.encode(msgspec.json.schema(SCHEMAS[name])), indent=2).decode())

@@ -43,3 +43,8 @@ def use_color(stream: IO[Any] | None = None) -> bool:
 def width() -> int:
     """Columns to fill: the terminal's, at most 120, or 100 where there is none."""
     return min(shutil.get_terminal_size((100, 24)).columns, 120)
+
+
+def printable(text: str) -> str:
+    """Without control characters: what comes from a run may have been written by anybody."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -1,0 +1,123 @@
+"""``rankscope capture``."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from rankscope.cli.capture_result import CaptureResult
+from rankscope.cli.live_run import LiveRun
+from rankscope.cli.terminal import format_option, use_color, width
+from rankscope.runs.control import MAX_STEPS, new_request
+
+MAX_RANKS: Final = 65_536
+
+
+class _Ranks(click.ParamType[Any]):
+    """``0,3-5``: ranks and ranges of ranks."""
+
+    name = "ranks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        """The ranks, ascending."""
+        if isinstance(value, list):
+            return value
+        ranks: set[int] = set()
+        for part in str(value).split(","):
+            found = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
+            if found is None:
+                self.fail(f"{value!r} is not a list of ranks such as 0,3-5", param, ctx)
+            first, last = int(found[1]), int(found[2] or found[1])
+            if last < first or last - first >= MAX_RANKS:
+                self.fail(f"{part.strip()!r} is no range of ranks", param, ctx)
+            ranks.update(range(first, last + 1))
+        return sorted(ranks)
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  rankscope capture RUN                             profile three of the next steps on all ranks
+  rankscope capture RUN --steps 5 --keep-trace      and keep the raw Kineto traces of them
+  rankscope capture RUN --ranks 0,8-15 --note "slow since the switch was replaced"
+  rankscope capture RUN --flight-recorder           a job that hangs: which collective waits for whom
+
+\b
+The request is a file in RUN/control, so whoever may write there may ask.
+"""
+)
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "--steps", type=click.IntRange(1, MAX_STEPS), default=3, show_default=True, help="How many steps in a row are profiled."
+)
+@click.option("--ranks", type=_Ranks(), help="Ranks to profile, such as 0,3-5.  [default: all]")
+@click.option("--keep-trace", is_flag=True, help="Also keep the raw Kineto traces, in RUN/attempts/*/ranks/*/traces.")
+@click.option(
+    "--flight-recorder",
+    is_flag=True,
+    help="Instead of profiling, have every rank write what its Flight Recorder holds, in RUN/attempts/*/flight.",
+)
+@click.option(
+    "--wait", type=click.FloatRange(0, 86_400), default=120.0, show_default=True, help="Seconds to wait for the result at most."
+)
+@click.option("--note", help="Why, for whoever reads the run later.")
+@format_option
+def capture(
+    *,
+    run: Path,
+    steps: int,
+    ranks: list[int] | None,
+    keep_trace: bool,
+    flight_recorder: bool,
+    wait: float,
+    note: str | None,
+    output_format: str,
+) -> int:
+    """Ask a live run for a profile of some of its next steps, and show what it showed.
+
+    All ranks profile the same steps, a few seconds ahead. Exit status 1: it was refused, or not complete when the time was up;
+    what there is is shown all the same.
+    """
+    live = LiveRun(run, silent_seconds=None) if flight_recorder else LiveRun(run, silent_seconds=max(300.0, wait))
+    expected = live.chosen(ranks)
+    named = None if ranks is None else expected
+    if note is not None:
+        note = note.encode(errors="replace").decode()[:500]
+    until = time.monotonic() + wait
+    if flight_recorder:
+        from rankscope.cli.dumping import dump_recorders
+
+        dumps = dump_recorders(live, new_request("dump", ranks=named, note=note), expected, until=until)
+        _print(dumps, dumps.text(), output_format)
+        return 1 if dumps.missing else 0
+    from rankscope.cli.capturing import capture_steps
+
+    request = new_request("capture", steps=steps, ranks=named, keep_trace=keep_trace, note=note)
+    result = capture_steps(live, request, expected, until=until)
+    _print(result, _text(result), output_format)
+    return 0 if result.complete else 1
+
+
+def _text(result: CaptureResult) -> str:
+    if result.analysis is None:
+        return ""
+    from rankscope.analysis.render import render_text
+
+    parts = [render_text(result.analysis, width=width(), color=use_color())]
+    if result.traces:
+        parts.append("\n".join(("traces", *(f"  {path}" for path in result.traces))))
+    return "\n\n".join(parts)
+
+
+def _print(result: msgspec.Struct, text: str, output_format: str) -> None:
+    if output_format == "json":
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    elif text:
+        click.echo(text, color=True)

@@ -1,0 +1,78 @@
+"""What ``rankscope capture --format json`` prints."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rankscope.analysis.result import Analysis
+from rankscope.cli.terminal import printable
+
+CAPTURE_SCHEMA: Final = "rankscope.capture/1"
+SHOWN: Final = 16
+
+
+class Missing(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank without a result."""
+
+    rank: int
+    reason: str
+
+
+class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON of ``rankscope capture --format json``."""
+
+    schema: str = CAPTURE_SCHEMA
+    kind: str = "capture"
+    request: str
+    """Id of the request."""
+    accepted: bool | None
+    """``None``: nobody has answered."""
+    reason: str | None = None
+    """Why not, or what is missing."""
+    attempt: int
+    first_step: int | None = None
+    last_step: int | None = None
+    ranks: list[int] = []
+    """Ranks that profiled all these steps."""
+    missing: list[Missing] = []
+    traces: list[str] = []
+    """Raw traces that were kept, relative to the run."""
+    analysis: Analysis | None = None
+    """Of these steps alone."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all ranks that were asked profiled all steps."""
+        return bool(self.accepted) and not self.missing
+
+
+class Dump(msgspec.Struct, frozen=True, kw_only=True):
+    """One file: a rank may have recorders of several backends."""
+
+    rank: int
+    host: str | None
+    path: str
+    """Relative to the run."""
+
+
+class DumpResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON of ``rankscope capture --flight-recorder --format json``."""
+
+    schema: str = CAPTURE_SCHEMA
+    kind: str = "dump"
+    request: str
+    attempt: int
+    dumps: list[Dump]
+    missing: list[Missing]
+
+    def text(self) -> str:
+        """For people."""
+        lines = [f"{len({dump.rank for dump in self.dumps})} ranks wrote their Flight Recorder"]
+        lines += [f"  rank {dump.rank}  {dump.host or '-'}  {dump.path}" for dump in self.dumps[:SHOWN]]
+        lines += [f"  rank {row.rank}  missing: {row.reason}" for row in self.missing[:SHOWN]]
+        left = max(0, len(self.dumps) - SHOWN) + max(0, len(self.missing) - SHOWN)
+        if left:
+            lines.append(f"  and {left} more; --format json has them all")
+        return printable("\n".join(lines))

@@ -1,0 +1,43 @@
+"""Having the ranks of a live run write their Flight Recorders into it."""
+
+from __future__ import annotations
+
+import os
+
+from rankscope.cli.capture_result import Dump, DumpResult, Missing
+from rankscope.cli.live_run import LiveRun, listed, say, waited_for
+from rankscope.runs.control import ControlAnswer, ControlRequest, read_answer
+from rankscope.runs.paths import flight_dir
+
+
+def dump_recorders(live: LiveRun, request: ControlRequest, expected: list[int], *, until: float) -> DumpResult:
+    """Ask, and wait until ``until`` (monotonic seconds) for the answers of the ``expected`` ranks."""
+    answers: dict[int, ControlAnswer] = {}
+
+    def look() -> bool | None:
+        for rank in expected:
+            if rank not in answers and (given := read_answer(live.path, request.id, rank=rank)) is not None:
+                answers[rank] = given
+        infos = live.infos()
+        gone = [rank for rank in expected if rank not in answers and rank in infos and infos[rank].end_unix_ns is not None]
+        return True if len(answers) + len(gone) == len(expected) else None
+
+    with live.asked(request) as note_answered:
+        say(f"asked {listed(expected)} for what the Flight Recorder holds")
+        if waited_for(look, until=until):
+            note_answered()
+    infos = live.infos()
+    return DumpResult(
+        request=request.id,
+        attempt=live.attempt,
+        dumps=[
+            Dump(rank=rank, host=infos[rank].host if rank in infos else None, path=os.fspath(path.relative_to(live.path)))
+            for rank in expected
+            for path in sorted(flight_dir(live.path, live.attempt).glob(f"rank-{rank:05d}-{request.id}-*"))
+        ],
+        missing=[
+            Missing(rank=rank, reason=given.reason or "refused" if given is not None else "no answer in time")
+            for rank in expected
+            if (given := answers.get(rank)) is None or not given.accepted
+        ],
+    )

@@ -1,0 +1,127 @@
+"""A run whose ranks still train: which are there, and asking them for something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+import click
+
+from rankscope.cli.terminal import printable
+from rankscope.runs.control import ControlRequest, post
+from rankscope.runs.errors import InputError
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import RankInfo
+
+SILENT_SECONDS: Final = 300.0
+"""Without a new step record for longer, nobody is taken to be training."""
+POLL_SECONDS: Final = 0.5
+
+_T = TypeVar("_T")
+
+
+class LiveRun:
+    """The last attempt of a run.
+
+    Raises ``InputError`` when it is no run, or over, or when its ranks recorded nothing for ``silent_seconds`` (``None``: however
+    long, for a job that hangs).
+    """
+
+    def __init__(self, path: Path, *, silent_seconds: float | None = SILENT_SECONDS) -> None:
+        self.path = path
+        self.reader = RunReader(path)
+        attempts = self.reader.attempts()
+        if not attempts:
+            raise InputError(path, "nothing has been recorded yet: no rank has finished its first step")
+        self.attempt = attempts[-1]
+        infos = self.infos()
+        self.ranks = sorted(rank for rank, info in infos.items() if info.end_unix_ns is None)
+        """Those that had not ended when this was made."""
+        if not self.ranks:
+            raise InputError(path, f"the run is over ({_endings(infos)}); only a live run can be asked")
+        if silent_seconds is not None and (silent := self._silent()) > silent_seconds:
+            raise InputError(
+                path,
+                f"no step has been recorded for {silent / 60:.0f} min: the job hangs, or has vanished with its nodes. "
+                "A job that hangs may answer to --flight-recorder",
+            )
+
+    def infos(self) -> dict[int, RankInfo]:
+        """What the ranks' own files say of them now."""
+        found = {rank: self.reader.rank(self.attempt, rank) for rank in self.reader.ranks(self.attempt)}
+        return {rank: info for rank, info in found.items() if info is not None}
+
+    def _silent(self) -> float:
+        written = 0.0
+        for rank in self.ranks:
+            for path in rank_dir(self.path, self.attempt, rank).glob("steps-*.jsonl"):
+                with suppress(OSError):
+                    written = max(written, path.stat().st_mtime)
+        return time.time() - written
+
+    def chosen(self, wanted: list[int] | None) -> list[int]:
+        """The live ranks among those ``wanted`` (``None``: all). Raises ``click.BadParameter`` for one that is not there."""
+        if wanted is None:
+            return self.ranks
+        absent = sorted(set(wanted) - set(self.ranks))
+        if absent:
+            known = "has ended" if absent[0] in self.reader.ranks(self.attempt) else "is not in this run"
+            raise click.BadParameter(f"rank {absent[0]} {known}", param_hint="--ranks")
+        return sorted(set(wanted))
+
+    @contextmanager
+    def asked(self, request: ControlRequest) -> Iterator[Callable[[], None]]:
+        """Leave a request, and take it back at the end unless the function that is yielded was called: it was answered.
+
+        Raises ``InputError`` when this user may not ask.
+        """
+        try:
+            path = post(self.path, request)
+        except OSError as error:
+            reason = f"cannot leave a request here: {error.strerror or error}; only who may write into the run can ask"
+            raise InputError(error.filename or self.path / "control", reason) from error
+        answered = False
+
+        def note() -> None:
+            nonlocal answered
+            answered = True
+
+        try:
+            yield note
+        finally:
+            if not answered:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+
+def waited_for(look: Callable[[], _T | None], *, until: float) -> _T | None:
+    """The first thing that ``look`` finds, or ``None`` when it has found nothing until ``until`` (monotonic seconds)."""
+    while True:
+        # Looked at once more when the time is up: the last pause may have been the one that mattered.
+        over = time.monotonic() >= until
+        if (found := look()) is not None or over:
+            return found
+        time.sleep(min(POLL_SECONDS, max(0.0, until - time.monotonic())))
+
+
+def say(line: str) -> None:
+    """Progress, for people. What is said may come from the run, which anybody may have written: no escape sequences."""
+    click.echo(f"rankscope: {printable(line)}", err=True)
+
+
+def listed(ranks: list[int], *, most: int = 8) -> str:
+    """``rank 3``, ``ranks 0, 1 and 2``, ``ranks 0, 1, … (12 in all)``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > most:
+        return f"ranks {', '.join(map(str, ranks[:most]))}, … ({len(ranks)} in all)"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _endings(infos: dict[int, RankInfo]) -> str:
+    ended = [f"rank {rank}: {info.end_reason}" for rank, info in sorted(infos.items()) if info.end_reason is not None]
+    return ", ".join(ended[:3]) + (", …" if len(ended) > 3 else "") if ended else "no rank has left a trace of itself"

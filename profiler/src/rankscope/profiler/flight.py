@@ -1,0 +1,285 @@
+"""The helper's duty to bring Flight Recorder dumps into the run: those torch writes by itself, and those people ask for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import stat
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rankscope.profiler.duties import Duty, Surroundings
+from rankscope.profiler.flight_files import CRASH, copy_file, done_file, dump_files
+from rankscope.profiler.scratch import is_flight_file
+from rankscope.runs.control import ControlAnswer, Inbox, answer, make_control_dir
+from rankscope.runs.paths import flight_dir
+
+CHECK_SECONDS: Final = 1.0
+ANSWER_SECONDS: Final = 20.0
+"""How long a rank may take: its dump needs the lock of its interpreter, which a stuck one may hold."""
+REST_SECONDS: Final = 10.0
+"""Between two dumps on request: each stops the training for a moment, if it still runs."""
+KEPT: Final = 8
+"""Dumps on request that are kept of each rank; the oldest go."""
+END_SECONDS: Final = 10.0
+
+_REQUESTS: Final = 1
+"""Our standard output: the rank reads it, see ``flight_dump``."""
+_TEMP_FILE: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_PIPE_FILE: Final = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+
+
+@dataclass(slots=True)
+class _Asked:
+    deadline: float
+    piped: bool = False
+    """Whether torch's own pipe has been tried, too."""
+    given_up: bool = False
+    """Whether it has been said that there is no dump; one that comes late is taken all the same."""
+
+
+class FlightDumps(Duty):
+    """Watches for dumps of its rank, and asks for them when somebody asked for them in ``control/``.
+
+    Copying goes on beside: a dump has megabytes, and the disk may be slow.
+    """
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        hello = around.hello
+        self._rank = hello.rank.rank
+        self._run = Path(hello.settings.run_dir)
+        self._folder = flight_dir(self._run, hello.rank.attempt)
+        self._inbox = Inbox(
+            self._run,
+            "dump",
+            since_unix_ns=hello.rank.start_unix_ns,
+            # Once for the job is enough.
+            report=around.say if self._rank == 0 else lambda _: None,
+            rank=self._rank,
+        )
+        self._watchdog = WatchdogFile.of_environment(self._rank, newer_than_ns=hello.rank.start_unix_ns)
+        self._due = 0.0
+        self._begun = False
+        self._asked: dict[str, _Asked] = {}
+        self._rest_until = 0.0
+        self._kept: list[list[Path]] = []
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._failed = False
+
+    def tick(self) -> None:
+        """Look for requests, for answers to them, and for what torch wrote."""
+        if time.monotonic() < self._due or not self._around.begun():
+            return
+        self._due = time.monotonic() + CHECK_SECONDS
+        if not self._begun:
+            self._begun = True
+            with suppress(OSError):  # whoever asks can make it, too
+                make_control_dir(self._run)
+        for request in self._inbox.pending():
+            self._ask(request.id)
+        for name, asked in tuple(self._asked.items()):
+            self._follow(name, asked)
+        self._collect_watchdog()
+
+    def end(self, *, vanished: bool) -> None:
+        """The last chance: what killed the rank may have been the watchdog, after its dump."""
+        del vanished
+        if not self._around.begun():
+            return
+        for name in tuple(self._asked):
+            self._finish(name, "the process ended before it answered")
+        self._collect_watchdog(last=True)
+        for backend, source in dump_files(self._around.scratch, CRASH).items():
+            self._do(partial(self._keep, source, self._target(f"{CRASH}-{backend}")))
+        self._work.put(None)
+        if self._worker is not None:
+            self._worker.join(END_SECONDS)
+
+    def _ask(self, name: str) -> None:
+        if self._asked:
+            self._answer(name, "the process still owes the dump that was asked for before")
+            return
+        if time.monotonic() < self._rest_until:
+            self._answer(name, f"another dump was asked for less than {REST_SECONDS:.0f} s ago")
+            return
+        self._rest_until = time.monotonic() + REST_SECONDS
+        if not stat.S_ISFIFO(os.fstat(_REQUESTS).st_mode):
+            self._answer(name, "this process has no process group whose Flight Recorder could be dumped")
+            return
+        try:
+            os.set_blocking(_REQUESTS, False)
+            os.write(_REQUESTS, f"{name}\n".encode())
+        except OSError as error:
+            self._answer(name, f"the process does not listen: {error.strerror}")
+            return
+        self._asked[name] = _Asked(time.monotonic() + ANSWER_SECONDS)
+
+    def _follow(self, name: str, asked: _Asked) -> None:
+        try:
+            reason = done_file(self._around.scratch, name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            if asked.given_up or time.monotonic() < asked.deadline:
+                return
+            # NCCL's own thread may still be able to, where somebody has told torch to listen.
+            if not asked.piped and self._watchdog is not None and write_to_pipe(self._rank):
+                asked.piped, asked.deadline = True, time.monotonic() + ANSWER_SECONDS
+                return
+            asked.given_up = True
+            self._answer(name, f"no dump within {ANSWER_SECONDS:.0f} s: its Python is stuck and holds the interpreter's lock")
+            return
+        self._finish(name, reason)
+
+    def _finish(self, name: str, reason: str) -> None:
+        del self._asked[name]
+        sources = dump_files(self._around.scratch, name)
+        with suppress(OSError):
+            done_file(self._around.scratch, name).unlink(missing_ok=True)
+        targets = {source: self._target(f"{name}-{backend}") for backend, source in sources.items()}
+        if targets:
+            self._kept.append(list(targets.values()))
+            self._do(lambda: self._deliver(name, targets))
+        else:
+            self._answer(name, reason or "the process wrote nothing")
+
+    def _target(self, name: str) -> Path:
+        return self._folder / f"rank-{self._rank:05d}-{name}.pickle"
+
+    def _deliver(self, name: str, targets: dict[Path, Path]) -> None:
+        reason = None
+        for source, target in targets.items():
+            try:
+                copy_file(source, target)
+            except OSError as error:
+                reason = f"cannot write {target.name}: {error.strerror or error}"
+            self._remove(source)
+        self._answer(name, reason)
+        while len(self._kept) > KEPT:
+            for path in self._kept.pop(0):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    def _answer(self, name: str, reason: str | None) -> None:
+        given = ControlAnswer(
+            id=name,
+            accepted=reason is None,
+            reason=reason,
+            attempt=self._around.hello.rank.attempt,
+            ranks=[self._rank],
+            answered_unix_ns=time.time_ns(),
+        )
+
+        def write() -> None:
+            with suppress(OSError):  # whoever asked sees that nothing comes
+                answer(self._run, given, rank=self._rank)
+
+        if threading.current_thread() is self._worker:
+            write()
+        else:
+            self._do(write)
+
+    def _collect_watchdog(self, *, last: bool = False) -> None:
+        found = None if self._watchdog is None else self._watchdog.complete(last=last)
+        if found is None:
+            return
+        # When a request was answered by way of torch's pipe, this is its dump.
+        name = next((name for name, asked in self._asked.items() if asked.piped), None)
+        if name is None:
+            self._do(partial(self._keep, found, self._target("watchdog-nccl")))
+            return
+        del self._asked[name]
+        target = self._target(f"{name}-nccl")
+        self._kept.append([target])
+        self._do(lambda: self._deliver(name, {found: target}))
+
+    def _keep(self, source: Path, target: Path) -> None:
+        try:
+            copy_file(source, target)
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                self._around.say(f"cannot keep the Flight Recorder's dump {source}: {error.strerror or error}")
+            return
+        self._remove(source)
+        self._around.say(f"the Flight Recorder wrote a dump; it is in {target}")
+
+    def _remove(self, source: Path) -> None:
+        # Not what torch wrote where somebody else told it to.
+        if is_flight_file(source):
+            with suppress(OSError):
+                source.unlink(missing_ok=True)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._labour, name="flight-dumps", daemon=True)
+            self._worker.start()
+        self._work.put(work)
+
+    def _labour(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+
+class WatchdogFile:
+    """The file that torch writes by itself, and when it is complete.
+
+    Its default place is not looked at: other jobs' ranks of the same number write there, too.
+    """
+
+    def __init__(self, path: Path, *, newer_than_ns: int) -> None:
+        self._path = path
+        # A name that the recorder chose nobody else has.
+        self._newer_than = 0 if is_flight_file(path) else newer_than_ns
+        self._seen: tuple[int, int] | None = None
+        self._taken: tuple[int, int] | None = None
+
+    @classmethod
+    def of_environment(cls, rank: int, *, newer_than_ns: int) -> WatchdogFile | None:
+        """The one that the rank's torch has been told to write; we have its environment. ``None``: it was told nothing."""
+        prefix = next((value for name in _TEMP_FILE if (value := os.environ.get(name))), None)
+        return None if prefix is None else cls(Path(f"{prefix}{rank}"), newer_than_ns=newer_than_ns)
+
+    def complete(self, *, last: bool = False) -> Path | None:
+        """The file, once, when it is there and no longer grows; ``last``: or whatever there is of it."""
+        try:
+            found = self._path.stat(follow_symlinks=False)
+        except OSError:
+            return None
+        state = (found.st_size, found.st_mtime_ns)
+        before, self._seen = self._seen, state
+        # Pipes write a file anew, and so may torch: another state is another dump.
+        if state == self._taken or not found.st_size or found.st_mtime_ns < self._newer_than:
+            return None
+        if state != before and not last:
+            return None
+        self._taken = state
+        return self._path
+
+
+def write_to_pipe(rank: int) -> bool:
+    """Ask torch itself for its dump, where somebody had it listen (one pipe per rank). Returns whether it may have heard."""
+    stem = os.environ.get(_PIPE_FILE)
+    if not stem:
+        return False
+    try:
+        pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
+            return False
+        os.write(pipe, b"dump\n")
+    except OSError as error:
+        return error.errno == errno.EAGAIN  # full of requests that it has not read yet
+    else:
+        return True
+    finally:
+        os.close(pipe)

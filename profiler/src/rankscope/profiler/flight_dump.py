@@ -1,0 +1,109 @@
+"""Torch's Flight Recorder, in the training process: on before process groups are made, and written out when the helper asks.
+
+It remembers the last collectives of this rank, also those that never end, which is how it is seen who hung the others.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import distributed as dist
+
+from rankscope.profiler.flight_files import CRASH, done_file, dump_file, write_file
+from rankscope.profiler.scratch import flight_prefix
+
+ENTRIES: Final = 2000
+"""Collectives that are remembered: torch's own default where there is one."""
+_NEW_NAMES: Final = (2, 8)
+
+_DUMPERS: Final = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
+"""Functions of torch's that return the pickled recorder: that of NCCL's process groups, and that of all others."""
+_ENTRY: Final = b"record_id"
+"""In the dump of a recorder that has recorded something, and only there."""
+_ID: Final = re.compile(rb"([0-9a-f-]{1,40})\n")
+
+
+def prepare(scratch_dir: str | None) -> None:
+    """Have the Flight Recorder record, and write where the helper looks when a watchdog's time is up. Never raises.
+
+    Nothing that is set already is changed, and it is too late once there is a process group. Not set are
+    TORCH_NCCL_ENABLE_TIMING, which costs overlap, and TORCH_NCCL_DEBUG_INFO_PIPE_FILE: where torch cannot make that pipe, it
+    aborts.
+    """
+    with suppress(Exception):
+        if not dist.is_available() or dist.is_initialized():
+            return
+        version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
+        # The old names work with all, but newer versions warn of them on every rank.
+        size, file = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+        names = (size, file) if version < _NEW_NAMES else ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE")
+        if size not in os.environ:
+            os.environ.setdefault(names[0], str(ENTRIES))
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+        if file not in os.environ:
+            os.environ.setdefault(names[1], str(flight_prefix(scratch_dir, f"{os.getpid()}-{secrets.token_hex(4)}")))
+
+
+def listens() -> bool:
+    """Whether there is a Flight Recorder to ask: a process group, in a torch that has one for it."""
+    return dist.is_available() and dist.is_initialized() and bool(_dumpers())
+
+
+def listen(requests: int, scratch: Path) -> None:
+    """Write a dump into ``scratch`` for every line (an id) that comes through the pipe ``requests``, which is taken over.
+
+    The thread that does so waits in a read, without the interpreter's lock, until there is no writer any more; it keeps no
+    process from ending, and does not exist in a forked one. Never raises.
+    """
+    try:
+        threading.Thread(target=_serve, args=(requests, scratch), name="rankscope-flight", daemon=True).start()
+    except RuntimeError:  # no more threads; the helper sees that nobody listens
+        os.close(requests)
+
+
+def _serve(requests: int, scratch: Path) -> None:
+    # Not buffered: a buffer has a lock, which a fork or the interpreter's end would find taken.
+    with suppress(OSError), os.fdopen(requests, "rb", buffering=0) as lines:
+        for line in lines:
+            if name := _ID.fullmatch(line):
+                dump(scratch, name[1].decode())
+
+
+def dump_crash(scratch: Path) -> None:
+    """Leave what the recorder holds when an exception ends the script. Never raises.
+
+    With gloo that is how a collective ends whose time is up. NCCL's watchdog has written its own by then, and asking its recorder
+    asks the device.
+    """
+    with suppress(Exception):
+        if listens():
+            dump(scratch, CRASH, {backend: make for backend, make in _dumpers().items() if backend != "nccl"})
+
+
+def dump(scratch: Path, name: str, dumpers: Mapping[str, Callable[[], bytes]] | None = None) -> None:
+    """Write all recorders that have something into ``scratch``, then a file that says so. Never raises."""
+    try:
+        dumpers = _dumpers() if dumpers is None else dumpers
+        # Before anything is written, so that the recorders are as close to one moment as can be.
+        taken = {backend: data for backend, make in dumpers.items() if _ENTRY in (data := make())}
+        for backend, data in taken.items():
+            write_file(dump_file(scratch, name, backend), data)
+        reason = "" if taken else "no collective has been recorded" if dumpers else "this torch has no Flight Recorder for it"
+    except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        reason = f"{type(error).__name__}: {error}"
+    with suppress(Exception):
+        write_file(done_file(scratch, name), reason.encode(errors="replace")[:500])
+
+
+def _dumpers() -> dict[str, Callable[[], bytes]]:
+    module = sys.modules.get("torch._C._distributed_c10d")
+    return {backend: make for backend, name in _DUMPERS.items() if (make := getattr(module, name, None)) is not None}

@@ -1,0 +1,350 @@
+"""Asking a live run for a profile: against ranks played by the test, which write what real ones write."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankscope.cli import capturing, live_run
+from rankscope.cli.capture import capture
+from rankscope.cli.main import main
+from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, Kind, answer
+from rankscope.runs.paths import attempt_dir, flight_dir, rank_dir
+from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, RunInfo, StepBreakdown, StepRecord
+from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+Serve = Callable[[Path, ControlRequest], None]
+KINDS: tuple[Kind, ...] = ("capture", "dump")
+STEP_NS = 100_000_000
+FIRST = 70
+
+
+def rank_info(rank: int, **fields: object) -> RankInfo:
+    return RankInfo(rank=rank, world_size=2, host=f"node{rank}", pid=100 + rank, start_unix_ns=1, **fields)  # type: ignore[arg-type]
+
+
+def append(run: Path, rank: int, stream: str, *rows: msgspec.Struct) -> None:
+    writer = JsonLinesWriter(rank_dir(run, 0, rank), stream)  # type: ignore[arg-type]
+    writer.append(*rows)
+    writer.close()
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The command in this process: most of these tests would otherwise spend their time on starting Python."""
+    monkeypatch.setattr(capturing, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
+
+    def call(*args: str | Path) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["rankscope", *map(str, args)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        said = capfd.readouterr()
+        return subprocess.CompletedProcess(args, int(left.value.code or 0), said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two ranks that train."""
+    path = tmp_path / "run"
+    create_run(path, RunInfo(run_id="r1", name="test", start_unix_ns=1))
+    create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=1, world_size=2))
+    for rank in (0, 1):
+        write_record(rank_dir(path, 0, rank) / "rank.json", rank_info(rank))
+        append(path, rank, "steps", StepRecord(step=60, start_unix_ns=1, wall_us=1e5))
+    return path
+
+
+def end(run: Path, rank: int) -> None:
+    write_record(rank_dir(run, 0, rank) / "rank.json", rank_info(rank, end_unix_ns=2, end_reason="killed"))
+
+
+def accept(run: Path, request: ControlRequest, *, ranks: list[int] | None = None) -> None:
+    last = FIRST + request.steps - 1
+    given = ControlAnswer(
+        id=request.id, accepted=True, first_step=FIRST, last_step=last, ranks=ranks or request.ranks, answered_unix_ns=1
+    )
+    answer(run, given)
+
+
+def breakdown(step: int, **changed: float) -> StepBreakdown:
+    """A second, of which a half goes into communication, a fifth of that hidden."""
+    parts = {"window_us": 1e6, "compute_us": 4e5, "communication_us": 5e5, "overlap_us": 1e5, "exposed_communication_us": 4e5}
+    parts |= {"memcpy_us": 0.0, "exposed_memcpy_us": 0.0, "idle_us": 2e5}
+    start = step * 10 * STEP_NS
+    return StepBreakdown(step=step, start_unix_ns=start, device_kind="cpu", events=100, **(parts | changed))  # type: ignore[arg-type]
+
+
+def profile(run: Path, rank: int, steps: int) -> None:
+    """Rank 1 comes 40 ms late to each of ten collectives a step, so rank 0 waits, and both leave together."""
+    collectives = []
+    for step in range(FIRST, FIRST + steps):
+        for index in range(10):
+            begins = step * 10 * STEP_NS + index * STEP_NS
+            here = begins + (40_000_000 if rank == 1 else 0)
+            times = {"enqueue_unix_ns": here, "start_unix_ns": here, "end_unix_ns": begins + 50_000_000}
+            collectives.append(CollectiveRecord(step=step, group="0", index=index, op="all_reduce", **times))  # type: ignore[arg-type]
+    append(run, rank, "windows", *(breakdown(step) for step in range(FIRST, FIRST + steps)))
+    append(run, rank, "collectives", *collectives)
+
+
+@contextmanager
+def job(run: Path, serve: Serve, *, rank: int | None = None) -> Iterator[list[ControlRequest]]:
+    """A thread that does what the ranks' helpers do with requests; yields those it has seen."""
+    seen: list[ControlRequest] = []
+    over = threading.Event()
+    inboxes = [Inbox(run, kind, since_unix_ns=0, report=lambda _: None, rank=rank) for kind in KINDS]
+
+    def live() -> None:
+        while not over.wait(0.02):
+            for inbox in inboxes:
+                for request in inbox.pending(now=True):
+                    seen.append(request)
+                    serve(run, request)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def leftovers(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "control").iterdir())
+
+
+def test_what_the_profiled_steps_show_is_printed(run: Path, cli: Cli) -> None:
+    def serve(run: Path, request: ControlRequest) -> None:
+        accept(run, request)
+        profile(run, 0, request.steps)
+        profile(run, 1, request.steps)
+
+    with job(run, serve) as seen:
+        done = cli("capture", run, "--steps", "2", "--note", "slow since noon", "--wait", "60")
+    # then the request says what was asked
+    assert [(request.kind, request.steps, request.ranks, request.keep_trace) for request in seen] == [("capture", 2, None, False)]
+    assert seen[0].note == "slow since noon"
+    # and who asked learns how those steps went, and who was late in them
+    assert done.returncode == 0, done.stderr
+    assert "steps 70 to 71" in done.stderr
+    for heading in ("compute", "overlap", "exposed", "idle", "hidden", "imposed wait"):
+        assert heading in done.stdout
+    assert "40.0%" in done.stdout  # compute of the window
+
+
+def test_a_late_rank_is_named_from_the_captured_steps_alone(run: Path, cli: Cli) -> None:
+    def serve(run: Path, request: ControlRequest) -> None:
+        accept(run, request)
+        profile(run, 0, request.steps)
+        profile(run, 1, request.steps)
+
+    # given a profile of another step, too, which tells another story
+    append(run, 0, "windows", breakdown(20, compute_us=9e5, idle_us=-3e5))
+    with job(run, serve):
+        done = cli("capture", run, "--wait", "60", "--format", "json")
+    result = json.loads(done.stdout)
+    assert (result["schema"], result["kind"], result["accepted"]) == ("rankscope.capture/1", "capture", True)
+    assert (result["first_step"], result["last_step"], result["ranks"], result["missing"]) == (70, 72, [0, 1], [])
+    analysis = result["analysis"]
+    for row in analysis["ranks"]:
+        assert (row["window_us"], row["compute_us"], row["overlap_ratio"], row["steps"]) == (3e6, 1.2e6, 0.2, 3)
+    assert (analysis["verdict"]["kind"], analysis["verdict"]["rank"]) == ("straggler", 1)
+    assert analysis["verdict"]["evidence_source"] == "windows"
+    assert analysis["verdict"]["steps"] == [70, 73]
+    assert analysis["source"]["coverage"] == 1.0
+    # ten collectives a step, 40 ms each
+    assert analysis["imposed_wait"][0] == {"rank": 1, "imposed_us": 1_200_000, "imposed_exposed_us": 1_200_000, "share": 1.0}
+
+
+def test_only_the_named_ranks_are_waited_for(run: Path, cli: Cli) -> None:
+    def serve(run: Path, request: ControlRequest) -> None:
+        accept(run, request)
+        profile(run, 1, request.steps)
+
+    with job(run, serve) as seen:
+        done = cli("capture", run, "--ranks", "1", "--keep-trace", "--wait", "60", "--format", "json")
+    assert seen[0].ranks == [1]
+    assert seen[0].keep_trace
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["ranks"] == [1]
+
+
+def test_traces_that_were_kept_are_named(run: Path, cli: Cli) -> None:
+    def serve(run: Path, request: ControlRequest) -> None:
+        accept(run, request)
+        for rank in (0, 1):
+            traces = rank_dir(run, 0, rank) / "traces"
+            traces.mkdir()
+            (traces / f"window-{FIRST:09d}.json.gz").touch()
+            (traces / "window-000000020.json.gz").touch()
+            profile(run, rank, request.steps)
+
+    with job(run, serve):
+        done = cli("capture", run, "--keep-trace", "--wait", "60", "--format", "json")
+    expected = [f"attempts/000/ranks/0000{rank}/traces/window-000000070.json.gz" for rank in (0, 1)]
+    assert json.loads(done.stdout)["traces"] == expected
+
+
+def test_a_refusal_says_why_and_is_status_1(run: Path, cli: Cli) -> None:
+    def serve(run: Path, request: ControlRequest) -> None:
+        no = ControlAnswer(id=request.id, accepted=False, reason="there was\x1b[31m another", answered_unix_ns=1)
+        answer(run, no)
+
+    with job(run, serve):
+        done = cli("capture", run, "--wait", "60", "--format", "json")
+    assert done.returncode == 1
+    assert "refused: there was" in done.stderr
+    assert "\x1b" not in done.stderr + done.stdout
+    assert json.loads(done.stdout)["accepted"] is False
+
+
+def test_no_answer_in_time_is_status_1_and_the_request_is_taken_back(run: Path, cli: Cli) -> None:
+    done = cli("capture", run, "--wait", "0.2", "--format", "json")
+    assert done.returncode == 1
+    assert "no answer" in done.stderr
+    assert json.loads(done.stdout)["accepted"] is None
+    assert leftovers(run) == []
+
+
+def test_what_is_missing_is_named_and_what_is_there_is_shown(run: Path, cli: Cli) -> None:
+    # given a rank that is killed before it has profiled anything
+    def serve(run: Path, request: ControlRequest) -> None:
+        accept(run, request)
+        profile(run, 0, request.steps)
+        end(run, 1)
+
+    with job(run, serve):
+        done = cli("capture", run, "--wait", "60", "--format", "json")
+    assert done.returncode == 1
+    result = json.loads(done.stdout)
+    assert result["ranks"] == [0]
+    assert [(row["rank"], "killed" in row["reason"]) for row in result["missing"]] == [(1, True)]
+    assert result["analysis"]["ranks"][0]["window_us"] == 3e6
+    assert result["analysis"]["ranks"][1]["window_us"] is None
+    assert result["analysis"]["verdict"]["kind"] == "insufficient_data"
+    assert "rank 1 has no profile of these steps" in result["analysis"]["source"]["warnings"]
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 2**62), (5, 4), (None, 3)])
+def test_an_answer_that_makes_no_sense_neither_hangs_nor_counts(run: Path, cli: Cli, first: int | None, last: int) -> None:
+    def serve(run: Path, request: ControlRequest) -> None:
+        answer(run, ControlAnswer(id=request.id, accepted=True, first_step=first, last_step=last, answered_unix_ns=1))
+
+    with job(run, serve):
+        done = cli("capture", run, "--wait", "60")
+    assert done.returncode == 1
+    assert "no sense" in done.stderr
+
+
+def test_a_job_that_ends_instead_of_answering_is_not_waited_for(run: Path, cli: Cli) -> None:
+    def serve(run: Path, _request: ControlRequest) -> None:
+        end(run, 0)
+        end(run, 1)
+
+    with job(run, serve):
+        done = cli("capture", run, "--wait", "1000")
+    assert done.returncode == 1
+    assert "the job ended" in done.stderr
+
+
+def test_a_run_that_is_over_or_hangs_or_has_not_begun_is_status_3(run: Path, cli: Cli, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        for path in rank_dir(run, 0, rank).glob("steps-*"):
+            os.utime(path, (time.time() - 3600,) * 2)
+    done = cli("capture", run)
+    assert done.returncode == 3
+    assert "hangs" in done.stderr
+    assert "--flight-recorder" in done.stderr
+    end(run, 0)
+    end(run, 1)
+    for option in ([], ["--flight-recorder"]):
+        done = cli("capture", run, *option)
+        assert done.returncode == 3
+        assert "the run is over (rank 0: killed, rank 1: killed)" in done.stderr
+    assert not (run / "control").exists()
+    create_run(tmp_path / "new", RunInfo(run_id="r2", name="test", start_unix_ns=1))
+    done = cli("capture", tmp_path / "new")
+    assert done.returncode == 3
+    assert "nothing has been recorded yet" in done.stderr
+    done = cli("capture", tmp_path / "nowhere")
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("ranks", ["", "a", "1-0", "0,,1", "-1", "0-99999999", "1.5"])
+def test_ranks_that_are_none_are_a_usage_error(run: Path, cli: Cli, ranks: str) -> None:
+    done = cli("capture", run, "--ranks", ranks)
+    assert done.returncode == 2
+    assert not (run / "control").exists()
+
+
+def test_ranks_that_are_not_there_are_a_usage_error(run: Path, cli: Cli) -> None:
+    end(run, 1)
+    for rank, why in (("1", "has ended"), ("7", "is not in this run")):
+        done = cli("capture", run, "--ranks", rank)
+        assert done.returncode == 2
+        assert why in done.stderr
+
+
+def test_ranks_and_ranges_are_understood() -> None:
+    kind = next(option.type for option in capture.params if option.name == "ranks")
+    assert kind.convert("5, 0,2-4,3", None, None) == [0, 2, 3, 4, 5]
+
+
+def test_where_one_may_not_write_one_may_not_ask(run: Path, cli: Cli) -> None:
+    # given a run whose control folder is something else
+    (run / "control").write_text("")
+    done = cli("capture", run)
+    assert done.returncode == 3
+    assert "cannot leave a request here" in done.stderr
+
+
+def test_ctrl_c_leaves_nothing_behind(run: Path) -> None:
+    command = [sys.executable, "-m", "rankscope", "capture", str(run), "--wait", "300"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as asking:
+        assert asking.stderr is not None
+        asking.stderr.readline()  # it has asked
+        assert len(leftovers(run)) == 1
+        asking.send_signal(signal.SIGINT)
+        said = asking.stderr.read()
+        assert asking.wait(60) == 130
+    assert "Traceback" not in said
+    assert leftovers(run) == []
+
+
+def test_flight_recorder_dumps_are_named_and_what_is_missing_too(run: Path, cli: Cli) -> None:
+    # given a job that hangs: no steps for an hour, rank 0 answers, rank 1 cannot
+    for path in attempt_dir(run, 0).rglob("steps-*"):
+        os.utime(path, (time.time() - 3600,) * 2)
+
+    def serve(run: Path, request: ControlRequest) -> None:
+        folder = flight_dir(run, 0)
+        folder.mkdir()
+        (folder / f"rank-00000-{request.id}-gloo.pickle").touch()
+        (folder / "rank-00000-1111111111111111111-00000000-gloo.pickle").touch()
+        answer(run, ControlAnswer(id=request.id, accepted=True, answered_unix_ns=1), rank=0)
+        answer(run, ControlAnswer(id=request.id, accepted=False, reason="it is stuck", answered_unix_ns=1), rank=1)
+
+    with job(run, serve) as seen:
+        done = cli("capture", run, "--flight-recorder", "--wait", "60", "--format", "json")
+    assert done.returncode == 1
+    result = json.loads(done.stdout)
+    name = f"rank-00000-{seen[0].id}-gloo.pickle"
+    assert result["dumps"] == [{"rank": 0, "host": "node0", "path": f"attempts/000/flight/{name}"}]
+    assert result["missing"] == [{"rank": 1, "reason": "it is stuck"}]

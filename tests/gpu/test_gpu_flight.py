@@ -1,0 +1,73 @@
+"""NCCL's Flight Recorder: on request, and when the watchdog's time is up."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.cli.nvml import ask_nvml
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "hung.py"
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def launch(run: Path, ranks: int, *args: str) -> subprocess.Popen[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(JOB)]
+    recorded = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--"]
+    return subprocess.Popen([*recorded, *torchrun, "--backend", "nccl", *args], stderr=subprocess.PIPE, text=True)
+
+
+def enqueued(path: Path) -> int:
+    """The number of the last collective that a dump knows of."""
+    last: int = max(entry["collective_seq_id"] for entry in _Plain(io.BytesIO(path.read_bytes())).load()["entries"])
+    return last
+
+
+@pytest.mark.timeout(600)
+def test_nccl_writes_its_recorder_on_request(cli: Cli, tmp_path: Path) -> None:
+    if ask_nvml().gpus < 1:
+        pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
+    run = tmp_path / "run"
+    job = launch(run, 1)
+    try:
+        deadline = time.monotonic() + 300
+        while not list(run.glob("attempts/000/ranks/00000/steps-*")) and time.monotonic() < deadline and job.poll() is None:
+            time.sleep(0.2)
+        done = cli("capture", run, "--flight-recorder", "--format", "json", "--wait", "60")
+        assert done.returncode == 0, done.stdout + done.stderr
+        (dump,) = json.loads(done.stdout)["dumps"]
+        assert dump["path"].endswith("-nccl.pickle")
+        assert enqueued(run / dump["path"]) > 0
+    finally:
+        job.terminate()
+        job.communicate(timeout=120)
+
+
+@pytest.mark.timeout(600)
+def test_what_the_watchdog_writes_before_it_ends_the_job_is_in_the_run(tmp_path: Path) -> None:
+    if ask_nvml().gpus < 2:
+        pytest.skip("NCCL takes one rank per GPU, and a rank that waits for another takes two")
+    run = tmp_path / "run"
+    job = launch(run, 2, "--timeout", "20")
+    _, said = job.communicate(timeout=500)
+    assert job.returncode != 0
+    assert "switched itself off" not in said
+    dumps = {path.name: enqueued(path) for path in run.glob("attempts/000/flight/*.pickle")}
+    # the one that waited is one collective ahead of the one it waited for
+    assert dumps["rank-00000-watchdog-nccl.pickle"] == dumps["rank-00001-watchdog-nccl.pickle"] + 1
