@@ -40,7 +40,7 @@ demo: install
 
 test:
 	@$(SETUP) .venv test
-	$(BIN)/python -m pytest -m "not campaign" $(TEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not campaign" $(TEST_ARGS)
 
 check:
 	@$(SETUP) .venv check

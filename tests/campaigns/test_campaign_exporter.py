@@ -256,7 +256,7 @@ def _hostile_spool(scene: Scene) -> Callable[[], None]:
     os.mkfifo(spool / "fifo.prom")
     (spool / "link.prom").symlink_to("/etc/passwd")
     (spool / "huge.prom").write_bytes(b"rank_steps_total 1\n" * 100_000)
-    (spool / "torn.prom").write_text('rank_steps_total{run_id="r",rank="0"')
+    (spool / "torn.prom").write_text('rank_steps_total{run="r",rank="0"')
     (spool / "spoofed.prom").write_text('gpu_up{uuid="GPU-00000000-aaaa-bbbb-cccc-000000000000"} 0\n')
     (spool / "binary.prom").write_bytes(bytes(range(256)))
     (spool / "folder.prom").mkdir()

@@ -58,7 +58,7 @@ FINDERS = "import sys; print([type(finder).__name__ for finder in sys.meta_path]
 
 @pytest.mark.parametrize(
     ("file", "waits"),
-    [("train.py", 1), ("torchrun", 0), ("compile_worker/__main__.py", 0)],
+    [("train.py", 1), ("torchrun", 0), ("accelerate", 0), ("deepspeed", 0), ("compile_worker/__main__.py", 0)],
 )
 def test_launchers_and_compile_workers_are_left_alone(tmp_path: Path, file: str, waits: int) -> None:
     script = tmp_path / file
@@ -115,7 +115,7 @@ def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import itertools\nfrom rankscope.profiler.host import ThreadMeter\ncalls, read = itertools.count(), ThreadMeter.read\n"
-        "def broken(self):\n    if next(calls) > 10: raise RuntimeError('planted')\n"
+        "def broken(self):\n    if next(calls) > 7: raise RuntimeError('planted')\n"
         "    return read(self)\nThreadMeter.read = broken"
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -127,7 +127,7 @@ def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
     info = run.rank(0, 0)
     assert info is not None
     assert (info.end_reason, info.disabled_reason) == ("disabled", "RuntimeError: planted")
-    assert [row.step for row in run.steps(0, 0)] == [0, 1, 2, 3, 4]
+    assert [row.step for row in run.steps(0, 0)] == list(range(6))
 
 
 @pytest.mark.slow

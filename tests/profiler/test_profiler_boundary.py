@@ -35,6 +35,11 @@ def test_gradient_accumulation_is_one_step() -> None:
     assert closings(StepBoundary(), ["backward", "backward", "backward", adam] * 2) == [3, 7]
 
 
+def test_an_optimizer_that_steps_one_group_of_parameters_after_the_other_makes_one_step() -> None:
+    adam = Optimizer()
+    assert closings(StepBoundary(), ["backward", adam, adam, adam] * 3) == [1, 5, 9]
+
+
 def test_chained_optimizers_make_one_step_together() -> None:
     muon, adam = Optimizer(), Optimizer()
     # The first cycle cannot know of the second optimizer; from then on the last one ends the step.

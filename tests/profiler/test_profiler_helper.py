@@ -9,20 +9,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rankscope.profiler.entries import StepEntry, pack
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello, Window
-from rankscope.profiler.ring import End, RingWriter
+from rankscope.profiler.phases import UNSEEN
+from rankscope.profiler.ring import SLOTS, End, RingWriter
 from rankscope.profiler.scratch import hold, is_left, spooled, was_recorded
 from rankscope.profiler.session import Session
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.profiler.store import MAX_PENDING, RunStore
+from rankscope.profiler.storing import Storing
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 
 
 def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: str = "run", pid: int = 1) -> Hello:
@@ -47,6 +51,33 @@ def step(number: int) -> StepRecord:
     return StepRecord(step=number, start_unix_ns=10**18, wall_us=1000.0, phases_us=PhaseTimes(forward=1000.0))
 
 
+def packed(number: int) -> bytes:
+    """That step as the ring carries it."""
+    return pack(
+        StepEntry(
+            step=number,
+            start_unix_ns=10**18,
+            wall_ns=1_000_000,
+            phases_ns=[1_000_000 if phase == "forward" else UNSEEN for phase in PHASES],
+            blocked_ns=None,
+            profiled=False,
+            awaits_device=False,
+            cpu_ns=0,
+            run_queue_ns=None,
+            voluntary_switches=0,
+            involuntary_switches=0,
+            gc_ns=0,
+            samples=None,
+            tokens=None,
+            input_elements=None,
+            flops=None,
+            memory=None,
+            sections_ns={},
+            tags=[],
+        )
+    )
+
+
 class Rank:
     """The rank's side: a scratch folder, a ring, a helper."""
 
@@ -61,7 +92,7 @@ class Rank:
     def put(self, *numbers: int) -> None:
         """Record steps."""
         for number in numbers:
-            assert self.ring.put(EntryKind.STEP, msgspec.json.encode(step(number)))
+            assert self.ring.put(EntryKind.STEP, packed(number))
 
     def end(self) -> str:
         """The rank is gone; returns what the helper said."""
@@ -110,7 +141,7 @@ def test_a_live_rank_has_metrics_and_records(tmp_path: Path) -> None:
         return values.get("rank_steps_total") == 3 and values["rank_recorder_disabled"] == 1
 
     eventually(published)
-    assert len(list(RunReader(tmp_path / "run").steps(0, 0))) == 3
+    eventually(lambda: len(list(RunReader(tmp_path / "run").steps(0, 0))) == 3)
     rank.end()
 
 
@@ -211,16 +242,16 @@ def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: En
     # Given a rank whose helper is killed while it works
     (tmp_path / "spool").mkdir()
     session = Session(hello(tmp_path / "run", spool=tmp_path / "spool"), str(tmp_path))
-    session.ring.put(EntryKind.STEP, msgspec.json.encode(step(0)))
+    session.ring.put(EntryKind.STEP, packed(0))
     eventually(lambda: any((tmp_path / "spool").glob("*.prom")))
     session._helper.kill()
     eventually(session.helper_ended)
-    session.ring.put(EntryKind.STEP, msgspec.json.encode(step(1)))
+    session.ring.put(EntryKind.STEP, packed(1))
     # When another takes its place, the folder looks at no moment as if nobody cared
     session.replace_helper()
     assert not is_left(session.scratch)
     assert not session.helper_ended()
-    session.ring.put(EntryKind.STEP, msgspec.json.encode(step(2)))
+    session.ring.put(EntryKind.STEP, packed(2))
     session.ring.set_end(end)
     session.close()
     # Then nothing is missing
@@ -250,6 +281,78 @@ def test_the_launcher_hears_of_what_is_recorded_and_of_files_in_the_spool(tmp_pa
     # Then the launcher knows of both
     assert was_recorded(job)
     assert spooled(job) == [entry.name for entry in spool.iterdir()] != []
+
+
+STUCK = """
+import os, time
+from pathlib import Path
+from rankscope.runs import writer
+append = writer.JsonLinesWriter.append
+def stuck(self, *records):
+    while not os.path.exists("GO"):
+        time.sleep(0.02)
+    append(self, *records)
+writer.JsonLinesWriter.append = stuck
+"""
+
+
+def test_a_filesystem_that_does_not_answer_holds_up_the_writing_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a folder in which a write takes until further notice
+    (tmp_path / "sitecustomize.py").write_text(STUCK.replace("GO", str(tmp_path / "go")))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "spool").mkdir()
+    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run", spool=tmp_path / "spool"))
+    # When more steps come than the ring holds, the ring is emptied all the same
+    count = SLOTS + 500
+    for number in range(count):
+        eventually(partial(rank.ring.put, EntryKind.STEP, packed(number)))
+    rank.ring.set_end(End.EXIT)
+    # And when the disk answers again after the rank's end, everything is there
+    assert rank.helper.stdin is not None
+    rank.helper.stdin.close()
+    (tmp_path / "go").touch()
+    rank.helper.stdin = None
+    assert rank.end() == ""
+    run = RunReader(tmp_path / "run")
+    assert [row.step for row in run.steps(0, 0)] == list(range(count))
+    info = run.rank(0, 0)
+    assert info is not None
+    assert info.end_reason == "exit"
+
+
+def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankscope.profiler import storing as module
+
+    monkeypatch.setattr(module, "LAST_TRY_SECONDS", 0.5)
+    said = hello(tmp_path / "run")
+
+    def ends(failures: int, *, moving: bool) -> bool:
+        """Whether the end is reached on a disk on which only every so manieth attempt succeeds."""
+        store = RunStore(msgspec.structs.replace(said, rank=msgspec.structs.replace(said.rank, rank=failures)))
+        write, attempts = store.write_rank, 0
+
+        def write_rank(info: RankInfo) -> bool:
+            nonlocal attempts
+            attempts += 1
+            if attempts <= failures:
+                if moving:
+                    store._moved()
+                else:
+                    store.failing = True
+                return False
+            return write(info)
+
+        monkeypatch.setattr(store, "write_rank", write_rank)
+        store.add("steps", step(0))
+        storing = Storing(store)
+        storing.start()
+        return storing.finish(said.rank)
+
+    assert ends(0, moving=False)
+    assert ends(8, moving=True)
+    assert not ends(10**6, moving=False)
 
 
 def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from rankscope.profiler.launch import LaunchOptions, launch
 from rankscope.runs.reader import RunReader, is_run
-from rankscope.runs.records import StepRecord
+from rankscope.runs.records import PHASES, StepRecord
 
 JOB = Path(__file__).parent / "jobs" / "tiny_loop.py"
 STEPS = 12
@@ -57,6 +59,9 @@ def test_a_crash_is_told_from_an_exit_and_the_status_is_the_jobs(tmp_path: Path,
         ("gan", range(1, STEPS)),
         ("inside_backward", range(1, STEPS)),
         ("closures", range(1, STEPS)),
+        ("lbfgs", range(1, STEPS)),
+        # Whether the old one still steps is only known when the new one does again.
+        ("swapped", range(1, STEPS - 1)),
         # As with data below, and one more: only that the new optimizer steps again tells that the old one is over.
         ("replaced", range(1, STEPS - 3)),
     ],
@@ -105,3 +110,90 @@ def test_a_job_without_training_leaves_nothing(tmp_path: Path, capfd: pytest.Cap
     assert not (tmp_path / "deep").exists()
     output = capfd.readouterr()
     assert (output.out, output.err) == ("False --flag\n", "")
+
+
+PAUSE_US = 20_000
+
+
+def test_evaluations_and_checkpoints_are_between_steps_wherever_they_are(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    assert record(tmp_path / "run", "evaluates") == 0
+    records = recorded(tmp_path / "run")
+    assert [row.step for row in records] == list(range(STEPS))
+    assert {row.samples for row in records} == {4}, "only what training worked on"
+    assert {row.step: row.tags for row in records if set(row.tags) - {"gc"}} == {
+        2: ["eval"],
+        4: ["eval"],
+        6: ["eval"],
+        8: ["checkpoint"],
+        10: ["checkpoint"],
+    }
+    for row in records:
+        between = row.phases_us.between_steps or 0
+        assert (between > PAUSE_US) == (row.step in (2, 4, 6)) or row.step == 8
+        assert sum(row.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(row.wall_us, abs=0.01)
+    for row in records[2:7:2]:
+        assert (row.phases_us.data or 0) + (row.phases_us.forward or 0) < (row.phases_us.between_steps or 0)
+    assert any(row.resident_bytes for row in records), "memory is read at some steps"
+
+
+def test_training_that_fails_and_goes_on_is_recorded_and_nothing_of_it_is_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert record(tmp_path / "run", "fails") == 0
+    output = capfd.readouterr()
+    assert (output.out, output.err) == ("left 0\n", "")
+    records = recorded(tmp_path / "run")
+    # A step that fails is part of the next one, and its work was done. The last that would end is the one whose optimizer raises.
+    assert [row.samples for row in records] == [4] + [8] * (STEPS // 2 - 2)
+    for row in records:
+        assert sum(row.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(row.wall_us, abs=0.01)
+        assert row.phases_us.optimizer is not None
+
+
+def test_sections_and_what_the_script_knows_are_in_the_records(tmp_path: Path) -> None:
+    assert record(tmp_path / "run", "sections") == 0
+    records = recorded(tmp_path / "run")
+    assert [(row.samples, row.tokens) for row in records] == [(5, step) for step in range(STEPS)]
+    assert [row.flops for row in records] == [None] + [1e9] * (STEPS - 1)
+    for row in records:
+        assert row.sections_us.keys() == {"h2d", "loss", "inner"}
+        assert row.sections_us["loss"] > row.sections_us["inner"] > 0
+        assert row.phases_us.h2d is not None
+        assert row.phases_us.h2d <= row.sections_us["h2d"]
+
+
+def test_ranks_that_a_script_spawns_are_recorded_and_the_script_is_not(tmp_path: Path) -> None:
+    assert record(tmp_path / "run", "spawned") == 0
+    run = RunReader(tmp_path / "run")
+    assert run.ranks(0) == [0, 1]
+    assert [len(list(run.steps(0, rank))) for rank in (0, 1)] == [STEPS, STEPS]
+
+
+def test_attaching_imports_nothing_that_is_slow_and_prints_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch\nprint([name for name in sys.modules if name.startswith(('torch', 'numpy', 'safetensors'))])\n"
+    )
+    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    options = LaunchOptions(run_dir=tmp_path / "run", name="none")
+    with (tmp_path / "out").open("w") as out:
+        job = [
+            sys.executable,
+            "-c",
+            "import subprocess, sys; sys.exit(subprocess.call(sys.argv[2:], stdout=open(sys.argv[1], 'w')))",
+        ]
+        status = launch([*job, out.name, sys.executable, str(script)], options).status
+    assert status == 0
+    attached = set(ast.literal_eval((tmp_path / "out").read_text()))
+    more = attached - set(ast.literal_eval(alone.stdout))
+    slow = (
+        "torch.profiler",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch._dynamo",
+        "torch._inductor",
+        "numpy",
+    )
+    assert [name for name in more if name.startswith(slow)] == []
+    assert len(more) < 150

@@ -5,87 +5,153 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.profiler.phases import PhaseClock, in_microseconds
+from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, H2D, OPTIMIZER, UNSEEN, PhaseClock
 from rankscope.runs.records import PHASES
+
+KINDS = {"data": DATA, "h2d": H2D, "backward": BACKWARD, "optimizer": OPTIMIZER, "between_steps": BETWEEN}
+
+
+def seen(times: list[int]) -> dict[str, int]:
+    """The phases that were."""
+    return {phase: time for phase, time in zip(PHASES, times, strict=True) if time != UNSEEN}
+
+
+def waited(clock: PhaseClock) -> dict[str, int]:
+    """The phases with waiting in them."""
+    return {phase: time for phase, time in zip(PHASES, clock.blocked, strict=True) if time}
 
 
 def test_a_plain_loop_is_split_at_the_events() -> None:
     clock = PhaseClock(0)
-    clock.enter("data", 10)  # 10 of logging after the last step
+    clock.enter(DATA, 10)  # 10 of logging after the last step
     clock.leave(30)
-    clock.enter("backward", 70)
+    clock.enter(BACKWARD, 70)
     clock.leave(100)
-    clock.enter("optimizer", 105)  # 5 of gradient clipping
+    clock.enter(OPTIMIZER, 105)  # 5 of gradient clipping
     clock.leave(115)
     assert clock.finish(115) == 115
-    assert clock.times == {"between_steps": 10, "data": 20, "forward": 40, "backward": 30, "optimizer": 15}
+    assert seen(clock.times) == {"between_steps": 10, "data": 20, "forward": 40, "backward": 30, "optimizer": 15}
 
 
 def test_gradient_accumulation_adds_up_and_the_gap_after_a_backward_is_nobodys_forward() -> None:
     clock = PhaseClock(0)
     for start in (0, 100):
-        clock.enter("data", start)
+        clock.enter(DATA, start)
         clock.leave(start + 10)
-        clock.enter("backward", start + 40)
+        clock.enter(BACKWARD, start + 40)
         clock.leave(start + 90)
     assert clock.finish(190) == 190
-    assert clock.times == {"data": 20, "forward": 60, "backward": 100, "between_steps": 10}
+    assert seen(clock.times) == {"data": 20, "forward": 60, "backward": 100, "between_steps": 10}
 
 
 def test_without_a_data_loader_the_data_phase_is_unknown_not_zero() -> None:
     clock = PhaseClock(0)
-    clock.enter("backward", 10)
+    clock.enter(BACKWARD, 10)
     clock.leave(20)
     clock.finish(20)
-    record = in_microseconds(clock.times, clock.times)
-    assert record.data is None
-    assert record.forward == 0.01
+    assert seen(clock.times) == {"forward": 10, "backward": 10}
 
 
 def test_waiting_belongs_to_the_phase_it_turns_out_to_be_in() -> None:
     clock = PhaseClock(0)
-    clock.enter("data", 0)
+    clock.enter(DATA, 0)
     clock.leave(10)
     clock.wait(7)  # nobody knows yet that this is the forward pass
-    clock.enter("backward", 30)
+    clock.enter(BACKWARD, 30)
     clock.wait(5)
     clock.leave(40)
     clock.finish(40)
-    assert clock.blocked == {"forward": 7, "backward": 5}
+    assert waited(clock) == {"forward": 7, "backward": 5}
 
 
 def test_a_backward_inside_an_optimizers_closure_is_backward() -> None:
     clock = PhaseClock(0)
-    clock.enter("optimizer", 0)
-    clock.enter("backward", 10)
+    clock.enter(OPTIMIZER, 0)
+    clock.enter(BACKWARD, 10)
     clock.leave(50)
     clock.leave(60)
     clock.finish(60)
-    assert clock.times == {"optimizer": 20, "backward": 40}
+    assert seen(clock.times) == {"forward": 10, "optimizer": 10, "backward": 40}
 
 
-@given(st.lists(st.tuples(st.sampled_from(["data", "backward", "optimizer", "leave"]), st.integers(0, 10**6))))
+@given(st.lists(st.tuples(st.sampled_from([*KINDS, "leave", "begin", "interrupt", "wait"]), st.integers(0, 10**6))))
 def test_phases_sum_to_the_wall_time_whatever_happens(events: list[tuple[str, int]]) -> None:
-    clock, at, depth = PhaseClock(0), 0, 0
+    clock, at = PhaseClock(0), 0
+    since, began = clock.remember(), 0
     for event, later in events:
         at += later
-        if event != "leave":
-            clock.enter(event, at)  # type: ignore[arg-type]
-            depth += 1
-        elif depth:
+        if event == "leave":
             clock.leave(at)
-            depth -= 1
-    assert clock.finish(at) == at == sum(clock.times.values())
-    assert clock.times.keys() <= set(PHASES)
+        elif event == "wait":
+            clock.wait(later)
+        elif event == "begin":
+            since, began = clock.remember(), at
+        elif event == "interrupt":
+            clock.interrupt(since, began, at)
+            since, began = clock.remember(), at
+        else:
+            clock.enter(KINDS[event], at)
+    assert clock.finish(at) == at == sum(seen(clock.times).values())
+    assert all(time >= 0 for time in seen(clock.times).values())
+
+
+def test_what_interrupts_a_gap_does_not_decide_what_the_gap_was() -> None:
+    clock = PhaseClock(0)
+    clock.enter(DATA, 0)
+    clock.leave(10)
+    clock.enter(H2D, 12)  # 2 and the 30 after it are forward
+    clock.leave(20)
+    clock.wait(5)
+    clock.enter(BETWEEN, 30)  # a checkpoint in the middle of forward
+    clock.wait(3)
+    clock.leave(70)
+    clock.enter(BACKWARD, 90)
+    clock.leave(100)
+    clock.finish(100)
+    assert seen(clock.times) == {"data": 10, "h2d": 8, "forward": 32, "backward": 10, "between_steps": 40}
+    assert waited(clock) == {"forward": 5, "between_steps": 3}
+
+
+def test_what_turns_out_to_have_been_no_training_is_taken_back() -> None:
+    # Given a forward pass that is interrupted by an evaluation: batches, waiting, time between
+    clock = PhaseClock(0)
+    clock.enter(DATA, 0)
+    clock.leave(10)
+    clock.wait(2)
+    since = clock.remember()
+    clock.enter(DATA, 20)
+    clock.leave(40)
+    clock.wait(7)
+    clock.enter(DATA, 60)
+    clock.leave(70)
+    # When it turns out that it was one, from 15 to 80
+    clock.interrupt(since, 15, 80)
+    clock.enter(BACKWARD, 100)
+    clock.leave(130)
+    clock.finish(130)
+    assert seen(clock.times) == {"data": 10, "forward": 25, "backward": 30, "between_steps": 65}
+    assert waited(clock) == {"forward": 2, "between_steps": 7}
+
+
+def test_the_end_of_a_phase_of_a_step_that_is_over_says_nothing() -> None:
+    clock = PhaseClock(0)
+    clock.enter(DATA, 10)  # Ctrl-C went through it
+    clock.finish(20)
+    clock.begin(20)
+    clock.leave(30)
+    clock.enter(BACKWARD, 40)
+    clock.leave(50)
+    clock.finish(50)
+    assert seen(clock.times) == {"forward": 20, "backward": 10}
 
 
 def test_a_phase_that_an_exception_went_through_is_let_go_and_the_ones_around_it_stay() -> None:
     clock = PhaseClock(0)
-    clock.enter("optimizer", 0)  # it raised, nobody said
-    clock.enter("backward", 10)
-    clock.abandon("optimizer")
-    assert clock.inside("backward")
-    assert not clock.inside("optimizer")
+    clock.enter(OPTIMIZER, 0)  # it raised, nobody said
+    clock.enter(BACKWARD, 10)
+    clock.abandon(OPTIMIZER)
+    assert clock.inside(BACKWARD)
+    assert not clock.inside(OPTIMIZER)
     clock.leave(30)
     assert clock.finish(35) == 35
-    assert clock.times == {"optimizer": 10, "backward": 20, "between_steps": 5}
+    assert seen(clock.times) == {"forward": 10, "optimizer": 0, "backward": 20, "between_steps": 5}

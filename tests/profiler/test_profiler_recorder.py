@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,42 +16,47 @@ pytestmark = pytest.mark.usefixtures("require_torch")
 
 
 def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankscope.profiler import recorder as module
+    from rankscope.profiler import guard
+    from rankscope.profiler.ddp import Tail
+    from rankscope.profiler.phases import BACKWARD
+    from rankscope.profiler.recorder import Recorder
     from rankscope.profiler.settings import RecorderSettings
 
     class Gradients:
-        present, ready_ns, closed = True, None, False
+        present, on_host, closed = True, True, False
+        tail = Tail(None)
+
+        def watch(self, roots: object) -> Tail:
+            assert roots == "the loss"
+            return self.tail
 
         def close(self) -> None:
             self.closed = True
 
-        def begin(self) -> None: ...
-
-        def end(self) -> None: ...
-
-        def synchronises(self) -> bool:
-            return True
-
     at = 0
-    monkeypatch.setattr(module, "now", lambda: at)
-    recorder = module.Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
+    monkeypatch.setattr(guard, "now", lambda: at)
+    recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
     gradients = Gradients()
     recorder.gradients = gradients  # type: ignore[assignment]
     assert recorder.enter_backward()
-    # Given a gradient at 10, a wait until 30, the last gradient at 40, a wait from 50 to 60
-    for ready, started, ended in ((10, 20, 30), (40, 50, 60)):
-        gradients.ready_ns = ready  # type: ignore[assignment]
+    tail = recorder.enter_pass("the loss")
+    assert tail is gradients.tail
+    # Given a wait from 20 to 30, the last gradient at 40, a wait from 50 to 60
+    for started, ended in ((20, 30), (50, 60)):
         at = started
         begun = recorder.enter_wait()
         at = ended
         recorder.leave_wait(begun)
+    tail.ready_ns = 40
     # When backward returns at 100
     at = 100
+    recorder.leave_pass(tail)
     recorder.leave_backward()
     # Then the tail of 60 and the first wait of 10 are blocked, and nothing twice
-    assert recorder._clock is not None
-    assert recorder._clock.blocked == {"backward": 70}
-    # And when the recorder is switched off, its hooks on the gradients go
+    assert recorder._events is not None
+    recorder._events.finish(at)
+    assert recorder._events.clock.blocked[BACKWARD] == 70
+    # And when the recorder is switched off, the models are let go
     recorder.disable("the test is over")
     assert gradients.closed
 
@@ -81,61 +84,6 @@ def test_what_cannot_be_written_down_does_not_keep_a_rank_from_recording() -> No
     hello = identify(settings)
     assert msgspec.json.decode(msgspec.json.encode(hello), type=type(hello)) == hello
     assert (hello.run.run_id, hello.run.name, hello.run.launcher) == ("caf?", "caf?", "caf?")
-
-
-class Profiler:
-    """Instead of torch's."""
-
-    starts = exports = True
-
-    def start(self) -> None:
-        from rankscope.profiler.kineto import KinetoUnavailable
-
-        if not self.starts:
-            raise KinetoUnavailable("another profiler is on")
-
-    def begin_step(self, step: int) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def export(self, path: Path) -> None:
-        path.touch()
-        if not self.exports:
-            raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize("ends", ["whole", "refused", "given way", "closed", "not exported", "not taken"])
-def test_only_a_window_that_the_helper_hears_of_leaves_a_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
-) -> None:
-    from rankscope.profiler import scratch as folders
-    from rankscope.profiler import windows as module
-    from rankscope.profiler.handover import EntryKind
-
-    # Given no room in local memory, so that traces go to the temporary disk
-    memory, disk = tmp_path / "memory", tmp_path / "disk"
-    memory.mkdir()
-    disk.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(disk))
-    monkeypatch.setattr(folders, "_free", lambda folder: 0 if folder == memory else 10**12)
-    monkeypatch.setattr(module, "KinetoSession", Profiler)
-    monkeypatch.setattr(Profiler, "starts", ends != "refused")
-    monkeypatch.setattr(Profiler, "exports", ends != "not exported")
-    entries: list[int] = []
-
-    def put(kind: int, _payload: bytes) -> bool:
-        entries.append(kind)
-        return ends != "not taken"
-
-    # When a window of one step is due
-    windows = module.Windows(module.Schedule(1, 0, 1), memory, put)
-    windows.boundary(1)
-    after: dict[str, Callable[[], None]] = {"given way": windows.give_way, "closed": windows.close}
-    after.get(ends, lambda: windows.boundary(2))()
-    # Then there is a trace for the helper, or nothing
-    assert len(list(disk.rglob("*.json"))) == len(list(disk.iterdir())) == (ends == "whole")
-    kinds = {"whole": [EntryKind.WINDOW], "not taken": [EntryKind.WINDOW], "closed": []}
-    assert entries == kinds.get(ends, [EntryKind.MISSED_WINDOW])
 
 
 MANY = """

@@ -25,7 +25,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 def torchrun(run_dir: Path, *args: str, windows: int = 0, spool: Path | None = None) -> LaunchResult:
     """Record ``tiny_ddp.py`` on two ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOBS / "tiny_ddp.py")]
-    options = LaunchOptions(run_dir=run_dir, name="tiny", window_first=6, window_every=0, window_steps=windows, spool_dir=spool)
+    options = LaunchOptions(
+        run_dir=run_dir,
+        name="tiny",
+        window_first=6,
+        window_every=0,
+        window_steps=windows,
+        spool_dir=spool,
+        exporter_url=None,
+    )
     return launch([*command, "--steps", str(STEPS), *args], options)
 
 
@@ -123,7 +131,7 @@ def test_the_run_says_what_it_was(slow_data: tuple[LaunchResult, RunReader, Path
         assert info.recorder_cost_us
         assert (info.end_unix_ns or 0) > info.start_unix_ns
     assert not any((folder / "spool").iterdir()), "the text files of ranks that said goodbye are gone"
-    assert {path.name for path in (folder / "run").iterdir()} == {"run.json", "attempts"}
+    assert {path.name for path in (folder / "run").iterdir()} == {"run.json", "attempts", "control"}
 
 
 def test_a_stall_late_in_backward_is_own_backward_time_of_its_rank(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import distributed as dist
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.autograd import profiler
 from torch.compiler import is_compiling
@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from rankscope.profiler import checkpoints, flight_dump, layout, waits
 from rankscope.profiler.kineto import note_begun, note_ended
 from rankscope.profiler.recorder import Recorder
 from rankscope.profiler.settings import from_environment
@@ -59,6 +60,7 @@ def use(recorder: Recorder) -> None:
     if version < _OLDEST_TORCH:
         raise RuntimeError(f"torch {torch.__version__} is older than 2.6")
     _recorder = recorder
+    flight_dump.prepare(recorder.settings.scratch_dir)
     if not _patched:
         _patched = True
         _wrap_everything()
@@ -66,11 +68,12 @@ def use(recorder: Recorder) -> None:
 
 
 def adopt_existing(recorder: Recorder) -> None:
-    """Find the DDP models that were made before the wrappers were in place; some tens of milliseconds."""
+    """Find the DDP models and device meshes that were made before the wrappers were in place; some tens of milliseconds."""
     for thing in gc.get_objects():
         # Not isinstance: it would ask objects that answer with code of their own.
         if issubclass(type(thing), DistributedDataParallel):
             recorder.adopt(thing)
+        layout.adopt(thing)
 
 
 def _forked() -> None:
@@ -94,24 +97,24 @@ def _wrap_everything() -> None:
     _replace(_BaseDataLoaderIter, "__next__", _data)
     # Tensor.backward looks this up at every call, so one wrapper sees both.
     _replace(torch.autograd, "backward", _backward)
-    _replace(torch, "save", _checkpoint)
+    _replace(nn.Module, "eval", _evaluates)
+    _replace(nn.Module, "train", _trains)
     _replace(GradScaler, "step", _scaler)
     _replace(profiler.profile, "_prepare_trace", _foreign_profiler)
     _replace(profiler.profile, "_start_trace", _foreign_profiler)
     _replace(profiler.profile, "__exit__", _foreign_profiler_ends)
     _replace(DistributedDataParallel, "__init__", _wrapped_model)
-    # Broadcasting buffers waits for rank 0, before forward.
-    _replace(DistributedDataParallel, "_sync_buffers", _waiting)
-    if dist.is_available():
-        _replace(dist.Work, "wait", _waiting)
+    waits.watch(_listening)
+    layout.watch_meshes()
+    checkpoints.watch(_listening)
     register_optimizer_step_pre_hook(_before_optimizer)
     register_optimizer_step_post_hook(_after_optimizer)
 
 
 def _data(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def following(self: Any) -> Any:
-        recorder = _listening()
-        if recorder is None or not recorder.enter_data():
+        recorder = None if is_compiling() else _recorder
+        if recorder is None or not recorder.enter_data(self):
             return original(self)
         batch = None
         try:
@@ -126,38 +129,43 @@ def _data(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _backward(original: Callable[..., None]) -> Callable[..., None]:
     def backward(*args: Any, **kwargs: Any) -> None:
         recorder = _listening()
-        if recorder is None or not recorder.enter_backward():
+        if recorder is None:
             return original(*args, **kwargs)
+        outermost = recorder.enter_backward()
+        # Also in a pass inside another: with reentrant checkpoints it may be the one that waits.
+        tail = recorder.enter_pass(args[0] if args else kwargs.get("tensors")) if recorder.gradients.present else None
         try:
             return original(*args, **kwargs)
         finally:
-            recorder.leave_backward()
+            if tail is not None:
+                recorder.leave_pass(tail)
+            if outermost:
+                recorder.leave_backward()
 
     return backward
 
 
-def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-    def wait(*args: Any, **kwargs: Any) -> Any:
-        recorder = _listening()
-        started = 0 if recorder is None else recorder.enter_wait()
-        if recorder is None or not started:
-            return original(*args, **kwargs)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            recorder.leave_wait(started)
-
-    return wait
-
-
-def _checkpoint(original: Callable[..., None]) -> Callable[..., None]:
-    def save(*args: Any, **kwargs: Any) -> None:
+def _evaluates(original: Callable[..., Any]) -> Callable[..., Any]:
+    def evaluate(self: Any) -> Any:
         recorder = _listening()
         if recorder is not None:
-            recorder.tag("checkpoint")
-        return original(*args, **kwargs)
+            recorder.model_evaluates()
+        return original(self)
 
-    return save
+    return evaluate
+
+
+def _trains(original: Callable[..., Any]) -> Callable[..., Any]:
+    def train(self: Any, mode: bool = True) -> Any:
+        # A model calls this for each of its parts: only the first call begins or ends an evaluation. There are models with an
+        # ``eval`` of their own, which comes here (all of transformers 5).
+        if _recorder is not None and (_recorder.may_evaluate) == mode:
+            recorder = _listening()
+            if recorder is not None:
+                (recorder.model_trains if mode else recorder.model_evaluates)()
+        return original(self, mode)
+
+    return train
 
 
 def _scaler(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -204,13 +212,14 @@ def _wrapped_model(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    recorder = _listening()
+    recorder = None if is_compiling() else _recorder
     if recorder is not None:
-        recorder.claim()
+        if recorder.session is None:
+            recorder.claim()
         recorder.before_optimizer(optimizer)
 
 
 def _after_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    recorder = _listening()
+    recorder = None if is_compiling() else _recorder
     if recorder is not None:
         recorder.after_optimizer(optimizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import torch
+from torch import Tensor
 
 _MAX_LEAVES: Final = 64
 """More tensors than this in one batch are not looked at: the measure must stay cheap."""
@@ -16,19 +16,20 @@ def measure(batch: object) -> tuple[int | None, int | None]:
 
     ``None`` where there is no tensor.
     """
+    if isinstance(batch, Tensor):
+        return (batch.size(0) if batch.dim() else None), batch.numel()
     samples: int | None = None
     elements: int | None = None
     queue: list[object] = [batch]
-    for _ in range(_MAX_LEAVES):
-        if not queue:
-            break
-        item = queue.pop(0)
-        if isinstance(item, torch.Tensor):
+    for item in queue:
+        if len(queue) > _MAX_LEAVES:
+            del queue[_MAX_LEAVES:]
+        if isinstance(item, Tensor):
             if samples is None and item.dim():
-                samples = item.shape[0]
+                samples = item.size(0)
             elements = (elements or 0) + item.numel()
-        elif isinstance(item, Mapping):
-            queue.extend(item.values())
         elif isinstance(item, list | tuple):
             queue.extend(item[:_MAX_LEAVES])
+        elif isinstance(item, Mapping):
+            queue.extend(item.values())
     return samples, elements

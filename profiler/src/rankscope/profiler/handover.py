@@ -19,11 +19,13 @@ class EntryKind(IntEnum):
     """What an entry of the ring is."""
 
     STEP = 1
-    """An encoded ``StepRecord``."""
+    """A packed ``StepEntry``."""
     WINDOW = 2
     """An encoded ``Window``: a trace is waiting in local memory."""
     MISSED_WINDOW = 3
     """A window that could not be recorded; the payload is the reason."""
+    DEVICE = 4
+    """A packed ``DeviceEntry``."""
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -32,6 +34,8 @@ class Window(msgspec.Struct, frozen=True):
     path: str
     first: int
     last: int
+    keep_trace: bool = False
+    """Somebody asked for the trace itself."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):

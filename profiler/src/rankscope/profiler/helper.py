@@ -6,32 +6,34 @@ end of its own standard input. It is niced, ignores the signals meant for the jo
 
 from __future__ import annotations
 
-import gzip
 import os
 import select
 import shutil
 import signal
 import sys
 import time
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from rankscope.profiler.coordination import Coordination
 from rankscope.profiler.duties import Duties, Surroundings
+from rankscope.profiler.flight import FlightDumps
 from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_hello
+from rankscope.profiler.hardware import Hardware
+from rankscope.profiler.joining import Joining
+from rankscope.profiler.otlp import OtlpTraces
 from rankscope.profiler.publishing import Publishing
+from rankscope.profiler.reducing import Reducing
 from rankscope.profiler.ring import End, RingReader
-from rankscope.profiler.scratch import hold, note_recorded, remove_trace, sweep
+from rankscope.profiler.scratch import hold, note_recorded, sweep
 from rankscope.profiler.store import RunStore
-from rankscope.runs.errors import InputError
+from rankscope.profiler.storing import Storing
 from rankscope.runs.records import EndReason, RankInfo, StepRecord
 
 POLL_SECONDS: Final = 0.2
-LAST_TRY_SECONDS: Final = 10.0
-"""How long a full disk may hold up the end."""
 
 
 class Helper:
@@ -43,11 +45,17 @@ class Helper:
         self._ring = RingReader(scratch / RING_FILE)
         self._hold = hold(scratch)
         self._store = RunStore(self._hello)
-        self._windows: deque[Window] = deque()
+        self._storing = Storing(self._store)
+        self._reducing = Reducing(
+            scratch,
+            keep=self._hello.settings.keep_traces,
+            keep_in=lambda: None if self._store.refused else self._store.folder,
+            say=self._say,
+        )
+        self._joining = Joining()
         self._disabled = False
-        self._noted = False
+        self._noted = self._ticked = False
         self._missed_windows = 0
-        self._traces: deque[Path] = deque()
         around = Surroundings(
             hello=self._hello,
             scratch=scratch,
@@ -56,89 +64,81 @@ class Helper:
             begun=lambda: self._store.begun,
             say=self._say,
         )
-        self._duties = Duties([Publishing(around)], self._say)
+        coordination = Coordination(around, self._ring, self._missed)
+        self._duties = Duties(
+            [Publishing(around), Hardware(around), OtlpTraces(around), FlightDumps(around), coordination], self._say
+        )
 
     def run(self) -> None:
         """Work until the rank is gone, then finish."""
         parent = os.getppid()
         sweep()
         os.set_blocking(0, False)
+        self._storing.start()
         while True:
             # Asked before the ring is read: after the rank's end one more reading sees everything.
             gone = _rank_is_gone(parent)
-            while self._take():
+            while self._take(ended=gone):
                 pass
-            self._store.flush()
+            self._record(self._joining.overdue())
+            self._collect()
+            self._storing.wake()
             self._note()
-            self._duties.tick()
+            self._tick()
             if gone:
                 break
-            if self._windows:
-                self._reduce(self._windows.popleft())
-            else:
-                select.select([0], [], [], POLL_SECONDS)
-        while self._windows:
-            self._reduce(self._windows.popleft())
+            select.select([0], [], [], POLL_SECONDS)
+        self._record(self._joining.rest())
+        self._reducing.finish()
+        self._collect()
         self._finish()
+
+    def _tick(self) -> None:
+        # Metrics carry the identity of the run, which another rank may have made.
+        if self._storing.settled:
+            self._ticked = True
+            self._duties.tick()
 
     def _note(self) -> None:
         if self._store.begun and not self._noted:
             self._noted = True
             note_recorded(self._scratch)
 
-    def _take(self) -> int:
-        entries = self._ring.read(500)
+    def _take(self, *, ended: bool) -> int:
+        entries = self._ring.read(500, ended=ended)
         for kind, payload in entries:
             if kind == EntryKind.STEP:
-                self._duties.step(msgspec.json.decode(payload, type=StepRecord))
-                self._store.add("steps", payload)
+                self._record(self._joining.step(payload))
+            elif kind == EntryKind.DEVICE:
+                self._record(self._joining.device(payload))
             elif kind == EntryKind.WINDOW:
-                self._windows.append(msgspec.json.decode(payload, type=Window))
+                self._reducing.add(msgspec.json.decode(payload, type=Window))
             elif kind == EntryKind.MISSED_WINDOW:
                 self._missed(payload.decode(errors="replace"))
         if self._ring.disabled_reason and not self._disabled:
-            self._disabled = self._store.write_rank(self._rank_info())
+            self._disabled = True
+            self._storing.write_rank(self._rank_info())
         return len(entries)
+
+    def _record(self, records: list[StepRecord]) -> None:
+        for record in records:
+            self._duties.step(record)
+            self._store.add("steps", record)
 
     def _missed(self, reason: str) -> None:
         if not self._missed_windows:
             self._say(f"a profiler window was left out: {reason}")
         self._missed_windows += 1
 
-    def _reduce(self, window: Window) -> None:
-        path = Path(window.path)
-        try:
-            # Imported for the first window: the rank of a run without windows needs no numpy.
-            from rankscope.analysis.reduce import reduce_trace
-            from rankscope.analysis.traces import read_trace
-
-            reduction = reduce_trace(read_trace(path))
-        except InputError as error:
-            self._missed(str(error))
-        except Exception as error:  # noqa: BLE001  # no trace, however odd, may cost the step records
-            self._missed(f"{type(error).__name__}: {error}")
-        else:
-            self._store.add("windows", *reduction.breakdowns)
-            self._store.add("collectives", *reduction.collectives)
-            self._store.add("kernels", *reduction.kernels)
-            for breakdown in reduction.breakdowns:
+    def _collect(self) -> None:
+        for reduced in self._reducing.results():
+            if reduced.reason is not None:
+                self._missed(reduced.reason)
+            self._store.add("windows", *reduced.breakdowns)
+            self._store.add("collectives", *reduced.collectives)
+            self._store.add("kernels", *reduced.kernels)
+            for breakdown in reduced.breakdowns:
                 self._duties.breakdown(breakdown)
-            self._store.flush()
-        if self._hello.settings.keep_traces and not self._store.refused:
-            self._keep(path)
-        remove_trace(path, self._scratch)
-
-    def _keep(self, path: Path) -> None:
-        kept = self._store.folder / "traces" / f"{path.stem}.json.gz"
-        try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("rb") as source, gzip.open(kept, "wb", compresslevel=4) as target:
-                shutil.copyfileobj(source, target)
-            self._traces.append(kept)
-            while len(self._traces) > self._hello.settings.keep_traces:
-                self._traces.popleft().unlink(missing_ok=True)
-        except OSError as error:
-            self._say(f"cannot keep the trace {kept.name}: {error.strerror or error}")
 
     def _dropped(self) -> int:
         return self._ring.dropped + self._store.dropped
@@ -151,6 +151,8 @@ class Helper:
             dropped_records=self._dropped(),
             missed_windows=self._missed_windows,
             recorder_cost_us=self._ring.cost_ns / 1000,
+            window_cost_us=self._ring.window_cost_ns / 1000,
+            windows=self._ring.windows,
             disabled_reason=self._ring.disabled_reason,
         )
 
@@ -158,14 +160,11 @@ class Helper:
         ended = time.time_ns()
         reasons: dict[End, EndReason] = {End.SILENT: "killed", End.EXIT: "exit", End.CRASH: "crash"}
         reason: EndReason = "disabled" if self._ring.disabled_reason else reasons[self._ring.end]
-        deadline = time.monotonic() + LAST_TRY_SECONDS
-        while not (self._store.flush(now=True) and self._store.write_rank(self._rank_info(end_unix_ns=ended, end_reason=reason))):
-            if time.monotonic() > deadline:
-                self._say("gave up writing the last records")
-                break
-            time.sleep(POLL_SECONDS)
+        if not self._storing.finish(self._rank_info(end_unix_ns=ended, end_reason=reason)):
+            self._say("gave up writing the last records")
         self._note()
-        self._store.close()
+        if not self._ticked:
+            self._tick()
         self._duties.end(vanished=self._ring.end is End.SILENT)
         self._ring.close()
 

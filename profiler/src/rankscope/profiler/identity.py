@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.layout import find_layout
+from rankscope.profiler.settings import PREFIX, RecorderSettings
 from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo
 
 
@@ -26,6 +27,8 @@ def identify(settings: RecorderSettings) -> Hello:
     backend = str(dist.get_backend()) if initialised else None
     attempt = settings.elastic_attempt(os.environ)
     kind, gpu_uuid, gpu_name = _device()
+    # A script that knows its place only after setting up its groups may still say so in its own environment.
+    layout = find_layout(settings.coordinates or os.environ.get(PREFIX + "COORDINATES"))
     started = time.time_ns()
     return Hello(
         # Only what is text for people may hold what is not UTF-8; see the launcher for folders.
@@ -45,8 +48,7 @@ def identify(settings: RecorderSettings) -> Hello:
             world_size=world_size,
             backend=backend,
             versions=_versions(),
-            # Whatever else there is, this is all that can be known for sure without asking the script.
-            layout={},
+            layout=layout.sizes,
         ),
         rank=RankInfo(
             rank=rank,
@@ -58,6 +60,7 @@ def identify(settings: RecorderSettings) -> Hello:
             device_kind=kind,
             gpu_uuid=gpu_uuid,
             gpu_name=gpu_name,
+            coordinates=layout.coordinates,
             start_unix_ns=started,
             budget=settings.budget,
         ),

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Final
 
 from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, spooled, was_recorded
-from rankscope.profiler.settings import PREFIX, WINDOW_FIRST, WINDOW_STEPS, RecorderSettings
+from rankscope.profiler.settings import BUDGET, EXPORTER_URL, PREFIX, RETAIN_BYTES, WINDOW_FIRST, WINDOW_STEPS, RecorderSettings
 from rankscope.profiler.spool import remove_own
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader, is_run
@@ -43,10 +43,15 @@ class LaunchOptions:
     run_dir: Path
     name: str
     spool_dir: Path | None = None
+    budget: float = BUDGET
+    """Share of the step time that the recorder may cost: windows come as seldom as that takes, unless ``window_every`` says."""
     window_first: int = WINDOW_FIRST
     window_every: int | None = None
     window_steps: int = WINDOW_STEPS
     keep_traces: int = 0
+    retain_bytes: int | None = RETAIN_BYTES
+    exporter_url: str | None = EXPORTER_URL
+    otlp_every: int | None = None
     simulated: bool = False
     price_per_gpu_hour: float | None = None
     currency: str | None = None
@@ -150,10 +155,14 @@ def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scr
         start_unix_ns=time.time_ns(),
         spool_dir=str(options.spool_dir.absolute()) if options.spool_dir else None,
         scratch_dir=str(scratch),
+        budget=options.budget,
         window_first=options.window_first,
         window_every=options.window_every,
         window_steps=options.window_steps,
         keep_traces=options.keep_traces,
+        retain_bytes=options.retain_bytes,
+        exporter_url=options.exporter_url,
+        otlp_every=options.otlp_every,
         simulated=options.simulated,
         launcher=shlex.join(command),
         price_per_gpu_hour=options.price_per_gpu_hour,

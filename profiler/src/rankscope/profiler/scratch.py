@@ -14,6 +14,7 @@ from typing import Final
 LOCAL_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # memory shared between processes is what it is for
 _LOCK_FILE: Final = "lock"
 _RECORDED_FILE: Final = "recorded"
+_SPOOLED_FILE: Final = "spooled"
 ABANDONED_SECONDS: Final = 600.0
 ABANDONED_ON_DISK_SECONDS: Final = 86_400.0
 """Longer: a trace on disk has no lock, and a helper that lags comes to it late."""
@@ -51,6 +52,19 @@ def trace_folder(scratch: Path) -> Path | None:
     return Path(tempfile.mkdtemp(prefix=f"{_prefix()}trace-", dir=base))
 
 
+def flight_prefix(parent: str | None, name: str) -> Path:
+    """Where torch shall write a file ``PREFIX + rank`` that nobody removes for it: in ``parent`` if that is here, as above."""
+    if parent is not None and os.access(parent, os.W_OK | os.X_OK):
+        return Path(parent) / f"flight-{name}-"
+    base = LOCAL_MEMORY if os.access(LOCAL_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    return base / f"{_prefix()}flight-{name}-"
+
+
+def is_flight_file(path: Path) -> bool:
+    """Whether ``flight_prefix`` made the name of this file."""
+    return path.name.startswith(("flight-", f"{_prefix()}flight-"))
+
+
 def remove_trace(path: Path, scratch: Path) -> None:
     """Remove a trace, if it is there, and the folder that ``trace_folder`` made for it. Never raises ``OSError``."""
     with suppress(OSError):
@@ -85,8 +99,25 @@ def note_recorded(scratch: Path) -> None:
 
 
 def note_spooled(scratch: Path, name: str) -> None:
-    """Tell the launcher, as above, the name of a rank's file (``*.prom``) in the spool. Never raises."""
+    """Tell the launcher, as above, the name of a rank's file (``*.prom``) in the spool, and who may come after. Never raises."""
     _note(scratch, name)
+    with suppress(OSError, UnicodeEncodeError):
+        (scratch / _SPOOLED_FILE).write_text(name)
+
+
+def forget_spooled(scratch: Path, name: str) -> None:
+    """The rank has no such file any more: the next one of that name is another job's. Never raises ``OSError``."""
+    with suppress(OSError):
+        (scratch / _SPOOLED_FILE).unlink(missing_ok=True)
+        if (scratch.parent / _LOCK_FILE).exists():
+            (scratch.parent / name).unlink(missing_ok=True)
+
+
+def spooled_before(scratch: Path) -> str | None:
+    """The name that the helper before this one noted last, if it was killed. Never raises ``OSError``."""
+    with suppress(OSError):
+        return (scratch / _SPOOLED_FILE).read_text()
+    return None
 
 
 def _note(scratch: Path, name: str) -> None:
@@ -121,6 +152,10 @@ def _sweep(base: Path, *, older_than: float) -> None:
     limit = time.time() - older_than
     with suppress(OSError):
         for folder in base.glob(f"{_prefix()}*"):
+            if folder.is_file():  # see ``flight_prefix``; who would have collected it is gone
+                if folder.stat().st_mtime < limit:
+                    folder.unlink()
+                continue
             locks = [*folder.glob(_LOCK_FILE), *folder.glob(f"*/{_LOCK_FILE}")]
             if folder.stat().st_mtime < limit and not any(_held(lock) for lock in locks):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from rankscope.profiler import flight_dump
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
 from rankscope.profiler.ring import RingWriter
 from rankscope.profiler.scratch import hold, make_scratch
@@ -76,15 +77,21 @@ def _start_helper(scratch: Path) -> subprocess.Popen[bytes]:
     environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
     # Handed on: a folder that nobody holds for a moment would look as if its helper had been killed.
     handle = hold(scratch)
+    listening = flight_dump.listens()
     try:
-        return subprocess.Popen(
+        helper = subprocess.Popen(
             # -P: nothing in the training script's folder may shadow what the helper imports.
             [sys.executable, "-P", "-m", "rankscope.profiler.helper", str(scratch)],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            # Where it asks for a dump of the Flight Recorder.
+            stdout=subprocess.PIPE if listening else subprocess.DEVNULL,
             env=environment,
             start_new_session=True,
             pass_fds=[handle],
         )
     finally:
         os.close(handle)
+    if helper.stdout is not None:
+        flight_dump.listen(os.dup(helper.stdout.fileno()), scratch)
+        helper.stdout.close()
+    return helper

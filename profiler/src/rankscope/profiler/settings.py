@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Final
+from types import NoneType
+from typing import Final, get_args
 
 import msgspec
 
@@ -17,6 +18,10 @@ BUDGET: Final = 0.01
 """Share of the step time that the recorder may cost, windows included."""
 EXPORTER_URL: Final = "http://127.0.0.1:9838/metrics"
 OTLP_EVERY: Final = 100
+RETAIN_BYTES: Final = 4 * 1024**3
+"""Steps get three quarters of it (see ``store``): at 1.2 kB each, three months of steps of 3 s, or a month of steps of 1 s."""
+PLAN_AHEAD_SECONDS: Final = 10.0
+PLAN_AHEAD_STEPS: Final = 50
 
 
 class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,8 +43,14 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """0: a single window. ``None``: as often as ``budget`` allows, on steps that one rank announces to all."""
     window_steps: int = WINDOW_STEPS
     """0: no windows."""
+    plan_ahead_seconds: float = PLAN_AHEAD_SECONDS
+    """An announced window starts at least so long after it was chosen; shorter where ranks hear of it quickly, as in tests."""
+    plan_ahead_steps: int = PLAN_AHEAD_STEPS
+    """And at least so many steps."""
     keep_traces: int = 0
     """Keep the raw traces of the last so many windows."""
+    retain_bytes: int | None = RETAIN_BYTES
+    """How much a rank may keep in the run directory; then its oldest records are removed. ``None``: all is kept."""
     exporter_url: str | None = EXPORTER_URL
     """Where the node's exporter answers; one helper per host samples the GPUs from it. ``None``: nobody does."""
     otlp_every: int | None = None
@@ -54,7 +65,7 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     def environment(self) -> dict[str, str]:
         """The variables that carry these settings."""
         values = msgspec.to_builtins(self, str_keys=True)
-        return {PREFIX + key.upper(): _text(value) for key, value in values.items()}
+        return {PREFIX + key.upper(): "" if value is None else _text(value) for key, value in values.items()}
 
     def elastic_attempt(self, environment: Mapping[str, str]) -> int:
         """The attempt that this process belongs to, the same on all its ranks."""
@@ -74,7 +85,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> RecorderSet
     if not environment.get(PREFIX + "RUN_DIR"):
         return None
     values = {
-        field.name: environment[variable]
+        field.name: environment[variable] or (None if NoneType in get_args(field.type) else "")
         for field in msgspec.structs.fields(RecorderSettings)
         if (variable := PREFIX + field.name.upper()) in environment
     }

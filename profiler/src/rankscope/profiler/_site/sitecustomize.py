@@ -15,6 +15,17 @@ from types import ModuleType
 # pathlib would be a third of what this file costs every Python process of the job.
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 _SAID = "RANKSCOPE_SAID_MISSING"
+# What starts the ranks and trains nothing itself, as a program and as the modules behind it.
+_LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric")
+_LAUNCHER_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.accelerate_cli",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+    "deepspeed.launcher.launch",
+    "lightning.fabric.cli",
+)
 
 
 def _trains() -> bool:
@@ -24,14 +35,14 @@ def _trains() -> bool:
     words = sys.orig_argv
     if any("compile_worker" in word for word in words):
         return False
-    # The elastic agent: `torchrun …` or `python -m torch.distributed.run …`, but no script with such a word among its arguments.
+    # As in `torchrun …` or `python -m torch.distributed.run …`, but no script with such a word among its arguments.
     program = next((index for index, word in enumerate(words[1:], 1) if word == "-m" or not word.startswith("-")), None)
     if program is None:
         return True
     if words[program] == "-m":
         module = words[program + 1] if program + 1 < len(words) else ""
-        return module not in ("torch.distributed.run", "torch.distributed.launch")
-    return os.path.basename(words[program]) != "torchrun"  # noqa: PTH119
+        return module not in _LAUNCHER_MODULES
+    return os.path.basename(words[program]) not in _LAUNCHERS  # noqa: PTH119
 
 
 class _WaitForTorch:

@@ -1,0 +1,404 @@
+"""What the recorder costs training: prints one JSON object.
+
+Three measurements, all on real gloo ranks (DistributedDataParallel, two processes started by torchrun):
+
+- **blocks**: blocks of steps with and without the recorder alternate in the same processes, on two equal models; the wrappers
+  are really taken off for the blocks without. Host time is the CPU time of the training thread, which is what the recorder adds
+  to it whoever else is on the machine; the figure is the median of the differences of neighbouring blocks, with a 95 % bootstrap
+  interval.
+- **all in**: the same script, plain, under ``rankscope run`` with its default budget (windows, helper processes, metrics file)
+  and under TraceML (PyPI ``traceml-ai``), in turns. Compared: CPU time of the training processes, CPU time of everything that
+  was started, and wall time, per step.
+- **start-up**: time from the start of Python to the end of the first step, with and without the recorder attached.
+
+    python benchmarks/overhead.py [--blocks 40] [--rounds 5] [--without-traceml]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ALWAYS_ON_US = 40.0
+ALWAYS_ON_OF_50_MS = 0.003
+ALL_IN = 0.01
+START_UP_S = 1.0
+RANKS = 2
+TINY_STEPS = 150
+"""Steps per block of a step of about a millisecond, where microseconds show."""
+LONG_STEPS = 250
+"""Steps per run of a step of about 50 ms."""
+
+
+# The training script, run by torchrun.
+
+
+def _model(width: int, depth: int) -> Any:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    return nn.parallel.DistributedDataParallel(nn.Sequential(*[nn.Linear(width, width) for _ in range(depth)]))
+
+
+def _steps(model: Any, optimizer: Any, batches: Iterator[Any], count: int) -> None:
+    for _ in range(count):
+        (batch,) = next(batches)
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+
+def _endless(width: int, rows: int) -> Iterator[Any]:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.ones(rows * 64, width))
+    while True:
+        yield from DataLoader(data, batch_size=rows)
+
+
+class _Wrappers:
+    """Everything that attaching put in place, to take it off and put it back."""
+
+    def __init__(self, attach: Callable[[], None]) -> None:
+        import torch
+        from torch.optim import optimizer
+
+        self._hooks = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]  # noqa: SLF001
+        owners = [owner for owner in _owners() if owner is not None]
+        before = [dict(vars(owner)) for owner in owners]
+        attach()
+        self._changed = [
+            (owner, name, old[name], new)
+            for owner, old in zip(owners, before, strict=True)
+            for name, new in dict(vars(owner)).items()
+            if name in old and new is not old[name]
+        ]
+        assert any(owner is torch.autograd and name == "backward" for owner, name, _, _ in self._changed), "nothing was attached"
+        self._held: list[OrderedDict[int, Any]] = [OrderedDict(hooks) for hooks in self._hooks]
+
+    def off(self) -> None:
+        for owner, name, old, _ in self._changed:
+            setattr(owner, name, old)
+        for hooks in self._hooks:
+            hooks.clear()
+
+    def on(self) -> None:
+        for owner, name, _, new in self._changed:
+            setattr(owner, name, new)
+        for hooks, held in zip(self._hooks, self._held, strict=True):
+            hooks.update(held)
+
+
+def _owners() -> list[Any]:
+    import torch
+    from torch import distributed
+    from torch.amp import grad_scaler
+    from torch.nn import parallel
+    from torch.utils.data import dataloader
+
+    return [
+        torch,
+        torch.Tensor,
+        torch.autograd,
+        torch.autograd.profiler.profile,
+        distributed,
+        distributed.distributed_c10d,
+        distributed.Work,
+        parallel.DistributedDataParallel,
+        grad_scaler.GradScaler,
+        dataloader._BaseDataLoaderIter,  # noqa: SLF001
+        sys.modules.get("torch.distributed._functional_collectives"),
+    ]
+
+
+def train_blocks(run_dir: Path, blocks: int) -> None:
+    """Alternate blocks with and without; every rank writes what it measured beside the run directory."""
+    import torch
+    import torch.distributed as dist
+
+    from rankscope.profiler import attach
+    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.settings import RecorderSettings
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    plain = _model(64, 4)
+    settings = RecorderSettings(
+        run_dir=str(run_dir), run_id="bench", name="bench", start_unix_ns=time.time_ns(), window_steps=0, exporter_url=None
+    )
+    recorder = Recorder(settings)
+    wrappers = _Wrappers(lambda: attach.use(recorder))
+    recorded = _model(64, 4)
+    models = {
+        True: (recorded, torch.optim.SGD(recorded.parameters(), lr=1e-4)),
+        False: (plain, torch.optim.SGD(plain.parameters())),
+    }
+    batches = _endless(64, 8)
+    rows: dict[bool, list[tuple[float, float, float]]] = {True: [], False: []}
+    for number in range(2 * blocks + 4):
+        # ABBA: what changes slowly falls on both.
+        on = number % 4 in (0, 3)
+        (wrappers.on if on else wrappers.off)()
+        dist.barrier()
+        cost, cpu, wall = recorder.cost_ns, time.thread_time_ns(), time.perf_counter_ns()
+        _steps(*models[on], batches, TINY_STEPS)
+        row = (time.thread_time_ns() - cpu, time.perf_counter_ns() - wall, recorder.cost_ns - cost)
+        if number >= 4:
+            rows[on].append((row[0] / TINY_STEPS / 1e3, row[1] / TINY_STEPS / 1e3, row[2] / TINY_STEPS / 1e3))
+    assert not recorder.off, "the recorder switched itself off"
+    result = {"with": rows[True], "without": rows[False], "steps": recorder.step_number}
+    run_dir.with_name(f"blocks-{dist.get_rank()}.json").write_text(json.dumps(result), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def train_long(out: Path, steps: int) -> None:
+    """A script as people write it; ``BENCH_TRACEML`` adds the lines that TraceML asks for."""
+    import torch
+    import torch.distributed as dist
+
+    tracer: Callable[[Any], Any] = nullcontext
+    if os.environ.get("BENCH_TRACEML"):
+        import traceml_ai
+
+        traceml_ai.init(mode="auto")
+        tracer = traceml_ai.trace_step
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = _model(512, 12)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    batches = _endless(512, 512)
+    walls = []
+    cpu, mark = time.process_time(), time.perf_counter()
+    for number in range(steps):
+        (batch,) = next(batches)
+        with tracer(model):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        if number == steps // 10:
+            cpu, mark = time.process_time(), time.perf_counter()
+            walls = [mark]
+        elif number > steps // 10:
+            walls.append(time.perf_counter())
+    counted = len(walls) - 1
+    result = {
+        "cpu_us": (time.process_time() - cpu) / counted * 1e6,
+        "wall_mean_us": (walls[-1] - walls[0]) / counted * 1e6,
+        "wall_median_us": statistics.median(b - a for a, b in pairwise(walls)) * 1e6,
+    }
+    (out / f"long-{dist.get_rank()}.json").write_text(json.dumps(result), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def train_once() -> None:
+    """One process, one step; prints how long after the start of Python it ended."""
+    import torch
+
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+    started = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    up = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
+    print(up - int(started[19]) / os.sysconf("SC_CLK_TCK"))
+
+
+# The benchmark.
+
+
+def _torchrun(*args: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", __file__, *args]
+
+
+def _environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+def _run(command: Sequence[str], **more: str) -> float:
+    """Run, and return the CPU seconds of the command and of all that it waited for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, env=_environment(**more), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-3000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def interval(values: Sequence[float], *, draws: int = 2000) -> tuple[float, float, float]:
+    """Median with the 95 % percentile bootstrap interval of it."""
+    source = random.Random(0)  # reproducible, not secret
+    medians = sorted(statistics.median(source.choices(values, k=len(values))) for _ in range(draws))
+    return statistics.median(values), medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    median, low, high = interval(values)
+    return {"median": median, "ci95_low": low, "ci95_high": high, "n": len(values)}
+
+
+def blocks(folder: Path, count: int) -> dict[str, Any]:
+    """See the module's docstring."""
+    _run(_torchrun("--train", "blocks", "--folder", str(folder / "run"), "--blocks", str(count)))
+    figures: dict[str, Any] = {}
+    cpu, wall, booked, without_cpu, without_wall = [], [], [], [], []
+    for rank in range(RANKS):
+        found = json.loads((folder / f"blocks-{rank}.json").read_text(encoding="utf-8"))
+        assert found["steps"] >= count * TINY_STEPS, "not every step was recorded"
+        for on, off in zip(found["with"], found["without"], strict=True):
+            cpu.append(on[0] - off[0])
+            wall.append(on[1] - off[1])
+            booked.append(on[2])
+            without_cpu.append(off[0])
+            without_wall.append(off[1])
+    figures["host_us_per_step"] = _spread(cpu)
+    figures["wall_us_per_step"] = _spread(wall)
+    figures["booked_us_per_step"] = _spread(booked)
+    figures["step_cpu_us_without"] = statistics.median(without_cpu)
+    figures["step_wall_us_without"] = statistics.median(without_wall)
+    return figures
+
+
+def all_in(folder: Path, rounds: int, *, traceml: bool) -> dict[str, Any]:
+    """See the module's docstring."""
+    arms: dict[str, list[dict[str, float]]] = {"plain": [], "rankscope": [], **({"traceml": []} if traceml else {})}
+    costs: list[float] = []
+    for number in range(rounds):
+        order = list(arms) if number % 2 == 0 else list(arms)[::-1]
+        for arm in order:
+            out = folder / f"{arm}-{number}"
+            out.mkdir()
+            script = ["--train", "long", "--folder", str(out), "--steps", str(LONG_STEPS)]
+            print(f"round {number + 1}/{rounds}: {arm}", file=sys.stderr)
+            if arm == "rankscope":
+                run = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(out / "run"), "--no-verdict", "--"]
+                total = _run([*run, *_torchrun(*script)])
+                costs += _booked(out / "run")
+            elif arm == "traceml":
+                command = [str(Path(sys.executable).with_name("traceml")), "run", __file__, f"--nproc-per-node={RANKS}"]
+                total = _run([*command, "--logs-dir", str(out / "logs"), "--args", *script], BENCH_TRACEML="1")
+            else:
+                total = _run(_torchrun(*script))
+            ranks = [json.loads((out / f"long-{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
+            row = {key: statistics.mean(rank[key] for rank in ranks) for key in ranks[0]}
+            arms[arm].append({**row, "everything_cpu_us": total / LONG_STEPS / RANKS * 1e6})
+            shutil.rmtree(out)
+    figures: dict[str, Any] = {"plain": {key: statistics.median(row[key] for row in arms["plain"]) for key in arms["plain"][0]}}
+    for arm in list(arms)[1:]:
+        figures[arm] = {
+            f"{key}_over_plain": _spread([mine[key] / plain[key] for mine, plain in zip(arms[arm], arms["plain"], strict=True)])
+            for key in arms["plain"][0]
+        }
+    figures["rankscope"]["booked_share_of_step_time"] = _spread(costs)
+    return figures
+
+
+def _booked(run_dir: Path) -> list[float]:
+    from rankscope.runs.reader import RunReader
+
+    run = RunReader(run_dir)
+    shares = []
+    for rank in range(RANKS):
+        info = run.rank(0, rank)
+        assert info is not None
+        assert info.recorder_cost_us is not None
+        steps = list(run.steps(0, rank))
+        assert len(steps) >= LONG_STEPS - 1, f"{len(steps)} steps"
+        shares.append(info.recorder_cost_us / sum(step.wall_us for step in steps))
+    return shares
+
+
+def start_up(folder: Path, rounds: int) -> dict[str, Any]:
+    """See the module's docstring."""
+    from rankscope.profiler.launch import SITE_FOLDER
+    from rankscope.profiler.settings import RecorderSettings
+
+    def once(**more: str) -> float:
+        command = [sys.executable, __file__, "--train", "once"]
+        return float(subprocess.run(command, env=_environment(**more), capture_output=True, text=True, check=True).stdout)
+
+    differences, plain = [], []
+    once()
+    for number in range(rounds):
+        settings = RecorderSettings(run_dir=str(folder / f"start-{number}"), run_id="b", name="b", start_unix_ns=time.time_ns())
+        attached = {**settings.environment(), "PYTHONPATH": str(SITE_FOLDER)}
+        pair = (once(), once(**attached)) if number % 2 == 0 else (once(**attached), once())[::-1]
+        plain.append(pair[0])
+        differences.append(pair[1] - pair[0])
+    return {"seconds_without": statistics.median(plain), "seconds_more": _spread(differences)}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=40, help="blocks with, and as many without, the recorder")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each arm, and of the start")
+    parser.add_argument("--without-traceml", action="store_true")
+    parser.add_argument("--only", choices=["blocks", "all_in", "start_up"])
+    parser.add_argument("--train", choices=["blocks", "long", "once"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.train == "blocks":
+        train_blocks(args.folder, args.blocks)
+    elif args.train == "long":
+        train_long(args.folder, args.steps)
+    elif args.train == "once":
+        train_once()
+    else:
+        print(json.dumps(_measure(args), indent=2))
+
+
+def _measure(args: argparse.Namespace) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    budgets: list[dict[str, Any]] = []
+
+    def budget(name: str, value: float, limit: float) -> None:
+        budgets.append({"name": name, "value": value, "limit": limit, "ok": value <= limit})
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if args.only in (None, "blocks"):
+            figures["blocks"] = blocks(folder, args.blocks)
+            host = figures["blocks"]["host_us_per_step"]["median"]
+            budget("always-on: host time per step, us", host, ALWAYS_ON_US)
+            budget("always-on: share of a 50 ms step", host / 50_000, ALWAYS_ON_OF_50_MS)
+        if args.only in (None, "start_up"):
+            figures["start_up"] = start_up(folder, args.rounds)
+            budget("start-up: seconds more", figures["start_up"]["seconds_more"]["median"], START_UP_S)
+        if args.only in (None, "all_in"):
+            figures["all_in"] = all_in(folder, args.rounds, traceml=not args.without_traceml)
+            ours = figures["all_in"]["rankscope"]
+            budget("all in: booked share of the step time", ours["booked_share_of_step_time"]["median"], ALL_IN)
+            if not args.without_traceml:
+                theirs = figures["all_in"]["traceml"]
+                for key in ("cpu_us_over_plain", "everything_cpu_us_over_plain"):
+                    budget(f"all in: {key}, never above TraceML's", ours[key]["median"], theirs[key]["median"])
+    versions = {name: importlib.metadata.version(name) for name in ("rankscope", "torch")}
+    if not args.without_traceml:
+        versions["traceml-ai"] = importlib.metadata.version("traceml-ai")
+    environment = {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count(), **versions}
+    return {"figures": figures, "budgets": budgets, "environment": {**environment, "load": os.getloadavg()[0]}}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""A collector of traces over OTLP/HTTP: what comes is decoded with the official messages."""
+
+from __future__ import annotations
+
+import gzip
+import http.server
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+
+from rankscope.profiler.spans import Value
+
+
+@dataclass(frozen=True)
+class ReceivedSpan:
+    """A span as it came; ids in hexadecimal, as tools show them."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    start_unix_ns: int
+    end_unix_ns: int
+    attributes: dict[str, Value]
+    resource: dict[str, Value]
+
+
+@dataclass
+class Collector:
+    """What came so far, in order."""
+
+    port: int = 0
+    requests: list[tuple[dict[str, str], ExportTraceServiceRequest]] = field(default_factory=list)
+
+    def spans(self) -> list[ReceivedSpan]:
+        """All spans of all requests."""
+        return [
+            ReceivedSpan(
+                span.name,
+                span.trace_id.hex(),
+                span.span_id.hex(),
+                span.parent_span_id.hex(),
+                span.start_time_unix_nano,
+                span.end_time_unix_nano,
+                _attributes(span.attributes),
+                _attributes(resource.resource.attributes),
+            )
+            for _, request in self.requests
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+
+    def wait(self, condition: Callable[[list[ReceivedSpan]], bool]) -> None:
+        """Until what came is as ``condition`` wants it."""
+        until = time.monotonic() + 30
+        while not condition(self.spans()):
+            assert time.monotonic() < until, f"it did not come: {self.spans()}"
+            time.sleep(0.02)
+
+
+@contextmanager
+def collecting(port: int = 0) -> Iterator[Collector]:
+    """A collector on ``port`` of 127.0.0.1, or on one that is free."""
+    collector = Collector()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            headers = {"path": self.path, **{name.lower(): value for name, value in self.headers.items()}}
+            collector.requests.append((headers, ExportTraceServiceRequest.FromString(body)))
+            answer = ExportTraceServiceResponse().SerializeToString()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        collector.port = server.server_address[1]
+        yield collector
+        server.shutdown()
+
+
+def _attributes(pairs: Any) -> dict[str, Value]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: Any) -> Value:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [item.string_value for item in value.array_value.values]
+    found: Value = getattr(value, kind)
+    return found

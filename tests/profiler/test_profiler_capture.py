@@ -1,0 +1,102 @@
+"""`rankscope capture` on a real job: what it asks for is done by the ranks, and what it prints is what they did."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankscope.profiler.launch import SITE_FOLDER
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.reader import RunReader
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
+RANKS = [0, 1]
+
+
+def begin(run: Path) -> subprocess.Popen[str]:
+    """Two ranks that train until they are ended; rank 1's backward takes 30 ms longer in every step."""
+    settings = RecorderSettings(
+        run_dir=str(run),
+        run_id="r",
+        name="r",
+        start_unix_ns=time.time_ns(),
+        window_first=3,
+        window_steps=1,
+        window_every=100_000,
+        plan_ahead_seconds=1.0,
+        plan_ahead_steps=10,
+        exporter_url=None,
+    )
+    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER), "KINETO_LOG_LEVEL": "6"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB)]
+    told = ["--steps", "90000", "--fault", "backward:1", "--pause", "0.03"]
+    return subprocess.Popen([*command, *told], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path, job: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert job.poll() is None, "the job ended"
+        assert time.monotonic() < deadline, "it did not begin"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = begin(run)
+    try:
+        for rank in RANKS:
+            wait_for(rank_dir(run, 0, rank) / "steps-000000.jsonl", job)
+        # when somebody asks for six steps
+        done = cli("capture", run, "--steps", "6", "--keep-trace", "--wait", "90", "--format", "json")
+        # then all ranks have profiled those six, and who was late in them is seen
+        assert done.returncode == 0, done.stdout + done.stderr
+        result = json.loads(done.stdout)
+        steps = range(result["first_step"], result["last_step"] + 1)
+        assert len(steps) == 6
+        assert (result["accepted"], result["ranks"], result["missing"]) == (True, RANKS, [])
+        analysis = result["analysis"]
+        assert [row["steps"] for row in analysis["ranks"]] == [6, 6]
+        for row in analysis["ranks"]:
+            parts = ("compute_us", "exposed_communication_us", "exposed_memcpy_us", "idle_us")
+            assert sum(row[part] for part in parts) == pytest.approx(row["window_us"])
+            assert row["communication_us"] > 0
+            assert 0 <= row["overlap_ratio"] <= 1
+        assert analysis["imposed_wait"][0]["rank"] == 1
+        # six times 30 ms, and what else a busy machine adds or hides
+        assert analysis["imposed_wait"][0]["imposed_us"] > 6 * 15_000
+        for trace in result["traces"]:
+            assert (run / trace).is_file()
+        assert len(result["traces"]) == 2
+        # and a dump of a job that trains does not end it
+        before = len(list(RunReader(run).steps(0, 0)))
+        dumps = cli("capture", run, "--flight-recorder", "--wait", "90", "--format", "json")
+        assert {row["rank"] for row in json.loads(dumps.stdout)["dumps"]} | {
+            row["rank"] for row in json.loads(dumps.stdout)["missing"]
+        } == set(RANKS)
+        deadline = time.monotonic() + 60
+        while len(list(RunReader(run).steps(0, 0))) <= before + 20:
+            assert job.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    finally:
+        job.send_signal(signal.SIGTERM)
+        _, said = job.communicate(timeout=120)
+    assert "switched itself off" not in said
+    # the run has those steps, marked, on all ranks, and none besides the window of its schedule
+    reader = RunReader(run)
+    for rank in RANKS:
+        assert {row.step for row in reader.windows(0, rank)} == {3, *steps}
+        assert {record.step for record in reader.steps(0, rank) if record.profiled} == {3, *steps}

@@ -1,0 +1,180 @@
+"""Entries of the ring: what a rank packs is what the helper writes, and missing stays missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.profiler.entries import DeviceEntry, Memory, StepEntry, pack, to_record, unpack_device, unpack_step
+from rankscope.profiler.joining import MAX_HELD, MAX_SECONDS, Joining
+from rankscope.profiler.phases import UNSEEN
+from rankscope.profiler.ring import SLOT_BYTES
+from rankscope.profiler.sections import MAX_NAME_BYTES, MAX_SECTIONS, Sections, short
+from rankscope.runs.records import PHASES, PhaseTimes
+
+LARGEST = 2**63 - 1
+SLOT_ROOM = SLOT_BYTES - 16
+
+nanoseconds = st.integers(0, 2**40)
+counts = st.none() | st.integers(0, LARGEST)
+phases = st.lists(st.just(UNSEEN) | nanoseconds, min_size=6, max_size=6)
+waits = st.lists(nanoseconds, min_size=6, max_size=6)
+entries = st.builds(
+    StepEntry,
+    step=st.integers(0, LARGEST),
+    start_unix_ns=st.integers(0, LARGEST),
+    wall_ns=nanoseconds,
+    phases_ns=phases,
+    blocked_ns=st.none() | waits,
+    profiled=st.booleans(),
+    awaits_device=st.booleans(),
+    cpu_ns=nanoseconds,
+    run_queue_ns=st.none() | nanoseconds,
+    voluntary_switches=st.integers(0, 2**31),
+    involuntary_switches=st.integers(0, 2**31),
+    gc_ns=nanoseconds,
+    samples=counts,
+    tokens=counts,
+    input_elements=counts,
+    flops=st.none() | st.floats(0, 1e30),
+    memory=st.none() | st.builds(Memory, counts, counts, counts, counts, counts),
+    sections_ns=st.dictionaries(st.text(max_size=20), nanoseconds, max_size=4),
+    tags=st.lists(st.text(max_size=20), max_size=4),
+)
+
+
+def step_entry(step: int, **fields: Any) -> StepEntry:
+    """An entry of little."""
+    values: dict[str, Any] = {
+        "start_unix_ns": 1,
+        "wall_ns": 1000,
+        "phases_ns": [1000] + [UNSEEN] * 5,
+        "blocked_ns": None,
+        "profiled": False,
+        "awaits_device": False,
+        "cpu_ns": 0,
+        "run_queue_ns": None,
+        "voluntary_switches": 0,
+        "involuntary_switches": 0,
+        "gc_ns": 0,
+        "samples": None,
+        "tokens": None,
+        "input_elements": None,
+        "flops": None,
+        "memory": None,
+        "sections_ns": {},
+        "tags": [],
+    }
+    return StepEntry(step=step, **(values | fields))
+
+
+@given(entries)
+def test_an_entry_comes_out_as_it_went_in_and_none_is_not_zero(entry: StepEntry) -> None:
+    assert unpack_step(pack(entry)) == entry
+    record = to_record(entry)
+    for phase, time, wait in zip(PHASES, entry.phases_ns, entry.blocked_ns or [0] * 6, strict=True):
+        assert record.phases_us.get(phase) == (None if time == UNSEEN else time / 1000)
+        blocked = None if record.blocked_us is None else record.blocked_us.get(phase)
+        assert blocked == (None if entry.blocked_ns is None or time == UNSEEN else min(wait, time) / 1000)
+    assert (record.samples, record.tokens, record.input_elements) == (entry.samples, entry.tokens, entry.input_elements)
+    assert (record.flops, record.profiled, record.tags) == (entry.flops, entry.profiled, entry.tags)
+    assert record.run_queue_us == (None if entry.run_queue_ns is None else entry.run_queue_ns / 1000)
+    assert record.resident_bytes == (None if entry.memory is None else entry.memory.resident_bytes)
+    assert record.device_us is record.device_blocked_us is None
+
+
+def test_the_largest_step_fits_a_slot_of_the_ring() -> None:
+    sections = Sections()
+    for number in range(2 * MAX_SECTIONS):
+        sections.enter(short(f"{number:03d}" + "ä" * 100), 0)
+    times = sections.take(LARGEST)
+    assert len(times) == MAX_SECTIONS
+    names = [short(f"{number}" + "\N{OWL}" * 100) for number in range(8)]
+    everything = dict.fromkeys(
+        ("start_unix_ns", "wall_ns", "cpu_ns", "run_queue_ns", "voluntary_switches", "involuntary_switches", "gc_ns"), LARGEST
+    )
+    entry = step_entry(
+        LARGEST,
+        **everything,
+        phases_ns=[LARGEST] * 6,
+        blocked_ns=[LARGEST] * 6,
+        samples=LARGEST,
+        tokens=LARGEST,
+        input_elements=LARGEST,
+        flops=1e300,
+        memory=Memory(*[LARGEST] * 5),
+        sections_ns=times,
+        tags=names,
+    )
+    assert len(pack(entry)) <= SLOT_ROOM
+
+
+def test_names_are_cut_where_a_letter_ends_and_can_always_be_written() -> None:
+    assert short("forward") == "forward"
+    assert short("\N{OWL}" * 100) == "\N{OWL}" * (MAX_NAME_BYTES // 4)
+    assert short("caf\udce9") == "caf?"
+    assert short(7) == "7"
+
+
+def test_sections_add_up_and_one_inside_itself_counts_once() -> None:
+    sections = Sections()
+    for start in (0, 100):
+        sections.enter("loss", start)
+        sections.enter("inner", start + 10)
+        sections.enter("loss", start + 20)
+        sections.leave("loss", start + 30)
+        sections.leave("inner", start + 40)
+        sections.leave("loss", start + 50)
+    sections.leave("never begun", 200)
+    assert sections.take(200) == {"loss": 100, "inner": 60}
+    assert sections.take(300) == {}
+
+
+def test_a_section_across_the_end_of_a_step_is_shared_out() -> None:
+    sections = Sections()
+    sections.enter("epoch", 0)
+    assert sections.take(70) == {"epoch": 70}
+    sections.leave("epoch", 100)
+    assert sections.take(120) == {"epoch": 30}
+
+
+def test_a_step_without_a_device_is_written_at_once() -> None:
+    joining = Joining()
+    assert [row.step for number in range(3) for row in joining.step(pack(step_entry(number)))] == [0, 1, 2]
+    assert joining.rest() == []
+
+
+def test_device_times_are_joined_to_their_step_and_the_order_of_steps_stays() -> None:
+    at = 0.0
+    joining = Joining(clock=lambda: at)
+    assert joining.step(pack(step_entry(0, awaits_device=True))) == []
+    assert joining.step(pack(step_entry(1, awaits_device=True))) == []
+    # A step without device times waits for the ones before it
+    assert joining.step(pack(step_entry(2))) == []
+    late = DeviceEntry(1, [2000] + [UNSEEN] * 5, [500] + [0] * 5)
+    assert unpack_device(pack(late)) == late
+    assert joining.device(pack(late)) == []
+    assert joining.overdue() == []
+    records = joining.device(pack(DeviceEntry(0, [1000, UNSEEN, 0, UNSEEN, UNSEEN, UNSEEN], None)))
+    assert [row.step for row in records] == [0, 1, 2]
+    assert [row.device_us for row in records] == [PhaseTimes(data=1.0, forward=0.0), PhaseTimes(data=2.0), None]
+    assert [row.device_blocked_us for row in records] == [None, PhaseTimes(data=0.5), None]
+    # Of a step that is written already, or never was, nobody wants to know any more
+    assert joining.device(pack(late)) == []
+
+
+def test_steps_wait_for_their_device_times_neither_for_ever_nor_in_any_number() -> None:
+    at = 0.0
+    joining = Joining(clock=lambda: at)
+    done = [row.step for number in range(MAX_HELD + 3) for row in joining.step(pack(step_entry(number, awaits_device=True)))]
+    assert done == [0, 1, 2]
+    at = MAX_SECONDS + 1
+    written = []
+    while rows := joining.overdue():
+        written += [row.step for row in rows]
+    assert written == list(range(3, MAX_HELD + 3))
+    joining.step(pack(step_entry(100, awaits_device=True)))
+    rest = joining.rest()
+    assert [(row.step, row.device_us) for row in rest] == [(100, None)]

@@ -1,0 +1,188 @@
+"""The rank's side of Flight Recorder dumps: what torch is told, and the thread that waits to be asked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import distributed as dist
+
+from rankscope.profiler import flight_dump, scratch
+from rankscope.profiler.flight_files import done_file
+
+NAMES = {
+    "TORCH_FR_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+    "TORCH_NCCL_ENABLE_TIMING",
+}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment in which nobody has told torch anything, and which is put back."""
+    for name in NAMES:
+        # Set first, so that what ``prepare`` sets is taken back.
+        monkeypatch.setenv(name, "")
+        del os.environ[name]
+    return monkeypatch
+
+
+def now_told() -> dict[str, str]:
+    return {name: os.environ[name] for name in NAMES & set(os.environ)}
+
+
+@pytest.mark.parametrize(
+    ("version", "size", "file"),
+    [
+        ("2.6.0", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+        ("2.6.0a0+df5bbc09d1.nv24.11", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+        ("2.8.0+cu128", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        ("2.14.1", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+    ],
+)
+def test_torch_is_told_by_the_names_it_knows(
+    told: pytest.MonkeyPatch, tmp_path: Path, version: str, size: str, file: str
+) -> None:
+    told.setattr(torch, "__version__", version)
+    flight_dump.prepare(str(tmp_path))
+    said = now_told()
+    prefix = Path(said.pop(file))
+    assert said == {size: "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    # a name of its own: ranks of other attempts have the same number
+    assert prefix.parent == tmp_path
+    assert str(os.getpid()) in prefix.name
+
+
+def test_where_the_launchers_folder_is_not_the_dump_goes_to_local_memory(told: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # as on the other nodes of a job
+    told.setattr(torch, "__version__", "2.13.0")
+    for folder in (None, str(tmp_path / "not-here")):
+        os.environ.pop("TORCH_FR_DUMP_TEMP_FILE", None)
+        flight_dump.prepare(folder)
+        prefix = Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"])
+        assert prefix.parent.is_dir()
+        assert prefix.parent != tmp_path / "not-here"
+
+
+def test_a_dump_that_nobody_collected_does_not_stay_in_local_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "LOCAL_MEMORY", tmp_path)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+    left, fresh = (Path(f"{scratch.flight_prefix(None, name)}0") for name in ("1", "2"))
+    for path in (left, fresh):
+        path.touch()
+    os.utime(left, (1, 1))
+    scratch.sweep()
+    assert list(tmp_path.iterdir()) == [fresh]
+
+
+def test_what_somebody_set_stays(told: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told.setattr(torch, "__version__", "2.13.0")
+    # given the old names, which torch still takes, and of which it would warn together with the new ones
+    mine = {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "20000",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/rank_",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    }
+    for name, value in mine.items():
+        told.setenv(name, value)
+    flight_dump.prepare(str(tmp_path))
+    assert now_told() == mine
+
+
+def test_nothing_is_said_too_late(told: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told.setattr(dist, "is_initialized", lambda: True)
+    flight_dump.prepare(str(tmp_path))
+    assert now_told() == {}
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "rankscope-flight"]
+
+
+def wait_for(path: Path) -> str:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and (text := path.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return text
+
+
+def test_a_request_is_served_and_what_is_none_is_ignored(tmp_path: Path) -> None:
+    heard, asks = os.pipe()
+    flight_dump.listen(heard, tmp_path)
+    (thread,) = threads()
+    assert thread.daemon
+    # when somebody writes what is no request, then one that is
+    os.write(asks, b"../../etc/passwd\nA\n" + b"1" * 100 + b"\n\n\xff\xfe\n" + b"12-ab\n")
+    # then it is served, in a process that has no process group and so no dump
+    assert "no collective" in wait_for(done_file(tmp_path, "12-ab"))
+    assert [path.name for path in tmp_path.iterdir()] == ["flight-12-ab.done"]
+    # and the thread is gone when nobody can ask any more
+    os.close(asks)
+    thread.join(60)
+    assert threads() == []
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(heard)
+
+
+def test_a_folder_that_is_gone_and_a_recorder_that_raises_hurt_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> bytes:
+        raise RuntimeError("no CUDA")
+
+    flight_dump.dump(tmp_path / "gone", "1-a")
+    monkeypatch.setattr(flight_dump, "_dumpers", lambda: {"nccl": broken})
+    flight_dump.dump(tmp_path, "1-a")
+    assert done_file(tmp_path, "1-a").read_text() == "RuntimeError: no CUDA"
+
+
+def test_without_more_threads_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    heard, asks = os.pipe()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        flight_dump.listen(heard, tmp_path)
+    # then the helper sees that nobody listens
+    with pytest.raises(BrokenPipeError):
+        os.write(asks, b"1-a\n")
+    os.close(asks)
+
+
+SCRIPT = """
+import os, sys, threading
+from pathlib import Path
+from rankscope.profiler import flight_dump, scratch
+heard, asks = os.pipe()
+flight_dump.listen(heard, Path(sys.argv[1]))
+if not (child := os.fork()):
+    os._exit(len([thread for thread in threading.enumerate() if thread.name == "rankscope-flight"]))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+# The writer is still there: the thread waits.
+"""
+
+
+@pytest.mark.slow
+def test_the_waiting_thread_is_not_in_a_forked_child_and_keeps_no_process_from_ending(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SCRIPT, tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

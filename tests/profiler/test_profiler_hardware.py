@@ -1,0 +1,202 @@
+"""Helpers as real processes that sample a real exporter, whose driver answers what the test decides."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.exporter import conftest as exporter
+from tests.exporter.conftest import RunningExporter
+from tests.exporter.fake_driver import FakeDriver, uuid_of
+
+from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
+from rankscope.profiler.host_lock import HostLock
+from rankscope.profiler.ring import End, RingWriter
+from rankscope.profiler.settings import EXPORTER_URL, RecorderSettings
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import AttemptInfo, HardwareSample, RankInfo, RunInfo
+
+build_fake_nvml = exporter.build_fake_nvml
+fake_nvml_library = exporter.fake_nvml_library
+fake_nvml = exporter.fake_nvml
+start_exporter = exporter.start_exporter
+
+# The helper as it is, only less patient.
+QUICK = """
+import sys, pathlib, rankscope.profiler.hardware as hardware, rankscope.profiler.helper as helper
+hardware.SAMPLE_SECONDS = hardware.ELECTION_SECONDS = 0.2
+helper.main(pathlib.Path(sys.argv[1]))
+"""
+
+pytestmark = pytest.mark.slow
+
+
+class Rank:
+    """The rank's side: a scratch folder, a ring, a helper."""
+
+    def __init__(self, folder: Path, run_id: str, rank: int, url: str | None, *, device: bool = True) -> None:
+        hello = Hello(
+            settings=RecorderSettings(run_dir=str(folder / "run"), run_id=run_id, name="n", start_unix_ns=1, exporter_url=url),
+            run=RunInfo(run_id=run_id, name="n", start_unix_ns=1),
+            attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),
+            rank=RankInfo(
+                rank=rank,
+                world_size=2,
+                host="node1",
+                pid=1,
+                start_unix_ns=1,
+                local_rank=rank,
+                device_kind="cuda" if device else "cpu",
+                gpu_uuid=uuid_of(rank) if device else None,
+            ),
+        )
+        scratch = folder / f"scratch{rank}"
+        scratch.mkdir()
+        self.ring = RingWriter(scratch / RING_FILE)
+        (scratch / HELLO_FILE).write_bytes(msgspec.json.encode(hello))
+        command = [sys.executable, "-P", "-c", QUICK, str(scratch)]
+        self.helper = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def has_open(self, part: str) -> bool:
+        """Whether this rank's helper has a file open whose path has ``part`` in it."""
+        for handle in Path(f"/proc/{self.helper.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed since
+                if part in str(handle.readlink()):
+                    return True
+        return False
+
+    def writes(self) -> bool:
+        """Whether this rank's helper is the one that writes samples."""
+        return self.has_open("/gpu-")
+
+    def end(self) -> str:
+        """The rank is gone; returns what the helper said."""
+        self.ring.set_end(End.EXIT)
+        _, said = self.helper.communicate(timeout=60)
+        self.ring.close()
+        return said
+
+
+StartRank = Callable[..., Rank]
+
+
+@pytest.fixture
+def start_rank(tmp_path: Path) -> Iterator[StartRank]:
+    """``start_rank(0, url)``: a rank of this test's run; its helper is gone when the test ends."""
+    with ExitStack() as stack:
+
+        def start(rank: int, url: str | None, *, device: bool = True) -> Rank:
+            started = Rank(tmp_path, str(tmp_path), rank, url, device=device)
+            stack.enter_context(started.helper)
+            stack.callback(started.helper.kill)
+            return started
+
+        yield start
+
+
+def samples(folder: Path) -> list[HardwareSample]:
+    """What is there by now."""
+    return list(RunReader(folder / "run").hardware("node1")) if (folder / "run" / "run.json").exists() else []
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for something another process is about to do."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_own(
+    tmp_path: Path,
+    fake_nvml: FakeDriver,
+    start_exporter: Callable[..., RunningExporter],
+    start_rank: StartRank,
+    free_port: Callable[[], int],
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    uuids = [uuid_of(0), uuid_of(1)]
+
+    def values_since(count: int) -> set[str | None]:
+        return {row.gpu_uuid for row in samples(tmp_path)[count:] if row.power_watts == 251.25}
+
+    # Given two ranks on a host with an exporter
+    node = start_exporter("--listen", address, env=fake_nvml.env)
+    node.wait_until(lambda: len(node.values("gpu_power_watts")) == 2)
+    ranks = [start_rank(rank, f"http://{address}/metrics") for rank in (0, 1)]
+    eventually(lambda: len(samples(tmp_path)) >= 8)
+
+    # Then one of them writes, every GPU at every moment once
+    rows = [row for row in samples(tmp_path) if row.missing is None]
+    assert sorted((row.unix_ns, str(row.gpu_uuid)) for row in rows) == sorted(
+        (moment, uuid) for moment in {row.unix_ns for row in rows} for uuid in uuids
+    )
+    assert {(row.gpu_index, row.temperature_celsius, row.sm_clock_hertz) for row in rows} == {
+        (0, 40.0, 1.71e9),
+        (1, 41.0, 1.71e9),
+    }
+    assert sum(rank.writes() for rank in ranks) == 1
+
+    # When a GPU is lost, it has no values but one row that says so
+    fake_nvml.lose(1)
+    eventually(lambda: any(row.gpu_uuid == uuids[1] and row.missing for row in samples(tmp_path)))
+
+    # When the exporter dies, that is one row, and there are values once it is back
+    fake_nvml.heal()
+    node.stop(signal.SIGKILL)
+    eventually(lambda: samples(tmp_path)[-1].gpu_uuid is None)
+    before = len(samples(tmp_path))
+    assert "no answer" in (samples(tmp_path)[-1].missing or "")
+    time.sleep(1)
+    assert len(samples(tmp_path)) == before, "said once, not with every try"
+    start_exporter("--listen", address, "--control.socket", tmp_path / "again.sock", env=fake_nvml.env)
+    eventually(lambda: values_since(before) == set(uuids))
+
+    # When the writer is killed, the other one takes over
+    writer, other = sorted(ranks, key=Rank.writes, reverse=True)
+    writer.helper.send_signal(signal.SIGKILL)
+    eventually(other.writes)
+    after = len(samples(tmp_path))
+    eventually(lambda: values_since(after) == set(uuids))
+
+    # And at the end nothing is left, and the absence was said once on this host
+    said = [rank.end() for rank in (writer, other)]
+    assert "".join(said).count("no answer from the exporter") == 1
+    assert not HostLock(str(tmp_path))._folder.exists()
+    assert all(row.unix_ns > 10**18 for row in samples(tmp_path))
+
+
+def test_a_host_without_an_exporter_says_so_once(tmp_path: Path, start_rank: StartRank, free_port: Callable[[], int]) -> None:
+    url = f"http://me:secret@127.0.0.1:{free_port()}/metrics"
+    ranks = [start_rank(rank, url) for rank in (0, 1)]
+    eventually(lambda: len(samples(tmp_path)) >= 1 and all(rank.has_open("-host-") for rank in ranks))
+    writer, other = sorted(ranks, key=Rank.writes, reverse=True)
+    first = writer.end()
+    eventually(lambda: len(samples(tmp_path)) >= 2)
+    second = other.end()
+    assert (first + second).count("no answer from the exporter at http://127.0.0.1:") == 1
+    assert "secret" not in first + second
+    rows = samples(tmp_path)
+    assert {row.gpu_uuid for row in rows} == {None}
+    assert all("refused" in (row.missing or "") and "secret" not in (row.missing or "") for row in rows)
+
+
+def test_ranks_without_a_gpu_that_asked_for_no_exporter_do_not_hear_of_one(tmp_path: Path, start_rank: StartRank) -> None:
+    rank = start_rank(0, EXPORTER_URL, device=False)
+    eventually(lambda: len(samples(tmp_path)) >= 1)
+    assert rank.end() == ""
+
+
+def test_nobody_samples_where_it_is_switched_off(tmp_path: Path, start_rank: StartRank) -> None:
+    rank = start_rank(0, None)
+    eventually((tmp_path / "run" / "run.json").exists)
+    time.sleep(0.5)
+    assert rank.end() == ""
+    assert not (tmp_path / "run" / "hosts").exists()

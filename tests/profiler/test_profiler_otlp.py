@@ -1,0 +1,299 @@
+"""What a collector of traces receives from a rank's helper, over HTTP and gRPC, and what happens without one."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from tests.profiler.otlp_collector import Collector, collecting
+
+from rankscope.profiler.duties import Surroundings
+from rankscope.profiler.handover import Hello
+from rankscope.profiler.otlp import MAX_WAITING, OtlpTraces
+from rankscope.profiler.otlp_sdk import _FirstWords, _Told
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.spans import trace_id
+from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+
+START = 1_700_000_000_000_000_000
+
+
+def step(number: int) -> StepRecord:
+    """A step of 3 ms that began ``number`` seconds after the run."""
+    return StepRecord(
+        step=number,
+        start_unix_ns=START + number * 10**9,
+        wall_us=3000.0,
+        phases_us=PhaseTimes(forward=1000.0, backward=2000.0),
+        blocked_us=PhaseTimes(forward=0.0, backward=500.0),
+    )
+
+
+class Rank:
+    """A duty as the helper of a rank has it."""
+
+    def __init__(self, rank: int = 0, *, every: int | None = 2) -> None:
+        self.said: list[str] = []
+        self.begun = True
+        settings = RecorderSettings(run_dir="/nowhere", run_id="proposed", name="p", start_unix_ns=1, otlp_every=every)
+        info = RankInfo(rank=rank, local_rank=rank, world_size=2, host="h", pid=5, start_unix_ns=1)
+        run = RunInfo(run_id="run-1", name="bert", start_unix_ns=1)
+        attempt = AttemptInfo(attempt=0, start_unix_ns=1, world_size=2)
+        hello = Hello(settings=settings, run=RunInfo(run_id="proposed", name="p", start_unix_ns=1), attempt=attempt, rank=info)
+        self.duty = OtlpTraces(
+            Surroundings(
+                hello=hello,
+                scratch=Path("/nowhere"),
+                run=lambda: run,
+                info=lambda: info,
+                begun=lambda: self.begun,
+                say=self.said.append,
+            )
+        )
+
+    def do(self, *numbers: int) -> None:
+        """Do these steps."""
+        for number in numbers:
+            self.duty.step(step(number))
+        self.duty.tick()
+
+
+@pytest.fixture(autouse=True)
+def own_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The helper owns its process; here the SDK's logger is borrowed."""
+    sdk = logging.getLogger("opentelemetry")
+    handlers = list(sdk.handlers)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    yield
+    sdk.handlers, sdk.propagate = handlers, True
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    with collecting() as running:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{running.port}")
+        yield running
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for another thread."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_every_nth_step_of_all_ranks_is_one_trace(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=ml")
+    ranks = [Rank(0), Rank(1)]
+    for rank in ranks:
+        rank.do(*range(5))
+        rank.duty.end(vanished=False)
+
+    spans = collector.spans()
+    headers = collector.requests[0][0]
+    assert (headers["path"], headers["x-tenant"], headers["content-encoding"]) == ("/v1/traces", "ml", "gzip")
+    assert len(spans) == 2 * 3 * 3
+    for number in (0, 2, 4):
+        trace = [span for span in spans if span.trace_id == f"{trace_id('run-1', 0, number):032x}"]
+        parents = {span.resource["rankscope.rank"]: span for span in trace if span.name == "step"}
+        assert set(parents) == {0, 1}
+        for span in trace:
+            parent = parents[span.resource["rankscope.rank"]]
+            assert span.resource["service.name"] == "bert"
+            assert span.parent_id == ("" if span is parent else parent.span_id)
+        assert {parent.start_unix_ns for parent in parents.values()} == {START + number * 10**9}
+        assert {parent.attributes["rankscope.step"] for parent in parents.values()} == {number}
+        bounds = {
+            (span.name, span.end_unix_ns - span.start_unix_ns, span.attributes.get("rankscope.blocked_us")) for span in trace
+        }
+        assert bounds == {("step", 3_000_000, 500.0), ("forward", 1_000_000, 0.0), ("backward", 2_000_000, 500.0)}
+    assert [rank.said for rank in ranks] == [[], []]
+
+
+def test_standard_variables_name_the_service_and_sample_the_same_steps_everywhere(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "theirs")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=their-host,team=ml")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+    for number in (0, 1):
+        rank = Rank(number, every=1)
+        rank.do(*range(40))
+        rank.duty.end(vanished=False)
+
+    chosen = [{span.trace_id for span in collector.spans() if span.resource["rankscope.rank"] == rank} for rank in (0, 1)]
+    assert chosen[0] == chosen[1]
+    assert 0 < len(chosen[0]) < 40
+    resource = collector.spans()[0].resource
+    said = {"service.name": "theirs", "host.name": "their-host", "team": "ml", "rankscope.run_id": "run-1"}
+    assert said.items() <= resource.items()
+
+
+def test_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[Any] = []
+
+    class Service(TraceServiceServicer):
+        def Export(self, request: Any, context: Any) -> Any:  # noqa: N802  # the service's own name
+            received.append(request)
+            return ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_TraceServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    rank = Rank()
+    try:
+        rank.do(2)
+        rank.duty.end(vanished=False)
+    finally:
+        server.stop(None).wait()
+    assert rank.said == []
+    assert [span.name for span in received[0].resource_spans[0].scope_spans[0].spans] == ["forward", "backward", "step"]
+
+
+def test_a_collector_that_is_away_is_told_of_once_and_gets_the_next_steps_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int]
+) -> None:
+    port = free_port()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # time for a second try
+    rank = Rank()
+    rank.do(0)
+    eventually(lambda: bool(rank.said))
+    assert "nobody takes the traces over OTLP" in rank.said[0]
+    assert "refused" in rank.said[0]
+    rank.do(2)
+    with collecting(port) as collector:
+        rank.do(4)
+        collector.wait(lambda spans: any(span.attributes.get("rankscope.step") == 4 for span in spans))
+        eventually(lambda: len(rank.said) == 2)
+        rank.duty.end(vanished=False)
+    assert "taken again" in rank.said[1]
+
+
+def test_only_a_change_is_told() -> None:
+    class Fickle(SpanExporter):
+        answers = iter(["FAILURE", "FAILURE", "SUCCESS", "SUCCESS", "FAILURE", "FAILURE"])
+
+        def export(self, spans: object) -> SpanExportResult:
+            return SpanExportResult[next(self.answers)]
+
+    said: list[str] = []
+    told = _Told(Fickle(), _FirstWords(), said.append)
+    for _ in range(6):
+        told.export([])
+    assert [line.split(":")[0] for line in said] == [
+        "nobody takes the traces over OTLP",
+        "the traces over OTLP are taken again",
+        "nobody takes the traces over OTLP",
+    ]
+
+
+def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.profiler.otlp.FLUSH_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+        rank = Rank()
+        rank.do(0)
+        with silent.accept()[0]:
+            rank.duty.end(vanished=True)
+            assert "not taken over OTLP within 0.5 s" in rank.said[0]
+            assert any(thread.name == "otlp" for thread in threading.enumerate()), "left behind: it is a daemon"
+    eventually(lambda: not any(thread.name == "otlp" for thread in threading.enumerate()))
+
+
+def test_nothing_is_sent_before_the_run_has_its_identity_and_what_waits_is_bounded(collector: Collector) -> None:
+    rank = Rank(every=1)
+    rank.begun = False
+    rank.do(*range(MAX_WAITING + 50))
+    assert rank.duty._sender is None
+    assert rank.duty._waiting.qsize() == MAX_WAITING
+    rank.begun = True
+    rank.duty.end(vanished=False)
+    numbers = [span.attributes["rankscope.step"] for span in collector.spans() if span.name == "step"]
+    assert numbers == list(range(51, MAX_WAITING + 50)), "the oldest have made room, one of them for the end"
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL=http/json: rankscope speaks"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "pigeon"}, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=pigeon: rankscope speaks"),
+        ({"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "OTEL_BSP_"),
+    ],
+)
+def test_a_variable_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], reason: str) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    rank, neighbour = Rank(0), Rank(1)
+    for each in (rank, neighbour):
+        each.do(0)
+        each.duty.end(vanished=False)
+    assert neighbour.said == [], "once on a host is enough"
+    assert len(rank.said) == 1
+    assert rank.said[0].startswith(f"no traces over OTLP: {reason}")
+
+
+@pytest.mark.parametrize(("missing", "protocol", "extra"), [("http", "http/protobuf", "otlp"), ("grpc", "grpc", "otlp-grpc")])
+def test_a_missing_exporter_is_one_line_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, missing: str, protocol: str, extra: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{missing}.trace_exporter", None)
+    rank = Rank()
+    rank.do(0)
+    rank.duty.end(vanished=False)
+    assert len(rank.said) == 1
+    assert rank.said[0].endswith(f"pip install 'rankscope[{extra}]'")
+
+
+def test_a_missing_sdk_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "rankscope.profiler.otlp_sdk", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    rank = Rank()
+    rank.do(0)
+    rank.duty.end(vanished=False)
+    assert rank.said == ["no traces over OTLP: they need opentelemetry.sdk.resources: pip install 'rankscope[otlp]'"]
+
+
+def test_traces_are_off_unless_asked_for_and_the_sdk_may_be_disabled(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = Rank(every=None)
+    off.do(0, 1, 2)
+    off.duty.end(vanished=False)
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    disabled = Rank()
+    disabled.do(0, 2)
+    disabled.duty.end(vanished=False)
+    assert (off.said, disabled.said, collector.requests) == ([], [], [])
+
+
+@pytest.mark.slow
+def test_a_helper_that_sends_no_traces_loads_neither_sdk_nor_http_nor_torch() -> None:
+    loaded = "[name for name in ('opentelemetry', 'http.client', 'numpy', 'torch') if name in sys.modules]"
+    script = f"import sys, rankscope.profiler.helper; print({loaded})"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,61 @@
+"""What a helper reports of its rank: its pace, and the recorder's cost, always on and of windows."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rankscope.profiler.pace import Pace
+from rankscope.profiler.plan import RankReport
+from rankscope.runs.records import RankInfo, StepRecord
+
+INFO = RankInfo(rank=1, world_size=2, host="h", pid=1, start_unix_ns=1, recorder_cost_us=0.0, window_cost_us=0.0)
+
+
+def train(pace: Pace, steps: int, *, wall_us: float = 1000.0, profiled: bool = False) -> None:
+    """So many steps more."""
+    for _ in range(steps):
+        number = 0 if pace.last_step is None else pace.last_step + 1
+        pace.add(StepRecord(step=number, start_unix_ns=1, wall_us=wall_us, profiled=profiled))
+
+
+def report(pace: Pace, *, cost_us: float, window_cost_us: float = 0.0, windows: int = 0) -> RankReport:
+    """With what the ring says."""
+    info = msgspec.structs.replace(INFO, recorder_cost_us=cost_us, window_cost_us=window_cost_us, windows=windows)
+    told = pace.report(info)
+    assert told is not None
+    return told
+
+
+def test_before_the_first_steps_there_is_nothing_to_say() -> None:
+    pace = Pace()
+    assert pace.report(INFO) is None
+    train(pace, 1)
+    told = report(pace, cost_us=50_000.0)
+    assert (told.step, told.step_us, told.window_us) == (0, None, None)
+
+
+def test_always_on_cost_is_that_of_late_and_windows_are_apart() -> None:
+    pace = Pace()
+    # Given a slow start, then 20 us a step, and two windows of 4 ms
+    train(pace, 10)
+    report(pace, cost_us=50_000.0)
+    train(pace, 100)
+    told = report(pace, cost_us=52_000.0 + 8000.0, window_cost_us=8000.0, windows=2)
+    assert told.always_on_us == pytest.approx(20.0)
+    assert told.window_us == 4000.0
+    assert (told.step, told.step_us, told.trained_us) == (109, 1000.0, 110_000.0)
+    assert told.spent_us == 60_000.0
+
+
+def test_a_window_also_costs_what_its_steps_were_slowed_by_but_not_a_checkpoint_in_it() -> None:
+    pace = Pace()
+    train(pace, 20)
+    train(pace, 2, wall_us=1500.0, profiled=True)
+    told = report(pace, cost_us=4000.0, window_cost_us=3000.0, windows=1)
+    assert told.window_us == 3000.0 + 2 * 500.0
+    assert told.step_us == 1000.0
+    train(pace, 1, wall_us=60e6, profiled=True)
+    told = report(pace, cost_us=9000.0, window_cost_us=6000.0, windows=2)
+    assert told.window_us == 3000.0 + 1000.0
+    assert told.spent_us == 9000.0 + 2000.0

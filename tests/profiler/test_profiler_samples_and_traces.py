@@ -1,0 +1,112 @@
+"""A real torchrun job beside a real exporter and a collector of traces: what reaches the run, and what the collector."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.exporter import conftest as exporter
+from tests.exporter.conftest import RunningExporter
+from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uuid_of
+from tests.profiler.otlp_collector import ReceivedSpan, collecting
+
+from rankscope.profiler.launch import LaunchOptions, launch
+from rankscope.profiler.spans import trace_id
+from rankscope.runs.reader import RunReader
+
+JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
+STEPS, EVERY, PAUSE_S = 16, 5, 0.15
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
+start_exporter = exporter.start_exporter
+
+
+@dataclass
+class Recorded:
+    """The job's run, and the spans that came."""
+
+    run: RunReader
+    spans: list[ReceivedSpan]
+    said: str
+
+
+@pytest.fixture
+def recorded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    require_program: Callable[[str], str],
+    start_exporter: Callable[..., RunningExporter],
+) -> Recorded:
+    """Two ranks, one of which waits for its data so that the job takes a while."""
+    require_program("gcc")
+    driver = FakeDriver(tmp_path / "driver", build_library(), [h100_state(0), h100_state(1)])
+    node = start_exporter(env=driver.env)
+    node.wait_until(lambda: len(node.values("gpu_power_watts")) == 2)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB)]
+    options = LaunchOptions(
+        run_dir=tmp_path / "run",
+        name="tiny",
+        window_steps=0,
+        exporter_url=f"http://{node.host}:{node.port}/metrics",
+        otlp_every=EVERY,
+    )
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.port}")
+        result = launch([*torchrun, "--steps", str(STEPS), "--fault", "data:1", "--pause", str(PAUSE_S)], options)
+        assert result.status == 0
+        spans = collector.spans()
+    return Recorded(RunReader(tmp_path / "run"), spans, capfd.readouterr().err)
+
+
+def test_hardware_samples_and_traces_of_a_job(recorded: Recorded) -> None:
+    # One helper has sampled both GPUs, whole rounds at a time
+    host = socket.gethostname()
+    assert recorded.run.hosts() == [host]
+    samples = list(recorded.run.hardware(host))
+    assert samples
+    uuids = {uuid_of(0), uuid_of(1)}
+    assert all(sample.missing is None for sample in samples)
+    assert Counter((sample.unix_ns, sample.gpu_uuid) for sample in samples) == Counter(
+        (moment, uuid) for moment in {sample.unix_ns for sample in samples} for uuid in uuids
+    )
+    assert {(sample.power_watts, sample.utilization_ratio, sample.xid_errors) for sample in samples} == {(251.25, 0.93, 0)}
+    assert samples[0].throttle_reasons == ["sw_power_cap"]
+    # Every fifth step of both ranks is one trace, at the times of the records
+    info = recorded.run.info
+    records = {(rank, step.step): step for rank in (0, 1) for step in recorded.run.steps(0, rank)}
+    expected = {key: step for key, step in records.items() if key[1] % EVERY == 0}
+    assert {step for _, step in expected} >= {5, 10, 15}
+    parents = {_key(span): span for span in recorded.spans if span.name == "step"}
+    assert parents.keys() == expected.keys()
+    for (rank, number), parent in parents.items():
+        step = expected[rank, number]
+        assert parent.trace_id == f"{trace_id(info.run_id, 0, number):032x}"
+        assert (parent.start_unix_ns, parent.end_unix_ns) == (step.start_unix_ns, step.start_unix_ns + round(step.wall_us * 1000))
+        assert parent.resource["service.name"] == "tiny"
+        assert parent.resource["host.name"] == host
+        children = [span for span in recorded.spans if span.parent_id == parent.span_id]
+        assert {child.trace_id for child in children} == {parent.trace_id}
+        assert all(parent.start_unix_ns <= child.start_unix_ns <= child.end_unix_ns <= parent.end_unix_ns for child in children)
+        assert sum(child.end_unix_ns - child.start_unix_ns for child in children) == pytest.approx(step.wall_us * 1000, abs=20)
+        for child in children:
+            assert child.end_unix_ns - child.start_unix_ns == pytest.approx(step.phases_us.get(child.name) * 1000, abs=2)  # type: ignore[arg-type,operator]
+    # And what the slow rank waits for is in its traces
+    waits = [span for span in recorded.spans if span.name == "data" and span.resource["rankscope.rank"] == 1]
+    assert len(waits) >= 3
+    assert all(span.end_unix_ns - span.start_unix_ns >= PAUSE_S * 0.99e9 for span in waits)
+    assert "rankscope: rank" not in recorded.said
+
+
+def _key(span: ReceivedSpan) -> tuple[int, int]:
+    rank, step = span.resource["rankscope.rank"], span.attributes["rankscope.step"]
+    assert isinstance(rank, int)
+    assert isinstance(step, int)
+    return rank, step
