@@ -151,6 +151,31 @@ def test_a_folder_that_is_gone_and_a_recorder_that_raises_hurt_nobody(tmp_path: 
     assert done_file(tmp_path, "1-a").read_text() == "RuntimeError: no CUDA"
 
 
+def test_a_process_waits_a_moment_for_the_dump_that_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def make() -> bytes:
+        begun.set()
+        go_on.wait(60)
+        return b"record_id"
+
+    monkeypatch.setattr(flight_dump, "_dumpers", lambda: {"gloo": make})
+    monkeypatch.setattr(flight_dump, "SETTLE_SECONDS", 0.01)
+    reading, writing = os.pipe()
+    flight_dump.listen(reading, tmp_path)
+    (thread,) = threads()
+    os.write(writing, b"1-2\n")
+    assert begun.wait(60)
+    flight_dump.settle()  # not for ever
+    assert not done_file(tmp_path, "1-2").exists()
+    monkeypatch.setattr(flight_dump, "SETTLE_SECONDS", 60)
+    threading.Timer(0.05, go_on.set).start()
+    flight_dump.settle()
+    assert done_file(tmp_path, "1-2").exists()
+    os.close(writing)
+    thread.join(60)
+
+
 def test_without_more_threads_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_thread: object) -> None:
         raise RuntimeError("can't start new thread")

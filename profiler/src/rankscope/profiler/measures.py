@@ -35,7 +35,7 @@ class StepMeasures:
     def restart(self) -> None:
         """The step begins only now: what it cost so far was the recorder's own."""
         self._use = self._meter.read()
-        self._gc_ns, self._full = self._gc.total_ns, self._gc.full
+        self._gc_ns, self._full = self._gc.read()
         self._start_unix_ns = time.time_ns()
 
     def add_work(self, samples: int | None, elements: int | None) -> None:
@@ -70,7 +70,7 @@ class StepMeasures:
         """The entry of the step that ends now; the next one begins."""
         cpu, queued, voluntary, involuntary = self._meter.read()
         cpu_before, queued_before, voluntary_before, involuntary_before = self._use
-        gc_ns, full = self._gc.total_ns, self._gc.full
+        gc_ns, full = self._gc.read()
         if full != self._full:
             self.tag(GC_TAG)
         samples, elements = self.work

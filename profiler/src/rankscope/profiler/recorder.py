@@ -106,7 +106,7 @@ class Recorder:
         try:
             here = threading.get_ident()
             foreign = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  # torch's own threads
-            if self.session is None and here != self.thread and not foreign:
+            if not self.off and self.session is None and here != self.thread and not foreign:
                 self.thread = self.listening = here
                 self._optimizers.forget()
                 # The models stay: they may have been wrapped on the other thread.
@@ -304,11 +304,13 @@ class Recorder:
         if self._events is not None:
             self._events.note(MODEL_TRAINS, at, is_grad_enabled())
 
-    @guarded(default=None)
-    def adopt(self, at: int, model: DistributedDataParallel) -> None:
-        """A model was wrapped for distributed data parallelism."""
-        del at
-        self.gradients.adopt(model)
+    def adopt(self, model: DistributedDataParallel) -> None:
+        """A model was wrapped for distributed data parallelism, on whatever thread: its waiting is not own time."""
+        try:
+            if not self.off:
+                self.gradients.adopt(model)
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            self.disable(f"{type(error).__name__}: {error}")
 
     @guarded(default=None)
     def give_way(self, at: int) -> None:
@@ -461,6 +463,9 @@ class Recorder:
     def close(self, end: End) -> None:
         """The script ends, well or not; the helper does the rest."""
         if self.session is None:
+            # Without a step there is nothing to end, but neither may it hear of what comes.
+            self._switch_off()
+            self._release()
             return
         with suppress(Exception):
             if not self.off and self.session.helper_ended():
@@ -478,6 +483,7 @@ class Recorder:
                 flight_dump.dump_crash(self.session.scratch)
         with suppress(Exception):
             self.session.close()
+        flight_dump.settle()
         self._windows = self.session = None
         self._release()
         # A script may record many times: nothing of a finished recording may stay.
@@ -503,7 +509,8 @@ class Recorder:
     def forked(self) -> None:
         """In a child forked from a recorded process (a data loader's worker): be silent, and let go."""
         if self.session is None:
-            self.thread = self.listening = threading.get_ident()
+            if not self.off:
+                self.thread = self.listening = threading.get_ident()
             return
         self._switch_off()
         with suppress(Exception):
