@@ -383,12 +383,13 @@ def start_anew(run: Path, *, unix_ns: int = 1) -> None:
 def test_the_attempt_that_answers_is_the_one_that_is_waited_for(run: Path, cli: Cli) -> None:
     # given a job that is started anew after one has looked for its ranks
     def serve(run: Path, request: ControlRequest) -> None:
-        end(run, 0)
-        end(run, 1)
         start_anew(run)
         for rank in (0, 1, 2):
             append(run, rank, "windows", *(breakdown(step) for step in range(FIRST, FIRST + request.steps)), attempt=1)
         accept(run, request, attempt=1)
+        # Last: with the old attempt over and no answer, one would not wait any longer.
+        end(run, 0)
+        end(run, 1)
 
     with job(run, serve):
         done = cli("capture", run, "--wait", "60", "--format", "json")

@@ -159,4 +159,4 @@ def test_two_agents_of_which_one_counts_a_restart_record_into_the_same_attempts(
     assert reader.attempts() == [0, 1]
     assert [reader.ranks(attempt) for attempt in (0, 1)] == [[0, 1], [0, 1]]
     assert all(list(reader.steps(attempt, rank)) for attempt in (0, 1) for rank in (0, 1))
-    assert not [line for text in said for line in text.splitlines() if "rankscope" in line]
+    assert not [line for text in said for line in text.splitlines() if "rankscope:" in line]
