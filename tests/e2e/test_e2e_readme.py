@@ -51,8 +51,8 @@ def test_every_rankscope_command_works_as_written(tmp_path: Path, shared_data: P
     shutil.copytree(shared_data / "traces" / "dlrm_8ranks_v100", tmp_path / "traces")
     bin_folder = Path(sys.executable).parent
     path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
-    # As wide as the README's own example.
-    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    # Wide enough for all columns of the README's example.
+    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     commands = [command for command in COMMANDS if command.startswith("rankscope ")]
     assert len(commands) >= 7
     for command in commands:

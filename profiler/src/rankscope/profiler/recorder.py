@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from time import sleep
 from typing import Final, cast
 
 from torch import is_grad_enabled
@@ -54,6 +55,7 @@ from rankscope.runs.records import PHASES
 
 _HELPER_CHECK_NS: Final = 1_000_000_000
 _HELPER_ENDED: Final = "its helper process ended"
+_SETTLE_SECONDS: Final = 0.1
 _PAUSE_NS: Final = 1_000_000
 """What the recorder needs longer than this for, between two steps, is part of neither."""
 
@@ -484,6 +486,10 @@ class Recorder:
         with suppress(Exception):
             self.session.close()
         flight_dump.settle()
+        if self.session is not None and self.session.hello.rank.world_size > 1:
+            # A thread of gloo's that lets go of a finished pass while the interpreter ends would abort the process.
+            with suppress(Exception):
+                sleep(_SETTLE_SECONDS)
         self._windows = self.session = None
         self._release()
         # A script may record many times: nothing of a finished recording may stay.
