@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("require_torch")
 
 def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     from rankscope.profiler import guard
+    from rankscope.profiler import recorder as recorder_module
     from rankscope.profiler.ddp import Tail
     from rankscope.profiler.phases import BACKWARD
     from rankscope.profiler.recorder import Recorder
@@ -24,17 +25,22 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
 
     class Gradients:
         present, on_host, closed = True, True, False
-        tail = Tail(None)
+        tail = Tail()
 
-        def watch(self, roots: object) -> Tail:
+        def watch(self, roots: object, *, inside: bool = False) -> Tail:
             assert roots == "the loss"
+            assert inside
             return self.tail
+
+        def leave(self, tail: Tail) -> None:
+            assert tail is self.tail
 
         def close(self) -> None:
             self.closed = True
 
     at = 0
     monkeypatch.setattr(guard, "now", lambda: at)
+    monkeypatch.setattr(recorder_module, "now", lambda: at)
     recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
     gradients = Gradients()
     recorder.gradients = gradients  # type: ignore[assignment]
