@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from rankscope.runs.reader import RunReader
+from rankscope.runs.records import PHASES
 
 pytestmark = pytest.mark.usefixtures("require_torch")
 
@@ -169,3 +171,35 @@ def test_a_killed_helper_is_said_once_and_the_run_says_where_the_records_stop(tm
     assert taken == int(ended.stdout) + (ends != "at once")
     # And no metrics of a rank that said goodbye
     assert len(list((tmp_path / "spool").iterdir())) == (ends == "by a signal")
+
+
+MANY_BATCHES = """
+import sys
+import torch
+from rankscope.profiler.step import StepProfiler
+with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as prof:
+    for batches in (1, 300, 2000, 1):
+        for _ in prof.data([torch.ones(2, 3)] * batches):
+            prof.tag("eval" if batches == 300 else "other")
+        prof.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_step_with_more_events_than_a_slot_holds_is_recorded_all_the_same(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", MANY_BATCHES, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    deadline = time.monotonic() + 60
+    while True:
+        run = RunReader(tmp_path)
+        info = run.rank(0, 0)
+        if info is not None and info.end_reason is not None:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    steps = list(run.steps(0, 0))
+    assert [(step.samples, step.input_elements) for step in steps] == [(2 * n, 6 * n) for n in (1, 300, 2000, 1)]
+    assert [step.tags for step in steps] == [["other"], ["eval"], ["other"], ["other"]]
+    for step in steps:
+        assert step.phases_us.data
+        assert sum(step.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(step.wall_us)

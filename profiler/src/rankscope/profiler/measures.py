@@ -44,7 +44,7 @@ class StepMeasures(StepWork):
         """
         self._told = _count(samples), _count(tokens), _number(flops)
 
-    def take(self, step: int, events: StepEvents[StepMeasures], ended: int, profiled: bool, waiting: int) -> RawFields:  # noqa: FBT001  # cheaper
+    def take(self, step: int, events: StepEvents[StepMeasures], ended: int, profiled: bool, waiting: int) -> RawFields:
         """All that is known of the step that ends now, see ``RawStep``; the next one begins."""
         use = self._meter.read()
         collector = self._gc
