@@ -7,10 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.render import SHOWN_RANKS, render_text
 from rankscope.analysis.verdict import duration
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.writer import write_record
 
 
 def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable[..., Any]) -> None:
@@ -78,3 +82,49 @@ def test_no_escape_sequence_of_a_run_reaches_the_terminal(synthetic: Callable[..
     coloured = render_text(analysis, color=True)
     assert coloured.count("\x1b") == 2
     assert coloured.startswith("\x1b[")
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_every_line_fits(synthetic: Callable[..., Any]) -> None:
+    # given ranks with profiled windows and step records, long host names, matched collectives
+    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    ranks = [
+        msgspec.structs.replace(
+            row,
+            host="a-host-with-a-very-long-name",
+            window_us=1e6,
+            compute_us=1e6,
+            overlap_us=1e6,
+            exposed_communication_us=1e6,
+            exposed_memcpy_us=1e6,
+            idle_us=1e6,
+            overlap_ratio=1.0,
+        )
+        for row in analysis.ranks
+    ]
+    matched = msgspec.structs.replace(analysis.collectives, matched=123_456, unmatched=123_456, clock_residual_us=999_000.0)
+    analysis = msgspec.structs.replace(analysis, ranks=ranks, collectives=matched, imposed_wait_source="windows")
+    path = str(analysis.source.path)
+    for width in (80, 88, 120):
+        text = render_text(analysis, width=width)
+        assert [line for line in text.splitlines() if len(line) > width and path not in line] == []
+        assert ("overlap " in text) == (width > 100)
+        assert "own/step  blocked/step" in text
+
+
+def test_what_the_recorder_took_is_said_of_the_rank_that_paid_most(synthetic: Callable[..., Any]) -> None:
+    run = synthetic(ranks=3, steps=12)
+    path = run.write()
+    assert analyze([path]).source.recorder_share is None
+    assert "the recorder took" not in render_text(analyze([path]))
+    reader = RunReader(path)
+    walls = [sum(row.wall_us for row in reader.steps(0, rank)) for rank in range(3)]
+    # given two ranks with all their records, and one whose cost is of more steps than it has records
+    for rank, share, expired in ((0, 0.002, {}), (1, 0.0061, {}), (2, 0.5, {"steps": 100})):
+        info = reader.rank(0, rank)
+        assert info is not None
+        cost = msgspec.structs.replace(info, recorder_cost_us=share * walls[rank], budget=0.01, expired_records=expired)
+        write_record(rank_dir(path, 0, rank) / "rank.json", cost)
+    analysis = analyze([path])
+    assert analysis.source.recorder_share == pytest.approx(0.0061)
+    assert analysis.source.recorder_budget == 0.01
+    assert "\nthe recorder took 0.6% of the step time (budget 1%)\n" in render_text(analysis)

@@ -10,9 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.late import ENOUGH_STEPS
 from rankscope.analysis.result import Analysis
 from rankscope.runs.paths import rank_dir
+from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown
 from rankscope.runs.writer import create_attempt, write_record
 
@@ -469,3 +472,12 @@ def test_a_straggler_comes_before_the_crash(synthetic: Synthetic) -> None:
     verdict = result(synthetic(plan=always(2, us=60_000), lost_after={3: 25}, end_reasons={3: "crash"})).verdict
     assert "rank 2" in verdict.next[0]
     assert "error output of rank 3" in verdict.next[-1]
+
+
+@pytest.mark.parametrize(("captured", "more"), [(3, 20), (20, 50)])
+def test_a_capture_that_shows_too_little_asks_for_a_longer_one(synthetic: Synthetic, captured: int, more: int) -> None:
+    run = synthetic().write()
+    verdict = analyze_captured(RunReader(run), 0, range(4), range(10, 10 + captured)).verdict
+    assert verdict.kind == "insufficient_data"
+    assert verdict.next == [f"While it trains, profile more steps: rankscope capture {run} --steps {more}"]
+    assert more > ENOUGH_STEPS

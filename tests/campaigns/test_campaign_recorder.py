@@ -34,6 +34,8 @@ JOB = Path(__file__).parent / "jobs" / "faulty_training.py"
 STEPS, AT = 200, 100
 BUDGET = 0.01
 GROWTH_KIB = 5 * 1024
+SETTLED = 40
+"""By this step the first window is over, and everything is loaded that will be."""
 KILLS = int(os.environ.get("RANKSCOPE_CAMPAIGN_KILLS", "100"))
 
 SHIM = r"""
@@ -101,7 +103,7 @@ class Job:
 
     folder: Path
     steps: int = STEPS
-    pause: float = 0.01
+    pause: float = 0.05
     fault: str = "none"
     environment: dict[str, str] | None = None
 
@@ -204,6 +206,10 @@ def nothing_changed(plain: Outcome, recorded: Outcome) -> None:
         assert both
         assert recorded.losses[rank][:both] == plain.losses[rank][:both]
         assert abs(len(plain.losses[rank]) - len(recorded.losses[rank])) <= 1
+        growth = [
+            mine[-1] - mine[SETTLED] for mine in (plain.resident_kib[rank], recorded.resident_kib[rank]) if len(mine) > SETTLED
+        ]
+        assert len(growth) < 2 or growth[1] - growth[0] < GROWTH_KIB
 
 
 def nothing_lost(job: Job, outcome: Outcome, run_dir: Path | None = None) -> None:
@@ -214,6 +220,9 @@ def nothing_lost(job: Job, outcome: Outcome, run_dir: Path | None = None) -> Non
         dropped = rank_info(run_dir or job.run_dir, rank).dropped_records
         # The log is written after the step's end; the first step may have a number and no record.
         assert len(numbers) + dropped >= len(outcome.losses[rank]) - 1
+        cost_us = rank_info(run_dir or job.run_dir, rank).recorder_cost_us
+        assert cost_us is not None
+        assert cost_us <= BUDGET * sum(outcome.walls_us[rank])
 
 
 def said_once(outcome: Outcome, rank: int, words: str) -> None:
@@ -424,10 +433,10 @@ def test_a_rank_that_is_killed_at_any_moment(tmp_path: Path) -> None:
     for number in range(KILLS):
         folder = tmp_path / str(number)
         folder.mkdir()
-        job = Job(folder, steps=400, pause=0.002)
+        job = Job(folder, steps=400, pause=0.02)
 
         def kill(job: Job) -> None:
-            time.sleep(moments.random() * 0.8)
+            time.sleep(moments.random() * 3)
             os.kill(job.ranks()[1], signal.SIGKILL)
 
         recorded = job.run(recorded=True, during=kill)
@@ -448,7 +457,9 @@ def test_ten_thousand_steps(tmp_path: Path) -> None:
     recorded = job.run(recorded=True)
     note("10,000 steps", job, without, recorded)
     nothing_changed(without, recorded)
-    nothing_lost(job, recorded)
+    for rank in (0, 1):
+        # Steps of a millisecond or two: the budget is for those that work.
+        assert len(recorded_steps(job.run_dir, rank)) + rank_info(job.run_dir, rank).dropped_records >= job.steps - 1
     growth = {}
     for label, outcome in (("plain", without), ("recorded", recorded)):
         # After the first windows, when everything is loaded that will be.

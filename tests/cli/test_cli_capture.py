@@ -12,16 +12,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import pytest
 
 from rankscope.cli import capturing, live_run
 from rankscope.cli.capture import capture
+from rankscope.cli.live_run import LiveRun
 from rankscope.cli.main import main
+from rankscope.cli.profiled import ProfiledSteps
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, Kind, answer
 from rankscope.runs.paths import attempt_dir, flight_dir, rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, RunInfo, StepBreakdown, StepRecord
+from rankscope.runs.segments import read_lines
 from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -35,8 +39,8 @@ def rank_info(rank: int, **fields: object) -> RankInfo:
     return RankInfo(rank=rank, world_size=2, host=f"node{rank}", pid=100 + rank, start_unix_ns=1, **fields)  # type: ignore[arg-type]
 
 
-def append(run: Path, rank: int, stream: str, *rows: msgspec.Struct) -> None:
-    writer = JsonLinesWriter(rank_dir(run, 0, rank), stream)  # type: ignore[arg-type]
+def append(run: Path, rank: int, stream: str, *rows: msgspec.Struct, attempt: int = 0) -> None:
+    writer = JsonLinesWriter(rank_dir(run, attempt, rank), stream)  # type: ignore[arg-type]
     writer.append(*rows)
     writer.close()
 
@@ -73,10 +77,16 @@ def end(run: Path, rank: int) -> None:
     write_record(rank_dir(run, 0, rank) / "rank.json", rank_info(rank, end_unix_ns=2, end_reason="killed"))
 
 
-def accept(run: Path, request: ControlRequest, *, ranks: list[int] | None = None) -> None:
+def accept(run: Path, request: ControlRequest, *, attempt: int | None = None) -> None:
     last = FIRST + request.steps - 1
     given = ControlAnswer(
-        id=request.id, accepted=True, first_step=FIRST, last_step=last, ranks=ranks or request.ranks, answered_unix_ns=1
+        id=request.id,
+        accepted=True,
+        attempt=attempt,
+        first_step=FIRST,
+        last_step=last,
+        ranks=request.ranks,
+        answered_unix_ns=1,
     )
     answer(run, given)
 
@@ -98,8 +108,9 @@ def profile(run: Path, rank: int, steps: int) -> None:
             here = begins + (40_000_000 if rank == 1 else 0)
             times = {"enqueue_unix_ns": here, "start_unix_ns": here, "end_unix_ns": begins + 50_000_000}
             collectives.append(CollectiveRecord(step=step, group="0", index=index, op="all_reduce", **times))  # type: ignore[arg-type]
-    append(run, rank, "windows", *(breakdown(step) for step in range(FIRST, FIRST + steps)))
+    # The breakdowns last: here nobody waits a moment for what comes after them.
     append(run, rank, "collectives", *collectives)
+    append(run, rank, "windows", *(breakdown(step) for step in range(FIRST, FIRST + steps)))
 
 
 @contextmanager
@@ -348,3 +359,136 @@ def test_flight_recorder_dumps_are_named_and_what_is_missing_too(run: Path, cli:
     name = f"rank-00000-{seen[0].id}-gloo.pickle"
     assert result["dumps"] == [{"rank": 0, "host": "node0", "path": f"attempts/000/flight/{name}"}]
     assert result["missing"] == [{"rank": 1, "reason": "it is stuck"}]
+
+
+def test_one_rank_may_refuse_a_dump_for_all(run: Path, cli: Cli) -> None:
+    # given ranks of which the first says that it was too early, and the other nothing
+    def serve(run: Path, request: ControlRequest) -> None:
+        answer(run, ControlAnswer(id=request.id, accepted=False, reason="too early", answered_unix_ns=1))
+
+    with job(run, serve):
+        done = cli("capture", run, "--flight-recorder", "--wait", "1000", "--format", "json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["missing"] == [{"rank": rank, "reason": "too early"} for rank in (0, 1)]
+
+
+def start_anew(run: Path, *, unix_ns: int = 1) -> None:
+    """Attempt 1, with the same ranks and a third."""
+    create_attempt(run, AttemptInfo(attempt=1, start_unix_ns=unix_ns, world_size=3))
+    for rank in (0, 1, 2):
+        write_record(rank_dir(run, 1, rank) / "rank.json", rank_info(rank, attempt=1))
+        append(run, rank, "steps", StepRecord(step=60, start_unix_ns=1, wall_us=1e5), attempt=1)
+
+
+def test_the_attempt_that_answers_is_the_one_that_is_waited_for(run: Path, cli: Cli) -> None:
+    # given a job that is started anew after one has looked for its ranks
+    def serve(run: Path, request: ControlRequest) -> None:
+        end(run, 0)
+        end(run, 1)
+        start_anew(run)
+        for rank in (0, 1, 2):
+            append(run, rank, "windows", *(breakdown(step) for step in range(FIRST, FIRST + request.steps)), attempt=1)
+        accept(run, request, attempt=1)
+
+    with job(run, serve):
+        done = cli("capture", run, "--wait", "60", "--format", "json")
+    # then its ranks' profiles are the answer, and that is said
+    assert done.returncode == 0, done.stderr
+    assert "attempt 1 answers, not 0" in done.stderr
+    result = json.loads(done.stdout)
+    assert (result["attempt"], result["ranks"], result["missing"]) == (1, [0, 1, 2], [])
+
+
+def test_dumps_of_another_attempt_than_that_asked_are_found(run: Path, cli: Cli) -> None:
+    def serve(run: Path, request: ControlRequest) -> None:
+        start_anew(run)
+        flight_dir(run, 1).mkdir()
+        for rank in (0, 1, 2):
+            (flight_dir(run, 1) / f"rank-{rank:05d}-{request.id}-gloo.pickle").touch()
+            answer(run, ControlAnswer(id=request.id, accepted=True, attempt=1, answered_unix_ns=1), rank=rank)
+
+    with job(run, serve):
+        done = cli("capture", run, "--flight-recorder", "--wait", "60", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["attempt"], [row["rank"] for row in result["dumps"]]) == (1, [0, 1, 2])
+
+
+def test_an_attempt_that_is_none_is_not_followed(run: Path, cli: Cli) -> None:
+    def serve(run: Path, request: ControlRequest) -> None:
+        for rank in (0, 1):
+            profile(run, rank, request.steps)
+        accept(run, request, attempt=7)
+
+    with job(run, serve):
+        done = cli("capture", run, "--wait", "60", "--format", "json")
+    assert json.loads(done.stdout)["attempt"] == 0
+
+
+def test_an_attempt_that_began_after_the_request_is_not_waited_for(run: Path, cli: Cli) -> None:
+    def serve(run: Path, _request: ControlRequest) -> None:
+        start_anew(run, unix_ns=time.time_ns())
+        end(run, 0)
+        end(run, 1)
+
+    with job(run, serve):
+        done = cli("capture", run, "--wait", "1000")
+    assert done.returncode == 1
+    assert "started anew" in done.stderr
+
+
+def test_many_ranks_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    for ranks, longest in ((8, 0.5), (100, 1.0), (1024, 5.0)):
+        clock[0] = 0.0
+        pauses.clear()
+        assert live_run.waited_for(lambda: None, until=120.0, ranks=ranks) is None
+        assert (pauses[0], max(pauses)) == (0.5, longest)
+        assert clock[0] == 120.0
+
+
+def test_only_what_is_new_of_the_profiles_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a rank with a history
+    append(run, 0, "windows", *(breakdown(step) for step in range(60)))
+    profiled = ProfiledSteps(LiveRun(run), 0, range(70, 72))
+    assert profiled.lacking() == [70, 71]
+    lines: list[bytes | None] = []
+
+    def counted(file: BinaryIO) -> Iterator[bytes | None]:
+        for line in read_lines(file):
+            lines.append(line)
+            yield line
+
+    monkeypatch.setattr("rankscope.cli.profiled.read_lines", counted)
+    # when it goes on, in the same segment, in the middle of a line, and in the next
+    rows = [msgspec.json.encode(breakdown(step)) + b"\n" for step in range(69, 72)]
+    path = next(rank_dir(run, 0, 0).glob("windows-*"))
+    with path.open("ab") as file:
+        file.write(rows[0] + rows[1] + rows[2][:20])
+    assert profiled.lacking() == [71]
+    with path.open("ab") as file:
+        file.write(rows[2][20:])
+    append(run, 0, "windows", breakdown(72))
+    # then that is read, and nothing twice
+    assert profiled.lacking() == []
+    assert lines == [rows[0], rows[1], None, rows[2], msgspec.json.encode(breakdown(72)) + b"\n"]
+
+
+def test_profiles_that_move_while_one_waits_are_found(run: Path) -> None:
+    append(run, 0, "windows", breakdown(60))
+    append(run, 0, "windows", breakdown(70))
+    profiled = ProfiledSteps(LiveRun(run), 0, range(70, 72))
+    assert profiled.lacking() == [71]
+    # when the segments are replaced
+    for path in rank_dir(run, 0, 0).glob("windows-*"):
+        path.unlink()
+    (rank_dir(run, 0, 0) / "windows-000009.jsonl").write_bytes(msgspec.json.encode(breakdown(71)) + b"\n")
+    assert profiled.lacking() == []

@@ -255,3 +255,14 @@ def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Pa
 
 def test_every_verb_of_the_table_exists() -> None:
     assert [name for name in VERBS if root_command.get_command(click.Context(root_command), name) is None] == []
+
+
+@pytest.mark.parametrize("verb", [[], ["run"], ["analyze"], ["compact"], ["schema"]], ids=lambda words: " ".join(words) or "none")
+def test_help_fits_a_terminal_of_80_columns(cli: Cli, verb: list[str]) -> None:
+    page = cli(*verb, "--help", env={"COLUMNS": "80"}).stdout
+    assert [line for line in page.splitlines() if len(line) > 80] == []
+
+
+def test_the_names_of_schemas_are_whole_words_of_its_help(cli: Cli) -> None:
+    words = set(cli("schema", "--help", env={"COLUMNS": "80"}).stdout.replace(",", " ").replace(".", " ").split())
+    assert {"NAME", "collectives", "capture"} <= words

@@ -87,9 +87,13 @@ def test_jobs_of_one_name_that_start_together_are_runs_of_their_own(tmp_path: Pa
 def test_a_second_job_in_a_run_is_announced_as_an_attempt_and_without_training_gets_no_other_jobs_verdict(
     cli: Cli, tmp_path: Path
 ) -> None:
-    first = cli("run", "--run-dir", tmp_path / "run", "--", sys.executable, "-c", TRAINING)
+    (tmp_path / "train.py").write_text(TRAINING)
+    command = ("run", "--run-dir", tmp_path / "run", "--", sys.executable, tmp_path / "train.py")
+    first = cli(*command)
     assert "1 rank of 1" in first.stderr
-    second = cli("run", "--run-dir", tmp_path / "run", "--", sys.executable, "-c", "pass")
+    assert "the recorder took" in first.stderr
+    (tmp_path / "train.py").write_text("pass")
+    second = cli(*command)
     assert "attempt 1" in second.stderr
     assert "nothing was recorded" in second.stderr
     assert "1 rank of 1" not in second.stderr

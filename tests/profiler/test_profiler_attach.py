@@ -53,6 +53,17 @@ def test_a_loader_that_cannot_be_followed_still_loads_torch(tmp_path: Path) -> N
     assert result.stderr.count("rankscope: not recording") == result.stderr.count("\n") == 1
 
 
+def test_looking_for_torch_is_not_importing_it(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("print('torch is there')")
+    (tmp_path / "rankscope" / "profiler").mkdir(parents=True)
+    (tmp_path / "rankscope" / "__init__.py").touch()
+    (tmp_path / "rankscope" / "profiler" / "__init__.py").touch()
+    (tmp_path / "rankscope" / "profiler" / "attach.py").write_text("def install(): print('attached')")
+    script = f"from importlib.util import find_spec; print(*(bool(find_spec('torch')) for _ in '12')); import torch; {FINDERS}"
+    result = attached(tmp_path / "run", "-c", script, python_path=str(tmp_path))
+    assert (result.stdout, result.stderr) == ("True True\ntorch is there\nattached\n0\n", "")
+
+
 FINDERS = "import sys; print([type(finder).__name__ for finder in sys.meta_path].count('_WaitForTorch'))"
 
 

@@ -18,6 +18,7 @@ from rankscope.profiler.duties import Surroundings
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.launch import SITE_FOLDER
 from rankscope.profiler.plan import RankReport
+from rankscope.profiler.planning import Planning
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.profiler.sidestore import SideClient, SideWindow
@@ -60,6 +61,7 @@ class Rank:
 
     def __init__(self, folder: Path, rank: int, *, since: int = 0) -> None:
         self.rank, self.at, self.missed, self.said = rank, since, list[str](), list[str]()
+        self.disabled: str | None = None
         scratch = folder / f"scratch-{rank}"
         scratch.mkdir()
         self.writer, self.reader = RingWriter(scratch / "ring", slots=1), RingReader(scratch / "ring")
@@ -76,7 +78,7 @@ class Rank:
             ),
             scratch=scratch,
             run=lambda: RunInfo(run_id="r", name="r", start_unix_ns=1),
-            info=lambda: info,
+            info=lambda: msgspec.structs.replace(info, disabled_reason=self.disabled),
             begun=lambda: True,
             say=self.said.append,
         )
@@ -192,6 +194,80 @@ def test_a_rank_that_hears_of_a_window_too_late_leaves_it_out_and_counts_it(tmp_
     other.duty._post.start()
     assert heard_by(other, [other]) == Announcement(1, 500, 2)
     assert len(other.missed) == 2
+
+
+def test_what_is_written_into_the_file_by_others_is_not_believed(tmp_path: Path, ranks: list[Rank]) -> None:
+    _, other = ranks
+    path = segment(attempt_dir(tmp_path / "run", 0), "plan", 0)
+
+    def line(first: int, steps: int) -> bytes:
+        return msgspec.json.encode(PlannedWindow(first=first, steps=steps, reason="schedule", chosen_unix_ns=1)) + b"\n"
+
+    asking = Asking(other.duty._around, other.duty._hear, since=40)
+    # Windows without end or beginning, more at a time than anybody announces, and what is nested without end
+    many = b"".join(line(first, 2) for first in range(1000, 3000, 10))
+    path.write_bytes(many + line(100, 10**9) + line(110, 0) + line(2**60, 3) + b"[" * 5000 + b"\n" + line(500, 3))
+    asking._read_file()
+    assert sorted(other.duty._heard) == [500, *range(2930, 3000, 10)]
+    # A link is not followed, and a FIFO that nobody writes to is not waited for
+    secret = tmp_path / "secret"
+    path.rename(secret)
+    path.symlink_to(secret)
+    other.duty._heard.clear()
+    Asking(other.duty._around, other.duty._hear, since=40)._read_file()
+    path.unlink()
+    os.mkfifo(path)
+    Asking(other.duty._around, other.duty._hear, since=40)._read_file()
+    assert other.duty._heard == {}
+
+
+def test_the_plan_that_could_not_be_written_is_written_later_and_is_open_to_whom_the_run_is(
+    tmp_path: Path, ranks: list[Rank]
+) -> None:
+    first, _ = ranks
+    folder = attempt_dir(tmp_path / "run", 0)
+    folder.chmod(0o750)
+    plan = segment(folder, "plan", 0)
+    planning = Planning(first.duty._around, first.duty._hear)
+    window = PlannedWindow(first=100, steps=2, reason="schedule", chosen_unix_ns=1)
+    planning._publish(window)
+    # given a disk that is full
+    plan.symlink_to("/dev/full")
+    planning._write_down()
+    plan.unlink()
+    # when it no longer is
+    planning._write_down()
+    planning._write_down()
+    # then it is there once
+    assert plan.read_bytes() == msgspec.json.encode(window) + b"\n"
+    assert plan.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_request_that_is_taken_back_while_it_waits_is_not_carried_out(tmp_path: Path, ranks: list[Rank]) -> None:
+    # Given a request at the first step, when no rank has a pace yet
+    first, _ = ranks
+    first.go()
+    planning = first.duty._post
+    assert isinstance(planning, Planning)
+    path = post(tmp_path / "run", new_request("capture"))
+    until(lambda: planning._requests, [first])
+    # When whoever asked takes it back
+    path.unlink()
+    # Then it no longer waits for that, and nothing has been answered
+    until(lambda: not planning._requests, [first])
+    assert list(path.parent.iterdir()) == []
+    assert list(planning._planned) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_switched_off_no_longer_reports(ranks: list[Rank], rank: int) -> None:
+    # Given a rank that reports
+    one = ranks[rank]
+    one.go(10)
+    until(lambda: one.duty._post is not None and one.duty._post.report is not None, [one])
+    # When its recorder switches itself off, there is nothing left that the planner could wait for
+    one.disabled = "something went wrong"
+    until(lambda: one.duty._post is not None and one.duty._post.report is None, [one])
 
 
 @pytest.mark.slow

@@ -6,9 +6,11 @@ import io
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +24,8 @@ from rankscope.profiler.flight import KEPT, FlightDumps, WatchdogFile
 from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dump_file, write_file
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.settings import RecorderSettings
-from rankscope.runs.control import ControlAnswer, ControlRequest, new_request, post, read_answer
-from rankscope.runs.paths import flight_dir
+from rankscope.runs.control import ControlAnswer, ControlRequest, answer, new_request, post, read_answer
+from rankscope.runs.paths import attempt_dir, flight_dir
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
 _T = TypeVar("_T")
@@ -36,7 +38,7 @@ class Rank:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run, self.scratch = folder / "run", folder / "scratch"
-        self.run.mkdir()
+        attempt_dir(self.run, 0).mkdir(parents=True)
         self.scratch.mkdir()
         self.now = 1000.0
         self.said: list[str] = []
@@ -47,8 +49,8 @@ class Rank:
         self.begun = True
         self.duty = self.helper()
 
-    def helper(self) -> FlightDumps:
-        rank = RankInfo(rank=RANK, world_size=8, host="n1", pid=1, start_unix_ns=1)
+    def helper(self, world_size: int = 8) -> FlightDumps:
+        rank = RankInfo(rank=RANK, world_size=world_size, host="n1", pid=1, start_unix_ns=1)
         info = RunInfo(run_id="r1", name="test", start_unix_ns=1)
         settings = RecorderSettings(run_dir=str(self.run), run_id="r1", name="test", start_unix_ns=1)
         hello = Hello(settings=settings, run=info, attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=8), rank=rank)
@@ -77,6 +79,10 @@ class Rank:
         self.now += seconds
         self.duty._inbox._due = 0.0
         self.duty.tick()
+        if self.duty._worker is not None:
+            looked = threading.Event()
+            self.duty._do(looked.set)
+            assert looked.wait(60)
 
     def ask(self, **fields: Any) -> ControlRequest:
         """Somebody asks for a dump, and the helper sees it."""
@@ -99,7 +105,7 @@ class Rank:
         write_file(done_file(self.scratch, name), reason.encode())
 
     def answer(self, request: ControlRequest) -> ControlAnswer:
-        """What the helper answered, once its copying thread has come to it."""
+        """What the helper answered."""
         return soon(lambda: read_answer(self.run, request.id, rank=RANK))
 
     def dumps(self) -> dict[str, bytes]:
@@ -261,6 +267,87 @@ def test_dumps_are_rate_limited_and_only_the_last_are_kept(rank: Rank) -> None:
     assert [name.split("-", 2)[2] for name in rank.dumps()] == [f"{request.id}-gloo.pickle" for request in requests[2:]]
 
 
+@pytest.mark.parametrize("named", [[RANK, RANK + 1], [RANK - 1, RANK]], ids=["the first", "another"])
+def test_one_rank_refuses_for_all_and_the_others_only_where_it_does_not(rank: Rank, named: list[int]) -> None:
+    # given ranks that have dumped a moment ago, and are asked again
+    rank.obey(rank.ask().id, "gloo")
+    rank.tick(flight.CHECK_SECONDS)
+    refused = rank.ask(ranks=named)
+    if named[0] == RANK:
+        # then the first of them speaks for all
+        given = read_answer(rank.run, refused.id)
+        assert given is not None
+        assert not given.accepted
+        assert read_answer(rank.run, refused.id, rank=RANK) is None
+        return
+    # and another is silent, as long as that one may come to it
+    rank.tick()
+    assert read_answer(rank.run, refused.id, rank=RANK) is None
+    rank.tick(2)
+    assert not rank.answer(refused).accepted
+    # but where it has
+    heard = rank.ask(ranks=named)
+    answer(rank.run, ControlAnswer(id=heard.id, accepted=False, reason="too soon", answered_unix_ns=1))
+    rank.tick(4)
+    assert read_answer(rank.run, heard.id, rank=RANK) is None
+
+
+def test_many_ranks_look_less_often(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: dict[int, int] = {}
+    for size in (8, 2000):
+        rank.duty = rank.helper(size)
+        seen: list[float] = []
+
+        def look(seen: list[float] = seen) -> list[ControlRequest]:
+            seen.append(rank.now)
+            return []
+
+        monkeypatch.setattr(rank.duty._inbox, "pending", look)
+        for _ in range(100):
+            rank.tick()
+        looks[size] = len(seen)
+    assert looks == {8: 100, 2000: 10}
+
+
+@pytest.mark.parametrize("where", ["make_control_dir", "pending", "complete"])
+def test_a_disk_that_does_not_answer_does_not_hold_up_the_helper(rank: Rank, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    # given a disk at which whatever touches it waits for ever
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(rank.run / "theirs-"))
+    rank.duty = rank.helper()
+    main, reached, back = threading.current_thread(), threading.Event(), threading.Event()
+
+    def hang(*_: object, **__: object) -> Any:
+        assert threading.current_thread() is not main
+        reached.set()
+        assert back.wait(60)
+
+    whose: Any = {"make_control_dir": flight, "pending": rank.duty._inbox, "complete": rank.duty._watchdog}[where]
+    monkeypatch.setattr(whose, where, hang)
+    monkeypatch.setattr(flight, "END_SECONDS", 0.01)
+    try:
+        # when the helper ticks on, then each tick returns, and no work piles up behind what waits
+        rank.duty.tick()
+        assert reached.wait(60)
+        for _ in range(100):
+            rank.now += 1
+            rank.duty.tick()
+        assert rank.duty._work.empty()
+        # and the end of the rank is not held up either
+        rank.duty.end(vanished=True)
+    finally:
+        back.set()
+
+
+def test_what_goes_wrong_beside_is_said_once_and_costs_only_the_dumps(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> list[ControlRequest]:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(rank.duty._inbox, "pending", fail)
+    for _ in range(5):
+        rank.tick()
+    assert rank.said == ["FlightDumps failed (ZeroDivisionError: a bug); recording goes on without it"]
+
+
 @pytest.mark.parametrize("variable", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
 def test_what_torch_writes_when_the_watchdogs_time_is_up_comes_into_the_run(
     rank: Rank, monkeypatch: pytest.MonkeyPatch, variable: str
@@ -321,10 +408,29 @@ def test_only_regular_files_of_a_sensible_size_are_copied(tmp_path: Path) -> Non
         sparse.truncate(MAX_BYTES + 1)
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to("/etc/passwd")
+    (tmp_path / "out").mkdir()
     for name in ("large", "fifo", "link", "nothing"):
         with pytest.raises(OSError, match=r".*"):
             copy_file(tmp_path / name, tmp_path / "out" / "copy")
     assert [*(tmp_path / "out").glob("*"), *(tmp_path / "out").glob(".*")] == []
+
+
+def test_dumps_are_open_to_whom_the_run_is_and_a_removed_run_is_not_made_again(tmp_path: Path) -> None:
+    source, attempt = tmp_path / "source", attempt_dir(tmp_path / "run", 0)
+    source.write_bytes(b"dump")
+    attempt.mkdir(parents=True)
+    attempt.chmod(0o2770)
+    target = flight_dir(tmp_path / "run", 0) / "rank-00000-watchdog-nccl.pickle"
+    before = os.umask(0o077)
+    try:
+        copy_file(source, target)
+    finally:
+        os.umask(before)
+    assert (target.read_bytes(), target.stat().st_mode & 0o777, target.parent.stat().st_mode & 0o7777) == (b"dump", 0o640, 0o2770)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(FileNotFoundError):
+        copy_file(source, target)
+    assert not (tmp_path / "run").exists()
 
 
 class _Plain(pickle.Unpickler):

@@ -121,14 +121,16 @@ def wait_for(path: Path) -> str:
     return text
 
 
-def test_a_request_is_served_and_what_is_none_is_ignored(tmp_path: Path) -> None:
+def test_a_request_is_served_and_what_is_none_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a recorder that has recorded nothing: that of this process may have, in another test
+    monkeypatch.setattr(flight_dump, "_dumpers", lambda: {"gloo": lambda: b""})
     heard, asks = os.pipe()
     flight_dump.listen(heard, tmp_path)
     (thread,) = threads()
     assert thread.daemon
     # when somebody writes what is no request, then one that is
     os.write(asks, b"../../etc/passwd\nA\n" + b"1" * 100 + b"\n\n\xff\xfe\n" + b"12-ab\n")
-    # then it is served, in a process that has no process group and so no dump
+    # then it is served, though there is nothing to dump
     assert "no collective" in wait_for(done_file(tmp_path, "12-ab"))
     assert [path.name for path in tmp_path.iterdir()] == ["flight-12-ab.done"]
     # and the thread is gone when nobody can ask any more
@@ -147,6 +149,31 @@ def test_a_folder_that_is_gone_and_a_recorder_that_raises_hurt_nobody(tmp_path: 
     monkeypatch.setattr(flight_dump, "_dumpers", lambda: {"nccl": broken})
     flight_dump.dump(tmp_path, "1-a")
     assert done_file(tmp_path, "1-a").read_text() == "RuntimeError: no CUDA"
+
+
+def test_a_process_waits_a_moment_for_the_dump_that_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def make() -> bytes:
+        begun.set()
+        go_on.wait(60)
+        return b"record_id"
+
+    monkeypatch.setattr(flight_dump, "_dumpers", lambda: {"gloo": make})
+    monkeypatch.setattr(flight_dump, "SETTLE_SECONDS", 0.01)
+    reading, writing = os.pipe()
+    flight_dump.listen(reading, tmp_path)
+    (thread,) = threads()
+    os.write(writing, b"1-2\n")
+    assert begun.wait(60)
+    flight_dump.settle()  # not for ever
+    assert not done_file(tmp_path, "1-2").exists()
+    monkeypatch.setattr(flight_dump, "SETTLE_SECONDS", 60)
+    threading.Timer(0.05, go_on.set).start()
+    flight_dump.settle()
+    assert done_file(tmp_path, "1-2").exists()
+    os.close(writing)
+    thread.join(60)
 
 
 def test_without_more_threads_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

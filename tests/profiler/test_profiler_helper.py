@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rankscope.profiler import store as store_module
 from rankscope.profiler.entries import StepEntry, pack
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello, Window
 from rankscope.profiler.phases import UNSEEN
@@ -25,8 +26,10 @@ from rankscope.profiler.session import Session
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.profiler.store import MAX_PENDING, RunStore
 from rankscope.profiler.storing import Storing
+from rankscope.runs.paths import RankStream
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.writer import create_run
 
 
 def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: str = "run", pid: int = 1) -> Hello:
@@ -209,6 +212,47 @@ def test_a_rank_that_is_there_already_is_not_mixed_with_another(tmp_path: Path, 
     assert second.run.run_id == "run", "the run is that of whoever made it"
 
 
+def storing_to_its_end(store: RunStore, said: Hello) -> bool:
+    storing = Storing(store)
+    storing.start()
+    storing.wake()
+    return storing.finish(said.rank)
+
+
+def test_a_run_json_that_is_not_utf_8_does_not_end_the_writing(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(b'{"run_id":"\xff","name":"n","start_unix_ns":1}')
+    store = RunStore(hello(tmp_path))
+    store.add("steps", step(0))
+    assert storing_to_its_end(store, hello(tmp_path))
+    assert (store.folder / "steps-000000.jsonl").read_bytes().count(b"\n") == 1
+
+
+def test_whatever_goes_wrong_in_writing_is_said_once_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rankscope.profiler import store as module
+
+    # Given a folder in which things go wrong that no disk does, twice
+    attempts = 0
+
+    def fail(run: Path, info: RunInfo) -> bool:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= 2:
+            raise RuntimeError("something new")
+        return create_run(run, info)
+
+    monkeypatch.setattr(module, "create_run", fail)
+    store = RunStore(hello(tmp_path))
+    store.add("steps", step(0), step(1))
+    # Then that is one line, and in the end everything is there
+    assert storing_to_its_end(store, hello(tmp_path))
+    assert [row.step for row in RunReader(tmp_path).steps(0, 0)] == [0, 1]
+    assert capsys.readouterr().err == (
+        f"rankscope: rank 0: cannot write to {tmp_path} (RuntimeError: something new); will try again\n"
+    )
+
+
 def test_a_removed_run_is_not_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Given a rank that records
     said = hello(tmp_path / "run")
@@ -225,6 +269,35 @@ def test_a_removed_run_is_not_made_again(tmp_path: Path, capsys: pytest.CaptureF
     # Then nothing is there again, and that is said once
     assert not any(tmp_path.iterdir())
     assert capsys.readouterr().err == f"rankscope: rank 0: {tmp_path / 'run'} was removed; this process is no longer recorded\n"
+
+
+@pytest.mark.parametrize("stream", ["steps", "windows"], ids=["open file", "new file"])
+def test_whether_the_run_is_there_is_seen_every_two_seconds_and_before_a_file_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: RankStream
+) -> None:
+    # Given a rank that writes five times a second
+    clock, looks = [1000.0], list[Path]()
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    is_missing = store_module._is_missing
+
+    def look(file: Path) -> bool:
+        looks.append(file)
+        return is_missing(file)
+
+    monkeypatch.setattr(store_module, "_is_missing", look)
+    store = RunStore(hello(tmp_path / "run"))
+    for number in range(100):
+        clock[0] += 0.2
+        store.add("steps", step(number))
+        assert store.flush()
+    # Then it has looked at run.json every other second
+    assert 5 <= len(looks) <= 12
+    # When the run is removed between two looks, then nothing is made again, whether the next record needs a file or has one
+    shutil.rmtree(tmp_path / "run")
+    store.add(stream, step(100))
+    assert store.flush()
+    store.close()
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_end_of_a_rank_whose_run_was_removed_makes_nothing_either(tmp_path: Path) -> None:
@@ -397,6 +470,33 @@ def test_a_window_that_cannot_be_reduced_costs_the_window_only(
     run = RunReader(tmp_path / "run")
     assert [row.step for row in run.steps(0, 0)] == [0, 1]
     info = run.rank(0, 0)
+    assert info is not None
+    assert (info.end_reason, info.missed_windows) == ("exit", 2)
+
+
+ENDLESS = """
+import time
+from rankscope.profiler import reducing
+finish = reducing.Reducing.finish
+reducing.Reducing.finish = lambda self, _seconds: finish(self, 0.1)
+reducing._reduce = lambda _path: time.sleep(600)
+"""
+
+
+def test_windows_that_take_too_long_at_the_end_are_counted_and_the_end_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(ENDLESS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
+    rank.put(0)
+    for number in (1, 2):
+        trace = rank.scratch / f"window-{number}.json"
+        trace.write_text('{"traceEvents": []}')
+        rank.ring.put(EntryKind.WINDOW, msgspec.json.encode(Window(str(trace), number, number)))
+    rank.ring.set_end(End.EXIT)
+    assert "gave up reducing 2 profiled windows" in rank.end()
+    info = RunReader(tmp_path / "run").rank(0, 0)
     assert info is not None
     assert (info.end_reason, info.missed_windows) == ("exit", 2)
 

@@ -231,3 +231,12 @@ def test_the_recorder_loads_no_framework_and_what_is_missing_is_one_line() -> No
         "run_dir is missing: name a folder, the same on all ranks, or start the job with `rankscope run`",
         "got an unexpected keyword argument 'window'",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_an_example_without_its_folder_says_how_it_is_used() -> None:
+    done = subprocess.run([sys.executable, EXAMPLES / "ddp_one_line.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ddp_one_line.py runs/one-line" in done.stderr
+    assert "Traceback" not in done.stderr

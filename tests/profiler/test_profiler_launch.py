@@ -19,8 +19,8 @@ from rankscope.profiler.launch import SITE_FOLDER, LaunchOptions, _wait_for_help
 from rankscope.profiler.scratch import hold
 from rankscope.profiler.settings import RecorderSettings, from_environment
 from rankscope.runs.errors import InputError
-from rankscope.runs.records import RunInfo
-from rankscope.runs.writer import create_run
+from rankscope.runs.records import AttemptInfo, RunInfo
+from rankscope.runs.writer import create_attempt, create_run
 
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -101,6 +101,14 @@ def test_restarts_of_the_elastic_agent_are_attempts_of_their_own() -> None:
     settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1, attempt=3)
     assert settings.elastic_attempt({}) == 3
     assert settings.elastic_attempt({"TORCHELASTIC_RESTART_COUNT": "2"}) == 5
+
+
+def test_secrets_of_the_command_line_are_not_handed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-c", PRINT_ENVIRONMENT, "--hf-token", "s3cret", "--lr=1"]
+    launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x"))
+    launcher = json.loads(capfd.readouterr().out)["RANKSCOPE_LAUNCHER"]
+    assert "s3cret" not in launcher
+    assert launcher.endswith("--hf-token '***' --lr=1")
 
 
 def test_without_a_run_directory_there_are_no_settings() -> None:
@@ -203,3 +211,47 @@ def test_ctrl_c_in_a_terminal_reaches_the_job_once_even_with_its_input_redirecte
     os.close(keyboard)
     os.close(terminal)
     assert rest == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher", "refused"),
+    [("b", "sh -c true", False), ("a", "sh -c 'exit\n1'", True), ("a", None, False), ("b", None, True)],
+    ids=["same command", "another command", "same name", "another name"],
+)
+def test_a_run_of_another_job_is_not_continued_unless_one_says_so(
+    tmp_path: Path, name: str, launcher: str | None, refused: bool
+) -> None:
+    # Given a run with one attempt
+    create_run(tmp_path, RunInfo(run_id="r", name=name, start_unix_ns=1, launcher=launcher))
+    create_attempt(tmp_path, AttemptInfo(attempt=0, start_unix_ns=1, world_size=1))
+    options = LaunchOptions(run_dir=tmp_path, name="a")
+    # Then a job goes into it that is the same, or that somebody put there on purpose
+    if refused:
+        with pytest.raises(
+            InputError, match=r"holds a run of another job \(.*\): take another --run-dir, or set RANKSCOPE_ATTEMPT"
+        ):
+            launch(["sh", "-c", "true"], options)
+    for said in ("RANKSCOPE_RUN_ID", "RANKSCOPE_ATTEMPT") if refused else ("UNRELATED",):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(said, "1")
+            assert launch(["sh", "-c", "true"], options).attempt == 1
+
+
+def test_what_only_variables_tell_goes_on_to_the_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = {"COORDINATES": "dp=3,tp=0", "PLAN_AHEAD_SECONDS": "1.5", "PLAN_AHEAD_STEPS": "7"}
+    options = LaunchOptions(run_dir=tmp_path / "run", name="x")
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, text in said.items():
+            patch.setenv(f"RANKSCOPE_{variable}", text)
+        launch([sys.executable, "-c", PRINT_ENVIRONMENT], options)
+    settings = from_environment(json.loads(capfd.readouterr().out))
+    assert settings is not None
+    assert (settings.coordinates, settings.plan_ahead_seconds, settings.plan_ahead_steps) == ("dp=3,tp=0", 1.5, 7)
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "2.5"])
+def test_a_variable_that_means_nothing_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("RANKSCOPE_PLAN_AHEAD_STEPS", text)
+    with pytest.raises(InputError, match=f"^RANKSCOPE_PLAN_AHEAD_STEPS={text}: "):
+        launch(["true"], LaunchOptions(run_dir=tmp_path / "run", name="x"))
+    assert not (tmp_path / "run").exists()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +35,7 @@ class Mesh:
 @pytest.fixture(autouse=True)
 def no_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests made is not looked at."""
-    monkeypatch.setattr(layout, "_meshes", [])
+    monkeypatch.setattr(layout, "_meshes", weakref.WeakValueDictionary())
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def note(*meshes: Mesh) -> None:
         alive.extend(meshes)
-        monkeypatch.setattr(layout, "_meshes", [lambda mesh=mesh: mesh for mesh in alive])
+        monkeypatch.setattr(layout, "_meshes", weakref.WeakValueDictionary({id(mesh): mesh for mesh in alive}))
 
     yield note
     alive.clear()
@@ -103,7 +105,11 @@ def test_what_the_user_tells_holds_against_what_is_seen(noted: Any) -> None:
 def test_a_mesh_is_noted_when_it_is_made_and_forgotten_when_it_is_gone(one_rank_world: None) -> None:
     layout.watch_meshes()
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("fsdp", "tp"))
-    assert mesh["tp"].mesh_dim_names == ("tp",)
+    before = len(layout._meshes)
+    for _ in range(3):
+        assert mesh["tp"].mesh_dim_names == ("tp",)
+    gc.collect()
+    assert len(layout._meshes) <= before + 1, "slices do not stay"
     assert layout.find_layout(None) == ({"fsdp": 0, "tp": 0}, {"fsdp": 1, "tp": 1})
     del mesh
     dist.destroy_process_group()

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections import UserDict
+import sys
+import threading
+from collections import OrderedDict, UserDict
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -27,9 +32,78 @@ def test_the_time_of_the_garbage_collector_is_seen_once() -> None:
 
     meter = GcMeter(now)
     gc.collect()
-    assert meter.total_ns > 0
-    assert meter.full == 1
+    spent, full = meter.read()
+    assert spent > 0
+    assert full == 1
     meter.close()
-    spent = meter.total_ns
     gc.collect()
-    assert (meter.total_ns, meter.full) == (spent, 1)
+    assert meter.read() == (spent, 1)
+
+
+def test_collections_on_other_threads_are_not_this_threads() -> None:
+    from rankscope.profiler.clock import now
+    from rankscope.profiler.host import GcMeter
+
+    gc.disable()
+    meter = GcMeter(now)
+    try:
+        other = threading.Thread(target=gc.collect)
+        other.start()
+        other.join()
+        assert meter.read() == (0, 0)
+    finally:
+        gc.enable()
+        meter.close()
+
+
+def test_no_python_runs_in_a_collection_where_a_signal_handler_could_raise_in_vain() -> None:
+    from rankscope.profiler import host
+    from rankscope.profiler.clock import now
+
+    meter = host.GcMeter(now)
+    ran: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            ran.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        gc.collect()
+    finally:
+        sys.setprofile(None)
+    meter.close()
+    assert meter.read()[0] > 0
+    assert host.__file__ not in ran
+
+
+def test_a_batch_that_is_no_plain_container_is_not_asked() -> None:
+    torch = pytest.importorskip("torch")
+    from rankscope.profiler.batch import measure
+
+    class Lazy(dict[str, Any]):
+        def values(self) -> Any:
+            raise AssertionError("it was asked")
+
+    class Damaged(list[Any]):
+        def __getitem__(self, _: object) -> Any:
+            raise RuntimeError("it was looked into")
+
+    class Table(Mapping[str, Any]):
+        asked = False
+
+        def __getitem__(self, _: str) -> Any:
+            self.asked = True
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(("column",))
+
+        def __len__(self) -> int:
+            return 1
+
+    table = Table()
+    assert measure(table) == (None, None)
+    assert not table.asked
+    assert measure([torch.zeros(2, 3), Lazy(x=torch.zeros(2, 5))]) == (2, 6)
+    assert measure([torch.zeros(2, 3), Damaged()]) == (None, None), "a measure that fails is none"
+    assert measure(OrderedDict(x=torch.zeros(2, 5))) == (2, 10)

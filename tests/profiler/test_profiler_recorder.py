@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -76,6 +78,56 @@ def test_claiming_a_thread_never_raises(monkeypatch: pytest.MonkeyPatch, capsys:
     recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
     monkeypatch.delattr(threading, "_DummyThread")  # private: another Python may not have it
     recorder.claim()
+    assert recorder.off
+    assert capsys.readouterr().err.count("switched itself off (AttributeError") == 1
+
+
+def test_what_is_off_stays_off() -> None:
+    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.settings import RecorderSettings
+
+    recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
+    recorder.disable("the test is over")
+    recorder.claim()
+    recorder.forked()
+    recorder.before_optimizer(object())
+    assert (recorder.thread, recorder.listening, recorder._events) == (0, 0, None)
+
+
+def test_what_ends_without_a_step_is_off_and_lets_go() -> None:
+    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.ring import End
+    from rankscope.profiler.settings import RecorderSettings
+
+    recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1), explicit=True)
+    callbacks = len(gc.callbacks)
+    recorder.begin()
+    recorder.close(End.EXIT)
+    assert (recorder.off, recorder.listening, recorder._events) == (True, 0, None)
+    assert len(gc.callbacks) == callbacks
+
+
+def test_a_model_is_known_whichever_thread_makes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    from torch import nn
+
+    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.settings import RecorderSettings
+
+    model: Any = nn.Module()
+    model.module = nn.Linear(1, 1)
+    recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
+
+    def train() -> None:
+        recorder.adopt(model)
+        recorder.claim()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert recorder.thread == thread.ident
+    assert recorder.gradients.present
+    # And one that cannot be watched leaves no recorder that would take its waiting for own time.
+    recorder.adopt(object())  # type: ignore[arg-type]
     assert recorder.off
     assert capsys.readouterr().err.count("switched itself off (AttributeError") == 1
 

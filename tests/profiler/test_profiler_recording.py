@@ -159,7 +159,9 @@ def test_a_killed_rank_leaves_a_readable_run_and_the_next_launch_is_another_atte
     assert info.end_unix_ns is not None
     assert [record.step for record in steps(run, 1)] == list(range(STEPS // 2 + 1))
     # When it is started again into the same run
-    again = torchrun(tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANKSCOPE_RUN_ID", run.info.run_id)  # it is the same run, though the command differs
+        again = torchrun(tmp_path / "run")
     # Then both are there
     assert (again.status, again.attempt) == (0, 1)
     run = RunReader(tmp_path / "run")

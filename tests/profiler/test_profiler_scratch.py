@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,49 @@ def test_only_old_folders_that_nobody_holds_are_swept(tmp_path: Path, monkeypatc
     os.close(handle)
     scratch.sweep()
     assert set(tmp_path.iterdir()) == {young, foreign}
+
+
+def test_what_others_put_into_local_memory_is_neither_waited_for_nor_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given old folders of the right name: one whose lock is a pipe that nobody writes to, one whose lock is a link
+    piped, linked, outside = (tmp_path / name for name in ("rankscope-1-piped", "rankscope-1-linked", "outside"))
+    for folder in (piped, linked):
+        folder.mkdir()
+    os.mkfifo(piped / "lock")
+    (linked / "lock").symlink_to(outside)
+    # Then nobody waits, and nothing is made through the link
+    done = threading.Thread(target=lambda: [scratch.is_left(folder) for folder in (piped, linked)], daemon=True)
+    done.start()
+    done.join(20)
+    assert not done.is_alive()
+    with pytest.raises(OSError, match="symbolic link"):
+        scratch.hold(linked)
+    assert not outside.exists()
+    # And those of another user are left alone
+    for folder in (piped, linked):
+        os.utime(folder, (0, 0))
+    monkeypatch.setattr(scratch, "LOCAL_MEMORY", tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    owner = piped.stat().st_uid
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    monkeypatch.setattr(scratch, "_prefix", lambda: "rankscope-1-")
+    scratch.sweep()
+    assert piped.is_dir()
+    monkeypatch.setattr(os, "getuid", lambda: owner)
+    scratch.sweep()
+    assert not piped.exists()
+
+
+def test_in_a_folder_that_is_everybodys_there_is_no_launcher_to_tell(tmp_path: Path) -> None:
+    rank = scratch.make_scratch("rank0", str(tmp_path))
+    os.close(scratch.hold(tmp_path))
+    tmp_path.chmod(0o1777)
+    scratch.note_recorded(rank)
+    assert not scratch.was_recorded(tmp_path)
+    tmp_path.chmod(0o700)
+    scratch.note_recorded(rank)
+    assert scratch.was_recorded(tmp_path)
 
 
 def test_a_trace_goes_to_disk_where_memory_is_short_and_nowhere_where_both_are(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -118,11 +119,12 @@ def test_connections_that_say_nothing_do_not_keep_others_from_being_answered(
         b"GET / HTTP/1.1\r\n\r\n",
         b"\xff\xfe\n",
         b"[" * 4000 + b"\n",
+        b'{"x":' + b"[" * 3000 + b"\n",
         b"x" * (MAX_REQUEST_BYTES + 10),
         b'{"token": "guess", "report": {"rank": 1, "step": 2}}\n',
         b'{"token": "guess\xc3\xa9", "report": {"rank": 1, "step": 2}}\n',
     ],
-    ids=["empty", "http", "bytes", "nested", "long", "another token", "an odd token"],
+    ids=["empty", "http", "bytes", "nested", "nested in a field", "long", "another token", "an odd token"],
 )
 def test_who_says_something_else_hears_nothing_and_the_store_goes_on(store: Store, said: bytes) -> None:
     with store.connect() as connection:
@@ -162,6 +164,20 @@ def test_only_its_own_user_can_read_where_it_is(store: Store, tmp_path: Path) ->
         read_address(path)
 
 
+def test_who_may_add_ranks_to_the_run_can_read_where_it_is_and_nobody_else(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "side.json"
+    for folder, file in ((0o755, 0o600), (0o2770, 0o640), (0o777, 0o644), (0o1777, 0o640)):
+        tmp_path.chmod(folder)
+        store.address.write(path)
+        assert path.stat().st_mode & 0o777 == file
+    # What others put there is neither followed nor waited for
+    (tmp_path / "link").symlink_to(path)
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("link", "fifo"):
+        with pytest.raises(OSError, match=r".*"):
+            read_address(tmp_path / name)
+
+
 def test_a_client_finds_the_name_that_works_and_says_when_none_does(store: Store) -> None:
     hosts = ["no-such-host.invalid", "127.0.0.1"]
     client = SideClient(SideAddress(hosts=hosts, port=store.address.port, token=store.address.token))
@@ -171,7 +187,9 @@ def test_a_client_finds_the_name_that_works_and_says_when_none_does(store: Store
         client.exchange(RankReport(rank=1, step=2))
 
 
-@pytest.mark.parametrize("said", [b"", b"nonsense\n", b"x" * 100_000, b'{"windows": [[5, 1000000]]}\n'])
+@pytest.mark.parametrize(
+    "said", [b"", b"nonsense\n", b"x" * 100_000, b'{"windows": [[5, 1000000]]}\n', b'{"x":' + b"[" * 3000 + b"\n"]
+)
 def test_a_client_believes_no_other_server(said: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

@@ -287,11 +287,13 @@ def test_what_is_recorded_after_compaction_is_read_and_compacted_too(run: Path) 
     more = [step(number, rng) for number in range(STEPS, STEPS + 50)]
     append(rank_dir(run, 0, 2), "steps", *more)
     append(rank_dir(run, 1, 0), "steps", *more[:5])
+    ended = RankInfo(rank=0, world_size=1, host="n1", pid=1, start_unix_ns=1, end_unix_ns=2, end_reason="killed")
+    write_record(rank_dir(run, 1, 0) / "rank.json", ended)
     expected = {**before, "steps/0/2": before["steps/0/2"] + more, "plan/1": [], "steps/1/0": more[:5]}
     expected |= {f"{stream}/1/0": [] for stream in ("windows", "collectives", "kernels")}
     assert (rank_dir(run, 0, 2) / "steps-000000.jsonl").exists()
     assert everything(run)[0] == expected
-    compact_run(run, force=True)
+    compact_run(run)
     assert everything(run) == (expected, 0, [])
     assert files(run, ".jsonl") == []
 
@@ -326,13 +328,46 @@ def test_a_run_that_may_be_alive_is_refused_unless_told(tmp_path: Path) -> None:
         compact_run(run)
     assert files(run, ".parquet") == []
     compact_run(run, force=True)
-    assert files(run, ".jsonl") == []
+    assert files(run, ".parquet") != []
     # One that has been quiet for long crashed.
     quiet = record_run(tmp_path / "quiet", ended=False)
     for path in quiet.rglob("*"):
         os.utime(path, (1, 1))
     compact_run(quiet)
-    assert files(quiet, ".jsonl") == []
+    assert files(quiet, ".parquet") == files(run, ".parquet")
+
+
+def test_a_rank_that_was_quiet_and_is_alive_after_all_loses_nothing(tmp_path: Path) -> None:
+    # given ranks that have not ended; one has its file open, in which a line is torn as yet
+    run = record_run(tmp_path / "run", ended=False)
+    rng = random.Random(5)
+    writer = JsonLinesWriter(rank_dir(run, 0, 2), "steps")
+    writer.append(step(STEPS, rng))
+    torn = max(rank_dir(run, 0, 1).glob("steps-*.jsonl"))
+    with torn.open("ab") as file:
+        file.write(b'{"step":200,"start_unix_ns":1,')
+    before, _, _ = everything(run)
+    # when the run is compacted, twice
+    for _ in range(2):
+        compact_run(run, force=True)
+        # then the last file of every stream stays, and no other
+        assert len(files(run, ".jsonl")) == RANKS * len(RANK_STREAMS) + 2
+        assert everything(run)[0] == before
+    # and what is written on is read, and compacted when the ranks have ended
+    more = [step(number, rng) for number in range(STEPS + 1, STEPS + 5)]
+    writer.append(*more)
+    writer.close()
+    with torn.open("ab") as file:
+        file.write(b'"wall_us":1.0}\n')
+    late = StepRecord(step=200, start_unix_ns=1, wall_us=1.0)
+    expected = {**before, "steps/0/1": [*before["steps/0/1"], late], "steps/0/2": [*before["steps/0/2"], *more]}
+    assert everything(run) == (expected, 0, [])
+    for rank in range(RANKS):
+        info = RankInfo(rank=rank, world_size=RANKS, host="n1", pid=1, start_unix_ns=1, end_unix_ns=2, end_reason="exit")
+        write_record(rank_dir(run, 0, rank) / "rank.json", info)
+    compact_run(run)
+    assert everything(run) == (expected, 0, [])
+    assert files(run, ".jsonl") == []
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rankscope.runs import control_names
 from rankscope.runs.control import (
     MAX_BYTES,
-    MAX_ENTRIES,
     MAX_REQUESTS,
     MAX_STEPS,
     ControlAnswer,
@@ -25,6 +25,7 @@ from rankscope.runs.control import (
     post,
     read_answer,
 )
+from rankscope.runs.control_names import KEPT, MAX_ENTRIES
 
 
 class Reports(list[str]):
@@ -109,6 +110,120 @@ def test_each_rank_answers_for_itself(run: Path, reports: Reports) -> None:
     assert read_answer(run, request.id) is read_answer(run, request.id, rank=4) is None
     assert Inbox(run, "dump", since_unix_ns=0, report=reports, rank=5).pending(now=True) == []
     assert Inbox(run, "dump", since_unix_ns=0, report=reports, rank=4).pending(now=True) == [request]
+
+
+def test_what_has_been_answered_for_the_job_no_rank_does(run: Path, reports: Reports) -> None:
+    request = new_request("dump")
+    post(run, request)
+    answer(run, ControlAnswer(id=request.id, accepted=False, reason="too soon", answered_unix_ns=1))
+    assert Inbox(run, "dump", since_unix_ns=0, report=reports, rank=4).pending(now=True) == []
+
+
+def test_answers_of_thousands_of_ranks_do_not_hide_requests(run: Path, reports: Reports) -> None:
+    # given a dump that as many ranks have answered as there are names that are looked at
+    asked = new_request("dump")
+    post(run, asked)
+    given = ControlAnswer(id=asked.id, accepted=True, answered_unix_ns=1)
+    answer(run, given, rank=0)
+    answers = run / "control" / f"{asked.id}.answers"
+    for rank in range(1, MAX_ENTRIES + 1):
+        (answers / f"{rank:05d}.json").touch()
+    assert (read_answer(run, asked.id, rank=0), read_answer(run, asked.id, rank=1)) == (given, None)
+    # then the next request is seen
+    request = new_request("capture")
+    post(run, request)
+    assert Inbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True) == [request]
+    assert reports == []
+    assert len(list((run / "control").iterdir())) == 3
+
+
+def test_answers_go_nowhere_else_and_make_no_run_again(run: Path, tmp_path: Path) -> None:
+    # given a link where a folder for answers is to be
+    request = new_request("dump")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (run / "control" / f"{request.id}.answers").symlink_to(elsewhere)
+    given = ControlAnswer(id=request.id, accepted=True, answered_unix_ns=1)
+    with pytest.raises(NotADirectoryError):
+        answer(run, given, rank=0)
+    assert list(elsewhere.iterdir()) == []
+    (elsewhere / "00000.json").write_bytes(msgspec.json.encode(given))
+    assert read_answer(run, request.id, rank=0) is None
+    # and a run that was removed
+    for rank in (None, 0):
+        with pytest.raises(FileNotFoundError):
+            answer(tmp_path / "removed", given, rank=rank)
+    assert not (tmp_path / "removed").exists()
+
+
+def answered(run: Path, made: int, number: int) -> None:
+    """A request, its answers for the job and for one rank, and what a killed writer left."""
+    name = id_at(made, number)
+    (run / "control" / f"{name}.answers").mkdir()
+    for file in (".json", ".answer.json", ".answers/00001.json", ".answers/.00001.json.4711-0123456789ab"):
+        write(run, name + file, b"")
+    write(run, f".{name}.json.4711-0123456789ab", b"")
+
+
+def test_old_requests_and_their_answers_are_removed(
+    run: Path, reports: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = run / "control"
+    # given some of today, some of yesterday or tomorrow, and more of the last hours than are kept
+    now, hour = time.time_ns(), 3600 * 10**9
+    monkeypatch.setattr(control_names, "KEPT", 3)
+    ages = {1: 0, 2: 1 * hour, 3: 2 * hour, 4: 3 * hour, 5: 4 * hour, 6: 25 * hour, 7: -30 * hour}
+    for number, age in ages.items():
+        answered(run, now - age, number)
+    kept = {path.name for number in (1, 2, 3, 4) for path in control.glob(f"*{id_at(now - ages[number], number)}*")}
+    # and what is none of ours, under names like these
+    old = now - 48 * hour
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "00001.json").touch()
+    strange = [f"{id_at(old, 20)}.json", f"{id_at(old, 21)}.answers", f"{id_at(old, 22)}.json", f"{id_at(old, 23)}.answers"]
+    (control / strange[0]).symlink_to(outside / "00001.json")
+    (control / strange[1]).symlink_to(outside)
+    (control / strange[2]).mkdir()
+    (control / strange[3]).mkdir()
+    strange += [f"{id_at(old, 24)}.txt", "notes.txt"]
+    for name in (*strange[4:], f"{strange[3]}/notes.txt"):
+        write(run, name, b"precious")
+    # when a helper that does not clear looks, then all stays
+    before = sorted(control.rglob("*"))
+    Inbox(run, "dump", since_unix_ns=0, report=reports, rank=1).pending(now=True)
+    assert sorted(control.rglob("*")) == before
+    # when the one that does, a little at a time, then what is new stays, and what is not ours
+    monkeypatch.setattr(control_names, "REMOVED_AT_ONCE", 4)
+    inbox = Inbox(run, "dump", since_unix_ns=0, report=reports, rank=0, clears=True)
+    for _ in range(10):
+        inbox.pending(now=True)
+    assert {path.name for path in control.iterdir()} == kept | set(strange)
+    assert (outside / "00001.json").exists()
+    assert (control / strange[3] / "notes.txt").exists()
+
+
+def test_no_request_that_waits_is_removed_however_many_there_are(run: Path, reports: Reports) -> None:
+    now = time.time_ns()
+    for number in range(KEPT + 20):
+        write(run, f"{id_at(now - number, number)}.json", b"")
+    Inbox(run, "dump", since_unix_ns=0, report=reports, rank=0, clears=True).pending(now=True)
+    assert len(list((run / "control").iterdir())) == KEPT + 20
+
+
+def test_a_request_that_waits_can_be_taken_back_and_gets_too_old(
+    run: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = new_request("capture")
+    path = post(run, request)
+    inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    assert inbox.pending(now=True) == [request]
+    assert inbox.still_wanted(request)
+    with monkeypatch.context() as later:
+        later.setattr(time, "time_ns", lambda: request.created_unix_ns + 601 * 10**9)
+        assert not inbox.still_wanted(request)
+    path.unlink()
+    assert not inbox.still_wanted(request)
 
 
 def test_requests_of_an_earlier_attempt_old_ones_and_those_of_the_future_are_void(run: Path, reports: Reports) -> None:

@@ -18,6 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.profiler.handover import Hello
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.store import RunStore
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import (
     RANK_STREAMS,
@@ -34,11 +37,27 @@ from rankscope.runs.paths import (
 from rankscope.runs.reader import RunReader, is_headless_run, is_run
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.segments import MAX_LINE_BYTES
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_atomically, write_record
+from rankscope.runs.writer import (
+    JsonLinesWriter,
+    append_whole,
+    create_attempt,
+    create_run,
+    write_atomically,
+    write_record,
+)
 
 
 def step(number: int, **fields: object) -> StepRecord:
     return StepRecord(step=number, start_unix_ns=number * 10**9, wall_us=1000.0, **fields)  # type: ignore[arg-type]
+
+
+def hello(run: Path) -> Hello:
+    return Hello(
+        settings=RecorderSettings(run_dir=str(run), run_id="r1", name="test", start_unix_ns=1),
+        run=RunInfo(run_id="r1", name="test", start_unix_ns=1),
+        attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),
+        rank=RankInfo(rank=0, world_size=2, host="n1", pid=1, start_unix_ns=1),
+    )
 
 
 @pytest.fixture
@@ -315,6 +334,91 @@ def test_where_a_part_cannot_be_taken_back_the_next_record_is_on_a_line_of_its_o
     reader = RunReader(run)
     assert [row.step for row in reader.steps(0, 0)] == [0, 1]
     assert reader.skipped_lines == 1
+
+
+def test_lines_that_cannot_be_taken_back_are_not_written_twice(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a disk that takes two records and a half of a batch, and does not give them back
+    monkeypatch.setattr(Path, "open", lambda path, mode, **_: StubbornFile(path, mode.replace("b", "")))
+    store = RunStore(hello(run))
+    store.add("steps", step(0))
+    assert store.flush(now=True)
+    size = segment(rank_dir(run, 0, 0), "steps", 0).stat().st_size
+    store.add("steps", *map(step, range(1, 5)))
+    with disk_with_room_for(size * 7 // 2):
+        assert not store.flush(now=True)
+    # when there is room again
+    assert store.flush(now=True)
+    store.close()
+    monkeypatch.undo()
+    # then every record is there once
+    reader = RunReader(run)
+    assert [row.step for row in reader.steps(0, 0)] == [0, 1, 2, 3, 4]
+    assert reader.skipped_lines == 1
+
+
+def test_a_segment_that_somebody_removed_is_not_written_on(run: Path) -> None:
+    writer = JsonLinesWriter(rank_dir(run, 0, 0), "steps")
+    writer.append(step(0))
+    segment(rank_dir(run, 0, 0), "steps", 0).unlink()
+    writer.append(step(1))
+    writer.close()
+    assert [row.step for row in RunReader(run).steps(0, 0)] == [1]
+
+
+def test_records_that_the_filesystem_took_and_then_did_not_keep_are_counted(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given a filesystem that says so only when it is asked, as NFS does of a full disk
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    def unable(_: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    writer = JsonLinesWriter(rank_dir(run, 0, 0), "windows", segment_bytes=1)
+    writer.append(step(0), step(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        # when the segment is full and the next begins
+        with pytest.raises(OSError, match="No space"):
+            writer.append(step(2))
+    writer.append(step(2))
+    # then what was in the first is counted, and the rest is written; one that has nothing to say about it is believed
+    monkeypatch.setattr(os, "fsync", unable)
+    writer.close()
+    assert writer.unconfirmed == 2
+    assert len([*rank_dir(run, 0, 0).iterdir()]) == 2
+    # and the end of a rank says so
+    monkeypatch.undo()
+    store = RunStore(hello(run))
+    store.add("steps", step(0))
+    assert store.flush(now=True)
+    monkeypatch.setattr(os, "fsync", full)
+    store.close()
+    assert "up to 1 records may be missing" in capsys.readouterr().err
+
+
+def test_lines_are_appended_wholly_or_not_at_all(run: Path) -> None:
+    path = segment(attempt_dir(run, 0), "plan", 0)
+    attempt_dir(run, 0).chmod(0o750)
+    append_whole(path, b"one\n")
+    with disk_with_room_for(6), pytest.raises(OSError, match="File too large"):
+        append_whole(path, b"two\n")
+    assert path.read_bytes() == b"one\n"
+    append_whole(path, b"two\n")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"one\ntwo\n", 0o640)
+    # And into nothing but a file of this name
+    victim = run / "victim"
+    victim.touch()
+    path.unlink()
+    path.symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link"):
+        append_whole(path, b"three\n")
+    for what in ("device", "pipe", "folder"):
+        in_the_way(path, what)
+        with pytest.raises(OSError, match=r".*"):
+            append_whole(path, b"three\n")
+    assert victim.read_bytes() == b""
 
 
 def test_an_atomic_write_that_fails_leaves_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

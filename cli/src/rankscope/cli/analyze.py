@@ -18,9 +18,9 @@ from rankscope.cli.terminal import PRICE, format_option, use_color, width
 \b
 Examples:
   rankscope analyze runs/2026-11-20-bert
-  rankscope analyze traces/                         one Kineto trace per rank, plain or gz
+  rankscope analyze traces/                    Kineto traces, one per rank
   rankscope analyze 'traces/rank-*.json.gz' --format json | jq .verdict
-  rankscope analyze RUN --fail-on straggler         exit status 1 when a straggler is found
+  rankscope analyze RUN --fail-on straggler    exit status 1 when there is one
 """
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))

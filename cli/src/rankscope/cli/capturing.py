@@ -9,18 +9,20 @@ from typing import Final
 from rankscope.analysis.captured import analyze_captured
 from rankscope.cli.capture_result import CaptureResult, Missing
 from rankscope.cli.live_run import LiveRun, listed, say, waited_for
+from rankscope.cli.profiled import ProfiledSteps
 from rankscope.runs.control import MAX_STEPS, ControlAnswer, ControlRequest, read_answer
 from rankscope.runs.paths import rank_dir
 
 SETTLE_SECONDS: Final = 1.0
 """Breakdowns are written before the collectives of the same window; these come a moment later."""
+_ANEW: Final = "the job has been started anew in the meantime; ask again"
 
 
 def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *, until: float) -> CaptureResult:
     """Ask, and wait until ``until`` (monotonic seconds) for the profiles of the ``expected`` ranks."""
     with live.asked(request) as note_answered:
         say(f"asked for {request.steps} steps of {listed(expected)}")
-        answer = waited_for(lambda: _answer(live, request), until=until)
+        answer = waited_for(lambda: _answer(live, request), until=until, ranks=1)
         if answer is not None:
             note_answered()
     if answer is None:
@@ -29,6 +31,8 @@ def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *
         return CaptureResult(
             request=request.id, accepted=None, reason=reason, attempt=live.attempt, missing=_all(expected, "nobody answered")
         )
+    if live.follow(answer) and request.ranks is None:
+        expected = live.ranks
     if not answer.accepted or (steps := _steps_of(answer)) is None:
         reason = answer.reason or "no reason given" if not answer.accepted else "the answer makes no sense"
         say(f"refused: {reason}")
@@ -58,8 +62,8 @@ def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *
 
 def _answer(live: LiveRun, request: ControlRequest) -> ControlAnswer | None:
     given = read_answer(live.path, request.id)
-    if given is None and not _still_live(live):
-        return ControlAnswer(id=request.id, accepted=False, reason="the job ended before it answered", answered_unix_ns=0)
+    if given is None and all(map(live.has_ended, live.ranks)) and (reason := _given_up(live, request)) is not None:
+        return ControlAnswer(id=request.id, accepted=False, reason=reason, answered_unix_ns=0)
     return given
 
 
@@ -69,31 +73,36 @@ def _steps_of(answer: ControlAnswer) -> range | None:
     return range(first, last + 1) if first is not None and last is not None and first <= last < first + MAX_STEPS else None
 
 
-def _still_live(live: LiveRun) -> bool:
-    infos = live.infos()
-    return any(rank not in infos or infos[rank].end_unix_ns is None for rank in live.ranks)
+def _given_up(live: LiveRun, request: ControlRequest) -> str | None:
+    """Why nobody will answer, now that the attempt is over."""
+    last = live.reader.attempts()[-1:]
+    if last == [live.attempt]:
+        return "the job ended before it answered"
+    about = live.reader.attempt(last[0]) if last else None
+    if about is not None and about.start_unix_ns <= request.created_unix_ns:
+        return None  # the next one has seen the request
+    return _ANEW
 
 
 def _unanswered(live: LiveRun) -> str:
     if live.reader.attempts()[-1:] != [live.attempt]:
-        return "no answer: the job has been started anew in the meantime; ask again"
+        return f"no answer: {_ANEW}"
     return (
         "no answer: the job records no profiles, or rank 0 takes no steps, or the clocks of its host and this one are far apart"
     )
 
 
 def _wait_for_profiles(live: LiveRun, expected: list[int], steps: range, *, until: float) -> list[Missing]:
-    waiting = set(expected)
+    waiting = {rank: ProfiledSteps(live, rank, steps) for rank in expected}
     said = time.monotonic()
 
     def look() -> bool | None:
         nonlocal said
-        infos = live.infos()
-        for rank in sorted(waiting):
+        for rank, profiled in tuple(waiting.items()):
             # Asked before the rows are read: what a rank has written by its end is then all there.
-            ended = rank in infos and infos[rank].end_unix_ns is not None
-            if not _lacking(live, rank, steps):
-                waiting.discard(rank)
+            ended = live.has_ended(rank)
+            if not profiled.lacking():
+                del waiting[rank]
             elif ended:
                 return False
         if waiting and time.monotonic() - said > 10:
@@ -101,20 +110,15 @@ def _wait_for_profiles(live: LiveRun, expected: list[int], steps: range, *, unti
             say(f"profiled by {len(expected) - len(waiting)} of {len(expected)} ranks so far")
         return None if waiting else True
 
-    if waited_for(look, until=until):
+    if waited_for(look, until=until, ranks=len(expected)):
         time.sleep(SETTLE_SECONDS)
         return []
-    infos = live.infos()
-    return [
-        Missing(rank=rank, reason=_why(lacking, infos[rank].end_reason if rank in infos else None, steps))
-        for rank in expected
-        if (lacking := _lacking(live, rank, steps))
-    ]
-
-
-def _lacking(live: LiveRun, rank: int, steps: range) -> list[int]:
-    profiled = {row.step for row in live.reader.windows(live.attempt, rank) if row.step in steps}
-    return [step for step in steps if step not in profiled]
+    missing = []
+    for rank, profiled in waiting.items():
+        info = live.info(rank)
+        if lacking := profiled.lacking_in_all():
+            missing.append(Missing(rank=rank, reason=_why(lacking, None if info is None else info.end_reason, steps)))
+    return missing
 
 
 def _why(lacking: list[int], end_reason: str | None, steps: range) -> str:

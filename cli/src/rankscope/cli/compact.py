@@ -19,8 +19,8 @@ from rankscope.runs.compact import Compaction, Progress, compact_run, jsonl_byte
 \b
 Examples:
   rankscope compact runs/bert-7
-  rankscope compact runs/bert-7 --keep-jsonl         leave the JSON Lines where they are
-  duckdb -c "select rank, avg(wall_us) from 'runs/bert-7/attempts/000/steps-*.parquet' group by rank"
+  rankscope compact runs/bert-7 --keep-jsonl    leave the JSON Lines in place
+  duckdb -c "select avg(wall_us) from 'RUN/attempts/000/steps-*.parquet'"
 """
 )
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")

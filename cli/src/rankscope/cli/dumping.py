@@ -15,16 +15,23 @@ def dump_recorders(live: LiveRun, request: ControlRequest, expected: list[int], 
     answers: dict[int, ControlAnswer] = {}
 
     def look() -> bool | None:
+        nonlocal expected
         for rank in expected:
             if rank not in answers and (given := read_answer(live.path, request.id, rank=rank)) is not None:
                 answers[rank] = given
-        infos = live.infos()
-        gone = [rank for rank in expected if rank not in answers and rank in infos and infos[rank].end_unix_ns is not None]
-        return True if len(answers) + len(gone) == len(expected) else None
+                if live.follow(given) and request.ranks is None:
+                    expected = live.ranks
+                    return None
+        left = [rank for rank in expected if rank not in answers]
+        # One that speaks for all: it was too early.
+        if left and (given := read_answer(live.path, request.id)) is not None and not given.accepted:
+            answers.update(dict.fromkeys(left, given))
+            return True
+        return True if all(map(live.has_ended, left)) else None
 
     with live.asked(request) as note_answered:
         say(f"asked {listed(expected)} for what the Flight Recorder holds")
-        if waited_for(look, until=until):
+        if waited_for(look, until=until, ranks=len(expected)):
             note_answered()
     infos = live.infos()
     return DumpResult(

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import click
 
 from rankscope.cli.terminal import printable
-from rankscope.runs.control import ControlRequest, post
+from rankscope.runs.control import ControlAnswer, ControlRequest, post
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -20,6 +20,9 @@ from rankscope.runs.records import RankInfo
 SILENT_SECONDS: Final = 300.0
 """Without a new step record for longer, nobody is taken to be training."""
 POLL_SECONDS: Final = 0.5
+_GROWTH: Final = 1.25
+_MOST: Final = 10
+_RANKS: Final = 50
 
 _T = TypeVar("_T")
 
@@ -54,6 +57,25 @@ class LiveRun:
         """What the ranks' own files say of them now."""
         found = {rank: self.reader.rank(self.attempt, rank) for rank in self.reader.ranks(self.attempt)}
         return {rank: info for rank, info in found.items() if info is not None}
+
+    def info(self, rank: int) -> RankInfo | None:
+        """What one rank's own file says of it now."""
+        return self.reader.rank(self.attempt, rank)
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether the rank has left word that it has ended."""
+        info = self.info(rank)
+        return info is not None and info.end_unix_ns is not None
+
+    def follow(self, answer: ControlAnswer) -> bool:
+        """Go on with the attempt that has answered, if it is another. Returns whether it is: then the ranks are others, too."""
+        # Anybody who may write into the folder may have answered.
+        if answer.attempt in (None, self.attempt) or answer.attempt not in self.reader.attempts():
+            return False
+        say(f"the job has been started anew in the meantime; attempt {answer.attempt} answers, not {self.attempt}")
+        self.attempt = answer.attempt
+        self.ranks = sorted(rank for rank, info in self.infos().items() if info.end_unix_ns is None)
+        return True
 
     def _silent(self) -> float:
         written = 0.0
@@ -98,14 +120,19 @@ class LiveRun:
                     path.unlink(missing_ok=True)
 
 
-def waited_for(look: Callable[[], _T | None], *, until: float) -> _T | None:
-    """The first thing that ``look`` finds, or ``None`` when it has found nothing until ``until`` (monotonic seconds)."""
+def waited_for(look: Callable[[], _T | None], *, until: float, ranks: int) -> _T | None:
+    """The first thing that ``look`` finds, or ``None`` when it has found nothing until ``until`` (monotonic seconds).
+
+    It looks less and less often where it looks at many ``ranks``: they share the disk with the job.
+    """
+    pause, longest = POLL_SECONDS, POLL_SECONDS * min(_MOST, max(1.0, ranks / _RANKS))
     while True:
         # Looked at once more when the time is up: the last pause may have been the one that mattered.
         over = time.monotonic() >= until
         if (found := look()) is not None or over:
             return found
-        time.sleep(min(POLL_SECONDS, max(0.0, until - time.monotonic())))
+        time.sleep(min(pause, max(0.0, until - time.monotonic())))
+        pause = min(pause * _GROWTH, longest)
 
 
 def say(line: str) -> None:

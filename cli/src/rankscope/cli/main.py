@@ -101,16 +101,15 @@ def _drop_output() -> None:
 EPILOG = """
 \b
 Start here:
-  rankscope demo                                   see everything work on this machine
-  rankscope run -- torchrun … train.py             record a job and print its verdict
-  rankscope analyze RUN                            the verdict again, or of traces
-  rankscope dashboard RUN                          the page with the evidence
+  rankscope demo                          see everything work on this machine
+  rankscope run -- torchrun … train.py    record a job and print its verdict
+  rankscope analyze RUN                   the verdict again, or of traces
+  rankscope dashboard RUN                 the page with the evidence
 
 \b
 Shell completion (bash; zsh and fish alike):
   eval "$(_RANKSCOPE_COMPLETE=bash_source rankscope)"
 
-\b
 Exit status: 0 done, 1 check failed, 2 usage, 3 unreadable input, 4 something is not installed.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from datetime import datetime
@@ -16,7 +15,7 @@ from rankscope.cli.size import SIZE
 from rankscope.cli.terminal import PRICE, use_color, width
 from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
 from rankscope.profiler.scrape import parse_target
-from rankscope.profiler.settings import BUDGET, EXPORTER_URL, WINDOW_FIRST, WINDOW_STEPS
+from rankscope.profiler.settings import BUDGET, EXPORTER_URL, WINDOW_FIRST, WINDOW_STEPS, default_spool_dir
 from rankscope.runs.errors import RankscopeError
 from rankscope.runs.paths import SPOOL_DIR
 
@@ -141,7 +140,7 @@ def run(
     options = LaunchOptions(
         run_dir=run_dir or _default_run_dir(name),
         name=name,
-        spool_dir=spool_dir or (SPOOL_DIR if os.access(SPOOL_DIR, os.W_OK) else None),
+        spool_dir=spool_dir or default_spool_dir(),
         budget=budget,
         window_first=window_first,
         window_every=window_every,

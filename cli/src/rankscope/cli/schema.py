@@ -22,8 +22,8 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-@click.command()
-@click.argument("name", type=click.Choice(list(SCHEMAS)))
+@click.command(epilog=f"NAME is one of {', '.join(SCHEMAS)}.")
+@click.argument("name", type=click.Choice(list(SCHEMAS)), metavar="NAME")
 def schema(name: str) -> None:
     """Print the JSON Schema of a record of the run directory, or of the result of `analyze` or `capture`."""
     click.echo(msgspec.json.format(msgspec.json.encode(msgspec.json.schema(SCHEMAS[name])), indent=2).decode())

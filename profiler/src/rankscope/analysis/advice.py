@@ -12,8 +12,8 @@ from rankscope.analysis.result import Cause, Kind
 class AdviceRow:
     """One row. ``None`` matches anything; of the rows that match, the first gives the advice.
 
-    ``{run}``, ``{rank}``, ``{host}`` and ``{record}`` (how to record a run, where there is none) are filled in; an action that
-    names one that is not known is left out.
+    ``{run}``, ``{rank}``, ``{host}``, ``{steps}`` (how many to profile) and ``{record}`` (how to record a run, where there is
+    none) are filled in; an action that names one that is not known is left out.
     """
 
     kind: Kind
@@ -126,6 +126,12 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
     AdviceRow(
         "insufficient_data",
         None,
+        "short_capture",
+        ("While it trains, profile more steps: rankscope capture {run} --steps {steps}",),
+    ),
+    AdviceRow(
+        "insufficient_data",
+        None,
         None,
         (
             "Let it train for at least ten steps, then: rankscope analyze {run}",
@@ -143,11 +149,18 @@ def next_actions(
     run: str | None = None,
     rank: int | None = None,
     host: str | None = None,
+    steps: int | None = None,
 ) -> list[str]:
     """Actions for a verdict, most useful first."""
     known: dict[str, object] = {
         name: value
-        for name, value in (("run", run), ("rank", rank), ("host", host), ("record", None if run else _RECORD_COMMAND))
+        for name, value in (
+            ("run", run),
+            ("rank", rank),
+            ("host", host),
+            ("steps", steps),
+            ("record", None if run else _RECORD_COMMAND),
+        )
         if value is not None
     }
     for row in ADVICE:
@@ -157,4 +170,4 @@ def next_actions(
 
 
 def _fits(action: str, known: dict[str, object]) -> bool:
-    return all("{" + name + "}" not in action or name in known for name in ("run", "rank", "host", "record"))
+    return all("{" + name + "}" not in action or name in known for name in ("run", "rank", "host", "steps", "record"))

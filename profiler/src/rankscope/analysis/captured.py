@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from rankscope.analysis.blame import Blame, assign_blame
 from rankscope.analysis.bottleneck import shares_of_windows
@@ -16,7 +17,11 @@ from rankscope.analysis.result import Analysis, Finding, Source, Verdict
 from rankscope.analysis.steps import MAX_US
 from rankscope.analysis.trace_analysis import imposed_result, late_named, matching_result
 from rankscope.analysis.verdict import Setting, among, insufficient, limits, nobody, straggler
+from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
+
+_MORE_STEPS: Final = 20
+"""More than ``late.ENOUGH_STEPS``, from where on the steps themselves are the units of chance, also where some show nothing."""
 
 
 def captured_steps(reader: RunReader, attempt: int, rank: int, steps: range) -> Reduction:
@@ -92,21 +97,22 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
 
 def _verdict(held: Mapping[int, Reduction], blame: Blame, matching: Matching, setting: Setting) -> tuple[Verdict, list[Finding]]:
     profiled = [row for reduction in held.values() for row in reduction.breakdowns]
+    again = _MORE_STEPS if setting.step_count < _MORE_STEPS else MAX_STEPS
     counts = [len(reduction.breakdowns) for reduction in held.values() if reduction.breakdowns]
     if not profiled:
-        return insufficient("none of these steps has been profiled", run=setting.run), []
+        return insufficient("none of these steps has been profiled", run=setting.run, capture=again), []
     shares = shares_of_windows(profiled, wait_us=sum(blame.wait_us.values()) if matching.matches else None)
     if setting.world_size == 1:
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     if not matching.matches:
         missing = "no collective of these steps could be matched across the ranks"
-        return insufficient(missing, run=setting.run), limits(shares, setting, lead="On the ranks at hand ")
+        return insufficient(missing, run=setting.run, capture=again), limits(shares, setting, lead="On the ranks at hand ")
     window = sum(row.window_us for row in profiled) / len(counts)
     late = find_late(blame, window)
     if late is None:
         if (suspect := too_few(blame, window)) is not None:
             missing = f"rank {suspect} was last, but at so few collectives that it may be chance; capture more steps"
-            return insufficient(missing, run=setting.run), limits(shares, setting, lead="")
+            return insufficient(missing, run=setting.run, capture=again), limits(shares, setting, lead="")
         whom = among(len(blame.ranks), setting.world_size, "matched collectives")
         return nobody(shares, setting, confidence=None, why=f"In these steps no rank makes the others wait beyond chance{whom}")
     steps = max(counts)

@@ -21,15 +21,20 @@ _COLORS: Final[dict[str, str]] = {
 _OTHER_COLOR: Final = "\x1b[1;36m"
 _RESET: Final = "\x1b[0m"
 _UNKNOWN: Final = "-"
+_DISPENSABLE: Final = ("copies", "overlap", "hidden")
+"""Columns that give way on a narrow terminal, in this order."""
 
 
 def render_text(analysis: Analysis, *, width: int = 100, color: bool = False) -> str:
-    """Verdict, ranks, imposed wait and what to do next, in lines of at most ``width`` columns (tables may need 80)."""
+    """Verdict, ranks, imposed wait and what to do next, in lines of at most ``width`` columns (tables may need 80).
+
+    Tables leave columns out that do not fit; the JSON has all.
+    """
     parts = [
         _headline(analysis, width),
         _source(analysis, width),
-        _rank_table(analysis),
-        _imposed_table(analysis),
+        _rank_table(analysis, width),
+        _imposed_table(analysis, width),
         _more_findings(analysis, width),
         _next(analysis, width),
     ]
@@ -73,12 +78,16 @@ def _source(analysis: Analysis, width: int) -> str:
     if source.simulated:
         text += ", GPU readings SIMULATED"
     lines = [source.path, *textwrap.wrap(text, width)]
+    if source.recorder_share is not None:
+        took = f"{source.recorder_share:.1%}" if source.recorder_share >= 0.0005 else "less than 0.1%"
+        allowed = "" if source.recorder_budget is None else f" (budget {source.recorder_budget * 100:.3g}%)"
+        lines += textwrap.wrap(f"the recorder took {took} of the step time{allowed}", width)
     for warning in source.warnings:
         lines += textwrap.wrap(f"warning: {warning}", width, subsequent_indent="  ", break_long_words=False)
     return "\n".join(lines)
 
 
-def _rank_table(analysis: Analysis) -> str:
+def _rank_table(analysis: Analysis, width: int) -> str:
     shown = _interesting(analysis)
     if not shown:
         return ""
@@ -99,12 +108,32 @@ def _rank_table(analysis: Analysis) -> str:
         if stepped:
             cells += [_duration(row.own_us), _duration(row.blocked_us)]
         rows.append(cells)
+    rows = _fitting(rows, width)
     lines = _aligned(rows, left=(1,))
     if profiled:
-        lines.append("of the profiled window; overlap is communication under compute, hidden its share of all communication")
+        lines += textwrap.wrap(_legend(rows[0]), width)
     if len(shown) < len(analysis.ranks):
-        lines.append(f"{len(analysis.ranks) - len(shown)} more ranks not shown; --format json has them all")
+        lines += textwrap.wrap(f"{len(analysis.ranks) - len(shown)} more ranks not shown; --format json has them all", width)
     return "\n".join(lines)
+
+
+def _legend(header: Sequence[str]) -> str:
+    """What the columns of the profiled window are, of those that are shown."""
+    if "hidden" not in header:
+        return "of the profiled window"
+    overlap = "overlap is communication under compute, hidden its share of all communication"
+    return f"of the profiled window; {overlap if 'overlap' in header else 'hidden is the share of communication under compute'}"
+
+
+def _fitting(rows: list[list[str]], width: int) -> list[list[str]]:
+    """Without the columns that matter least, as far as ``width`` needs it."""
+    for name in _DISPENSABLE:
+        if max(len(line) for line in _aligned(rows)) <= width:
+            break
+        if name in rows[0]:
+            column = rows[0].index(name)
+            rows = [row[:column] + row[column + 1 :] for row in rows]
+    return rows
 
 
 def _interesting(analysis: Analysis) -> list[RankResult]:
@@ -121,22 +150,22 @@ def _interesting(analysis: Analysis) -> list[RankResult]:
     return [row for row in analysis.ranks if row.rank in chosen]
 
 
-def _imposed_table(analysis: Analysis) -> str:
+def _imposed_table(analysis: Analysis, width: int) -> str:
     rows = [row for row in analysis.imposed_wait if row.imposed_us > 0]
     if not rows:
         return ""
     cells = [["rank", "imposed", "exposed", "share"], *(_imposed_row(row) for row in rows[:8])]
     sources = {"steps": "step records", "windows": "collectives of the profiled steps", "traces": "collectives"}
     where = sources[analysis.imposed_wait_source or "steps"]
-    lines = [f"imposed wait, summed over the ranks that waited (from {where})", *_aligned(cells)]
+    title = f"imposed wait, summed over the ranks that waited (from {where})"
+    lines = [*textwrap.wrap(title, width), *_aligned(cells)]
     if len(rows) > 8:
         lines.append(f"and {len(rows) - 8} more")
     if analysis.collectives.matched:
         residual = analysis.collectives.clock_residual_us
-        lines.append(
-            f"{_count(analysis.collectives.matched, 'collective')} matched, {analysis.collectives.unmatched} not"
-            + (f"; ends agree within {duration(residual)}" if residual is not None else "")
-        )
+        agree = f"; ends agree within {duration(residual)}" if residual is not None else ""
+        matched = f"{_count(analysis.collectives.matched, 'collective')} matched, {analysis.collectives.unmatched} not{agree}"
+        lines += textwrap.wrap(matched, width)
     return "\n".join(lines)
 
 

@@ -42,6 +42,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool
     run_id: str | None = None
     name: str | None = None
+    recorder_share: float | None = None
+    """Share of its step time that the recorder took on the rank where it took most; known once a rank has ended."""
+    recorder_budget: float | None = None
+    """The share that it was allowed."""
     warnings: list[str] = []
     """What was damaged or left out, one sentence each."""
 

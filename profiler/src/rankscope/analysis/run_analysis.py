@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from rankscope.analysis.blame import assign_blame
 from rankscope.analysis.clock import consistent, fit_clocks
@@ -49,6 +50,8 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
             simulated=recorded.simulated,
             run_id=recorded.run_id,
             name=recorded.name,
+            recorder_share=_recorder_share(run),
+            recorder_budget=max((info.budget for info in run.infos.values() if info.budget is not None), default=None),
             warnings=_warnings(run, ended),
         ),
         ranks=[
@@ -135,6 +138,20 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     if run.damaged:
         warnings.append(f"{run.damaged} records left out, their times make no sense")
     return warnings
+
+
+def _recorder_share(run: RunEvidence) -> float | None:
+    """What the recorder took on the rank that paid most; of ranks with all their records, as the cost is of all steps."""
+    walls = run.table.matrix("wall_us")
+    shares = []
+    for row, rank in enumerate(run.ranks):
+        info = run.infos.get(rank)
+        if info is None or info.recorder_cost_us is None or info.dropped_records or info.expired_records.get("steps"):
+            continue
+        wall = float(np.nansum(walls[row]))
+        if wall > 0 and info.recorder_cost_us >= 0:
+            shares.append(info.recorder_cost_us / wall)
+    return max(shares, default=None)
 
 
 def _recorder_warnings(run: RunEvidence) -> list[str]:

@@ -152,12 +152,13 @@ def limits(shares: Shares, setting: Setting, *, lead: str, confidence: float | N
     ]
 
 
-def insufficient(missing: str, *, run: str | None = None) -> Verdict:
-    """The verdict when there is too little to say anything; ``missing`` says what."""
+def insufficient(missing: str, *, run: str | None = None, capture: int | None = None) -> Verdict:
+    """The verdict when there is too little to say anything; ``missing`` says what. ``capture``: how many steps may be enough."""
+    reason = None if capture is None else "short_capture"
     return Verdict(
         kind="insufficient_data",
         summary=f"Not enough data for a verdict: {missing}.",
-        next=next_actions("insufficient_data", run=run),
+        next=next_actions("insufficient_data", run=run, explained_by=reason, steps=capture),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +14,10 @@ import msgspec
 
 from rankscope.profiler.duties import Surroundings
 from rankscope.profiler.plan import RankReport, exchange_seconds
-from rankscope.profiler.sidestore import SideClient, SideWindow, address_file, concerns, read_address, side_window
+from rankscope.profiler.sidestore import MAX_WINDOWS, SideClient, SideWindow, address_file, concerns, read_address
 from rankscope.runs.paths import attempt_dir, segment
 from rankscope.runs.records import PlannedWindow
+from rankscope.runs.segments import open_regular
 
 _MAX_READ: Final = 1 << 20
 _FILE_SECONDS: Final = 3.0
@@ -33,7 +35,7 @@ class Asking:
         self._around = around
         self._hear = hear
         self._since = since
-        self._folder = attempt_dir(Path(hello.settings.run_dir), hello.rank.attempt)
+        self._folder = attempt_dir(Path(hello.settings.run_dir), around.info().attempt)
         self._period = exchange_seconds(hello.rank.world_size, hello.settings.plan_ahead_seconds)
         self._client: SideClient | None = None
         self._failures = 0
@@ -85,16 +87,20 @@ class Asking:
     def _read_file(self) -> None:
         """What was announced since the file was last read; whole lines only."""
         try:
-            with segment(self._folder, "plan", 0).open("rb") as file:
+            with open_regular(segment(self._folder, "plan", 0), links=False) as file:
                 file.seek(self._offset)
                 data = file.read(_MAX_READ)
         except OSError:
             return
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole) or (len(data) if len(data) == _MAX_READ else 0)
-        windows = []
-        for line in whole.splitlines():
-            with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                windows.append(msgspec.json.decode(line, type=PlannedWindow))
         rank = self._around.hello.rank.rank
-        self._hear(side_window(one) for one in windows if one.first > self._since and concerns(one, rank))
+        # No more are ahead at a time, whatever the file says.
+        windows = deque[SideWindow](maxlen=MAX_WINDOWS)
+        for line in whole.splitlines():
+            # As untrusted as what comes over the network: others may be able to write here.
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                planned, window = msgspec.json.decode(line, type=PlannedWindow), msgspec.json.decode(line, type=SideWindow)
+                if window.first > self._since and concerns(planned, rank):
+                    windows.append(window)
+        self._hear(windows)

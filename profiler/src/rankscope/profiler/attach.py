@@ -31,6 +31,7 @@ from rankscope.profiler.settings import from_environment
 _OLDEST_TORCH = (2, 6)
 
 _recorder: Recorder | None = None
+_launched: Recorder | None = None
 _patched = False
 
 
@@ -39,15 +40,25 @@ def current() -> Recorder | None:
     return _recorder
 
 
+def take_launched() -> Recorder | None:
+    """The recorder that ``install`` made, for the first who asks before its first step is over."""
+    global _launched  # see ``use``
+    launched, _launched = _launched, None
+    return None if launched is None or launched.off or launched.session is not None else launched
+
+
 def install() -> None:
     """Called when torch has been imported in a process that was launched with the recorder. Never raises."""
+    global _launched  # noqa: PLW0603  # see ``use``
     try:
         settings = from_environment(os.environ)
         if settings is not None:
-            use(Recorder(settings))
+            recorder = Recorder(settings)
+            use(recorder)
+            _launched = recorder
     except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
         with suppress(Exception):
-            sys.stderr.write(f"rankscope: cannot record: {type(error).__name__}: {error}; training goes on\n")
+            sys.stderr.write(f"rankscope: not recorded: {str(error) or type(error).__name__}; training goes on\n")
 
 
 def use(recorder: Recorder) -> None:
@@ -103,6 +114,14 @@ def _wrap_everything() -> None:
     _replace(profiler.profile, "_prepare_trace", _foreign_profiler)
     _replace(profiler.profile, "_start_trace", _foreign_profiler)
     _replace(profiler.profile, "__exit__", _foreign_profiler_ends)
+    # These cannot be on beside a window either.
+    for kind in (
+        profiler.emit_nvtx,
+        profiler.emit_itt,
+        getattr(sys.modules.get("torch.autograd.profiler_legacy"), "profile", None),
+    ):
+        _replace(kind, "__enter__", _foreign_profiler)
+        _replace(kind, "__exit__", _foreign_profiler_ends)
     _replace(DistributedDataParallel, "__init__", _wrapped_model)
     waits.watch(_listening)
     layout.watch_meshes()
@@ -114,7 +133,7 @@ def _wrap_everything() -> None:
 def _data(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def following(self: Any) -> Any:
         recorder = None if is_compiling() else _recorder
-        if recorder is None or not recorder.enter_data(self):
+        if recorder is None or recorder.off or not recorder.enter_data(self):
             return original(self)
         batch = None
         try:
@@ -160,7 +179,8 @@ def _trains(original: Callable[..., Any]) -> Callable[..., Any]:
     def train(self: Any, mode: bool = True) -> Any:
         # A model calls this for each of its parts: only the first call begins or ends an evaluation. There are models with an
         # ``eval`` of their own, which comes here (all of transformers 5).
-        if _recorder is not None and (_recorder.may_evaluate) == mode:
+        # A compiled caller must not depend on ``may_evaluate``: it would be compiled again whenever that changes.
+        if not is_compiling() and _recorder is not None and (_recorder.may_evaluate) == mode:
             recorder = _listening()
             if recorder is not None:
                 (recorder.model_trains if mode else recorder.model_evaluates)()
@@ -214,7 +234,7 @@ def _wrapped_model(original: Callable[..., None]) -> Callable[..., None]:
 
 def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     recorder = None if is_compiling() else _recorder
-    if recorder is not None:
+    if recorder is not None and not recorder.off:
         if recorder.session is None:
             recorder.claim()
         recorder.before_optimizer(optimizer)
@@ -222,5 +242,5 @@ def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 def _after_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     recorder = None if is_compiling() else _recorder
-    if recorder is not None:
+    if recorder is not None and not recorder.off:
         recorder.after_optimizer(optimizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict, UserDict
 from typing import Final
 
 from torch import Tensor
@@ -10,12 +10,22 @@ from torch import Tensor
 _MAX_LEAVES: Final = 64
 """More tensors than this in one batch are not looked at: the measure must stay cheap."""
 
+# Other mappings may do their work only when asked, as a lazy batch does.
+_PLAIN_VALUES: Final = (dict.values, OrderedDict.values)
+
 
 def measure(batch: object) -> tuple[int | None, int | None]:
     """(samples, elements) of a batch: first dimension of its first tensor, elements of all its tensors.
 
-    ``None`` where there is no tensor.
+    ``None`` where there is no tensor, and for a batch that cannot be looked at.
     """
+    try:
+        return _measure(batch)
+    except Exception:  # noqa: BLE001  # somebody's own class: its measure is not known, and no fault of the recorder's
+        return None, None
+
+
+def _measure(batch: object) -> tuple[int | None, int | None]:
     if isinstance(batch, Tensor):
         return (batch.size(0) if batch.dim() else None), batch.numel()
     if isinstance(batch, list | tuple) and len(batch) == 1 and isinstance(batch[0], Tensor):
@@ -33,6 +43,8 @@ def measure(batch: object) -> tuple[int | None, int | None]:
             elements = (elements or 0) + item.numel()
         elif isinstance(item, list | tuple):
             queue.extend(item[:_MAX_LEAVES])
-        elif isinstance(item, Mapping):
+        elif isinstance(item, dict) and type(item).values in _PLAIN_VALUES:
             queue.extend(item.values())
+        elif isinstance(item, UserDict) and isinstance(item.data, dict):
+            queue.append(item.data)
     return samples, elements

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 from importlib.machinery import ModuleSpec
+from threading import get_ident
 from types import ModuleType
 from typing import Any, Final, Protocol
 
@@ -41,7 +42,8 @@ _NAMED_AGAIN: Final = {"torch.distributed.checkpoint.state_dict_saver": "torch.d
 
 def watch(listening: Listening) -> None:
     """Put the wrappers in place, once per process. ``listening`` answers ``None`` while nobody listens."""
-    torch.save = _reported(torch.save, listening)
+    # Both names, or it could no longer be pickled.
+    torch.save = torch.serialization.save = _reported(torch.save, listening)
     later = {}
     for name, functions in _LATER.items():
         module = sys.modules.get(name)
@@ -84,26 +86,31 @@ class _Finder:
     def __init__(self, wanted: dict[str, Sequence[str]], listening: Listening) -> None:
         self._wanted = wanted
         self._listening = listening
+        self._asking: set[tuple[str, int]] = set()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """See ``importlib.abc.MetaPathFinder``."""
         del path, target
-        functions = self._wanted.pop(name, None)
-        if functions is None:
+        # Whoever asks need not import it.
+        asked = (name, get_ident())
+        if name not in self._wanted or asked in self._asking:
             return None
-        # Asks this finder again, which no longer wants it.
-        spec = importlib.util.find_spec(name)
+        self._asking.add(asked)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking.discard(asked)
         if spec is not None and spec.loader is not None:
             # A loader of somebody's own: its module must load, with or without us.
             with suppress(Exception):
-                self._follow(spec.loader, functions)
+                self._follow(name, spec.loader)
         return spec
 
-    def _follow(self, loader: Any, functions: Sequence[str]) -> None:
+    def _follow(self, name: str, loader: Any) -> None:
         execute = loader.exec_module
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            _wrap(module, functions, self._listening)
+            _wrap(module, self._wanted.pop(name, ()), self._listening)
 
         loader.exec_module = execute_and_wrap

@@ -54,14 +54,16 @@ class Coordination(Duty):
             return
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._period / 2
-            report = self._pace.report(self._around.info())
+            info = self._around.info()
+            # Switched off, it stays at its last step, and the planner would wait for it for ever; so it is to be forgotten.
+            report = None if info.disabled_reason else self._pace.report(info)
             if self._post is None and self._around.begun():
                 if self._around.hello.rank.rank:
                     self._post = Asking(self._around, self._hear, since=step)
                 else:
                     self._post = Planning(self._around, self._hear)
                 self._post.start()
-            if self._post is not None and report is not None:
+            if self._post is not None:
                 self._post.report = report
         self._announce(step)
 

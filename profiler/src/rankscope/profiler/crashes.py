@@ -9,12 +9,19 @@ from types import TracebackType
 from rankscope.profiler.ring import End
 
 
+def end_of(error: BaseException | None) -> End:
+    """How a script ended that was left by ``error``: a crash, unless it is Ctrl-C or a ``sys.exit`` that says all is well."""
+    if isinstance(error, SystemExit):
+        return End.CRASH if error.code else End.EXIT
+    return End.EXIT if error is None or isinstance(error, KeyboardInterrupt) else End.CRASH
+
+
 def note_crashes(close: Callable[[End], None]) -> Callable[[], None]:
-    """Call ``close`` when an exception ends the script: a crash, unless it is Ctrl-C. Returns how to stop noting."""
+    """Call ``close`` when an exception ends the script. Returns how to stop noting."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        close(End.EXIT if issubclass(kind, KeyboardInterrupt) else End.CRASH)
+        close(end_of(error))
         previous(kind, error, trace)
 
     def forget() -> None:

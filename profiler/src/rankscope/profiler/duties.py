@@ -73,4 +73,7 @@ class Duties:
             except Exception as error:  # noqa: BLE001  # whatever it is, the records are written
                 self._duties.remove(duty)
                 with suppress(Exception):
+                    # What it keeps for others, a file of metrics say, would look as if the rank had fallen silent.
+                    duty.end(vanished=False)
+                with suppress(Exception):
                     self._say(f"{type(duty).__name__} failed ({type(error).__name__}: {error}); recording goes on without it")

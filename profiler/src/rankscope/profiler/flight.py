@@ -11,17 +11,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from rankscope.profiler.duties import Duty, Surroundings
 from rankscope.profiler.flight_files import CRASH, copy_file, done_file, dump_files
+from rankscope.profiler.plan import exchange_seconds
 from rankscope.profiler.scratch import is_flight_file
-from rankscope.runs.control import ControlAnswer, Inbox, answer, make_control_dir
+from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer, make_control_dir, read_answer
 from rankscope.runs.paths import flight_dir
 
 CHECK_SECONDS: Final = 1.0
+"""From one look to the next at least; more with many ranks, which all look at the same disk."""
 ANSWER_SECONDS: Final = 20.0
 """How long a rank may take: its dump needs the lock of its interpreter, which a stuck one may hold."""
 REST_SECONDS: Final = 10.0
@@ -29,6 +30,7 @@ REST_SECONDS: Final = 10.0
 KEPT: Final = 8
 """Dumps on request that are kept of each rank; the oldest go."""
 END_SECONDS: Final = 10.0
+_TOO_SOON: Final = f"another dump was asked for less than {REST_SECONDS:.0f} s ago"
 
 _REQUESTS: Final = 1
 """Our standard output: the rank reads it, see ``flight_dump``."""
@@ -48,7 +50,7 @@ class _Asked:
 class FlightDumps(Duty):
     """Watches for dumps of its rank, and asks for them when somebody asked for them in ``control/``.
 
-    Copying goes on beside: a dump has megabytes, and the disk may be slow.
+    It does so on a thread, to which everything here but ``tick`` and ``end`` belongs: the disk may be slow, or away.
     """
 
     def __init__(self, around: Surroundings) -> None:
@@ -56,7 +58,6 @@ class FlightDumps(Duty):
         hello = around.hello
         self._rank = hello.rank.rank
         self._run = Path(hello.settings.run_dir)
-        self._folder = flight_dir(self._run, hello.rank.attempt)
         self._inbox = Inbox(
             self._run,
             "dump",
@@ -64,11 +65,19 @@ class FlightDumps(Duty):
             # Once for the job is enough.
             report=around.say if self._rank == 0 else lambda _: None,
             rank=self._rank,
+            clears=self._rank == 0,
         )
         self._watchdog = WatchdogFile.of_environment(self._rank, newer_than_ns=hello.rank.start_unix_ns)
+        self._period = max(CHECK_SECONDS, exchange_seconds(hello.rank.world_size, hello.settings.plan_ahead_seconds))
+        self._attempt = hello.rank.attempt
+        """Certain once the rank has its place in the run."""
         self._due = 0.0
+        self._looks = False
+        """Whether the thread has not come to the end of the last look."""
         self._begun = False
         self._asked: dict[str, _Asked] = {}
+        self._refused: dict[str, float] = {}
+        """Refusals that another rank speaks of, and when it should have done so."""
         self._rest_until = 0.0
         self._kept: list[list[Path]] = []
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -76,40 +85,60 @@ class FlightDumps(Duty):
         self._failed = False
 
     def tick(self) -> None:
-        """Look for requests, for answers to them, and for what torch wrote."""
-        if time.monotonic() < self._due or not self._around.begun():
+        """Have looked for requests, for answers to them, and for what torch wrote."""
+        if self._looks or time.monotonic() < self._due or not self._around.begun():
             return
-        self._due = time.monotonic() + CHECK_SECONDS
-        if not self._begun:
-            self._begun = True
-            with suppress(OSError):  # whoever asks can make it, too
-                make_control_dir(self._run)
-        for request in self._inbox.pending():
-            self._ask(request.id)
-        for name, asked in tuple(self._asked.items()):
-            self._follow(name, asked)
-        self._collect_watchdog()
+        self._due = time.monotonic() + self._period
+        self._attempt = self._around.info().attempt
+        self._looks = True
+        self._do(self._look)
 
     def end(self, *, vanished: bool) -> None:
         """The last chance: what killed the rank may have been the watchdog, after its dump."""
         del vanished
         if not self._around.begun():
             return
-        for name in tuple(self._asked):
-            self._finish(name, "the process ended before it answered")
-        self._collect_watchdog(last=True)
-        for backend, source in dump_files(self._around.scratch, CRASH).items():
-            self._do(partial(self._keep, source, self._target(f"{CRASH}-{backend}")))
+        self._attempt = self._around.info().attempt
+        self._do(self._look_at_the_end)
         self._work.put(None)
         if self._worker is not None:
             self._worker.join(END_SECONDS)
 
-    def _ask(self, name: str) -> None:
+    def _look(self) -> None:
+        if not self._begun:
+            self._begun = True
+            with suppress(OSError):  # whoever asks can make it, too
+                make_control_dir(self._run)
+        for request in self._inbox.pending():
+            self._ask(request)
+        for name, asked in tuple(self._asked.items()):
+            self._follow(name, asked)
+        for name, due in tuple(self._refused.items()):
+            if time.monotonic() >= due:
+                self._refuse_alone(name)
+        self._collect_watchdog()
+        self._looks = False
+
+    def _look_at_the_end(self) -> None:
+        for name in tuple(self._asked):
+            self._finish(name, "the process ended before it answered")
+        for name in tuple(self._refused):
+            self._refuse_alone(name)
+        self._collect_watchdog(last=True)
+        for backend, source in dump_files(self._around.scratch, CRASH).items():
+            self._keep(source, self._target(f"{CRASH}-{backend}"))
+
+    def _ask(self, request: ControlRequest) -> None:
+        name = request.id
         if self._asked:
             self._answer(name, "the process still owes the dump that was asked for before")
             return
         if time.monotonic() < self._rest_until:
-            self._answer(name, f"another dump was asked for less than {REST_SECONDS:.0f} s ago")
+            # The same on all ranks but for what only some were asked: one speaks for all, and the others when it does not.
+            if self._rank == min(request.ranks or [0]):
+                self._answer(name, _TOO_SOON, for_all=True)
+            else:
+                self._refused[name] = time.monotonic() + 2 * self._period + CHECK_SECONDS
             return
         self._rest_until = time.monotonic() + REST_SECONDS
         if not stat.S_ISFIFO(os.fstat(_REQUESTS).st_mode):
@@ -122,6 +151,11 @@ class FlightDumps(Duty):
             self._answer(name, f"the process does not listen: {error.strerror}")
             return
         self._asked[name] = _Asked(time.monotonic() + ANSWER_SECONDS)
+
+    def _refuse_alone(self, name: str) -> None:
+        del self._refused[name]
+        if read_answer(self._run, name) is None:
+            self._answer(name, _TOO_SOON)
 
     def _follow(self, name: str, asked: _Asked) -> None:
         try:
@@ -146,12 +180,12 @@ class FlightDumps(Duty):
         targets = {source: self._target(f"{name}-{backend}") for backend, source in sources.items()}
         if targets:
             self._kept.append(list(targets.values()))
-            self._do(lambda: self._deliver(name, targets))
+            self._deliver(name, targets)
         else:
             self._answer(name, reason or "the process wrote nothing")
 
     def _target(self, name: str) -> Path:
-        return self._folder / f"rank-{self._rank:05d}-{name}.pickle"
+        return flight_dir(self._run, self._attempt) / f"rank-{self._rank:05d}-{name}.pickle"
 
     def _deliver(self, name: str, targets: dict[Path, Path]) -> None:
         reason = None
@@ -167,24 +201,17 @@ class FlightDumps(Duty):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
 
-    def _answer(self, name: str, reason: str | None) -> None:
+    def _answer(self, name: str, reason: str | None, *, for_all: bool = False) -> None:
         given = ControlAnswer(
             id=name,
             accepted=reason is None,
             reason=reason,
-            attempt=self._around.hello.rank.attempt,
-            ranks=[self._rank],
+            attempt=self._attempt,
+            ranks=None if for_all else [self._rank],
             answered_unix_ns=time.time_ns(),
         )
-
-        def write() -> None:
-            with suppress(OSError):  # whoever asked sees that nothing comes
-                answer(self._run, given, rank=self._rank)
-
-        if threading.current_thread() is self._worker:
-            write()
-        else:
-            self._do(write)
+        with suppress(OSError):  # whoever asked sees that nothing comes
+            answer(self._run, given, rank=None if for_all else self._rank)
 
     def _collect_watchdog(self, *, last: bool = False) -> None:
         found = None if self._watchdog is None else self._watchdog.complete(last=last)
@@ -193,12 +220,12 @@ class FlightDumps(Duty):
         # When a request was answered by way of torch's pipe, this is its dump.
         name = next((name for name, asked in self._asked.items() if asked.piped), None)
         if name is None:
-            self._do(partial(self._keep, found, self._target("watchdog-nccl")))
+            self._keep(found, self._target("watchdog-nccl"))
             return
         del self._asked[name]
         target = self._target(f"{name}-nccl")
         self._kept.append([target])
-        self._do(lambda: self._deliver(name, {found: target}))
+        self._deliver(name, {found: target})
 
     def _keep(self, source: Path, target: Path) -> None:
         try:
@@ -225,7 +252,11 @@ class FlightDumps(Duty):
 
     def _labour(self) -> None:
         while (work := self._work.get()) is not None:
-            work()
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001  # nobody else hears of what goes wrong on this thread
+                # The last look has not come to its end, so there is none after it but that at the end.
+                self._around.say(f"FlightDumps failed ({type(error).__name__}: {error}); recording goes on without it")
 
 
 class WatchdogFile:

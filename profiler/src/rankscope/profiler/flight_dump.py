@@ -29,6 +29,8 @@ _DUMPERS: Final = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
 """Functions of torch's that return the pickled recorder: that of NCCL's process groups, and that of all others."""
 _ENTRY: Final = b"record_id"
 """In the dump of a recorder that has recorded something, and only there."""
+SETTLE_SECONDS: Final = 0.2
+_dumping: Final = threading.Lock()
 _ID: Final = re.compile(rb"([0-9a-f-]{1,40})\n")
 
 
@@ -70,12 +72,19 @@ def listen(requests: int, scratch: Path) -> None:
         os.close(requests)
 
 
+def settle() -> None:
+    """Wait a moment for a dump that is being made: a process must not end while a thread of its is inside torch."""
+    if _dumping.acquire(timeout=SETTLE_SECONDS):
+        _dumping.release()
+
+
 def _serve(requests: int, scratch: Path) -> None:
     # Not buffered: a buffer has a lock, which a fork or the interpreter's end would find taken.
     with suppress(OSError), os.fdopen(requests, "rb", buffering=0) as lines:
         for line in lines:
             if name := _ID.fullmatch(line):
-                dump(scratch, name[1].decode())
+                with _dumping:
+                    dump(scratch, name[1].decode())
 
 
 def dump_crash(scratch: Path) -> None:

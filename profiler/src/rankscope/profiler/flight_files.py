@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 import stat
 from pathlib import Path
 from typing import Final
+
+from rankscope.runs.writer import make_folder, replacing
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 """A larger file is no dump."""
@@ -54,13 +55,6 @@ def copy_file(source: Path, target: Path) -> None:
             raise OSError(errno.EINVAL, "not a regular file", str(source))
         if found.st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_BYTES} bytes", str(source))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(6)}")
-        try:
-            with temporary.open("xb") as copy:
-                shutil.copyfileobj(file, copy)
-                copy.flush()
-                os.fsync(copy.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        make_folder(target.parent, parents=False)  # a run that was removed is not made again
+        with replacing(target) as copy:
+            shutil.copyfileobj(file, copy)

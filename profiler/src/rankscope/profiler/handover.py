@@ -47,6 +47,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     run: RunInfo
     attempt: AttemptInfo
     rank: RankInfo
+    process_unix_ns: int | None = None
+    """When the rank's process began."""
 
 
 def read_hello(scratch: Path) -> Hello:

@@ -30,7 +30,7 @@ from rankscope.profiler.reducing import Reducing
 from rankscope.profiler.ring import End, RingReader
 from rankscope.profiler.scratch import hold, note_recorded, sweep
 from rankscope.profiler.store import RunStore
-from rankscope.profiler.storing import Storing
+from rankscope.profiler.storing import END_SECONDS, STUCK_SECONDS, Storing
 from rankscope.runs.records import EndReason, RankInfo, StepRecord
 
 POLL_SECONDS: Final = 0.2
@@ -49,7 +49,7 @@ class Helper:
         self._reducing = Reducing(
             scratch,
             keep=self._hello.settings.keep_traces,
-            keep_in=lambda: None if self._store.refused else self._store.folder,
+            keep_in=lambda: self._store.folder if self._store.begun and not self._store.refused else None,
             say=self._say,
         )
         self._joining = Joining()
@@ -72,9 +72,9 @@ class Helper:
     def run(self) -> None:
         """Work until the rank is gone, then finish."""
         parent = os.getppid()
-        sweep()
         os.set_blocking(0, False)
         self._storing.start()
+        sweep()
         while True:
             # Asked before the ring is read: after the rank's end one more reading sees everything.
             gone = _rank_is_gone(parent)
@@ -89,8 +89,11 @@ class Helper:
                 break
             select.select([0], [], [], POLL_SECONDS)
         self._record(self._joining.rest())
-        self._reducing.finish()
+        left = self._reducing.finish(END_SECONDS)
         self._collect()
+        if left:
+            self._missed_windows += left
+            self._say(f"gave up reducing {left} profiled windows, which took too long")
         self._finish()
 
     def _tick(self) -> None:
@@ -148,6 +151,7 @@ class Helper:
     def _rank_info(self, *, end_unix_ns: int | None = None, end_reason: EndReason | None = None) -> RankInfo:
         return msgspec.structs.replace(
             self._hello.rank,
+            attempt=self._store.attempt,
             end_unix_ns=end_unix_ns,
             end_reason=end_reason,
             dropped_records=self._dropped(),
@@ -164,6 +168,8 @@ class Helper:
         reason: EndReason = "disabled" if self._ring.disabled_reason else reasons[self._ring.end]
         if not self._storing.finish(self._rank_info(end_unix_ns=ended, end_reason=reason)):
             self._say("gave up writing the last records")
+        if not self._reducing.finish_keeping(STUCK_SECONDS):
+            self._say("gave up keeping the last traces, which took too long")
         self._note()
         if not self._ticked:
             self._tick()

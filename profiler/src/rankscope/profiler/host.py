@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from itertools import repeat
 from os import pread
 from resource import RUSAGE_THREAD, getrusage
 from typing import Final
@@ -14,6 +17,8 @@ from rankscope.profiler.raw import Reading
 
 GC_TAG: Final = "gc"
 _FULL_COLLECTION: Final = 2
+_MAX_STAMPS: Final = 2**16
+"""Two for each collection in one step; of a step with more, the last are counted."""
 
 
 class ThreadMeter:
@@ -46,29 +51,54 @@ class ThreadMeter:
 
 
 class GcMeter:
-    """Time that Python's garbage collector takes on one thread."""
+    """Time that Python's garbage collector takes on the thread that made it.
+
+    What is called at a collection is made of builtins alone. In a callback written in Python, Python's signal handlers would run,
+    and what they raise there, as Ctrl-C does, is lost: the collector prints the exception and goes on. ``now`` must be a builtin.
+    """
 
     def __init__(self, now: Callable[[], int]) -> None:
-        self._now = now
         self._thread = threading.get_ident()
-        self._started = 0
-        self.total_ns = 0
-        """So far."""
-        self.full = 0
-        """Full collections so far."""
-        gc.callbacks.append(self._collecting)
+        self._started = self._total_ns = self._full = 0
+        self._full_ever = _full_collections()
+        self._stamps: deque[tuple[str, int, int]] = deque(maxlen=_MAX_STAMPS)
 
-    def _collecting(self, phase: str, info: dict[str, int]) -> None:
-        if threading.get_ident() != self._thread:
-            return
-        if phase == "start":
-            self._started = self._now()
-        elif self._started:
-            self.total_ns += self._now() - self._started
-            self.full += info.get("generation") == _FULL_COLLECTION
-            self._started = 0
+        def stamping(phase: str) -> property:
+            stamps = zip(repeat(phase), iter(now, None), iter(threading.get_ident, None))
+            return property(partial(next, map(self._stamps.append, stamps)))
+
+        # The collector calls it with the phase, "start" or "stop", and a dictionary: getattr(…, "start", {…}).
+        self._callback = partial(getattr, type("Stamping", (), {phase: stamping(phase) for phase in ("start", "stop")})())
+        gc.callbacks.append(self._callback)
+
+    def read(self) -> tuple[int, int]:
+        """Nanoseconds and full collections so far."""
+        if self._stamps:
+            self._understand()
+        return self._total_ns, self._full
+
+    def _understand(self) -> None:
+        collected = False
+        while self._stamps:
+            phase, at, thread = self._stamps.popleft()
+            if thread != self._thread:
+                continue
+            if phase == "start":
+                self._started = at
+            elif self._started:
+                self._total_ns += at - self._started
+                self._started = 0
+                collected = True
+        ever = _full_collections()
+        # Of several threads, that it was this one's is likely enough.
+        self._full += collected and ever - self._full_ever
+        self._full_ever = ever
 
     def close(self) -> None:
         """Stop listening."""
-        if self._collecting in gc.callbacks:
-            gc.callbacks.remove(self._collecting)
+        if self._callback in gc.callbacks:
+            gc.callbacks.remove(self._callback)
+
+
+def _full_collections() -> int:
+    return int(gc.get_stats()[_FULL_COLLECTION]["collections"])

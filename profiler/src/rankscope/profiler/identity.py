@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.layout import find_layout
-from rankscope.profiler.settings import PREFIX, RecorderSettings
+from rankscope.profiler.settings import PREFIX, RecorderSettings, as_recorded
+from rankscope.profiler.starts import process_start_unix_ns, start_key
 from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo
 
 
@@ -32,12 +33,14 @@ def identify(settings: RecorderSettings) -> Hello:
     started = time.time_ns()
     return Hello(
         # Only what is text for people may hold what is not UTF-8; see the launcher for folders.
-        settings=msgspec.structs.replace(settings, run_id=_text(settings.run_id), name=_text(settings.name), launcher=None),
+        settings=msgspec.structs.replace(
+            settings, run_id=as_recorded(settings.run_id), name=as_recorded(settings.name), launcher=None
+        ),
         run=RunInfo(
-            run_id=_text(settings.run_id),
-            name=_text(settings.name),
+            run_id=as_recorded(settings.run_id),
+            name=as_recorded(settings.name),
             start_unix_ns=settings.start_unix_ns,
-            launcher=None if settings.launcher is None else _text(settings.launcher),
+            launcher=None if settings.launcher is None else as_recorded(settings.launcher),
             price_per_gpu_hour=settings.price_per_gpu_hour,
             currency=settings.currency,
             simulated=settings.simulated,
@@ -48,6 +51,7 @@ def identify(settings: RecorderSettings) -> Hello:
             world_size=world_size,
             backend=backend,
             versions=_versions(),
+            start_key=start_key(os.environ),
             layout=layout.sizes,
         ),
         rank=RankInfo(
@@ -64,12 +68,8 @@ def identify(settings: RecorderSettings) -> Hello:
             start_unix_ns=started,
             budget=settings.budget,
         ),
+        process_unix_ns=process_start_unix_ns(),
     )
-
-
-def _text(text: str) -> str:
-    # Command lines may hold file names that are not UTF-8: lone surrogates, which JSON cannot.
-    return text.encode(errors="replace").decode()
 
 
 def _integer(variable: str) -> int | None:

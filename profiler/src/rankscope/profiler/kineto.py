@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,15 +27,18 @@ _others: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def note_begun(profile: object) -> bool:
     """Somebody prepares or starts a torch profile. Returns whether it is not one of ours."""
-    if profile in _ours:
-        return False
-    _others.add(profile)
+    # Inside the script's own call, with whatever class it made of torch's.
+    with suppress(Exception):
+        if profile in _ours:
+            return False
+        _others.add(profile)
     return True
 
 
 def note_ended(profile: object) -> None:
     """A torch profile has ended."""
-    _others.discard(profile)
+    with suppress(Exception):
+        _others.discard(profile)
 
 
 def busy() -> bool:

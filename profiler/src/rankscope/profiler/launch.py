@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,11 +19,22 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from rankscope.profiler.masking import masked
 from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, spooled, was_recorded
-from rankscope.profiler.settings import BUDGET, EXPORTER_URL, PREFIX, RETAIN_BYTES, WINDOW_FIRST, WINDOW_STEPS, RecorderSettings
+from rankscope.profiler.settings import (
+    BUDGET,
+    EXPORTER_URL,
+    PREFIX,
+    RETAIN_BYTES,
+    WINDOW_FIRST,
+    WINDOW_STEPS,
+    RecorderSettings,
+    as_recorded,
+)
 from rankscope.profiler.spool import remove_own
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader, is_run
+from rankscope.runs.records import RunInfo
 
 SITE_FOLDER: Final = Path(__file__).parent / "_site"
 DRAIN_SECONDS: Final = 30.0
@@ -137,15 +149,17 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 
 def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scratch: Path) -> RecorderSettings:
     attempt, run_id = 0, None
+    launcher = shlex.join(masked(command))
     if is_run(run_dir):
         reader = RunReader(run_dir)
+        _check_same_job(run_dir, reader.info, launcher, options.name)
         run_id = reader.info.run_id
         attempt = max(reader.attempts(), default=-1) + 1
     else:
         attempt = _after_remains(run_dir)
     # Launchers on several nodes start at different moments: one of them, or the scheduler, can fix the number for all.
     fixed = os.environ.get(PREFIX + "ATTEMPT", "")
-    return RecorderSettings(
+    settings = RecorderSettings(
         run_dir=str(run_dir),
         run_id=run_id
         or os.environ.get(PREFIX + "RUN_ID")
@@ -164,10 +178,32 @@ def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scr
         exporter_url=options.exporter_url,
         otlp_every=options.otlp_every,
         simulated=options.simulated,
-        launcher=shlex.join(command),
+        launcher=launcher,
         price_per_gpu_hour=options.price_per_gpu_hour,
         currency=options.currency if options.price_per_gpu_hour is not None else None,
     )
+    try:
+        return settings.told_by(os.environ)
+    except ValueError as error:
+        variable, _, reason = str(error).partition(": ")
+        raise InputError(variable, reason) from error
+
+
+def _check_same_job(run_dir: Path, recorded: RunInfo, command: str, name: str) -> None:
+    """A restart is the same command again; anything else would hide the verdict of the job that is there."""
+    if any(os.environ.get(PREFIX + said) for said in ("ATTEMPT", "RUN_ID")):
+        return  # whoever says so knows
+    if recorded.launcher is None:
+        theirs, ours = recorded.name, as_recorded(name)
+    else:
+        theirs, ours = recorded.launcher, as_recorded(command)
+    if theirs != ours:
+        shown = textwrap.shorten("".join(letter if letter.isprintable() else " " for letter in theirs), 80, placeholder=" …")
+        reason = (
+            f"holds a run of another job ({shown}): take another --run-dir, or set "
+            f"{PREFIX}ATTEMPT to the number of this start to add it to that run"
+        )
+        raise InputError(run_dir, reason)
 
 
 def _after_remains(run_dir: Path) -> int:

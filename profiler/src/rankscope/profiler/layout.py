@@ -36,7 +36,8 @@ class Layout(NamedTuple):
 _STAGES: Final = frozenset(("pp", "pipe", "pipeline", "stage"))
 
 _NOWHERE: Final = Layout({}, {})
-_meshes: list[weakref.ref[Any]] = []
+_meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+# By their identity: equal ones need not have the same names. Slices come and go all the time.
 
 
 def watch_meshes() -> None:
@@ -50,7 +51,7 @@ def adopt(thing: object) -> None:
     """Note ``thing`` if it is a device mesh."""
     kind = getattr(dist, "DeviceMesh", None)
     if kind is not None and issubclass(type(thing), kind):
-        _meshes.append(weakref.ref(thing))
+        _meshes[id(thing)] = thing
 
 
 def find_layout(told: str | None) -> Layout:
@@ -89,7 +90,7 @@ def _noting(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if not is_compiling():
-            _meshes.append(weakref.ref(self))
+            _meshes[id(self)] = self
 
     return init
 
@@ -104,7 +105,7 @@ def _safely(look: Callable[[], Layout]) -> Layout:
 def _of_meshes() -> Layout:
     """The named mesh of most ranks, and of those the one with most dimensions: the others are its slices."""
     best, most = _NOWHERE, (0, 0)
-    for mesh in [mesh for reference in _meshes if (mesh := reference()) is not None]:
+    for mesh in list(_meshes.values()):
         names, place, shape = mesh.mesh_dim_names, mesh.get_coordinate(), tuple(mesh.mesh.shape)
         size = (mesh.mesh.numel(), len(shape))
         if names and place is not None and len(place) == len(names) == len(shape) and size > most:

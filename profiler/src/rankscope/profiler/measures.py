@@ -34,7 +34,7 @@ class StepMeasures(StepWork):
     def restart(self) -> None:
         """The step begins only now: what it cost so far was the recorder's own."""
         self._use = self._meter.read()
-        self._gc_ns, self._full = self._gc.total_ns, self._gc.full
+        self._gc_ns, self._full = self._gc.read()
         self._start_unix_ns = time_ns()
 
     def told(self, samples: object, tokens: object, flops: object) -> None:
@@ -47,10 +47,9 @@ class StepMeasures(StepWork):
     def take(self, step: int, events: StepEvents[StepMeasures], ended: int, profiled: bool, waiting: int) -> RawFields:
         """All that is known of the step that ends now, see ``RawStep``; the next one begins."""
         use = self._meter.read()
-        collector = self._gc
-        gc_ns = collector.total_ns
-        if collector.full != self._full:
-            self._full = collector.full
+        gc_ns, full = self._gc.read()
+        if full != self._full:
+            self._full = full
             self.tag(GC_TAG)
         fields = (
             step,

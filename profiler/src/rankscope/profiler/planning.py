@@ -20,6 +20,7 @@ from rankscope.profiler.sidestore import MAX_WINDOWS, SideServer, SideWindow, ad
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer
 from rankscope.runs.paths import attempt_dir, segment
 from rankscope.runs.records import PlannedWindow
+from rankscope.runs.writer import append_whole
 
 _END_SECONDS: Final = 2.0
 
@@ -32,7 +33,8 @@ class Planning:
         self._around = around
         self._hear = hear
         self._run_dir = Path(hello.settings.run_dir)
-        self._folder = attempt_dir(self._run_dir, hello.rank.attempt)
+        self._attempt = around.info().attempt
+        self._folder = attempt_dir(self._run_dir, self._attempt)
         self._planner = Planner.of(hello.settings, hello.rank.world_size)
         self._lock = threading.Lock()
         self._planned: deque[PlannedWindow] = deque(maxlen=MAX_WINDOWS)
@@ -66,6 +68,7 @@ class Planning:
             while not self._stop.wait(self._planner.period):
                 self._plan()
                 self._requests.extend(inbox.pending())
+                self._requests = deque(filter(inbox.still_wanted, self._requests))
                 self._answer_requests()
                 self._write_down()
         finally:
@@ -126,7 +129,7 @@ class Planning:
             if isinstance(chosen, PlannedWindow):
                 self._publish(chosen)
             try:
-                answer(self._run_dir, _answer(request.id, chosen, self._around.hello.rank.attempt))
+                answer(self._run_dir, _answer(request.id, chosen, self._attempt))
             except OSError as error:
                 self._around.say(f"cannot answer the request {request.id}: {error.strerror or error}")
 
@@ -134,9 +137,9 @@ class Planning:
         if not self._unwritten:
             return
         lines = b"".join(msgspec.json.encode(window) + b"\n" for window in self._unwritten)
-        # Neither made nor repaired here: the folder is there, or the run was removed.
-        with suppress(OSError), segment(self._folder, "plan", 0).open("ab") as file:
-            file.write(lines)
+        # Neither made nor repaired here: the folder is there, or the run was removed. What is not written now is so later.
+        with suppress(OSError):
+            append_whole(segment(self._folder, "plan", 0), lines)
             self._unwritten.clear()
 
 

@@ -46,7 +46,7 @@ class Recorder(Recording):
         try:
             here = threading.get_ident()
             foreign = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  # torch's own threads
-            if self.session is None and here != self.thread and not foreign:
+            if not self.off and self.session is None and here != self.thread and not foreign:
                 self.thread = self.listening = here
                 self._optimizers.forget()
                 # The models stay: they may have been wrapped on the other thread.
@@ -336,11 +336,13 @@ class Recorder(Recording):
         if self._events is not None:
             self._events.note(MODEL_TRAINS, at, is_grad_enabled())
 
-    @guarded(default=None)
-    def adopt(self, at: int, model: DistributedDataParallel) -> None:
-        """A model was wrapped for distributed data parallelism."""
-        del at
-        self.gradients.adopt(model)
+    def adopt(self, model: DistributedDataParallel) -> None:
+        """A model was wrapped for distributed data parallelism, on whatever thread: its waiting is not own time."""
+        try:
+            if not self.off:
+                self.gradients.adopt(model)
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            self.disable(f"{type(error).__name__}: {error}")
 
     @guarded(default=None)
     def give_way(self, at: int) -> None:

@@ -206,6 +206,9 @@ class Recording:
     def close(self, end: End) -> None:
         """The script ends, well or not; the helper does the rest."""
         if self.session is None:
+            # Without a step there is nothing to end, but neither may it hear of what comes.
+            self._switch_off()
+            self._release()
             return
         with suppress(Exception):
             if not self.off and self.session.helper_ended():
@@ -223,6 +226,7 @@ class Recording:
                 flight_dump.dump_crash(self.session.scratch)
         with suppress(Exception):
             self.session.close()
+        flight_dump.settle()
         self._windows = self.session = None
         self._release()
         # A script may record many times: nothing of a finished recording may stay.
@@ -248,7 +252,8 @@ class Recording:
     def forked(self) -> None:
         """In a child forked from a recorded process (a data loader's worker): be silent, and let go."""
         if self.session is None:
-            self.thread = self.listening = threading.get_ident()
+            if not self.off:
+                self.thread = self.listening = threading.get_ident()
             return
         self._switch_off()
         with suppress(Exception):

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
 import queue
-import shutil
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from rankscope.profiler.handover import Window
+from rankscope.profiler.keeping import Keeping
 from rankscope.profiler.scratch import remove_trace
 from rankscope.runs.errors import InputError
 from rankscope.runs.records import StepBreakdown
+
+MAX_WAITING: Final = 2
+"""Traces that wait in local memory while another is reduced: each is tens of megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +32,25 @@ class Reduced:
 
 
 class Reducing:
-    """Reduces the traces in ``scratch`` one after the other and removes them.
-
-    The last ``keep`` are kept in the folder that ``keep_in`` returns (``None``: there is none now), and those asked for.
-    """
+    """Reduces the traces in ``scratch`` one after the other, and has them kept or removed; see ``Keeping``."""
 
     def __init__(self, scratch: Path, *, keep: int, keep_in: Callable[[], Path | None], say: Callable[[str], None]) -> None:
         self._scratch = scratch
-        self._keep = keep
-        self._keep_in = keep_in
-        self._say = say
-        self._kept: deque[Path] = deque()
+        self._keeping = Keeping(scratch, keep=keep, keep_in=keep_in, say=say)
         self._windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Reduced] = queue.SimpleQueue()
+        self._added = self._reduced = 0
         self._thread = threading.Thread(target=self._work, name="reducing", daemon=True)
 
     def add(self, window: Window) -> None:
-        """A trace is waiting."""
+        """A trace is waiting. Where too many are, it is given up: they fill the local memory that training needs."""
+        if self._windows.qsize() >= MAX_WAITING:
+            remove_trace(Path(window.path), self._scratch)
+            self._done.put(Reduced(f"{MAX_WAITING} traces before it still wait to be reduced"))
+            return
         if self._thread.ident is None:
             self._thread.start()
+        self._added += 1
         self._windows.put(window)
 
     def results(self) -> list[Reduced]:
@@ -58,36 +60,23 @@ class Reducing:
             taken.append(self._done.get())
         return taken
 
-    def finish(self) -> None:
-        """Wait until nothing is left to reduce."""
+    def finish(self, seconds: float) -> int:
+        """Wait until nothing is left to reduce, but not longer. Returns how many windows are."""
         if self._thread.ident is not None:
             self._windows.put(None)
-            self._thread.join()
+            self._thread.join(seconds)
+        return self._added - self._reduced
+
+    def finish_keeping(self, seconds: float) -> bool:
+        """Wait until the traces that stay are kept, but not longer. Returns whether they are. For after ``finish``."""
+        return self._keeping.finish(seconds)
 
     def _work(self) -> None:
         while (window := self._windows.get()) is not None:
             path = Path(window.path)
             self._done.put(_reduce(path))
-            if self._keep or window.keep_trace:
-                self._keep_trace(path, asked=window.keep_trace)
-            remove_trace(path, self._scratch)
-
-    def _keep_trace(self, path: Path, *, asked: bool) -> None:
-        folder = self._keep_in()
-        if folder is None:
-            return
-        kept = folder / "traces" / f"{path.stem}.json.gz"
-        try:
-            # Not its parents: a run that was removed is not made again.
-            kept.parent.mkdir(exist_ok=True)
-            with path.open("rb") as source, gzip.open(kept, "wb", compresslevel=4) as target:
-                shutil.copyfileobj(source, target)
-            if not asked:
-                self._kept.append(kept)
-            while len(self._kept) > self._keep:
-                self._kept.popleft().unlink(missing_ok=True)
-        except OSError as error:
-            self._say(f"cannot keep the trace {kept.name}: {error.strerror or error}")
+            self._reduced += 1
+            self._keeping.take(path, asked=window.keep_trace)
 
 
 def _reduce(path: Path) -> Reduced:

@@ -51,7 +51,7 @@ class SampleLog:
         self._closing = True
         self._wake.set()
         self._thread.join(seconds)
-        lost = self.dropped + len(self._pending)
+        lost = self.dropped + len(self._pending) + self._writer.unconfirmed
         if lost:
             self._say(f"{lost} hardware samples could not be written to {self._folder}")
 
@@ -79,7 +79,7 @@ class SampleLog:
                 self._writer.append(*batch)
             except OSError as error:
                 with self._guard:
-                    self._pending.extendleft(reversed(batch))
+                    self._pending.extendleft(reversed(batch[self._writer.landed :]))
                     self._bound()
                 if not self._complained:
                     self._complained = True

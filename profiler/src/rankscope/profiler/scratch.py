@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from contextlib import suppress
@@ -13,6 +14,8 @@ from typing import Final
 
 LOCAL_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # memory shared between processes is what it is for
 _LOCK_FILE: Final = "lock"
+_NO_SURPRISE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Local memory is everybody's: what is opened there is never a link, and opening it never waits for the other end of a pipe."""
 _RECORDED_FILE: Final = "recorded"
 _SPOOLED_FILE: Final = "spooled"
 ABANDONED_SECONDS: Final = 600.0
@@ -88,7 +91,7 @@ def hold(scratch: Path) -> int:
 
     Raises ``OSError``.
     """
-    handle = os.open(scratch / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = os.open(scratch / _LOCK_FILE, os.O_RDWR | os.O_CREAT | _NO_SURPRISE, 0o600)
     fcntl.flock(handle, fcntl.LOCK_SH)
     return handle
 
@@ -109,7 +112,7 @@ def forget_spooled(scratch: Path, name: str) -> None:
     """The rank has no such file any more: the next one of that name is another job's. Never raises ``OSError``."""
     with suppress(OSError):
         (scratch / _SPOOLED_FILE).unlink(missing_ok=True)
-        if (scratch.parent / _LOCK_FILE).exists():
+        if _is_launchers(scratch.parent):
             (scratch.parent / name).unlink(missing_ok=True)
 
 
@@ -121,9 +124,14 @@ def spooled_before(scratch: Path) -> str | None:
 
 
 def _note(scratch: Path, name: str) -> None:
-    if (scratch.parent / _LOCK_FILE).exists():
-        with suppress(OSError):
+    with suppress(OSError):
+        if _is_launchers(scratch.parent):
             (scratch.parent / name).touch()
+
+
+def _is_launchers(folder: Path) -> bool:
+    """Whether a launcher made it, rather than that it is everybody's and somebody put a lock there. Raises ``OSError``."""
+    return not folder.stat().st_mode & stat.S_IWOTH and (folder / _LOCK_FILE).exists()
 
 
 def was_recorded(job: Path) -> bool:
@@ -152,18 +160,26 @@ def _sweep(base: Path, *, older_than: float) -> None:
     limit = time.time() - older_than
     with suppress(OSError):
         for folder in base.glob(f"{_prefix()}*"):
-            if folder.is_file():  # see ``flight_prefix``; who would have collected it is gone
-                if folder.stat().st_mtime < limit:
-                    folder.unlink()
-                continue
-            locks = [*folder.glob(_LOCK_FILE), *folder.glob(f"*/{_LOCK_FILE}")]
-            if folder.stat().st_mtime < limit and not any(_held(lock) for lock in locks):
-                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                _sweep_one(folder, limit)
+
+
+def _sweep_one(folder: Path, limit: float) -> None:
+    status = folder.lstat()
+    # Anybody may make a folder of this name; whoever is root could remove or open what lies in it, or behind it.
+    if status.st_uid != os.getuid() or status.st_mtime >= limit:
+        return
+    if stat.S_ISREG(status.st_mode):  # see ``flight_prefix``; who would have collected it is gone
+        folder.unlink()
+    elif stat.S_ISDIR(status.st_mode):
+        locks = [*folder.glob(_LOCK_FILE), *folder.glob(f"*/{_LOCK_FILE}")]
+        if not any(_held(lock) for lock in locks):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _held(lock: Path) -> bool:
     try:
-        handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(lock, os.O_RDONLY | _NO_SURPRISE)
     except OSError:
         return False
     try:

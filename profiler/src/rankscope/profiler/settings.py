@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import NoneType
-from typing import Final, get_args
+from typing import Final, Self, get_args
 
 import msgspec
+
+from rankscope.runs.paths import SPOOL_DIR
 
 PREFIX: Final = "RANKSCOPE_"
 
@@ -22,6 +26,8 @@ RETAIN_BYTES: Final = 4 * 1024**3
 """Steps get three quarters of it (see ``store``): at 1.2 kB each, three months of steps of 3 s, or a month of steps of 1 s."""
 PLAN_AHEAD_SECONDS: Final = 10.0
 PLAN_AHEAD_STEPS: Final = 50
+_WITHOUT_OPTION: Final = ("coordinates", "plan_ahead_seconds", "plan_ahead_steps")
+"""Settings that the user tells through their variables alone."""
 
 
 class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,7 +37,7 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     run_id: str
     name: str
     attempt: int = 0
-    """Number of this start; torchrun's own restarts (``TORCHELASTIC_RESTART_COUNT``) are added to it."""
+    """Number of this start; torchrun's own restarts come after it."""
     start_unix_ns: int
     spool_dir: str | None = None
     """Folder for the ranks' Prometheus text files; ``None``: none are written."""
@@ -62,15 +68,76 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     price_per_gpu_hour: float | None = None
     currency: str | None = None
 
+    def __post_init__(self) -> None:
+        """Also when decoded. Raises ``ValueError`` for a number that means nothing."""
+        self._check("budget", 0 < self.budget <= 1, "a share of more than 0 and at most 1")
+        self._check("window_first", self.window_first >= 1, "1 or more")
+        for name in ("attempt", "window_every", "window_steps", "plan_ahead_steps", "keep_traces"):
+            self._check(name, (getattr(self, name) or 0) >= 0, "0 or more")
+        self._check("plan_ahead_seconds", 0 <= self.plan_ahead_seconds < math.inf, "0 or more")
+        self._check("retain_bytes", self.retain_bytes is None or self.retain_bytes >= 1, "1 or more")
+        self._check("otlp_every", self.otlp_every is None or self.otlp_every >= 1, "1 or more")
+        price = self.price_per_gpu_hour
+        self._check("price_per_gpu_hour", price is None or 0 <= price < math.inf, "0 or more")
+
+    def _check(self, name: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            raise ValueError(f"{name} is {getattr(self, name)!r}, it must be {allowed}")
+
+    def told_by(self, environment: Mapping[str, str]) -> Self:
+        """These settings with those that only variables tell, as ``environment`` has them.
+
+        Raises ``ValueError`` that names the variable. Coordinates are read by the ranks, which say so where they make no sense.
+        """
+        settings = self
+        for name in _WITHOUT_OPTION:
+            variable = PREFIX + name.upper()
+            text = environment.get(variable, "").strip()
+            if not text:
+                continue
+            try:
+                values = msgspec.structs.asdict(settings) | {name: text}
+                settings = msgspec.convert(values, type(self), strict=False)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{variable}={text}: {error}") from error
+        return settings
+
     def environment(self) -> dict[str, str]:
         """The variables that carry these settings."""
         values = msgspec.to_builtins(self, str_keys=True)
         return {PREFIX + key.upper(): "" if value is None else _text(value) for key, value in values.items()}
 
     def elastic_attempt(self, environment: Mapping[str, str]) -> int:
-        """The attempt that this process belongs to, the same on all its ranks."""
+        """The first attempt that this process may belong to, the same on all its ranks.
+
+        Under an elastic agent it is that of the first start, and the helper finds the one of this start (see ``starts``).
+        """
+        if "TORCHELASTIC_RUN_ID" in environment:
+            return self.attempt
         restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
         return self.attempt + (int(restarts) if restarts.isdecimal() else 0)
+
+
+def as_share(value: object) -> float:
+    """``"1%"``, ``"0.01"`` or ``0.01`` as a number. Raises ``ValueError``: more than nothing, and not more than everything."""
+    number, percent, rest = str(value).strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = math.nan
+    if rest or not 0 < share <= 1:
+        raise ValueError(f"{value!r} is no share: say 1% or 0.01")
+    return share
+
+
+def default_spool_dir() -> Path | None:
+    """Where the node's exporter looks, if that is there for us to write into."""
+    return SPOOL_DIR if os.access(SPOOL_DIR, os.W_OK | os.X_OK) else None
+
+
+def as_recorded(text: str) -> str:
+    """Command lines may hold file names that are not UTF-8: lone surrogates, which JSON cannot."""
+    return text.encode(errors="replace").decode()
 
 
 def _text(value: object) -> str:

@@ -11,6 +11,7 @@ import os
 import secrets
 import selectors
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ import msgspec
 
 from rankscope.profiler.plan import MAX_STEPS, RankReport
 from rankscope.runs.records import PlannedWindow
+from rankscope.runs.segments import open_regular
 
 MAX_REQUEST_BYTES: Final = 4096
 MAX_REPLY_BYTES: Final = 16 * 1024
@@ -47,14 +49,30 @@ class SideAddress(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
     def write(self, path: Path) -> None:
-        """For this user only, so that a reader sees the whole of it. Raises ``OSError``; makes no folder."""
+        """So that a reader sees the whole of it, and only who may write into the folder: it holds the token.
+
+        Raises ``OSError``; makes no folder.
+        """
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                _admit(file.fileno(), path.parent)
                 file.write(msgspec.json.encode(self) + b"\n")
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _admit(handle: int, folder: Path) -> None:
+    """Let read the file whoever may add ranks to the run, who may be other users than that of rank 0."""
+    here = folder.stat()
+    mode = 0o600
+    if here.st_mode & stat.S_IWGRP and here.st_gid == os.fstat(handle).st_gid:
+        mode |= stat.S_IRGRP
+    if here.st_mode & stat.S_IWOTH and not here.st_mode & stat.S_ISVTX:
+        mode |= stat.S_IROTH
+    with suppress(OSError):
+        os.fchmod(handle, mode)
 
 
 class SideWindow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -148,10 +166,10 @@ class SideServer:
             if key.fileobj is self._listener:
                 self._accept()
             elif isinstance(key.fileobj, socket.socket):
-                # A peer that misbehaves, in whatever way, loses its connection and nothing else.
+                # A peer that misbehaves, in whatever way (nested too deeply is a RecursionError), loses its connection alone.
                 try:
                     done = self._advance(key.fileobj, self._open[key.fileobj])
-                except (OSError, ValueError):
+                except Exception:  # noqa: BLE001  # the thread serves all the others, whatever this one sent
                     done = True
                 if done:
                     self._drop(key.fileobj)
@@ -179,7 +197,7 @@ class SideServer:
             self._selector.unregister(self._listener)
 
     def _advance(self, client: socket.socket, connection: _Connection) -> bool:
-        """Read or write what can be. Returns whether the connection is done. Raises ``OSError`` or ``ValueError``."""
+        """Read or write what can be. Returns whether the connection is done. Raises what a peer can cause."""
         if connection.answer is None:
             data = client.recv(MAX_REQUEST_BYTES)
             connection.asked += data
@@ -250,7 +268,10 @@ class SideClient:
             reply += data
             if len(reply) > MAX_REPLY_BYTES:
                 raise ValueError("the store answers too much")
-        return msgspec.json.decode(reply, type=_Reply).windows
+        try:
+            return msgspec.json.decode(reply, type=_Reply).windows
+        except RecursionError as error:
+            raise ValueError("the store's answer is nested too deeply") from error
 
 
 def address_file(attempt: Path) -> Path:
@@ -260,8 +281,11 @@ def address_file(attempt: Path) -> Path:
 
 def read_address(path: Path) -> SideAddress:
     """What rank 0 left. Raises ``OSError``, and ``ValueError`` when it is damaged."""
-    with path.open("rb") as file:
-        return msgspec.json.decode(file.read(MAX_REPLY_BYTES), type=SideAddress)
+    with open_regular(path, links=False) as file:
+        try:
+            return msgspec.json.decode(file.read(MAX_REPLY_BYTES), type=SideAddress)
+        except RecursionError as error:
+            raise ValueError("the file is nested too deeply") from error
 
 
 def _listen(*, local: bool) -> socket.socket:

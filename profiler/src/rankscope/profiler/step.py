@@ -6,18 +6,28 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self, TypeVar, cast
 
 import msgspec
 import torch  # noqa: F401  # before attach, which is what the launcher imports at this moment
 
 from rankscope.profiler import attach
+from rankscope.profiler.crashes import end_of
 from rankscope.profiler.recorder import Recorder
-from rankscope.profiler.ring import End
-from rankscope.profiler.settings import BUDGET, EXPORTER_URL, WINDOW_FIRST, WINDOW_STEPS, RecorderSettings
+from rankscope.profiler.settings import (
+    BUDGET,
+    EXPORTER_URL,
+    RETAIN_BYTES,
+    WINDOW_FIRST,
+    WINDOW_STEPS,
+    RecorderSettings,
+    as_share,
+    default_spool_dir,
+)
 
 _T = TypeVar("_T")
 _COPY: Final = "h2d"
@@ -60,14 +70,16 @@ class StepProfiler:
     Steps end where ``step`` is called; phases and waiting are seen as without it. Under ``rankscope run`` the launcher's run
     directory and settings hold instead of these for the first one; a rank is in a run once, so a later one records where these
     say. One entered while another recording goes on adds nothing to it. Like all of the recorder it never raises: what goes wrong
-    is said once on stderr and training goes on.
+    is said once on stderr and training goes on. With an argument that means nothing, nothing is recorded.
 
     ``run_dir`` must be the same folder on all ranks and hold no earlier run of this script.
     ``window_*``: profile ``window_steps`` steps from step ``window_first``, then every ``window_every`` (0: once;
     ``None``: as often as the budget allows).
     ``exporter_url``: page of the node's exporter, for hardware samples; ``None``: none are taken.
     ``otlp_every``: send every so manieth step as a trace over OTLP.
-    ``budget``: the share of the step time that recording may cost, windows included.
+    ``budget``: the share of the step time that recording may cost, windows included: ``0.01`` or ``"1%"``.
+    ``spool_dir``: folder of the rank's metrics; by default ``/run/rankscope/spool``, where that is there and writable.
+    ``retain_bytes``: how much a rank may keep; then its oldest records are removed. ``None``: all is kept.
     ``coordinates``: this rank's place in the parallel layout, ``{"dp": 3, "tp": 0}`` or ``"dp=3,tp=0"``, where the process groups
     do not show it; also under ``rankscope run``.
     """
@@ -82,46 +94,60 @@ class StepProfiler:
         window_every: int | None = None,
         window_steps: int = WINDOW_STEPS,
         keep_traces: int = 0,
+        retain_bytes: int | None = RETAIN_BYTES,
         exporter_url: str | None = EXPORTER_URL,
         otlp_every: int | None = None,
-        budget: float = BUDGET,
+        budget: float | str = BUDGET,
         coordinates: str | Mapping[str, int] | None = None,
         simulated: bool = False,
         price_per_gpu_hour: float | None = None,
         currency: str | None = None,
     ) -> None:
         started = time.time_ns()
-        name = name or Path(sys.argv[0]).stem or "run"
-        self._settings = RecorderSettings(
-            run_dir=str(Path(run_dir).absolute()),
-            # Every rank makes one up; the run keeps that of the rank that creates it.
-            run_id=f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
-            name=name,
-            start_unix_ns=started,
-            spool_dir=None if spool_dir is None else str(Path(spool_dir).absolute()),
-            window_first=window_first,
-            window_every=window_every,
-            window_steps=window_steps,
-            keep_traces=keep_traces,
-            exporter_url=exporter_url,
-            otlp_every=otlp_every,
-            budget=budget,
-            coordinates=_as_text(coordinates),
-            simulated=simulated,
-            price_per_gpu_hour=price_per_gpu_hour,
-            currency=currency,
-        )
         self._recorder: Recorder | None = None
+        self._settings: RecorderSettings | None = None
+        self._wrong = ""
+        try:
+            name = name or Path(sys.argv[0]).stem or "run"
+            spool = default_spool_dir() if spool_dir is None else Path(spool_dir)
+            told: dict[str, object] = {
+                "run_dir": str(Path(run_dir).absolute()),
+                # Every rank makes one up; the run keeps that of the rank that creates it.
+                "run_id": f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+                "name": name,
+                "start_unix_ns": started,
+                "spool_dir": None if spool is None else str(spool.absolute()),
+                "window_first": window_first,
+                "window_every": window_every,
+                "window_steps": window_steps,
+                "keep_traces": keep_traces,
+                "retain_bytes": retain_bytes,
+                "exporter_url": exporter_url,
+                "otlp_every": otlp_every,
+                "budget": as_share(budget),
+                "coordinates": _as_text(coordinates),
+                "simulated": simulated,
+                "price_per_gpu_hour": price_per_gpu_hour,
+                "currency": currency,
+            }
+            # Not the constructor, which takes what it is given.
+            settings = msgspec.convert(told, RecorderSettings).told_by(os.environ)
+            self._settings = msgspec.structs.replace(settings, coordinates=_as_text(coordinates) or settings.coordinates)
+        except Exception as error:  # noqa: BLE001  # whatever it was told, training goes on
+            self._wrong = str(error) or type(error).__name__
 
     def __enter__(self) -> Self:
-        launched = attach.current()
-        if launched is not None and not launched.off and launched.session is None:
+        launched, current = attach.take_launched(), attach.current()
+        if launched is not None:
             launched.explicit = True
-            if self._settings.coordinates is not None:
+            if self._settings is not None and self._settings.coordinates is not None:
                 # The launcher's are the same for all ranks.
                 launched.settings = msgspec.structs.replace(launched.settings, coordinates=self._settings.coordinates)
             self._recorder = launched
-        elif launched is None or launched.off:
+        elif self._settings is None:
+            with suppress(Exception):
+                sys.stderr.write(f"rankscope: not recorded: {self._wrong}; training goes on\n")
+        elif current is None or current.off:
             # Kineto prints two lines per window otherwise.
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
             recorder = Recorder(self._settings, explicit=True)
@@ -137,11 +163,11 @@ class StepProfiler:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._recorder is not None:
-            self._recorder.close(End.EXIT if error is None else End.CRASH)
+            self._recorder.close(end_of(error))
 
     def data(self, loader: Iterable[_T]) -> Iterable[_T]:
         """The batches of ``loader``, any iterable; the time each takes is the step's data phase."""
-        return loader if self._recorder is None else _counted(loader, self._recorder)
+        return (_SizedBatches if hasattr(loader, "__len__") else _Batches)(loader, self._recorder)
 
     def step(self, *, samples: int | None = None, tokens: int | None = None, flops: float | None = None) -> None:
         """The step ends here.
@@ -172,21 +198,37 @@ def _as_text(coordinates: str | Mapping[str, int] | None) -> str | None:
     return ",".join(f"{name}={place}" for name, place in coordinates.items())
 
 
-def _counted(loader: Iterable[_T], recorder: Recorder) -> Iterator[_T]:
-    """The batches of ``loader``, with the time each took reported."""
-    iterator = iter(loader)
-    while True:
-        reported = recorder.enter_data()
+class _Batches(Iterable[_T]):
+    """What ``data`` returns: the batches of ``loader``, anew for every epoch, with the time each took reported."""
+
+    def __init__(self, loader: Iterable[_T], recorder: Recorder | None) -> None:
+        self._loader = loader
+        self._recorder = recorder
+
+    def __iter__(self) -> Iterator[_T]:
+        return _BatchIterator(iter(self._loader), self._recorder)
+
+
+class _SizedBatches(_Batches[_T]):
+    """Of a loader with a length."""
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._loader))
+
+
+class _BatchIterator(Iterator[_T]):
+    """Keeps no batch: it must not live longer than the script lets it."""
+
+    def __init__(self, iterator: Iterator[_T], recorder: Recorder | None) -> None:
+        self._iterator = iterator
+        self._recorder = recorder
+
+    def __next__(self) -> _T:
+        if self._recorder is None or not self._recorder.enter_data():
+            return next(self._iterator)
+        batch: _T | None = None
         try:
-            batch = next(iterator)
-        except StopIteration:
-            if reported:
-                recorder.leave_data()
-            return
-        except BaseException:
-            if reported:
-                recorder.leave_data()
-            raise
-        if reported:
-            recorder.leave_data(batch)
-        yield batch
+            batch = next(self._iterator)
+        finally:
+            self._recorder.leave_data(batch)
+        return batch

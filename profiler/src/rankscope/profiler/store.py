@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from rankscope.profiler.handover import Hello
+from rankscope.profiler.starts import is_alive, is_earlier, is_same_job
 from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_dir, rank_dir, run_file
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
@@ -20,7 +21,11 @@ from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, w
 MAX_PENDING: Final = 20_000
 """Records kept while the folder cannot be written; about 10 MB."""
 RETRY_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 2.0
+"""From one look whether the run is still there to the next, while only open files are written."""
 _BATCH: Final = 500
+
+_DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -37,17 +42,9 @@ class RunStore:
     def __init__(self, hello: Hello) -> None:
         self._hello = hello
         self._run_dir = Path(hello.settings.run_dir)
-        rank = hello.rank
-        self.folder = rank_dir(self._run_dir, rank.attempt, rank.rank)
-        retain = hello.settings.retain_bytes
-        self._writers = {
-            stream: JsonLinesWriter(
-                self.folder, stream, retain_bytes=None if retain is None else round(retain * RETAINED[stream])
-            )
-            for stream in RANK_STREAMS
-        }
-        self._info, self._expired = rank, dict[str, int]()
+        self._info, self._expired = hello.rank, dict[str, int]()
         """``rank.json`` as last written but for what has expired, and what had expired before this helper began."""
+        self._place(hello.rank.attempt)
         self._pending: dict[RankStream, deque[bytes]] = {stream: deque() for stream in RANK_STREAMS}
         self._lock = threading.Lock()
         self.begun = False
@@ -55,7 +52,7 @@ class RunStore:
         self.refused = False
         """Whether this rank has no place in the run directory, or no longer one; nothing is written then."""
         self._complained = False
-        self._retry_at = 0.0
+        self._retry_at = self._look_at = 0.0
         self.failing = False
         """Whether the last attempt to write failed."""
         self.moved_at = time.monotonic()
@@ -64,6 +61,19 @@ class RunStore:
         """Identity of the run: that of the file, once this or another rank has written it."""
         self.dropped = 0
         """Records given up because the folder could not be written for too long."""
+
+    def _place(self, attempt: int) -> None:
+        """Write into that attempt; only before anything is written."""
+        self.attempt = attempt
+        """The rank's attempt; it is certain once ``begun``."""
+        self.folder = rank_dir(self._run_dir, attempt, self._hello.rank.rank)
+        retain = self._hello.settings.retain_bytes
+        self._writers = {
+            stream: JsonLinesWriter(
+                self.folder, stream, retain_bytes=None if retain is None else round(retain * RETAINED[stream])
+            )
+            for stream in RANK_STREAMS
+        }
 
     def add(self, stream: RankStream, *records: msgspec.Struct | bytes) -> None:
         """Take records (structs or encoded JSON); ``flush`` writes them."""
@@ -88,7 +98,7 @@ class RunStore:
         if self.begun and not any(self._pending.values()):
             return True
         try:
-            if not self._has_place():
+            if not self._has_place(makes=self._makes()):
                 return True
             for stream in RANK_STREAMS:
                 while batch := self._take(stream):
@@ -114,9 +124,10 @@ class RunStore:
     def _append(self, stream: RankStream, batch: list[bytes]) -> None:
         try:
             self._writers[stream].append(*batch)
-        except OSError:
+        except Exception:
             with self._lock:
-                self._pending[stream].extendleft(reversed(batch))
+                # Those that are there all the same must not come twice.
+                self._pending[stream].extendleft(reversed(batch[self._writers[stream].landed :]))
                 self._keep_bounds(stream)
             raise
         self._moved()
@@ -124,13 +135,24 @@ class RunStore:
     def _moved(self) -> None:
         self.failing, self.moved_at = False, time.monotonic()
 
-    def _has_place(self) -> bool:
-        """Take this rank's place in the run directory, or see that it is still there. Raises ``OSError``."""
+    def _makes(self) -> bool:
+        """Whether what is pending needs a new file."""
+        return self.expired != self._info.expired_records or any(
+            queue and self._writers[stream].opens for stream, queue in self._pending.items()
+        )
+
+    def _has_place(self, *, makes: bool) -> bool:
+        """Take this rank's place in the run directory, or see that it is still there. Raises ``OSError``.
+
+        ``makes``: a file is going to be made, and folders for it where there are none.
+        """
         if not self.begun:
             self._begin()
-        elif _is_missing(run_file(self._run_dir)):
-            # What is written now would be a run that nobody can read, and stand in the way of the next one.
-            self._refuse(f"{self._run_dir} was removed; this process is no longer recorded")
+        elif makes or time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            if _is_missing(run_file(self._run_dir)):
+                # What is written now would be a run that nobody can read, and stand in the way of the next one.
+                self._refuse(f"{self._run_dir} was removed; this process is no longer recorded")
         return not self.refused
 
     def _refuse(self, reason: str) -> None:
@@ -142,25 +164,53 @@ class RunStore:
 
     def _begin(self) -> None:
         create_run(self._run_dir, self._hello.run)
-        with suppress(msgspec.DecodeError):
+        with suppress(*_DAMAGED):
             # Another rank, perhaps under another launcher, may have been first: it is its run then.
             self.run = msgspec.json.decode(run_file(self._run_dir).read_bytes(), type=RunInfo)
-        mine = self._hello.attempt
+        # Whose restarts nobody counts goes on to the attempt of this start, or makes it.
+        while not self._join():
+            self._place(self.attempt + 1)
+
+    def _join(self) -> bool:
+        """Take the place in this attempt, or be refused. Returns whether this has been decided: else the next is to be tried."""
+        mine = msgspec.structs.replace(self._hello.attempt, attempt=self.attempt)
         if not create_attempt(self._run_dir, mine):
-            theirs = _read(attempt_dir(self._run_dir, mine.attempt) / "attempt.json", AttemptInfo)
+            theirs = _read(attempt_dir(self._run_dir, self.attempt) / "attempt.json", AttemptInfo)
+            if theirs is not None and self._passes(mine, theirs):
+                return False
             if theirs is not None and theirs.world_size != mine.world_size:
                 of = f"{theirs.world_size} rank(s), and this process is one of {mine.world_size}"
-                self._refuse(f"attempt {mine.attempt} of {self._run_dir} is that of another job, of {of}; it is not recorded")
-                return
-        file, rank = self.folder / "rank.json", self._hello.rank
+                self._refuse(f"attempt {self.attempt} of {self._run_dir} is that of another job, of {of}; it is not recorded")
+                return True
+        file, rank = self.folder / "rank.json", msgspec.structs.replace(self._hello.rank, attempt=self.attempt)
         if not write_record(file, rank, overwrite=False):
             there = _read(file, RankInfo)
             if there is None or not _is_of(rank, there):
-                self._refuse(f"attempt {rank.attempt} of {self._run_dir} has this rank already; this process is not recorded")
-                return
+                if mine.start_key is not None and there is not None and not is_alive(there, rank.host):
+                    return False
+                self._refuse(f"attempt {self.attempt} of {self._run_dir} has this rank already; this process is not recorded")
+                return True
             self._info, self._expired = there, there.expired_records
+        else:
+            self._info = rank
         self.begun = True
         self._moved()
+        return True
+
+    def _passes(self, mine: AttemptInfo, theirs: AttemptInfo) -> bool:
+        """Whether an attempt that is there is another job's, or another start's of this one."""
+        if mine.start_key is None:
+            return False
+        if not is_same_job(mine, theirs):
+            return True
+        rank = self._hello.rank
+        if _is_of(rank, _read(self.folder / "rank.json", RankInfo)):
+            return False
+        # Two that say the most: the job's first, and the first on this host. Not all: there may be thousands that look.
+        numbers = {0, rank.rank - (rank.local_rank or 0)} - {rank.rank}
+        found = [_read(rank_dir(self._run_dir, self.attempt, number) / "rank.json", RankInfo) for number in numbers]
+        others = [one for one in found if one is not None]
+        return is_earlier(theirs, others, host=rank.host, began_unix_ns=self._hello.process_unix_ns)
 
     def write_rank(self, info: RankInfo) -> bool:
         """Rewrite ``rank.json``. Returns whether there is nothing left to do about it."""
@@ -169,7 +219,7 @@ class RunStore:
         if not self.begun:
             return False
         try:
-            if not self._has_place():
+            if not self._has_place(makes=True):
                 return True
             self._write_rank(info)
             self._moved()
@@ -184,16 +234,27 @@ class RunStore:
         self._info = info
 
     def _complain(self, error: OSError) -> None:
+        self._fail(error.strerror or str(error))
+
+    def fail(self, error: Exception) -> None:
+        """Something else went wrong while writing: it is as if the folder could not be written."""
+        self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, reason: str) -> None:
         self.failing, self._retry_at = True, time.monotonic() + RETRY_SECONDS
         if not self._complained:
             self._complained = True
-            _say(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({error.strerror or error}); will try again")
+            _say(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({reason}); will try again")
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, and say how many records the filesystem took and did not keep, as far as it tells."""
         for writer in self._writers.values():
             with suppress(OSError):
                 writer.close()
+        if lost := sum(writer.unconfirmed for writer in self._writers.values()):
+            _say(
+                f"rank {self._hello.rank.rank}: up to {lost} records may be missing from {self._run_dir}: it took them and failed"
+            )
 
 
 def _is_missing(file: Path) -> bool:
@@ -207,13 +268,13 @@ def _is_missing(file: Path) -> bool:
 def _read(file: Path, kind: type[_T]) -> _T | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *_DAMAGED):
         return None
 
 
-def _is_of(rank: RankInfo, there: RankInfo) -> bool:
+def _is_of(rank: RankInfo, there: RankInfo | None) -> bool:
     """Whether ``rank`` describes the process that is ``there`` already: then another helper of it began, and was killed."""
-    return (there.host, there.pid, there.start_unix_ns) == (rank.host, rank.pid, rank.start_unix_ns)
+    return there is not None and (there.host, there.pid, there.start_unix_ns) == (rank.host, rank.pid, rank.start_unix_ns)
 
 
 def _say(message: str) -> None:

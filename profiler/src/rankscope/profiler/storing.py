@@ -72,7 +72,11 @@ class Storing:
             self._wake.wait(LOOK_SECONDS)
             self._wake.clear()
             ending = self._ending
-            written = self._store.flush(now=ending) and self._write_rank()
+            try:
+                written = self._store.flush(now=ending) and self._write_rank()
+            except Exception as error:  # noqa: BLE001  # nobody else hears of what goes wrong on this thread
+                self._store.fail(error)
+                written = False
             self._tried = True
             if ending:
                 if written:

@@ -72,13 +72,33 @@ def waiting(original: Callable[..., Any], listening: Listening) -> Callable[...,
     return wait
 
 
+def waiting_method(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
+    """``waiting`` for methods.
+
+    With a ``self`` of its own: pybind11 looks for it in the frame that called, to tell ``super().wait()`` in a Python subclass
+    from a call that the subclass is to answer.
+    """
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        listener = listening()
+        started = 0 if listener is None else listener.enter_wait()
+        if listener is None or not started:
+            return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            listener.leave_wait(started)
+
+    return wait
+
+
 def watch(listening: Listening) -> None:
     """Put the wrappers in place, once per process. ``listening`` is asked at every wait, and answers ``None`` while tracing."""
 
     def replace(owner: Any, name: str) -> None:
         original = getattr(owner, name, None)
         if original is not None:
-            setattr(owner, name, wraps(original)(waiting(original, listening)))
+            setattr(owner, name, wraps(original)(waiting_method(original, listening)))
 
     # Broadcasting buffers waits for rank 0, before forward.
     replace(DistributedDataParallel, "_sync_buffers")

@@ -29,7 +29,7 @@ from rankscope.runs.parquet import Piece, PieceReader, PieceWriter, covered_byte
 from rankscope.runs.paths import RANK_STREAMS, Stream, attempt_dir, host_dir, parquet_file, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RECORD_TYPES
-from rankscope.runs.segments import list_segments, number_of, open_regular, read_lines
+from rankscope.runs.segments import MAX_LINE_BYTES, list_segments, number_of, open_regular, read_lines
 
 COMPACT_SCHEMA: Final = "rankscope.compact/1"
 QUIET_SECONDS: Final = 300.0
@@ -65,6 +65,8 @@ class _Place:
     folder: Path
     stream: Stream
     sources: tuple[tuple[int | None, Path], ...]
+    open: frozenset[int | None]
+    """Of these (``None``: a stream without ranks) the last file stays, though its records are elsewhere: it may be written on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class _Segment:
     covered: int
     """How many of its bytes Parquet files hold already."""
     size: int
+    stays: bool
 
 
 def compact_run(run: Path, *, force: bool = False, keep_jsonl: bool = False, progress: Progress = lambda _: None) -> Compaction:
@@ -111,8 +114,7 @@ def _check_is_over(reader: RunReader) -> None:
     now = time.time()
     for attempt in reader.attempts():
         for rank in reader.ranks(attempt):
-            info = reader.rank(attempt, rank)
-            if info is not None and info.end_reason is not None:
+            if _has_ended(reader, attempt, rank):
                 continue
             age = now - _newest(rank_dir(reader.path, attempt, rank))
             if age < QUIET_SECONDS:
@@ -134,15 +136,25 @@ def _newest(folder: Path) -> float:
 
 
 def _places(reader: RunReader) -> Iterator[_Place]:
+    all_ended = True
     for attempt in reader.attempts():
         folder = attempt_dir(reader.path, attempt)
         ranks = reader.ranks(attempt)
+        unended = [rank for rank in ranks if not _has_ended(reader, attempt, rank)]
         for stream in RANK_STREAMS:
-            yield _Place(folder, stream, tuple((rank, rank_dir(reader.path, attempt, rank)) for rank in ranks))
-        yield _Place(folder, "plan", ((None, folder),))
+            sources = tuple((rank, rank_dir(reader.path, attempt, rank)) for rank in ranks)
+            yield _Place(folder, stream, sources, frozenset(unended))
+        anybody = frozenset[int | None]({None} if unended else ())
+        yield _Place(folder, "plan", ((None, folder),), anybody)
+        all_ended = all_ended and not unended
     for host in reader.hosts():
         folder = host_dir(reader.path, host)
-        yield _Place(folder, "gpu", ((None, folder),))
+        yield _Place(folder, "gpu", ((None, folder),), frozenset(() if all_ended else {None}))
+
+
+def _has_ended(reader: RunReader, attempt: int, rank: int) -> bool:
+    info = reader.rank(attempt, rank)
+    return info is not None and info.end_reason is not None
 
 
 def _compact(place: _Place, result: Compaction, *, keep_jsonl: bool, progress: Progress) -> None:
@@ -154,7 +166,7 @@ def _compact(place: _Place, result: Compaction, *, keep_jsonl: bool, progress: P
     held = [piece for reader in readers for piece in reader.pieces]
     segments = list(_segments(place, held, result))
     new = [segment for segment in segments if segment.covered < segment.size]
-    old = [segment for segment in segments if segment.covered == segment.size]
+    old = [segment for segment in segments if segment.covered == segment.size and not segment.stays]
     if old and not keep_jsonl:
         _check_removable(old)
         for segment in old:
@@ -170,7 +182,8 @@ def _compact(place: _Place, result: Compaction, *, keep_jsonl: bool, progress: P
     pieces = _write(place, number, new, result, progress)
     if not keep_jsonl:
         for segment, piece in zip(new, pieces, strict=True):
-            _remove(segment.path, piece.offset + piece.bytes, result)
+            if not segment.stays:
+                _remove(segment.path, piece.offset + piece.bytes, result)
 
 
 def _segments(place: _Place, held: list[Piece], result: Compaction) -> Iterator[_Segment]:
@@ -183,12 +196,22 @@ def _segments(place: _Place, held: list[Piece], result: Compaction) -> Iterator[
             try:
                 with open_regular(path) as file:
                     mine = [piece for piece in held if (piece.rank, piece.file) == (rank, path.name)]
-                    yield _Segment(rank, path, covered_bytes(file, mine), os.fstat(file.fileno()).st_size)
+                    covered, size = covered_bytes(file, mine), os.fstat(file.fileno()).st_size
+                    stays = rank in place.open and path == paths[-1]
+                    yield _Segment(rank, path, covered, max(covered, _whole_lines(file, size)) if stays else size, stays)
             except OSError as error:
                 if stat.S_ISREG(path.lstat().st_mode):
                     raise
                 # Not a file, so there is no record in it: it stays, and readers name it as before.
                 result.left_out.append(f"{path}: {error.strerror}")
+
+
+def _whole_lines(file: BinaryIO, size: int) -> int:
+    """Where the last whole line ends: who writes on may be in the middle of the next, or take it back."""
+    start = max(0, size - MAX_LINE_BYTES)
+    file.seek(start)
+    tail = file.read(size - start)
+    return start + tail.rfind(b"\n") + 1 if b"\n" in tail else 0
 
 
 def _check_removable(segments: list[_Segment]) -> None:

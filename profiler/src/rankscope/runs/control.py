@@ -1,6 +1,6 @@
 """Requests to a running job, left as files in ``RUN/control``, and their answers.
 
-``ID.json`` is a request; ``ID.answer.json`` answers it for the whole job, ``ID.answer-RRRRR.json`` for one rank. Whoever may
+``ID.json`` is a request; ``ID.answer.json`` answers it for the whole job, ``ID.answers/RRRRR.json`` for one rank. Whoever may
 write into the folder may ask. So everything in it is untrusted: it is read within bounds of time and memory, whatever it is.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import getpass
 import heapq
+import math
 import os
 import re
 import secrets
@@ -16,12 +17,13 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
+from rankscope.runs.control_names import MAX_ENTRIES, REQUEST_ID, answer_name, made_ns, remove_old, request_name
 from rankscope.runs.paths import control_dir
 from rankscope.runs.writer import write_record
 
@@ -33,21 +35,21 @@ MAX_AGE_SECONDS: Final = 600.0
 """An older request is void: whoever asked has gone. So is one from further ahead, by clocks that disagree."""
 MAX_REQUESTS: Final = 256
 """Files that are looked into within ``MAX_AGE_SECONDS``; those above it wait, or become too old."""
-MAX_ENTRIES: Final = 10_000
-"""Names that one look at the folder goes through."""
 MAX_BYTES: Final = 256 * 1024
 """A larger file is no request."""
 POLL_SECONDS: Final = 1.0
+CLEAR_SECONDS: Final = 60.0
+"""From one look for what is old to the next."""
 _SETTLE_SECONDS: Final = 3.0
 """As long after its last change, a folder that has not changed holds nothing new. Before, its time may be too coarse to tell."""
 
-_ID: Final = r"[0-9]{19}-[0-9a-f]{8}"
-_REQUEST_NAME: Final = re.compile(rf"({_ID})\.json")
+_REQUEST_NAME: Final = re.compile(rf"({REQUEST_ID})\.json")
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Kind = Literal["capture", "dump"]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Ranks = Annotated[list[Number], msgspec.Meta(min_length=1, max_length=65_536)]
-RequestId = Annotated[str, msgspec.Meta(pattern=rf"^{_ID}$")]
+RequestId = Annotated[str, msgspec.Meta(pattern=rf"^{REQUEST_ID}$")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -73,7 +75,7 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``control/ID.answer.json`` or ``control/ID.answer-RRRRR.json``: what became of it."""
+    """``control/ID.answer.json`` or ``control/ID.answers/RRRRR.json``: what became of it."""
 
     schema: Literal["rankscope.control/1"] = CONTROL_SCHEMA
     id: RequestId
@@ -122,43 +124,51 @@ def _asker() -> str:
 def post(run: Path, request: ControlRequest) -> Path:
     """Leave a request in the run; the path of its file. Raises ``OSError``."""
     make_control_dir(run)
-    path = control_dir(run) / f"{request.id}.json"
+    path = control_dir(run) / request_name(request.id)
     write_record(path, request)
     return path
 
 
 def answer(run: Path, given: ControlAnswer, *, rank: int | None = None) -> None:
-    """Answer a request, for the whole job or for one rank. Raises ``OSError``."""
-    write_record(control_dir(run) / _answer_name(given.id, rank), given)
+    """Answer a request, for the whole job or for one rank. Raises ``OSError``, also where ``control`` is gone: so is the run."""
+    path = control_dir(run) / answer_name(given.id, rank)
+    if rank is not None:
+        _make_like(path.parent, control_dir(run))
+    if not stat.S_ISDIR(path.parent.lstat().st_mode):
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent))
+    write_record(path, given)
 
 
 def read_answer(run: Path, request_id: str, *, rank: int | None = None) -> ControlAnswer | None:
     """The answer, or ``None`` while there is none that can be read."""
     try:
-        folder = _open_folder(control_dir(run))
-    except OSError:
-        return None
-    try:
-        given = _read(folder, _answer_name(request_id, rank), ControlAnswer)
+        with _opened(control_dir(run)) as folder:
+            given = _read_answer(folder, request_id, rank)
     except (OSError, ValueError):
         return None
-    finally:
-        os.close(folder)
     return given if given.id == request_id else None
 
 
-def _answer_name(request_id: str, rank: int | None) -> str:
-    return f"{request_id}.answer.json" if rank is None else f"{request_id}.answer-{rank:05d}.json"
+def _read_answer(folder: int, request_id: str, rank: int | None) -> ControlAnswer:
+    name = answer_name(request_id, rank)
+    if rank is None:
+        return _read(folder, name, ControlAnswer)
+    within, _, name = name.rpartition("/")
+    with _opened(within, folder) as answers:
+        return _read(answers, name, ControlAnswer)
 
 
 def make_control_dir(run: Path) -> None:
     """Make the folder, unless it is there, for the same people as the run's. Raises ``OSError``."""
-    folder = control_dir(run)
+    _make_like(control_dir(run), run)
+
+
+def _make_like(folder: Path, parent: Path) -> None:
     try:
         folder.mkdir()
     except FileExistsError:
         return
-    whose = run.stat()
+    whose = parent.stat()
     with suppress(OSError):
         os.chown(folder, -1, whose.st_gid)
     mode = stat.S_IMODE(whose.st_mode)
@@ -171,18 +181,26 @@ class Inbox:
     """What somebody who serves requests of one ``kind`` has to do; each request is handed out once.
 
     Void are requests made before ``since_unix_ns`` (an earlier attempt's) or too long ago, and those that have been answered, for
-    ``rank`` if that is given and else for the job: by a helper that was killed, say. ``report`` gets a line for people about the
-    first file that is no request, and one when there are too many files.
+    the job or, if that is given, for ``rank``: by a helper that was killed, say. ``report`` gets a line for people about the
+    first file that is no request, and one when there are too many files. ``clears``: also remove what is old.
     """
 
     def __init__(
-        self, run: Path, kind: Kind, *, since_unix_ns: int, report: Callable[[str], None], rank: int | None = None
+        self,
+        run: Path,
+        kind: Kind,
+        *,
+        since_unix_ns: int,
+        report: Callable[[str], None],
+        rank: int | None = None,
+        clears: bool = False,
     ) -> None:
         self._folder = control_dir(run)
         self._kind = kind
         self._since = since_unix_ns
         self._report = report
         self._rank = rank
+        self._clear_at = 0.0 if clears else math.inf
         self._seen: set[str] = set()
         self._malformed_said = self._too_many_said = False
         self._due = 0.0
@@ -195,16 +213,32 @@ class Inbox:
             return []
         self._due = time.monotonic() + POLL_SECONDS
         try:
-            folder = _open_folder(self._folder)
+            with _opened(self._folder) as folder:
+                self._clear(folder)
+                return list(self._take(folder)) if self._may_hold_news(folder) else []
         except OSError:
-            return []  # nobody has ever asked; or the disk is away, and then that is said by who writes there
-        try:
-            return list(self._take(folder)) if self._may_hold_news(folder) else []
-        except OSError:
+            # Nobody has ever asked; or the disk is away, and then that is said by who writes there.
             self._changed_ns = None
             return []
-        finally:
-            os.close(folder)
+
+    def still_wanted(self, request: ControlRequest) -> bool:
+        """Whether a request that has waited is neither too old by now nor taken back. Never raises."""
+        if abs(time.time_ns() - made_ns(request.id)) > MAX_AGE_SECONDS * 1e9:
+            return False
+        try:
+            with _opened(self._folder) as folder:
+                os.stat(request_name(request.id), dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass  # the disk is away; nobody has said that it is not wanted
+        return True
+
+    def _clear(self, folder: int) -> None:
+        if time.monotonic() >= self._clear_at:
+            self._clear_at = time.monotonic() + CLEAR_SECONDS
+            if not remove_old(folder, time.time_ns(), void_ns=int(MAX_AGE_SECONDS * 1e9)):
+                self._clear_at = 0.0
 
     def _may_hold_news(self, folder: int) -> bool:
         changed, here = os.fstat(folder).st_mtime_ns, time.monotonic()
@@ -215,17 +249,17 @@ class Inbox:
     def _take(self, folder: int) -> Iterator[ControlRequest]:
         here, age = time.time_ns(), int(MAX_AGE_SECONDS * 1e9)
         first, last = max(self._since, here - age), here + age
-        self._seen = {one for one in self._seen if first <= _made_ns(one) <= last}
-        new = (one for one in self._ids(folder) if first <= _made_ns(one) <= last and one not in self._seen)
+        self._seen = {one for one in self._seen if first <= made_ns(one) <= last}
+        new = (one for one in self._ids(folder) if first <= made_ns(one) <= last and one not in self._seen)
         chosen = heapq.nsmallest(MAX_REQUESTS - len(self._seen), new)
         self._seen.update(chosen)
         if len(self._seen) >= MAX_REQUESTS:
             self._changed_ns = None  # there may be more, for the time when the first of these are void
         for one in chosen:
-            if _is_there(folder, _answer_name(one, self._rank)):
+            if any(_is_there(folder, answer_name(one, rank)) for rank in {None, self._rank}):
                 continue
             try:
-                request = _read(folder, f"{one}.json", ControlRequest)
+                request = _read(folder, request_name(one), ControlRequest)
             except FileNotFoundError:
                 continue  # taken back
             except (OSError, ValueError) as error:
@@ -253,12 +287,13 @@ class Inbox:
                     yield name[1]
 
 
-def _made_ns(request_id: str) -> int:
-    return int(request_id.partition("-")[0])
-
-
-def _open_folder(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+@contextmanager
+def _opened(folder: Path | str, parent: int | None = None) -> Iterator[int]:
+    opened = os.open(folder, _FOLDER, dir_fd=parent)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def _is_there(folder: int, name: str) -> bool:

@@ -46,6 +46,8 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Process-group backend as torch names it (``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``); ``None`` without a group."""
     versions: dict[str, str] = {}
     """Package name to version: python, torch, rankscope, …"""
+    start_key: str | None = None
+    """What tells the job of an elastic agent from others in the same folder; ``None``: there is no such agent."""
     layout: dict[str, int] = {}
     """Parallel layout when known, name of a dimension to its size, outermost first: ``{"dp": 4, "tp": 2}``."""
 

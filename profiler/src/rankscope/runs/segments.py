@@ -23,14 +23,15 @@ class IrregularFileError(OSError):
         super().__init__(errno.EINVAL, "not a regular file", os.fspath(path))
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file, or a link to one, for reading.
+def open_regular(path: Path, *, links: bool = True) -> BinaryIO:
+    """Open a regular file, or a link to one unless ``links`` is false, for reading.
 
     Raises ``OSError``, also for everything else that has a name: a FIFO without a writer would be waited for for ever, and a
     device need not end.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        follow = 0 if links else os.O_NOFOLLOW
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | follow)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
             raise IrregularFileError(path) from error

@@ -5,11 +5,13 @@ Each rank writes only its own files; nobody locks anything. Nothing here is call
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -17,23 +19,27 @@ import msgspec
 
 from rankscope.runs.paths import Stream, attempt_dir, run_file, segment
 from rankscope.runs.records import AttemptInfo, RunInfo
-from rankscope.runs.segments import list_segments, number_of, open_regular
+from rankscope.runs.segments import IrregularFileError, list_segments, number_of, open_regular
 
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _FRESH_SECONDS: Final = 10.0
+_NO_FSYNC: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+"""What a filesystem says that has nothing to confirm."""
 
 _encoder = msgspec.json.Encoder()
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, *, parents: bool = True) -> None:
     """Make ``folder`` and those it lies in; what is made is open to whom the folder it is made in is open. Raises ``OSError``.
 
     Ranks may be different users, with umasks that would lock the others out: whoever may write into a run may add a rank to it,
-    and whoever may read it may read all of it, whoever makes its folders.
+    and whoever may read it may read all of it, whoever makes its folders. Without ``parents`` a run that was removed is not made
+    again.
     """
     if folder.is_dir():
         return
-    make_folder(folder.parent)
+    if parents:
+        make_folder(folder.parent)
     for patience in (0.05, 0.2, None):
         try:
             folder.mkdir()
@@ -96,6 +102,54 @@ def write_atomically(path: Path, data: bytes, *, overwrite: bool = True, share: 
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that gets the name ``path`` when the block ends without an error; else nothing is left of it.
+
+    Whatever has the name is replaced, links too, and not written through. Whoever may read the folder, which has to be there,
+    may read the file. Raises ``OSError``.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(6)}")
+    try:
+        with temporary.open("xb") as file:
+            _share(file, path.parent)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Append ``data`` to a regular file, all of it or nothing; a new one is open to whom its folder is. Waits for nobody.
+
+    For a file with one writer in a folder that others may write to, so a link or a FIFO in its place is refused. The folder is
+    not made. Raises ``OSError``.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    # Closed before this returns: what a filesystem says only then is said, too.
+    with os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise IrregularFileError(path)
+        if not found.st_size:
+            _share(file, path.parent)
+        try:
+            _write_all(file, data)
+        except OSError:
+            with suppress(OSError):
+                file.truncate(found.st_size)
+            raise
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    """A full disk may take a part; the rest then raises, rather than being lost unseen."""
+    written = 0
+    while written < len(data):
+        written += file.write(data[written:])
+
+
 def write_record(path: Path, record: msgspec.Struct, *, overwrite: bool = True, share: bool = True) -> bool:
     """Write one record as an indented JSON file, atomically; see ``write_atomically``."""
     data = msgspec.json.format(_encoder.encode(record), indent=2) + b"\n"
@@ -131,19 +185,30 @@ class JsonLinesWriter:
         self._segment_bytes = segment_bytes if retain_bytes is None else min(segment_bytes, max(1, retain_bytes // 8))
         self.expired = 0
         """Records that were removed so."""
+        self.landed = 0
+        """Records of the last ``append`` that are in the file although it raised: the first so many."""
+        self.unconfirmed = 0
+        """Records that may not be on the disk: the filesystem took them, and failed when it was to make sure of them."""
         self._number = 0
         self._size = 0
+        self._records = 0
         self._file: BinaryIO | None = None
 
     def append(self, *records: msgspec.Struct | bytes) -> None:
         """Append records (structs, or already encoded JSON objects without newline) in one write.
 
-        Raises ``OSError``; then none of them is in the file, so they may be appended again. Where even taking back what was
-        written fails, the next call starts a new segment.
+        Raises ``OSError``; then none of them but the first ``landed`` is in the file, so the others may be appended again. There
+        are such only where even taking back what was written fails; the next call then starts a new segment.
         """
+        self.landed = 0
         if not records:
             return
         data = b"".join((r if isinstance(r, bytes) else _encoder.encode(r)) + b"\n" for r in records)
+        if self._file is not None and _is_removed(self._file):
+            # What is written into it would be nowhere. Its name is not used again: somebody may remember what it held.
+            with suppress(OSError):
+                self.close()
+            self._number += 1
         if self._file is not None and self._size >= self._segment_bytes:
             self.close()
         if self._file is None:
@@ -155,18 +220,29 @@ class JsonLinesWriter:
                 # A full disk may take a part; the rest then raises, rather than being lost unseen.
                 written += self._file.write(data[written:])
         except OSError:
-            self._take_back(self._file)
+            self._take_back(self._file, data[:written])
             raise
         self._size += len(data)
+        self._records += len(records)
 
-    def _take_back(self, file: BinaryIO) -> None:
+    @property
+    def opens(self) -> bool:
+        """Whether the next ``append`` begins a segment."""
+        return self._file is None or self._size >= self._segment_bytes or _is_removed(self._file)
+
+    def _take_back(self, file: BinaryIO, written: bytes) -> None:
         try:
             file.truncate(self._size)
-            file.seek(self._size)
         except OSError:
-            # A part of a line may stay; the next record must not be glued to it.
+            # Whole lines are records, which must not come twice; and the next must not be glued to a part of one.
+            self.landed = written.count(b"\n")
+            self._records += self.landed
+        else:
             with suppress(OSError):
-                self.close()
+                file.seek(self._size)
+                return
+        with suppress(OSError):
+            self.close()
 
     def _open(self) -> None:
         make_folder(self._folder)
@@ -175,7 +251,7 @@ class JsonLinesWriter:
             self._number = max(self._number, number_of(there[-1]) + 1)
         self._file = segment(self._folder, self._stream, self._number).open("xb", buffering=0)
         _share(self._file, self._folder)
-        self._size = 0
+        self._size = self._records = 0
         if self._retain_bytes is not None:
             # What cannot be removed now is so when the next segment begins; it is no reason not to write.
             with suppress(OSError):
@@ -199,7 +275,31 @@ class JsonLinesWriter:
         return segment(self._folder, self._stream, self._number).name
 
     def close(self) -> None:
-        """Close the open segment, if any."""
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
+        """Close the open segment, if any, and see that the disk has it. Raises ``OSError``; it is closed all the same.
+
+        May take as long as the filesystem does: some notice only now that there was no room (see ``unconfirmed``).
+        """
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        try:
+            with file:
+                _confirm(file)
+        except OSError:
+            self.unconfirmed += self._records
+            raise
+
+
+def _confirm(file: BinaryIO) -> None:
+    try:
+        os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
+
+
+def _is_removed(file: BinaryIO) -> bool:
+    try:
+        return os.fstat(file.fileno()).st_nlink == 0
+    except OSError as error:
+        return error.errno == errno.ESTALE  # as a server says of a file that another client removed

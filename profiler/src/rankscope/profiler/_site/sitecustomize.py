@@ -9,7 +9,8 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from _thread import get_ident
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 # pathlib would be a third of what this file costs every Python process of the job.
@@ -46,34 +47,49 @@ def _trains() -> bool:
 
 
 class _WaitForTorch:
-    """A finder that finds nothing; it sees torch being imported and attaches the recorder after it."""
+    """A finder that finds nothing; it sees torch being imported and attaches the recorder after it.
+
+    Being asked is no import yet: ``importlib.util.find_spec("torch")`` asks, too.
+    """
+
+    def __init__(self) -> None:
+        self._asking: set[int] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         del path, target
-        if name != "torch":
+        here = get_ident()
+        if name != "torch" or here in self._asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        self._asking.add(here)
         try:
-            _attach_after(spec)
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self._asking.discard(here)
+        try:
+            _call_after(spec, self._attach)
         except Exception as error:  # noqa: BLE001  # a loader of somebody's own must still load torch
             _say(f"torch's loader cannot be followed: {error}. Training goes on.")
         return spec
 
+    def _attach(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            _attach()
 
-def _attach_after(spec: importlib.machinery.ModuleSpec | None) -> None:
+
+def _call_after(spec: importlib.machinery.ModuleSpec | None, call: Callable[[], None]) -> None:
     loader = None if spec is None else spec.loader
     if loader is None:
         return
     execute = loader.exec_module
 
-    def execute_and_attach(module: ModuleType) -> None:
+    def execute_and_call(module: ModuleType) -> None:
         execute(module)
-        _attach()
+        call()
 
-    loader.exec_module = execute_and_attach  # type: ignore[method-assign]
+    loader.exec_module = execute_and_call  # type: ignore[method-assign]
 
 
 def _attach() -> None:

@@ -91,8 +91,6 @@ class FitRecording:
             return
         if self._steps:
             _recorded[self._folder] += 1
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            error = None  # somebody has seen enough
         profiler.__exit__(None if error is None else type(error), error, None)
 
     def disable(self, reason: str) -> None:

@@ -1,0 +1,87 @@
+"""Raw traces that stay: compressed into the rank's folder on a thread of its own, since the disk may be slow or dead."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import queue
+import shutil
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from rankscope.profiler.scratch import remove_trace
+from rankscope.runs.writer import make_folder, replacing
+
+CAPTURED: Final = 8
+"""Traces that people asked for that are kept of each rank; the oldest go."""
+MAX_WAITING: Final = 2
+"""Traces that wait in local memory for the disk; further ones are not kept."""
+
+
+class Keeping:
+    """Keeps the last ``keep`` traces in the folder that ``keep_in`` returns (``None``: there is none now).
+
+    And the last ``CAPTURED`` of those that were asked for. Whatever becomes of a trace, it is removed from ``scratch``.
+    """
+
+    def __init__(self, scratch: Path, *, keep: int, keep_in: Callable[[], Path | None], say: Callable[[str], None]) -> None:
+        self._scratch = scratch
+        self._keep = keep
+        self._keep_in = keep_in
+        self._say = say
+        self._last = deque[Path]()
+        self._captured = deque[Path]()
+        self._traces: queue.SimpleQueue[tuple[Path, bool] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="keeping", daemon=True)
+
+    def take(self, trace: Path, *, asked: bool) -> None:
+        """This trace has been reduced; ``asked``: somebody wants it. Waits for nothing."""
+        if not (self._keep or asked):
+            remove_trace(trace, self._scratch)
+        elif self._traces.qsize() >= MAX_WAITING:
+            self._say(f"the trace {trace.stem} is not kept: the disk is too slow for the {MAX_WAITING} before it")
+            remove_trace(trace, self._scratch)
+        else:
+            if self._thread.ident is None:
+                self._thread.start()
+            self._traces.put((trace, asked))
+
+    def finish(self, seconds: float) -> bool:
+        """Wait until all are kept, but not longer. Returns whether they are."""
+        if self._thread.ident is not None:
+            self._traces.put(None)
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (taken := self._traces.get()) is not None:
+            trace, asked = taken
+            self._store(trace, asked=asked)
+            remove_trace(trace, self._scratch)
+
+    def _store(self, trace: Path, *, asked: bool) -> None:
+        folder = self._keep_in()
+        if folder is None:
+            return
+        kept = folder / "traces" / f"{trace.stem}.json.gz"
+        try:
+            # Not its parents: a run that was removed is not made again.
+            make_folder(kept.parent, parents=False)
+            if not stat.S_ISDIR(kept.parent.lstat().st_mode):
+                raise OSError(errno.ENOTDIR, "the folder of the traces is a link")  # noqa: TRY301  # said like the others
+            with (
+                trace.open("rb") as source,
+                replacing(kept) as file,
+                gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file) as target,
+            ):
+                shutil.copyfileobj(source, target)
+            names, limit = (self._captured, CAPTURED) if asked else (self._last, self._keep)
+            names.append(kept)
+            while len(names) > limit:
+                names.popleft().unlink(missing_ok=True)
+        except OSError as error:
+            self._say(f"cannot keep the trace {kept.name}: {error.strerror or error}")

@@ -1,0 +1,53 @@
+"""What of a command line is nobody's business: values of keys, tokens and passwords are not recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+MASK: Final = "***"
+
+_VARIABLE: Final = re.compile(r"KEY|TOKEN(?!I|S\b)|SECRET|PASSW|PASSPHRASE|CREDENTIAL")
+"""In the name of an environment variable; ``TOKENIZERS_PARALLELISM`` and ``MAX_TOKENS`` hold no secret."""
+_OPTION: Final = re.compile(
+    r"(?:^|[-_.+]|api|access|private)key(?:$|[-_.])|token(?:$|[-_.])|secret|passw|passphrase|credential", re.IGNORECASE
+)
+"""In the name of an option or a setting; ``--tokenizer``, ``--max-tokens`` and ``--keys`` hold none either."""
+_ASSIGNMENT: Final = re.compile(r"(?<![^\s;&|\"'])([\w.+-]+)=(\"[^\"]*\"|'[^']*'|\S+)")
+_OPTION_AND_VALUE: Final = re.compile(r"(?<!\S)(--?[\w.-]+)(\s+)(\"[^\"]*\"|'[^']*'|[^\s-]\S*)")
+_IN_ADDRESS: Final = re.compile(r"(://)[^/\s@]+@")
+
+
+def masked(command: Sequence[str]) -> list[str]:
+    """``command`` with ``***`` for what follows the names of secrets (``--api-key=…``, ``--hf-token …``, ``HF_TOKEN=…``), also
+    inside a shell's own command line, and for names and passwords in addresses (``https://…@``).
+    """
+    shown = list[str]()
+    follows = False
+    for word in command:
+        if follows and not word.startswith("-"):
+            shown.append(MASK)
+            follows = False
+            continue
+        follows = word.startswith("-") and _is_secret(word)
+        name, assigned, _ = word.partition("=")
+        if assigned and _is_secret(name):
+            shown.append(f"{name}={MASK}")
+        else:
+            shown.append(_masked_within(word))
+    return shown
+
+
+def _masked_within(word: str) -> str:
+    word = _IN_ADDRESS.sub(rf"\1{MASK}@", word)
+    if not any(letter.isspace() for letter in word):
+        return word
+    word = _ASSIGNMENT.sub(lambda found: f"{found[1]}={MASK}" if _is_secret(found[1]) else found[0], word)
+    return _OPTION_AND_VALUE.sub(lambda found: f"{found[1]}{found[2]}{MASK}" if _is_secret(found[1]) else found[0], word)
+
+
+def _is_secret(name: str) -> bool:
+    if any(letter.isspace() for letter in name) or "=" in name:
+        return False
+    return (_VARIABLE if name.isupper() else _OPTION).search(name) is not None

@@ -1,0 +1,70 @@
+"""Which attempt a rank of an elastic job belongs to.
+
+An agent counts the restarts of its own workers alone, so the ranks of one start may have different counts, and nothing in their
+environment tells one start from the next. What does: in each start every rank takes its place in an attempt once, and no process
+of a later start begins before the first step of an earlier one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from rankscope.runs.records import AttemptInfo, RankInfo
+
+_SKEW_NS: Final = 10 * 10**9
+"""How far the clocks of two hosts may be apart."""
+
+
+def start_key(environment: Mapping[str, str]) -> str | None:
+    """What tells the job of an elastic agent from others in the same folder; ``None`` without such an agent.
+
+    Not the address: the agents of one job may have been told the same host by different names.
+    """
+    job = environment.get("TORCHELASTIC_RUN_ID")
+    if job is None:
+        return None
+    text = f"{job}\0{environment.get('MASTER_PORT', '')}"
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def process_start_unix_ns(pid: int | None = None) -> int | None:
+    """When a process of this host (``None``: this one) began, to a hundredth of a second; ``None``: it is over, or not known."""
+    with suppress(OSError, ValueError, IndexError):
+        # After the name, which may hold anything: the state, and as the 20th field ticks since boot; see proc(5).
+        fields = Path(f"/proc/{'self' if pid is None else pid}/stat").read_bytes().rpartition(b")")[2].split()
+        if fields[0] not in (b"Z", b"X"):
+            since_boot_ns = int(fields[19]) * (10**9 // os.sysconf("SC_CLK_TCK"))
+            return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + since_boot_ns
+    return None
+
+
+def is_same_job(mine: AttemptInfo, theirs: AttemptInfo) -> bool:
+    """Whether an attempt is one of the same job with as many ranks."""
+    return (theirs.start_key, theirs.world_size) == (mine.start_key, mine.world_size)
+
+
+def is_earlier(attempt: AttemptInfo, others: Iterable[RankInfo], *, host: str, began_unix_ns: int | None) -> bool:
+    """Whether ``attempt``, with ``others`` of its ranks, was under way before a process on ``host`` began."""
+    if began_unix_ns is None:
+        return False
+    for other in others:
+        if other.end_unix_ns is not None and other.end_unix_ns < began_unix_ns:
+            return True
+        if other.host == host and other.start_unix_ns < began_unix_ns:
+            return True
+    return attempt.start_unix_ns + _SKEW_NS < began_unix_ns
+
+
+def is_alive(rank: RankInfo, host: str) -> bool:
+    """Whether the process that ``rank`` describes is on ``host`` and has not ended: then this is no later start."""
+    if rank.host != host or rank.end_unix_ns is not None:
+        return False
+    began = process_start_unix_ns(rank.pid)
+    # Begun after that rank's first step: another process that got its number.
+    return began is not None and began <= rank.start_unix_ns

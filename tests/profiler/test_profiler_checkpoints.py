@@ -1,0 +1,41 @@
+"""Functions that write checkpoints are found when the script imports them, and not before."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from rankscope.profiler import checkpoints  # noqa: E402  # torch may be missing
+
+
+class Told:
+    """Counts."""
+
+    written = 0
+
+    def enter_checkpoint(self) -> bool:
+        return True
+
+    def leave_checkpoint(self) -> None:
+        self.written += 1
+
+
+def test_looking_for_a_module_is_not_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "saves_things.py").write_text("def save(): return 'saved'")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = Told()
+    finder = checkpoints._Finder({"saves_things": ("save",)}, lambda: told)
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert importlib.util.find_spec("saves_things") is not None
+    assert importlib.util.find_spec("saves_things") is not None
+    try:
+        assert importlib.import_module("saves_things").save() == "saved"
+    finally:
+        sys.modules.pop("saves_things", None)
+    assert told.written == 1

@@ -1,0 +1,41 @@
+"""A duty that fails costs only itself."""
+
+from __future__ import annotations
+
+from rankscope.profiler.duties import Duties, Duty
+
+
+class Failing(Duty):
+    """Fails at its first tick, and perhaps at its end."""
+
+    def __init__(self, *, at_end: bool) -> None:
+        self.at_end = at_end
+        self.ends = list[bool]()
+
+    def tick(self) -> None:
+        """Fail."""
+        raise ValueError("bad day")
+
+    def end(self, *, vanished: bool) -> None:
+        """Note it."""
+        self.ends.append(vanished)
+        if self.at_end:
+            raise ValueError("worse")
+
+
+def test_a_duty_that_fails_is_ended_and_said_once_and_the_others_go_on() -> None:
+    said, ticks = list[str](), list[int]()
+
+    class Other(Duty):
+        def tick(self) -> None:
+            ticks.append(1)
+
+    failing = [Failing(at_end=False), Failing(at_end=True)]
+    duties = Duties([*failing, Other()], said.append)
+    duties.tick()
+    duties.tick()
+    duties.end(vanished=True)
+    # It leaves nothing behind that would look as if the rank had vanished.
+    assert [duty.ends for duty in failing] == [[False], [False]]
+    assert len(ticks) == 2
+    assert said == ["Failing failed (ValueError: bad day); recording goes on without it"] * 2

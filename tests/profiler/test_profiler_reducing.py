@@ -1,0 +1,204 @@
+"""Traces on their way through the helper: reduced, kept or removed, whatever the disk and other people do."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.profiler import keeping as keeping_module
+from rankscope.profiler import reducing as reducing_module
+from rankscope.profiler.handover import Window
+from rankscope.profiler.keeping import CAPTURED, MAX_WAITING, Keeping
+from rankscope.profiler.reducing import Reduced, Reducing
+
+TRACE = '{"traceEvents": []}'
+
+
+class Place:
+    """A scratch folder and a rank's folder, and what was said."""
+
+    def __init__(self, base: Path) -> None:
+        self.scratch, self.folder, self.said = base / "scratch", base / "run" / "rank", list[str]()
+        self.scratch.mkdir()
+        self.folder.mkdir(parents=True)
+
+    def trace(self, number: int) -> Path:
+        path = self.scratch / f"window-{number:09d}.json"
+        path.write_text(TRACE)
+        return path
+
+    def window(self, number: int, *, asked: bool = False) -> Window:
+        return Window(str(self.trace(number)), number, number, keep_trace=asked)
+
+    def keeping(self, *, keep: int = 0) -> Keeping:
+        return Keeping(self.scratch, keep=keep, keep_in=lambda: self.folder, say=self.said.append)
+
+    def reducing(self, *, keep: int = 0) -> Reducing:
+        return Reducing(self.scratch, keep=keep, keep_in=lambda: self.folder, say=self.said.append)
+
+    @property
+    def kept(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "traces").iterdir())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What is held up goes on at the end of the test, whatever its result."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def name(number: int) -> str:
+    return f"window-{number:09d}.json.gz"
+
+
+def test_the_last_traces_are_kept_and_those_asked_for_have_a_limit_of_their_own(place: Place) -> None:
+    keeping = place.keeping(keep=2)
+    captured = range(100, 100 + CAPTURED + 2)
+    for number in (1, 2, *captured, 3):
+        keeping.take(place.trace(number), asked=number in captured)
+        eventually(lambda: not [*place.scratch.iterdir()])
+    assert keeping.finish(30)
+    assert place.kept == [name(2), name(3), *map(name, captured[2:])]
+    assert gzip.decompress((place.folder / "traces" / name(3)).read_bytes()).decode() == TRACE
+    assert place.said == []
+
+
+def test_what_others_put_in_the_place_of_a_trace_is_replaced_and_not_written_to(place: Place, tmp_path: Path) -> None:
+    # given a link to something precious and a FIFO that nobody reads
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (place.folder / "traces").mkdir()
+    (place.folder / "traces" / name(1)).symlink_to(victim)
+    os.mkfifo(place.folder / "traces" / name(2))
+    keeping = place.keeping(keep=3)
+    for number in (1, 2):
+        keeping.take(place.trace(number), asked=False)
+    assert keeping.finish(30)
+    assert victim.read_text() == "precious"
+    for number in (1, 2):
+        path = place.folder / "traces" / name(number)
+        assert not path.is_symlink()
+        assert gzip.decompress(path.read_bytes()).decode() == TRACE
+    assert place.said == []
+
+
+def test_a_folder_of_traces_that_leads_elsewhere_is_not_followed(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (place.folder / "traces").symlink_to(tmp_path / "elsewhere")
+    keeping = place.keeping()
+    keeping.take(place.trace(1), asked=True)
+    assert keeping.finish(30)
+    assert [*(tmp_path / "elsewhere").iterdir()] == []
+    assert [*place.scratch.iterdir()] == []
+    assert len(place.said) == 1
+
+
+def test_a_trace_that_does_not_fit_leaves_nothing_and_a_removed_run_is_not_made_again(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        keeping = place.keeping()
+        keeping.take(place.trace(1), asked=True)
+        assert keeping.finish(30)
+    assert place.kept == []
+    (place.folder / "traces").rmdir()
+    place.folder.rmdir()
+    place.folder.parent.rmdir()
+    keeping = place.keeping()
+    keeping.take(place.trace(2), asked=True)
+    assert keeping.finish(30)
+    assert not (tmp_path / "run").exists()
+    assert [*place.scratch.iterdir()] == []
+    assert ["No space left" in place.said[0], "No such file" in place.said[1], len(place.said)] == [True, True, 2]
+
+
+def test_traces_are_open_to_whom_the_run_is(place: Place) -> None:
+    place.folder.chmod(0o2750)
+    before = os.umask(0o077)
+    try:
+        keeping = place.keeping()
+        keeping.take(place.trace(1), asked=True)
+        assert keeping.finish(30)
+    finally:
+        os.umask(before)
+    traces = place.folder / "traces"
+    assert (traces.stat().st_mode & 0o7777, (traces / name(1)).stat().st_mode & 0o777) == (0o2750, 0o640)
+
+
+def test_a_disk_that_does_not_answer_holds_up_neither_reduction_nor_local_memory(
+    place: Place, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = threading.Event()
+
+    def stuck(*_: object, **__: object) -> None:
+        began.set()
+        gate.wait()
+
+    monkeypatch.setattr(keeping_module, "make_folder", stuck)
+    reducing = place.reducing(keep=9)
+    # given one trace that is on its way to the disk, and goes no further
+    reducing.add(place.window(0))
+    assert began.wait(30)
+    # when more come than may wait for it
+    reduced = len(reducing.results())
+    for number in range(1, MAX_WAITING + 2):
+        reducing.add(place.window(number))
+        eventually(lambda: not reducing._done.empty())
+        reduced += len(reducing.results())
+    # then all have been reduced, the last is given up, and the end does not wait for ever
+    assert reducing.finish(30) == 0
+    assert reduced == MAX_WAITING + 2
+    assert len([*place.scratch.iterdir()]) == MAX_WAITING + 1
+    assert len(place.said) == 1
+    assert not reducing.finish_keeping(0.05)
+
+
+def test_traces_do_not_pile_up_while_one_takes_long_to_reduce(
+    place: Place, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = threading.Event()
+
+    def slow(_: Path) -> Reduced:
+        began.set()
+        gate.wait()
+        return Reduced()
+
+    monkeypatch.setattr(reducing_module, "_reduce", slow)
+    reducing = place.reducing()
+    reducing.add(place.window(0))
+    assert began.wait(30)
+    # when more come than may wait
+    for number in range(1, reducing_module.MAX_WAITING + 3):
+        reducing.add(place.window(number))
+    # then the newest are gone and missed, for a reason
+    assert len([*place.scratch.iterdir()]) == reducing_module.MAX_WAITING + 1
+    assert ["still wait" in (given.reason or "") for given in reducing.results()] == [True, True]
+    # and the end says how many it did not come to
+    assert reducing.finish(0.05) == reducing_module.MAX_WAITING + 1
+    gate.set()
+    eventually(lambda: not [*place.scratch.iterdir()])
+    assert reducing.finish(30) == 0

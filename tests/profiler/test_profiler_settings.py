@@ -1,0 +1,141 @@
+"""Settings that mean nothing are refused wherever they come from; a script that gives them trains on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.profiler import settings as settings_module
+from rankscope.profiler.settings import RecorderSettings, default_spool_dir, from_environment
+from rankscope.runs.reader import RunReader, is_run
+
+WRONG: list[tuple[str, Any]] = [
+    ("budget", 5.0),
+    ("budget", -1.0),
+    ("budget", 0.0),
+    ("budget", float("nan")),
+    ("window_first", 0),
+    ("window_every", -1),
+    ("window_steps", -3),
+    ("keep_traces", -1),
+    ("retain_bytes", 0),
+    ("otlp_every", 0),
+    ("plan_ahead_steps", -1),
+    ("plan_ahead_seconds", float("inf")),
+    ("price_per_gpu_hour", -2.0),
+]
+BASE: dict[str, Any] = {"run_dir": "/r", "run_id": "r", "name": "r", "start_unix_ns": 1}
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_number_that_means_nothing_is_refused_made_decoded_or_from_the_environment(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name} is .*, it must be"):
+        RecorderSettings(**(BASE | {name: value}))
+    variables = RecorderSettings(**BASE).environment() | {f"RANKSCOPE_{name.upper()}": str(value)}
+    with pytest.raises(msgspec.ValidationError):
+        from_environment(variables)
+    if value == value and value != float("inf"):  # noqa: PLR0124  # JSON has neither nan nor infinity
+        with pytest.raises(msgspec.ValidationError, match=name):
+            msgspec.json.decode(msgspec.json.encode(BASE | {name: value}), type=RecorderSettings)
+
+
+@pytest.mark.usefixtures("require_torch")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({name: value} for name, value in WRONG if not name.startswith("plan_ahead")),
+        {"budget": "a lot"},
+        {"budget": None},
+        {"window_steps": "3"},
+        {"window_first": 2.5},
+        {"coordinates": 7},
+        {"run_dir": None},
+        {"spool_dir": 5},
+    ],
+    ids=str,
+)
+def test_a_script_that_gives_them_trains_on_and_hears_of_it_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], wrong: dict[str, Any]
+) -> None:
+    from rankscope.profiler.step import StepProfiler
+
+    with StepProfiler(**({"run_dir": tmp_path / "run"} | wrong)) as prof:
+        for batch in prof.data([1, 2]):
+            with prof.section("h2d"):
+                prof.tag("eval")
+            prof.step(samples=batch)
+    said = capfd.readouterr().err
+    assert said.startswith("rankscope: not recorded: ")
+    assert said.endswith("; training goes on\n")
+    assert said.count("\n") == 1
+    assert not is_run(tmp_path / "run")
+
+
+@pytest.mark.usefixtures("require_torch")
+def test_a_script_hears_of_a_variable_that_means_nothing_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rankscope.profiler.step import StepProfiler
+
+    monkeypatch.setenv("RANKSCOPE_PLAN_AHEAD_SECONDS", "soon")
+    with StepProfiler(tmp_path / "run") as prof:
+        prof.step()
+    said = capfd.readouterr().err
+    assert said.startswith("rankscope: not recorded: RANKSCOPE_PLAN_AHEAD_SECONDS=soon: ")
+    assert said.count("\n") == 1
+    assert not is_run(tmp_path / "run")
+
+
+@pytest.mark.usefixtures("require_torch")
+@pytest.mark.parametrize("budget", ["2%", "0.02", 0.02])
+def test_a_script_says_its_budget_as_people_do_and_the_rest_by_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str | float
+) -> None:
+    from rankscope.profiler.step import StepProfiler
+
+    monkeypatch.setenv("RANKSCOPE_PLAN_AHEAD_STEPS", "7")
+    monkeypatch.setenv("RANKSCOPE_COORDINATES", "dp=3")
+    settings = StepProfiler(tmp_path, budget=budget, retain_bytes=None)._settings
+    assert settings is not None
+    assert (settings.budget, settings.plan_ahead_steps, settings.coordinates) == (0.02, 7, "dp=3")
+    assert settings.retain_bytes is None
+    # An argument counts before a variable.
+    settings = StepProfiler(tmp_path, coordinates={"dp": 1})._settings
+    assert settings is not None
+    assert settings.coordinates == "dp=1"
+
+
+@pytest.mark.usefixtures("require_torch")
+def test_metrics_go_to_the_exporters_folder_where_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankscope.profiler.step import StepProfiler
+
+    monkeypatch.setattr(settings_module, "SPOOL_DIR", tmp_path / "spool")
+    assert default_spool_dir() is None
+    (tmp_path / "spool").mkdir()
+    chosen = [StepProfiler(tmp_path / "run", spool_dir=told)._settings for told in (None, tmp_path / "mine")]
+    assert [one and one.spool_dir for one in chosen] == [str(tmp_path / "spool"), str(tmp_path / "mine")]
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert default_spool_dir() is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+@pytest.mark.parametrize(("error", "end"), [(KeyboardInterrupt, "exit"), (SystemExit, "exit"), (ValueError, "crash")])
+def test_a_script_that_was_interrupted_has_not_crashed(tmp_path: Path, error: type[BaseException], end: str) -> None:
+    import subprocess
+    import sys
+
+    script = (
+        "import sys; from rankscope.profiler.step import StepProfiler\n"
+        "with StepProfiler(sys.argv[1], window_steps=0, exporter_url=None) as prof:\n"
+        f"    prof.step(); prof.step(); raise {error.__name__}"
+    )
+    # The helper shares the captured streams: it is done when they are closed.
+    subprocess.run([sys.executable, "-c", script, tmp_path / "run"], capture_output=True, check=False, timeout=60)
+    info = RunReader(tmp_path / "run").rank(0, 0)
+    assert info is not None
+    assert info.end_reason == end

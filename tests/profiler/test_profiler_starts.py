@@ -1,0 +1,162 @@
+"""All ranks of one start of an elastic job are in one attempt, whatever their agents have counted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankscope.profiler.handover import Hello
+from rankscope.profiler.launch import SITE_FOLDER
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.starts import process_start_unix_ns, start_key
+from rankscope.profiler.store import RunStore
+from rankscope.runs.paths import attempt_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
+
+JOB = Path(__file__).parent / "jobs" / "restarted.py"
+SECOND = 10**9
+NOBODY = 2**22 + 1
+"""No process has this number."""
+
+
+def joined(  # what may differ between two processes
+    run: Path,
+    rank: int,
+    begun_s: int,
+    *,
+    key: str | None = "job",
+    host: str = "h",
+    pid: int = NOBODY,
+    attempt: int = 0,
+    world_size: int = 2,
+) -> RunStore:
+    """The store of a rank whose process began then, and had its first step 5 s later."""
+    first = (begun_s + 5) * SECOND
+    store = RunStore(
+        Hello(
+            settings=RecorderSettings(run_dir=str(run), run_id="r", name="r", start_unix_ns=1, exporter_url=None),
+            run=RunInfo(run_id="r", name="r", start_unix_ns=1),
+            attempt=AttemptInfo(attempt=attempt, start_unix_ns=first, world_size=world_size, start_key=key),
+            rank=RankInfo(rank=rank, world_size=world_size, host=host, pid=pid, attempt=attempt, start_unix_ns=first),
+            process_unix_ns=begun_s * SECOND,
+        )
+    )
+    assert store.flush()
+    return store
+
+
+def test_ranks_of_one_start_meet_and_those_of_the_next_in_the_next_attempt(tmp_path: Path) -> None:
+    for start in range(3):
+        stores = [joined(tmp_path, rank, 1000 + 20 * start, host=f"h{rank}") for rank in (start % 2, 1 - start % 2)]
+        assert [store.attempt for store in stores] == [start, start]
+    info = RunReader(tmp_path).rank(2, 1)
+    assert info is not None
+    assert info.attempt == 2
+    about = RunReader(tmp_path).attempt(2)
+    assert about is not None
+    assert about.attempt == 2
+
+
+@pytest.mark.parametrize("host", ["h", "another"])
+def test_who_had_no_place_in_the_start_before_does_not_take_it_now(tmp_path: Path, host: str) -> None:
+    # Given a start in which rank 1 never came to its first step, and rank 0 ended
+    before = joined(tmp_path, 0, 1000)
+    ended = msgspec.structs.replace(before._hello.rank, end_unix_ns=1006 * SECOND)
+    assert before.write_rank(ended)
+    # Then it is with rank 0 in the next, whoever comes first
+    assert joined(tmp_path, 1, 1008, host=host).attempt == 1
+    assert joined(tmp_path, 0, 1008).attempt == 1
+
+
+def test_where_a_host_was_lost_the_time_between_the_starts_tells(tmp_path: Path) -> None:
+    joined(tmp_path, 0, 1000)
+    assert joined(tmp_path, 1, 1100, host="another").attempt == 1
+
+
+def test_clocks_that_differ_do_not_part_the_ranks_of_one_start(tmp_path: Path) -> None:
+    stores = [joined(tmp_path, rank, 1000 + skew, host=f"h{rank}") for rank, skew in enumerate((0, 12, -12))]
+    assert {store.attempt for store in stores} == {0}
+
+
+def test_another_job_and_another_world_size_are_attempts_of_their_own(tmp_path: Path) -> None:
+    stores = [joined(tmp_path, rank, 1000, key=key) for key in ("one", "two") for rank in (0, 1)]
+    assert [store.attempt for store in stores] == [0, 0, 1, 1]
+    assert joined(tmp_path, 0, 1000, key="one", world_size=3).attempt == 2
+
+
+def test_a_process_beside_a_rank_that_lives_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now = time.time_ns() // SECOND
+    assert joined(tmp_path, 0, now, pid=os.getpid()).begun
+    assert joined(tmp_path, 0, now - 1).refused
+    assert "has this rank already" in capsys.readouterr().err
+    assert not attempt_dir(tmp_path, 1).exists()
+
+
+def test_without_an_agent_the_number_holds(tmp_path: Path) -> None:
+    assert joined(tmp_path, 0, 1000, key=None, attempt=3).attempt == 3
+    assert joined(tmp_path, 0, 1100, key=None, attempt=3).refused
+
+
+def test_the_agents_count_matters_only_where_there_is_no_agent_to_be_known() -> None:
+    settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1, attempt=3)
+    assert settings.elastic_attempt({"TORCHELASTIC_RESTART_COUNT": "2"}) == 5
+    assert settings.elastic_attempt({"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "x"}) == 3
+    assert start_key({"MASTER_PORT": "1"}) is None
+    keys = {start_key({"TORCHELASTIC_RUN_ID": job, "MASTER_PORT": port}) for job in "ab" for port in "12"}
+    assert len(keys) == 4
+
+
+def test_when_a_process_began_is_known_while_it_lives() -> None:
+    before = time.time_ns()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        began = process_start_unix_ns(child.pid)
+        assert began is not None
+        # Ticks of a hundredth of a second
+        assert before - SECOND // 50 <= began <= time.time_ns()
+        child.kill()
+    assert process_start_unix_ns(child.pid) is None
+    mine = process_start_unix_ns()
+    assert mine is not None
+    assert mine < before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_two_agents_of_which_one_counts_a_restart_record_into_the_same_attempts(
+    tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    # Given two agents, and a worker of the first that fails
+    run, port = tmp_path / "run", free_port()
+    settings = RecorderSettings(
+        run_dir=str(run), run_id="r", name="r", start_unix_ns=time.time_ns(), window_steps=0, exporter_url=None
+    )
+    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER), "OMP_NUM_THREADS": "1"}
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=1"]
+    agent += ["--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint=127.0.0.1:{port}", "--monitor-interval=0.1"]
+    agents = [
+        subprocess.Popen([*agent, str(JOB), str(tmp_path), name], env=environment, stderr=subprocess.PIPE, text=True)
+        for name in "AB"
+    ]
+    said = [one.communicate(timeout=120)[1] for one in agents]
+    assert [one.returncode for one in agents] == [0, 0], said
+    # Then they have counted differently
+    counts = [int((tmp_path / f"{name}-1").read_text().split()[1]) for name in "AB"]
+    assert counts == [1, 0]
+    # And each start is an attempt of both
+    deadline = time.monotonic() + 30
+    reader = RunReader(run)
+    while any(info is None or info.end_reason is None for info in [reader.rank(1, 0), reader.rank(1, 1)]):
+        assert time.monotonic() < deadline, (said, reader.attempts(), [reader.ranks(one) for one in reader.attempts()])
+        time.sleep(0.1)
+    assert reader.attempts() == [0, 1]
+    assert [reader.ranks(attempt) for attempt in (0, 1)] == [[0, 1], [0, 1]]
+    assert all(list(reader.steps(attempt, rank)) for attempt in (0, 1) for rank in (0, 1))
+    assert not [line for text in said for line in text.splitlines() if "rankscope" in line]

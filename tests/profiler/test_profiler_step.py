@@ -1,0 +1,119 @@
+"""Recording from inside the script: who records, what a loader is through it, how it ends."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from rankscope.profiler import attach, flight_dump  # noqa: E402  # torch may be missing
+from rankscope.profiler.crashes import end_of  # noqa: E402
+from rankscope.profiler.recorder import Recorder  # noqa: E402
+from rankscope.profiler.ring import End  # noqa: E402
+from rankscope.profiler.settings import RecorderSettings  # noqa: E402
+from rankscope.profiler.step import StepProfiler  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that nobody has attached to, and whose torch stays as it is."""
+    monkeypatch.setattr(attach, "_recorder", None)
+    monkeypatch.setattr(attach, "_launched", None)
+    monkeypatch.setattr(attach, "_patched", True)
+    monkeypatch.setattr(flight_dump, "prepare", lambda _: None)
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
+
+
+def test_one_left_without_a_step_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    with StepProfiler(tmp_path / "a") as first, StepProfiler(tmp_path / "b") as inner:
+        assert inner._recorder is None, "another recording goes on"
+    left = first._recorder
+    assert left is not None
+    assert (left.off, left.listening) == (True, 0)
+    with StepProfiler(tmp_path / "c") as second:
+        assert second._recorder is not None
+        assert second._recorder is not left
+        assert second._recorder.settings.run_dir == str(tmp_path / "c")
+
+
+def test_the_launchers_recorder_is_the_first_ones_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = RecorderSettings(run_dir=str(tmp_path / "launched"), run_id="r", name="r", start_unix_ns=1)
+    with monkeypatch.context() as patch:
+        for name, value in launched.environment().items():
+            patch.setenv(name, value)
+        attach.install()
+    with StepProfiler(tmp_path / "a") as first, StepProfiler(tmp_path / "b") as inner:
+        assert first._recorder is attach.current()
+        assert first._recorder is not None
+        assert first._recorder.settings.run_dir == launched.run_dir
+        assert inner._recorder is None
+    with StepProfiler(tmp_path / "c") as second:
+        assert second._recorder is not None
+        assert second._recorder.settings.run_dir == str(tmp_path / "c")
+
+
+class Batch(list[Any]):
+    """Can be referred to weakly."""
+
+
+class Loader:
+    """Like a data loader: every epoch anew, with a length."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (Batch([torch.ones(4)]) for _ in range(3))
+
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_loader_stays_one(tmp_path: Path, recorded: bool) -> None:
+    profiler = StepProfiler(tmp_path / "run")
+    if recorded:
+        profiler.__enter__()
+    batches = profiler.data(Loader())
+    assert [len(list(batches)) for _ in range(2)] == [3, 3], "it has as many epochs as are asked for"
+    assert len(batches) == 3  # type: ignore[arg-type]
+    assert not hasattr(profiler.data(iter(())), "__len__")
+    iterator = iter(batches)
+    batch = next(iterator)
+    seen = weakref.ref(batch)
+    del batch
+    assert seen() is None, "nobody else keeps the batch"
+    with pytest.raises(ZeroDivisionError):
+        next(iter(profiler.data(1 // zero for zero in (0,))))
+    profiler.__exit__(None, None, None)
+    assert next(iterator), "also after the end"
+
+
+def test_batches_are_the_data_phase_and_what_they_hold_the_work() -> None:
+    recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1), explicit=True)
+    profiler = StepProfiler("/r")
+    profiler._recorder = recorder
+    for _ in profiler.data(Loader()):
+        pass
+    assert recorder._events is not None
+    recorder._events.understand()
+    assert recorder._events.measures.work == (12, 12)
+    recorder.close(End.EXIT)
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (None, End.EXIT),
+        (SystemExit(), End.EXIT),
+        (SystemExit(0), End.EXIT),
+        (SystemExit(3), End.CRASH),
+        (SystemExit("no data"), End.CRASH),
+        (KeyboardInterrupt(), End.EXIT),
+        (ValueError(), End.CRASH),
+    ],
+)
+def test_what_ends_a_script_is_a_crash_or_not(error: BaseException | None, end: End) -> None:
+    assert end_of(error) is end
