@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.profiler.entries import DeviceEntry, Memory, StepEntry, pack, to_record, unpack_device, unpack_step
+from rankscope.profiler.events import BATCH, BATCH_WITHOUT_GRADIENTS, LEAVE, MODEL_EVALUATES, MODEL_TRAINS, WAITED, StepEvents
 from rankscope.profiler.joining import MAX_HELD, MAX_SECONDS, Joining
-from rankscope.profiler.phases import UNSEEN
+from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, OPTIMIZER, UNSEEN, PhaseClock
+from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, pack_raw, unpack_raw
 from rankscope.profiler.ring import SLOT_BYTES
 from rankscope.profiler.sections import MAX_NAME_BYTES, MAX_SECTIONS, Sections, short
+from rankscope.profiler.work import StepWork
 from rankscope.runs.records import PHASES, PhaseTimes
 
 LARGEST = 2**63 - 1
@@ -178,3 +181,67 @@ def test_steps_wait_for_their_device_times_neither_for_ever_nor_in_any_number() 
     joining.step(pack(step_entry(100, awaits_device=True)))
     rest = joining.rest()
     assert [(row.step, row.device_us) for row in rest] == [(100, None)]
+
+
+KINDS: dict[int, st.SearchStrategy[Any]] = {
+    **{kind: st.none() for kind in (DATA, BACKWARD, OPTIMIZER, BETWEEN, LEAVE)},
+    BATCH: st.none() | st.tuples(st.none() | st.integers(0, 100), st.none() | st.integers(0, 1000)),
+    WAITED: st.tuples(st.integers(0, 50), st.none(), st.none()),
+    BATCH_WITHOUT_GRADIENTS: st.none(),
+    MODEL_EVALUATES: st.booleans(),
+    MODEL_TRAINS: st.booleans(),
+}
+events = st.lists(
+    st.tuples(st.sampled_from(list(KINDS)), st.integers(0, 1000)).flatmap(
+        lambda e: st.tuples(st.just(e[0]), st.just(e[1]), KINDS[e[0]])
+    )
+)
+
+
+@given(events, st.sampled_from([NOT_KNOWN, NOT_AT_ALL, AS_NOTED]))
+def test_the_helper_understands_a_step_as_its_rank_would(story: list[tuple[int, int, Any]], waiting: int) -> None:
+    # Given events as a rank notes them, and what it makes of them itself
+    started = at = 5_000_000_000
+    here = StepEvents(PhaseClock(started), StepWork())
+    for kind, later, more in story:
+        at += later
+        here.noted += (kind, at, more)
+    before, after = (1.0, 0.5, 10, 3, b"7 100 9\n"), (1.25, 0.75, 12, 3, b"8 160 12\n")
+    fields = (7, 1, started, at + 10, False, waiting, before, after, 5, None, None, None, ["own"], here.noted)
+    # When the helper is handed them
+    entry = unpack_raw(pack_raw(fields))
+    here.finish(at + 10)
+    # Then it comes to the same, and the phases are the whole step
+    assert entry.phases_ns == here.clock.times
+    assert sum(max(time, 0) for time in entry.phases_ns) == entry.wall_ns == at + 10 - started
+    assert entry.blocked_ns == {NOT_KNOWN: None, NOT_AT_ALL: [0] * len(PHASES), AS_NOTED: here.clock.blocked}[waiting]
+    assert entry.tags == ["own", *here.measures.tags]
+    assert (entry.samples, entry.input_elements) == here.measures.work
+    assert (entry.cpu_ns, entry.run_queue_ns, entry.voluntary_switches, entry.involuntary_switches) == (500_000_000, 60, 2, 0)
+
+
+def test_what_the_script_says_of_its_work_counts_and_an_unknown_delay_stays_unknown() -> None:
+    reading = (1.0, 0.5, 10, 3, None)
+    entry = unpack_raw(
+        pack_raw(
+            (
+                7,
+                1,
+                0,
+                10,
+                True,
+                NOT_KNOWN,
+                reading,
+                reading,
+                0,
+                (3, 4, 5.0),
+                None,
+                {"loss": 6},
+                [],
+                [DATA, 0, None, BATCH, 4, (8, 16)],
+            )
+        )
+    )
+    assert (entry.samples, entry.tokens, entry.flops, entry.input_elements) == (3, 4, 5.0, 16)
+    assert entry.run_queue_ns is None
+    assert (entry.profiled, entry.sections_ns) == (True, {"loss": 6})

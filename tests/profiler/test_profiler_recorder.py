@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import msgspec
 import pytest
 
 from rankscope.runs.reader import RunReader
+from rankscope.runs.records import PHASES
 
 pytestmark = pytest.mark.usefixtures("require_torch")
 
 
 def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     from rankscope.profiler import guard
+    from rankscope.profiler import recorder as recorder_module
     from rankscope.profiler.ddp import Tail
     from rankscope.profiler.phases import BACKWARD
     from rankscope.profiler.recorder import Recorder
@@ -26,17 +29,22 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
 
     class Gradients:
         present, on_host, closed = True, True, False
-        tail = Tail(None)
+        tail = Tail()
 
-        def watch(self, roots: object) -> Tail:
+        def watch(self, roots: object, *, inside: bool = False) -> Tail:
             assert roots == "the loss"
+            assert inside
             return self.tail
+
+        def leave(self, tail: Tail) -> None:
+            assert tail is self.tail
 
         def close(self) -> None:
             self.closed = True
 
     at = 0
     monkeypatch.setattr(guard, "now", lambda: at)
+    monkeypatch.setattr(recorder_module, "now", lambda: at)
     recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
     gradients = Gradients()
     recorder.gradients = gradients  # type: ignore[assignment]
@@ -215,3 +223,35 @@ def test_a_killed_helper_is_said_once_and_the_run_says_where_the_records_stop(tm
     assert taken == int(ended.stdout) + (ends != "at once")
     # And no metrics of a rank that said goodbye
     assert len(list((tmp_path / "spool").iterdir())) == (ends == "by a signal")
+
+
+MANY_BATCHES = """
+import sys
+import torch
+from rankscope.profiler.step import StepProfiler
+with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as prof:
+    for batches in (1, 300, 2000, 1):
+        for _ in prof.data([torch.ones(2, 3)] * batches):
+            prof.tag("eval" if batches == 300 else "other")
+        prof.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_step_with_more_events_than_a_slot_holds_is_recorded_all_the_same(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", MANY_BATCHES, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    deadline = time.monotonic() + 60
+    while True:
+        run = RunReader(tmp_path)
+        info = run.rank(0, 0)
+        if info is not None and info.end_reason is not None:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    steps = list(run.steps(0, 0))
+    assert [(step.samples, step.input_elements) for step in steps] == [(2 * n, 6 * n) for n in (1, 300, 2000, 1)]
+    assert [step.tags for step in steps] == [["other"], ["eval"], ["other"], ["other"]]
+    for step in steps:
+        assert step.phases_us.data
+        assert sum(step.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(step.wall_us)

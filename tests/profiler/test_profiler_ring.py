@@ -72,7 +72,7 @@ def test_a_head_that_is_ahead_of_its_slots_skips_nothing(tmp_path: Path) -> None
     # Given a head that says more than there is, as one seen half written would
     writer = RingWriter(tmp_path / "ring", slots=4, slot_bytes=SLOT)
     writer.put(1, b"first")
-    writer._words[HEAD] = 4
+    writer.words[HEAD] = 4
     with RingReader(tmp_path / "ring") as reader:
         # Then what is not there yet is not an entry
         assert reader.read() == [(1, b"first")]
@@ -108,10 +108,10 @@ def test_an_announcement_in_the_middle_of_a_change_is_not_believed(tmp_path: Pat
     with RingReader(tmp_path / "ring") as reader:
         reader.announce(Announcement(7, 100, 3))
         # When one of its words is still an old one
-        whole, writer._words[word] = writer._words[word], 0
+        whole, writer.words[word] = writer.words[word], 0
         assert writer.news() is None
         # Then it is heard when it is whole, at a later step
-        writer._words[word] = whole
+        writer.words[word] = whole
         assert writer.news() == Announcement(7, 100, 3)
     writer.close()
 

@@ -147,19 +147,20 @@ def _data(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _backward(original: Callable[..., None]) -> Callable[..., None]:
     def backward(*args: Any, **kwargs: Any) -> None:
-        recorder = _listening()
-        if recorder is None:
+        recorder = None if is_compiling() else _recorder
+        if recorder is None or recorder.off:
             return original(*args, **kwargs)
-        outermost = recorder.enter_backward()
+        roots = args[0] if args else kwargs.get("tensors")
+        passed = recorder.enter_backward(roots)
         # Also in a pass inside another: with reentrant checkpoints it may be the one that waits.
-        tail = recorder.enter_pass(args[0] if args else kwargs.get("tensors")) if recorder.gradients.present else None
+        tail = recorder.enter_pass(roots) if not passed and recorder.gradients.present else None
         try:
             return original(*args, **kwargs)
         finally:
-            if tail is not None:
+            if passed:
+                recorder.leave_backward(passed)
+            elif tail is not None:
                 recorder.leave_pass(tail)
-            if outermost:
-                recorder.leave_backward()
 
     return backward
 

@@ -15,14 +15,15 @@ import weakref
 class StepBoundary:
     """Feed it the events of one thread; it answers whether the step is over."""
 
-    __slots__ = ("_backward_seen", "_backward_since_close", "_backward_since_step", "_known", "_last", "_newest", "_stepped")
+    __slots__ = ("_backward_seen", "_backward_since_close", "_backward_since_step", "_known", "_last", "_newest", "stepped")
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[object]] = {}
         self._last: int | None = None
         self._newest: int | None = None
         """The optimizer that has stepped most recently."""
-        self._stepped: set[int] = set()
+        self.stepped: set[int] = set()
+        """Those that have, in the step that goes on; while there is none ``before_optimizer`` answers no."""
         self._backward_seen = False
         self._backward_since_close = False
         self._backward_since_step = False
@@ -38,7 +39,7 @@ class StepBoundary:
 
     def before_optimizer(self, optimizer: object) -> bool:
         """``optimizer`` is about to step. True: the step was over before it."""
-        if id(optimizer) in self._stepped and self._backward_since_step:
+        if id(optimizer) in self.stepped and self._backward_since_step:
             self._close()
             return True
         return False
@@ -60,14 +61,14 @@ class StepBoundary:
             if not first:
                 # Another optimizer in the first cycle: the step that just closed was its step too.
                 return False
-        self._stepped.add(key)
+        self.stepped.add(key)
         if key == self._last and (self._backward_since_close or len(self._known) == 1):
             self._close()
             return True
         return False
 
     def _close(self) -> None:
-        self._stepped.clear()
+        self.stepped.clear()
         self._backward_since_close = False
 
     def _forget_dead(self) -> None:

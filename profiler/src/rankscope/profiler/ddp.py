@@ -32,45 +32,24 @@ class Tail:
     ``mark`` marks the place on the time line of the device; ``ready_mark`` is that of the same moment.
     """
 
-    __slots__ = ("_mark", "_queued", "ready_mark", "ready_ns")
+    __slots__ = ("_mark", "outer", "queued", "ready_mark", "ready_ns")
 
-    def __init__(self, roots: object, mark: Callable[[], object] | None = None) -> None:
+    def __init__(self, mark: Callable[[], object] | None = None, outer: Tail | None = None) -> None:
         self.ready_ns: int | None = None
         self.ready_mark: object = None
+        self.queued = False
+        """Whether nothing is to be queued any more."""
+        self.outer = outer
+        """Of the pass that this one is inside of."""
         self._mark = mark
-        self._queued = False
-        if isinstance(roots, Tensor):
-            self._follow(roots.grad_fn)
-        else:
-            # A gradient edge has a node, and is a tuple itself.
-            for root in roots if isinstance(roots, (list, tuple)) and not hasattr(roots, "node") else (roots,):
-                self._follow(root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None))
 
-    def _follow(self, node: Any) -> None:
-        # Compiled autograd would trace the hook, anew at every pass. The hook goes with the graph, which is cheaper than taking
-        # it off; in a graph that is kept for another pass it has nothing left to do.
-        if node is not None and not _compiled_autograd():
-            node.register_prehook(self._begins)
-
-    def _begins(self, *_gradients: object) -> None:
-        # Inside the engine: an exception would be training's.
-        try:
-            if not self._queued:
-                self._queued = True
-                _engine.queue_callback(self._exhausted)
-        except Exception:  # noqa: BLE001, S110  # ``ready_ns`` says that it was not seen
-            pass
-
-    def _exhausted(self) -> None:
+    def exhausted(self) -> None:
+        """Called by the engine."""
         self.ready_ns = now()
         if self._mark is not None:
-            # In the engine here, too.
+            # An exception would be training's.
             with suppress(Exception):
                 self.ready_mark = self._mark()
-
-    def close(self) -> None:
-        """The pass has returned, or raised."""
-        self._queued = True
 
 
 class LastGradient:
@@ -78,33 +57,73 @@ class LastGradient:
 
     def __init__(self) -> None:
         self._models: list[weakref.ref[DistributedDataParallel]] = []
+        self.present = False
+        """Whether there is any DDP model."""
         self.on_host = True
         """False when some parameters live on a device: the host's waiting says nothing then."""
         self.mark: Callable[[], object] | None = None
         """Marks a place on the device's time line, where there is one."""
-
-    @property
-    def present(self) -> bool:
-        """Whether there is any DDP model."""
-        return bool(self._models)
+        self._current: Tail | None = None
+        # Registering a hook the public way runs a good deal of Python, at every pass; the dictionary of hooks of a tensor is
+        # registered in one call, and may be the same for all nodes.
+        self._carrier = Tensor()
+        self._carrier._backward_hooks = {0: self._begins}  # noqa: SLF001  # as ``Tensor.register_hook`` does
 
     def adopt(self, model: DistributedDataParallel) -> None:
         """Watch a model that was just wrapped."""
         self.on_host &= not any(parameter.device.type != "cpu" for parameter in model.module.parameters())
         self._models.append(weakref.ref(model))
+        self.present = True
 
-    def watch(self, roots: object) -> Tail | None:
-        """A backward pass over ``roots`` begins; ``None`` when it does not end with an all-reduce (as under ``no_sync``)."""
+    def watch(self, roots: object, *, inside: bool = False) -> Tail | None:
+        """A backward pass over ``roots`` begins, maybe ``inside`` another.
+
+        ``None`` when it does not end with an all-reduce (as under ``no_sync``).
+        """
         for reference in self._models:
             model = reference()
             if model is not None and getattr(model, "require_backward_grad_sync", True):
-                return Tail(roots, self.mark)
-        self._models = [reference for reference in self._models if reference() is not None]
-        return None
+                break
+        else:
+            self._models = [reference for reference in self._models if reference() is not None]
+            self.present = bool(self._models)
+            return None
+        tail = self._current = Tail(self.mark, self._current if inside else None)
+        if isinstance(roots, Tensor):
+            self._follow(roots.grad_fn)
+        else:
+            # A gradient edge has a node, and is a tuple itself.
+            for root in roots if isinstance(roots, (list, tuple)) and not hasattr(roots, "node") else (roots,):
+                self._follow(root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None))
+        return tail
+
+    def leave(self, tail: Tail) -> None:
+        """The pass has returned, or raised."""
+        tail.queued = True
+        self._current = tail.outer
+
+    def _follow(self, node: Any) -> None:
+        # Compiled autograd would trace the hook, anew at every pass. The hook goes with the graph, which is cheaper than taking
+        # it off; in a graph that is kept for another pass one of them finds nothing left to do.
+        if node is not None and not _compiled_autograd():
+            node._register_hook_dict(self._carrier)  # noqa: SLF001  # as ``Tensor.register_hook`` does
+
+    def _begins(self, *_gradients: object) -> None:
+        # Inside the engine: an exception would be training's.
+        try:
+            tail = self._current
+            if tail is not None and not tail.queued:
+                tail.queued = True
+                _engine.queue_callback(tail.exhausted)
+        except Exception:  # noqa: BLE001, S110  # ``ready_ns`` says that it was not seen
+            pass
 
     def close(self) -> None:
         """Forget the models: nobody will ask again."""
         self._models = []
+        self._current = None
+        self._carrier._backward_hooks = None  # noqa: SLF001  # it leads back here
+        self.present = False
         self.mark = None
 
 

@@ -8,8 +8,8 @@ were loaded in between or gradients were off.
 
 from __future__ import annotations
 
-from rankscope.profiler.measures import StepMeasures
 from rankscope.profiler.phases import Moment, PhaseClock
+from rankscope.profiler.work import StepWork
 
 
 class Evaluation:
@@ -24,12 +24,12 @@ class Evaluation:
         self._began = self._ended = 0
         self._sure = self._likely = False
 
-    def model_evaluates(self, clock: PhaseClock, measures: StepMeasures, now: int, *, gradients: bool) -> None:
+    def model_evaluates(self, clock: PhaseClock, measures: StepWork, now: int, *, gradients: bool) -> None:
         """``model.eval()``."""
         self._suspect(clock, measures, now)
         self._sure |= not gradients
 
-    def batch_without_gradients(self, clock: PhaseClock, measures: StepMeasures, now: int) -> None:
+    def batch_without_gradients(self, clock: PhaseClock, measures: StepWork, now: int) -> None:
         """A batch is asked for, or there, and gradients are off."""
         self._suspect(clock, measures, now)
         self._sure = True
@@ -40,19 +40,19 @@ class Evaluation:
         self._likely = True
         self._ended = now
 
-    def model_trains(self, clock: PhaseClock, measures: StepMeasures, now: int, *, gradients: bool) -> None:
+    def model_trains(self, clock: PhaseClock, measures: StepWork, now: int, *, gradients: bool) -> None:
         """``model.train()``: if that was an evaluation, it is over."""
         if self._sure or self._likely or not gradients:
             self._take_back(clock, measures, now)
         self.forget()
 
-    def batch_to_train_on(self, clock: PhaseClock, measures: StepMeasures) -> None:
+    def batch_to_train_on(self, clock: PhaseClock, measures: StepWork) -> None:
         """A batch is asked for that training will have: an evaluation ended with its own last batch."""
         if self._sure or self._likely:
             self._take_back(clock, measures, self._ended)
         self.forget()
 
-    def training(self, clock: PhaseClock, measures: StepMeasures, *, proof: bool) -> None:
+    def training(self, clock: PhaseClock, measures: StepWork, *, proof: bool) -> None:
         """A batch is asked for with gradients on, or (``proof``) a backward pass or an optimizer steps.
 
         What was only likely an evaluation was training.
@@ -67,12 +67,12 @@ class Evaluation:
         self.suspected = None
         self._sure = self._likely = False
 
-    def _suspect(self, clock: PhaseClock, measures: StepMeasures, now: int) -> None:
+    def _suspect(self, clock: PhaseClock, measures: StepWork, now: int) -> None:
         if self.suspected is None:
             self.suspected, self._work = clock.remember(), measures.work
             self._began = self._ended = now
 
-    def _take_back(self, clock: PhaseClock, measures: StepMeasures, ended: int) -> None:
+    def _take_back(self, clock: PhaseClock, measures: StepWork, ended: int) -> None:
         assert self.suspected is not None
         clock.interrupt(self.suspected, self._began, ended)
         measures.work = self._work

@@ -1,18 +1,22 @@
-"""What happened in a step, noted when it happens and understood when the step ends.
+"""What happened in a step, noted when it happens and understood later.
 
-Between two events training runs through all the caches of the processor, so every line of code that runs at an event is slow
-there; in one go, at the end of the step, the same work costs a third. An event is three entries of one flat list: its kind, when
-it was (nanoseconds of ``clock.now``), and what goes with it.
+Between two events training runs through all the caches of the processor, so every line of code and every object that the recorder
+touches in a step is slow there. So the training thread only notes; the helper process understands. Steps that also have a time
+line on a device, and those with more events than a slot of the ring holds, are understood on the training thread. An event is
+three entries of one flat list: its kind, when it was (nanoseconds of ``clock.now``), and what goes with it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from rankscope.profiler.device import DeviceLine, Mark
 from rankscope.profiler.evaluation import Evaluation
-from rankscope.profiler.measures import StepMeasures
 from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, OPTIMIZER, PhaseClock
+from rankscope.profiler.work import StepWork
+
+if TYPE_CHECKING:
+    # Not in the helper: it loads torch.
+    from rankscope.profiler.device import DeviceLine, Mark
 
 # An event of the kind of a phase is its beginning.
 LEAVE: Final = 10
@@ -37,17 +41,23 @@ MAX_NOTED: Final = 3 * 512
 
 _TRAINING: Final = (DATA, BACKWARD, OPTIMIZER)
 
-Waited = tuple[int, Mark, Mark]
+
+_W = TypeVar("_W", bound=StepWork)
 
 
-class StepEvents:
+class StepEvents(Generic[_W]):
     """The events of the current step, and what they meant to ``clock`` and ``measures`` so far."""
 
-    __slots__ = ("_evaluation", "_marks", "clock", "line", "measures", "noted")
+    __slots__ = ("_evaluation", "_marks", "_stale", "clock", "line", "measures", "noted", "start", "understood")
 
-    def __init__(self, clock: PhaseClock, measures: StepMeasures) -> None:
+    def __init__(self, clock: PhaseClock, measures: _W) -> None:
         self.clock = clock
         self.measures = measures
+        self.start = clock.start
+        """When the step began."""
+        self.understood = False
+        """Whether ``noted`` does not hold all of the step's events any more."""
+        self._stale = False
         self.line: DeviceLine | None = None
         self.noted: list[Any] = []
         """Whoever cannot afford ``note`` adds three entries itself, where there is no ``line``."""
@@ -65,6 +75,11 @@ class StepEvents:
 
     def understand(self) -> None:
         """Work off what was noted."""
+        self.understood = True
+        if self._stale:
+            self._stale = False
+            self._evaluation.forget()
+            self.clock.begin(self.start)
         noted, marks = iter(self.noted), iter(self._marks)
         clock, measures, evaluation, line = self.clock, self.measures, self._evaluation, self.line
         for kind, at, more in zip(noted, noted, noted, strict=True):
@@ -120,18 +135,12 @@ class StepEvents:
     def begin(self, now: int) -> None:
         """The next step begins, where the one before ended."""
         # Between them there may have been a signal handler with events of its own.
-        if self.noted:
-            self.noted.clear()
+        self.noted.clear()
+        if self._marks:
             self._marks.clear()
-        self._evaluation.forget()
-        self.clock.begin(now)
-
-    def restart(self, now: int) -> None:
-        """The next step begins only now: what was in between was the recorder's own."""
-        self.begin(now)
-        self.measures.restart()
-        if self.line is not None:
-            self.line.begin()
+        self.start = now
+        self._stale = True
+        self.understood = False
 
     def finish(self, ended: int) -> int:
         """The step ends now; returns its wall time in nanoseconds."""

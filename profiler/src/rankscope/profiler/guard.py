@@ -14,7 +14,8 @@ _R = TypeVar("_R")
 
 UNSEEN_NS: Final = 600
 """What a guarded call costs beyond what it can see of itself: being called, by a wrapper that is called instead of torch's own
-function. Measured with and without the wrappers on the loop of a tiny model; it is booked with every call."""
+function. An estimate, not a measurement: it depends on how cold the caches are, and in the middle of training is more than in
+any loop that could measure it here. Booked with every call."""
 
 
 class Guarded(Protocol):

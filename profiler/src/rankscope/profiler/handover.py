@@ -26,6 +26,8 @@ class EntryKind(IntEnum):
     """A window that could not be recorded; the payload is the reason."""
     DEVICE = 4
     """A packed ``DeviceEntry``."""
+    RAW_STEP = 5
+    """A packed ``RawStep``: a step that the helper has to understand."""
 
 
 class Window(msgspec.Struct, frozen=True):

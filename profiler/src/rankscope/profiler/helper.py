@@ -112,6 +112,8 @@ class Helper:
         for kind, payload in entries:
             if kind == EntryKind.STEP:
                 self._record(self._joining.step(payload))
+            elif kind == EntryKind.RAW_STEP:
+                self._record(self._joining.raw(payload))
             elif kind == EntryKind.DEVICE:
                 self._record(self._joining.device(payload))
             elif kind == EntryKind.WINDOW:

@@ -9,19 +9,16 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import repeat
+from os import pread
 from resource import RUSAGE_THREAD, getrusage
 from typing import Final
+
+from rankscope.profiler.raw import Reading
 
 GC_TAG: Final = "gc"
 _FULL_COLLECTION: Final = 2
 _MAX_STAMPS: Final = 2**16
 """Two for each collection in one step; of a step with more, the last are counted."""
-_RUN_QUEUE: Final = 1
-"""Place of the waiting time in ``schedstat``."""
-
-ThreadUse = tuple[int, int | None, int, int]
-"""Of one thread since it started: CPU time and run-queue delay in nanoseconds, voluntary and involuntary context switches. The
-run-queue delay is ``None`` where the kernel does not keep it. A tuple, because one is made at every step."""
 
 
 class ThreadMeter:
@@ -32,20 +29,19 @@ class ThreadMeter:
             self._schedstat: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._schedstat = None
-        self._switches: tuple[int, int] | None = None
-        self._queued: int | None = None
+        self._switches = -1
+        self._queued: bytes | None = None
 
-    def read(self) -> ThreadUse:
-        """The counters now."""
+    def read(self) -> Reading:
+        """The counters now; what they mean is worked out elsewhere."""
         # Also knows the CPU time, to the microsecond; asking the clock of the thread would be a system call more.
         usage = getrusage(RUSAGE_THREAD)
-        switches = usage.ru_nvcsw, usage.ru_nivcsw
+        voluntary, involuntary = usage[14], usage[15]
         # A thread that was not taken off its processor has not queued for it again.
-        if switches != self._switches and self._schedstat is not None:
-            self._switches = switches
-            fields = os.pread(self._schedstat, 96, 0).split()
-            self._queued = int(fields[_RUN_QUEUE]) if len(fields) > _RUN_QUEUE else None
-        return round((usage.ru_utime + usage.ru_stime) * 1e6) * 1000, self._queued, *switches
+        if voluntary + involuntary != self._switches and self._schedstat is not None:
+            self._switches = voluntary + involuntary
+            self._queued = pread(self._schedstat, 96, 0)
+        return usage[0], usage[1], voluntary, involuntary, self._queued
 
     def close(self) -> None:
         """Give the file handle back."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rankscope.profiler.entries import DeviceEntry, StepEntry, to_record, unpack_device, unpack_step
+from rankscope.profiler.raw import unpack_raw
 from rankscope.runs.records import StepRecord
 
 MAX_HELD: Final = 64
@@ -36,7 +37,13 @@ class Joining:
 
     def step(self, payload: bytes) -> list[StepRecord]:
         """A step has ended. Raises ``msgspec.DecodeError``."""
-        entry = unpack_step(payload)
+        return self._add(unpack_step(payload))
+
+    def raw(self, payload: bytes) -> list[StepRecord]:
+        """A step has ended, of which there are only the events. Raises ``msgspec.DecodeError``."""
+        return self._add(unpack_raw(payload))
+
+    def _add(self, entry: StepEntry) -> list[StepRecord]:
         if not self._held and not entry.awaits_device:
             return [to_record(entry)]
         self._held.append(_Held(entry, self._clock()))

@@ -48,6 +48,14 @@ class Schedule:
             return 0
         return self._length
 
+    def after(self, step: int) -> int | None:
+        """Where the first window after ``step`` starts; ``None``: there is none."""
+        if self.steps <= 0:
+            return None
+        if step < self.first:
+            return self.first
+        return self.first + ((step - self.first) // self.every + 1) * self.every if self.every else None
+
     @property
     def _length(self) -> int:
         return min(self.steps, self.every) if self.every else self.steps

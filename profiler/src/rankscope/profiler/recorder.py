@@ -1,106 +1,44 @@
-"""The recorder of one process: told what training does, it writes one entry per step into the ring.
+"""What training does, told to the recording of its process by the wrappers in ``attach`` and by ``StepProfiler``.
 
 Every public method may be called from training code, so none of them raises: the first fault of the recorder's own switches it
 off for good, with one line on stderr, and training goes on.
+
+What is called in every step is guarded by hand and notes by itself: between two events of training all caches are cold, so every
+function more costs as much as the work it does.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
-from time import sleep
-from typing import Final, cast
+from threading import get_ident
+from typing import cast
 
 from torch import is_grad_enabled
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import get_worker_info
 
-from rankscope.profiler import flight_dump
 from rankscope.profiler.batch import measure
-from rankscope.profiler.boundary import StepBoundary
 from rankscope.profiler.clock import now
-from rankscope.profiler.crashes import note_crashes
-from rankscope.profiler.ddp import LastGradient, Tail
-from rankscope.profiler.device import DeviceClock, DeviceLine, Mark, find_device
-from rankscope.profiler.entries import pack
+from rankscope.profiler.ddp import Tail
 from rankscope.profiler.events import (
     BATCH,
     BATCH_WITHOUT_GRADIENTS,
     LEAVE,
+    MAX_NOTED,
     MODEL_EVALUATES,
     MODEL_TRAINS,
     RAISED,
     TRAINING_BATCH,
     WAITED,
-    StepEvents,
 )
-from rankscope.profiler.guard import guarded
-from rankscope.profiler.handover import EntryKind
-from rankscope.profiler.identity import identify
-from rankscope.profiler.measures import StepMeasures
-from rankscope.profiler.optimizers import OptimizerSteps
-from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, H2D, OPTIMIZER, PhaseClock
-from rankscope.profiler.plan import Schedule
-from rankscope.profiler.ring import End
+from rankscope.profiler.guard import UNSEEN_NS, guarded
+from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, H2D, OPTIMIZER
+from rankscope.profiler.recording import Recording
 from rankscope.profiler.sections import short
-from rankscope.profiler.session import Session
-from rankscope.profiler.settings import RecorderSettings
-from rankscope.profiler.windows import Windows
-from rankscope.runs.records import PHASES
-
-_HELPER_CHECK_NS: Final = 1_000_000_000
-_HELPER_ENDED: Final = "its helper process ended"
-_SETTLE_SECONDS: Final = 0.1
-_PAUSE_NS: Final = 1_000_000
-"""What the recorder needs longer than this for, between two steps, is part of neither."""
 
 
-class Recorder:
-    """One per process; see ``attach`` for who calls it.
-
-    ``explicit``: steps end when ``step`` is called, not where optimizers say. ``device`` finds the device of an optimizer.
-    """
-
-    def __init__(
-        self,
-        settings: RecorderSettings,
-        *,
-        explicit: bool = False,
-        device: Callable[[object], DeviceClock | None] = find_device,
-    ) -> None:
-        self.settings = settings
-        self.explicit = explicit
-        self.off = False
-        self.cost_ns = 0
-        self.thread = self.listening = threading.get_ident()
-        self.gradients = LastGradient()
-        self.session: Session | None = None
-        self.step_number = 0
-        self.may_evaluate = False
-        """Whether there was a sign of evaluation in this step."""
-        self._find_device = device
-        self._boundary = StepBoundary()
-        self._events: StepEvents | None = None
-        self._whole = False
-        self._windows: Windows | None = None
-        self._helper_seen = 0
-        self._optimizers = OptimizerSteps()
-        self._inner_optimizer = False
-        # The iterators that the last batch came from, and that the last batch before a backward pass did.
-        self._loading: weakref.ref[object] | None = None
-        self._trained_on: weakref.ref[object] | None = None
-        self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
-        self._wait_started = 0
-        self._wait_mark: Mark = None
-        self._waited = False
-        self._waits: list[tuple[int, int]] = []
-        self._tail_unknown = False
-        self._forget_crashes: Callable[[], None] | None = None
+class Recorder(Recording):
+    """See ``attach`` for who calls it."""
 
     def claim(self) -> None:
         """Before the first step: an optimizer steps on this thread, so this thread trains (Ray's is not the main one)."""
@@ -116,37 +54,148 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
             self.disable(f"{type(error).__name__}: {error}")
 
-    # What training does, as told by the wrappers in ``attach`` and by ``StepProfiler``.
+    # In every step.
 
-    @guarded(default=False)
-    def enter_data(self, at: int, iterator: object = None) -> bool:
+    def enter_data(self, iterator: object = None) -> bool:
         """A batch is being asked for, from the ``iterator`` of a data loader, or (``None``) one that the script trains on.
 
         False: do not report its arrival.
         """
-        if self._in_data:
+        if get_ident() != self.listening or self._in_data:
             return False
-        if iterator is not None:
-            if not is_grad_enabled():
-                if self._events is not None:
-                    self.may_evaluate = True
-                    self._events.note(BATCH_WITHOUT_GRADIENTS, at)
-                return False
-            if self._loading is None or self._loading() is not iterator:
-                self._loading = weakref.ref(iterator)
-        events = self._events or self._start(at, whole=True)
-        if self.may_evaluate and (iterator is None or (self._trained_on is not None and self._trained_on() is iterator)):
-            events.note(TRAINING_BATCH, at)
-        self._in_data = self._optimizers.data_since = True
-        events.note(DATA, at)
-        return True
+        at = now()
+        self.listening = 0
+        try:
+            if iterator is not None:
+                if not is_grad_enabled():
+                    self._batch_without_gradients(at)
+                    return False
+                if self._loading is None or self._loading() is not iterator:
+                    self._loading = weakref.ref(iterator)
+            events = self._events or self._start(at, whole=True)
+            if self.may_evaluate and (iterator is None or (self._trained_on is not None and self._trained_on() is iterator)):
+                events.note(TRAINING_BATCH, at)
+            self._in_data = self._optimizers.data_since = True
+            noted = self._noted
+            if noted is None or len(noted) > MAX_NOTED:
+                events.note(DATA, at)
+            else:
+                noted += (DATA, at, None)
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            self.disable(f"{type(error).__name__}: {error}")
+            return False
+        else:
+            return True
+        finally:
+            self.listening = self.thread
+            self.cost_ns += now() - at + UNSEEN_NS
 
-    @guarded(default=None)
-    def leave_data(self, at: int, batch: object = None) -> None:
-        """The batch is there, or there is none."""
-        self._in_data = False
+    def _batch_without_gradients(self, at: int) -> None:
         if self._events is not None:
-            self._events.note(BATCH, at, None if batch is None else measure(batch))
+            self.may_evaluate = True
+            self._events.note(BATCH_WITHOUT_GRADIENTS, at)
+
+    def leave_data(self, batch: object = None) -> None:
+        """The batch is there, or there is none."""
+        if get_ident() != self.listening:
+            return
+        at = now()
+        self.listening = 0
+        try:
+            self._in_data = False
+            noted = self._noted
+            if noted is not None:
+                noted += (BATCH, at, None if batch is None else measure(batch))
+            elif self._events is not None:
+                self._events.note(BATCH, at, None if batch is None else measure(batch))
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            self.disable(f"{type(error).__name__}: {error}")
+        finally:
+            self.listening = self.thread
+            self.cost_ns += now() - at + UNSEEN_NS
+
+    def enter_backward(self, roots: object = None) -> bool | Tail:
+        """A backward pass over ``roots`` starts. False: it is part of another, do not report its end.
+
+        What else is answered is to be handed to ``leave_backward``.
+        """
+        if get_ident() != self.listening or self._in_backward:
+            return False
+        at = now()
+        self.listening = 0
+        try:
+            self._in_backward = True
+            self._inner_optimizer = False
+            self._trained_on = self._loading
+            if self._waits:
+                self._waits.clear()
+            noted = self._noted
+            if noted is None or len(noted) > MAX_NOTED:
+                (self._events or self._start(at)).note(BACKWARD, at)
+            else:
+                noted += (BACKWARD, at, None)
+            return (roots is not None and self.gradients.present and self.gradients.watch(roots)) or True
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            self.disable(f"{type(error).__name__}: {error}")
+            return False
+        finally:
+            self.listening = self.thread
+            self.cost_ns += now() - at + UNSEEN_NS
+
+    def leave_backward(self, passed: bool | Tail = True) -> None:  # positional, as above
+        """The backward pass has returned or raised."""
+        if get_ident() != self.listening:
+            return
+        at = now()
+        self.listening = 0
+        try:
+            self._in_backward = False
+            if passed is not True and passed:
+                self._leave_pass(at, passed)
+            noted = self._noted
+            if noted is not None:
+                noted += (LEAVE, at, None)
+            elif self._events is not None:
+                self._events.note(LEAVE, at)
+            self._boundary.backward_done()
+            self._optimizers.backward_since_inner = True
+            if self._inner_optimizer and not self._boundary.knows_optimizers and not self.explicit:
+                self._close_step(at)
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            self.disable(f"{type(error).__name__}: {error}")
+        finally:
+            self.listening = self.thread
+            self.cost_ns += now() - at + UNSEEN_NS
+
+    def before_optimizer(self, optimizer: object) -> None:
+        """``optimizer.step`` begins."""
+        if get_ident() != self.listening:
+            return
+        at = now()
+        self.listening = 0
+        try:
+            self._before_optimizer(at, optimizer)
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            self.disable(f"{type(error).__name__}: {error}")
+        finally:
+            self.listening = self.thread
+            self.cost_ns += now() - at + UNSEEN_NS
+
+    def after_optimizer(self, optimizer: object) -> None:
+        """``optimizer.step`` has returned."""
+        if get_ident() != self.listening:
+            return
+        at = now()
+        self.listening = 0
+        try:
+            self._after_optimizer(at, optimizer)
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            self.disable(f"{type(error).__name__}: {error}")
+        finally:
+            self.listening = self.thread
+            self.cost_ns += now() - at + UNSEEN_NS
+
+    # Now and then.
 
     @guarded(default=False)
     def enter_copy(self, at: int) -> bool:
@@ -167,51 +216,7 @@ class Recorder:
             self._in_copy = False
             self._events.note(LEAVE, at)
 
-    @guarded(default=False)
-    def enter_backward(self, at: int) -> bool:
-        """A backward pass starts. False: it is part of another, do not report its end."""
-        if self._in_backward:
-            return False
-        self._in_backward = True
-        self._inner_optimizer = False
-        self._trained_on = self._loading
-        if self._waits:
-            self._waits.clear()
-        (self._events or self._start(at)).note(BACKWARD, at)
-        return True
-
-    @guarded(default=cast("Tail | None", None))
-    def enter_pass(self, at: int, roots: object) -> Tail | None:
-        """A pass of the autograd engine over ``roots`` starts, maybe inside another; hand the answer to ``leave_pass``."""
-        del at
-        return self.gradients.watch(roots)
-
-    @guarded(default=None)
-    def leave_pass(self, at: int, tail: Tail) -> None:
-        """It has returned or raised; what it did after its graph was exhausted was waiting."""
-        ready = tail.ready_ns
-        tail.close()
-        if ready is None or self._events is None:
-            self._tail_unknown = True
-            return
-        # Waits inside the tail are part of it already.
-        inside = sum(waited for started, waited in self._waits if started >= ready)
-        until = None if self._events.line is None else self._events.line.mark()
-        self._events.note(WAITED, at, (at - ready - inside, tail.ready_mark, until))
-
-    @guarded(default=None)
-    def leave_backward(self, at: int) -> None:
-        """The backward pass has returned or raised."""
-        self._in_backward = False
-        if self._events is not None:
-            self._events.note(LEAVE, at)
-        self._boundary.backward_done()
-        self._optimizers.backward_since_inner = True
-        if self._inner_optimizer and not self._boundary.knows_optimizers and not self.explicit:
-            self._close_step(at)
-
     def _before_optimizer(self, at: int, optimizer: object) -> None:
-        """``optimizer.step`` begins."""
         raised = self._optimizers.going_on
         if self._in_backward and not raised:
             self._inner_optimizer = True
@@ -221,22 +226,47 @@ class Recorder:
         events = self._events or self._start(at)
         if raised:
             events.note(RAISED, at)
-        if not self.explicit and self._boundary.before_optimizer(optimizer):
+        if not self.explicit and self._boundary.stepped and self._boundary.before_optimizer(optimizer):
             self._close_step(at)
-        events.note(OPTIMIZER, at)
+        noted = self._noted
+        if noted is None:
+            events.note(OPTIMIZER, at)
+        else:
+            noted += (OPTIMIZER, at, None)
 
     def _after_optimizer(self, at: int, optimizer: object) -> None:
-        """``optimizer.step`` has returned."""
         if not self._optimizers.ends(optimizer):
             return
-        if self._events is not None:
+        noted = self._noted
+        if noted is not None:
+            noted += (LEAVE, at, None)
+        elif self._events is not None:
             self._events.note(LEAVE, at)
         if self._boundary.after_optimizer(optimizer) and not self.explicit:
             self._close_step(at)
 
-    # Also happens inside what is guarded already, see ``after_scaler``.
-    before_optimizer = guarded(default=None)(_before_optimizer)
-    after_optimizer = guarded(default=None)(_after_optimizer)
+    @guarded(default=cast("Tail | None", None))
+    def enter_pass(self, at: int, roots: object) -> Tail | None:
+        """A pass of the autograd engine over ``roots`` starts inside another; hand the answer to ``leave_pass``."""
+        del at
+        return self.gradients.watch(roots, inside=True)
+
+    @guarded(default=None)
+    def leave_pass(self, at: int, tail: Tail) -> None:
+        """It has returned or raised."""
+        self._leave_pass(at, tail)
+
+    def _leave_pass(self, at: int, tail: Tail) -> None:
+        """What a pass did after its graph was exhausted was waiting."""
+        ready = tail.ready_ns
+        self.gradients.leave(tail)
+        if ready is None or self._events is None:
+            self._tail_unknown = True
+            return
+        # Waits inside the tail are part of it already.
+        inside = sum(waited for started, waited in self._waits if started >= ready) if self._waits else 0
+        until = None if self._events.line is None else self._events.line.mark()
+        self._events.note(WAITED, at, (at - ready - inside, tail.ready_mark, until))
 
     @guarded(default=-1)
     def before_scaler(self, at: int) -> int:
@@ -355,171 +385,3 @@ class Recorder:
             self._optimizers.forget()
         events.measures.told(samples, tokens, flops)
         self._close_step(at)
-
-    # The machinery.
-
-    def _start(self, at: int, *, whole: bool = False) -> StepEvents:
-        """The first sign of training. ``whole``: it is the start of a step."""
-        self._events = StepEvents(PhaseClock(at), StepMeasures())
-        self._whole = whole
-        return self._events
-
-    def _close_step(self, ended: int) -> None:
-        if self.session is None:
-            if get_worker_info() is not None:
-                self._switch_off()
-                return
-            self._open()
-        events, session, windows = self._events, self.session, self._windows
-        assert events is not None
-        assert session is not None
-        assert windows is not None
-        wall, line = events.finish(ended), events.line
-        entry = events.measures.take(
-            ended,
-            step=self.step_number,
-            wall_ns=wall,
-            phases_ns=events.clock.times,
-            blocked_ns=self._blocked(events.clock),
-            profiled=windows.active,
-            awaits_device=line is not None and line.finish(self.step_number, signalled=self._is_signalled()),
-        )
-        # A first step whose beginning nobody saw has a number but no record.
-        if self._whole:
-            taken = session.ring.put(EntryKind.STEP, pack(entry))
-            # The ring takes thousands of steps more, and nobody would write them.
-            if not taken or ended - self._helper_seen >= _HELPER_CHECK_NS:
-                self._helper_seen = ended
-                if session.helper_ended():
-                    self.disable(_HELPER_ENDED)
-                    return
-        if line is not None:
-            self._read_device(line, session)
-        self._whole = True
-        self.step_number += 1
-        windows.boundary(self.step_number)
-        session.ring.set_cost(self.cost_ns)
-        # After an exception or Ctrl-C in the middle of something, nothing of it may last longer than its step.
-        self._waited = self._tail_unknown = self.may_evaluate = False
-        self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
-        self._wait_started = 0
-        begun = now()
-        if begun - ended > _PAUSE_NS:
-            events.restart(begun)
-        else:
-            events.begin(ended)
-
-    def _open(self) -> None:
-        hello = identify(self.settings)
-        session = Session(hello, self.settings.scratch_dir)
-        self.session = session
-        self._windows = Windows(Schedule.of(self.settings), session.scratch, session.ring)
-        atexit.register(self.close, End.EXIT)
-        self._forget_crashes = note_crashes(self.close)
-        device = self._find_device(None if self._optimizers.last is None else self._optimizers.last())
-        if device is not None and self._events is not None:
-            line = DeviceLine(device)
-            self._events.watch(line)
-            self.gradients.mark = line.mark
-
-    def _read_device(self, line: DeviceLine, session: Session) -> None:
-        for entry in line.read():
-            session.ring.put(EntryKind.DEVICE, pack(entry))
-
-    def _blocked(self, clock: PhaseClock) -> list[int] | None:
-        """Waiting per phase on the host, or ``None`` where the host's waiting is not the rank's."""
-        assert self.session is not None
-        rank = self.session.hello.rank
-        if rank.world_size == 1:
-            return [0] * len(PHASES)
-        # On a device the host runs ahead and waits somewhere else.
-        if not self.gradients.on_host or rank.device_kind != "cpu" or self._tail_unknown:
-            return None
-        return clock.blocked if self.gradients.present or self._waited else None
-
-    def _is_signalled(self) -> bool:
-        """Whether all that the device waited for other ranks in this step was told."""
-        assert self.session is not None
-        if self.session.hello.rank.world_size == 1:
-            return True
-        return self.gradients.present and not self._tail_unknown
-
-    def disable(self, reason: str) -> None:
-        """Switch off for good, and say so once."""
-        if self.off:
-            return
-        self._switch_off()
-        with suppress(Exception):
-            rank = self.session.hello.rank.rank if self.session else os.environ.get("RANK", "0")
-            sys.stderr.write(f"rankscope: rank {rank}: the recorder switched itself off ({reason}); training goes on\n")
-        with suppress(Exception):
-            if self._windows is not None:
-                self._windows.close()
-        with suppress(Exception):
-            if self.session is not None:
-                self.session.ring.set_disabled(reason)
-                if self.session.helper_ended():
-                    self.session.replace_helper()
-        self._release()
-
-    def close(self, end: End) -> None:
-        """The script ends, well or not; the helper does the rest."""
-        if self.session is None:
-            # Without a step there is nothing to end, but neither may it hear of what comes.
-            self._switch_off()
-            self._release()
-            return
-        with suppress(Exception):
-            if not self.off and self.session.helper_ended():
-                self.disable(_HELPER_ENDED)
-            if not self.off:
-                self._switch_off()
-                if self._windows is not None:
-                    self._windows.close()
-                self.session.ring.set_cost(self.cost_ns)
-                if self._events is not None and self._events.line is not None:
-                    self._read_device(self._events.line, self.session)
-        with suppress(Exception):
-            self.session.ring.set_end(end)
-            if end is End.CRASH:
-                flight_dump.dump_crash(self.session.scratch)
-        with suppress(Exception):
-            self.session.close()
-        flight_dump.settle()
-        if self.session is not None and self.session.hello.rank.world_size > 1:
-            # A thread of gloo's that lets go of a finished pass while the interpreter ends would abort the process.
-            with suppress(Exception):
-                sleep(_SETTLE_SECONDS)
-        self._windows = self.session = None
-        self._release()
-        # A script may record many times: nothing of a finished recording may stay.
-        with suppress(Exception):
-            atexit.unregister(self.close)
-            if self._forget_crashes is not None:
-                self._forget_crashes()
-
-    def _release(self) -> None:
-        self._release_events()
-        with suppress(Exception):
-            self.gradients.close()
-
-    def _release_events(self) -> None:
-        if self._events is not None:
-            self._events.measures.close()
-            self._events = None
-
-    def _switch_off(self) -> None:
-        self.off = True
-        self.thread = self.listening = 0
-
-    def forked(self) -> None:
-        """In a child forked from a recorded process (a data loader's worker): be silent, and let go."""
-        if self.session is None:
-            if not self.off:
-                self.thread = self.listening = threading.get_ident()
-            return
-        self._switch_off()
-        with suppress(Exception):
-            self.session.forget()
-        self._windows = self.session = None
-        self._release()

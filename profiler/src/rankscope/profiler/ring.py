@@ -18,11 +18,11 @@ import mmap
 import os
 import struct
 import time
-import zlib
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, NamedTuple, Self
+from zlib import crc32
 
 SLOT_BYTES: Final = 1024
 SLOTS: Final = 4096
@@ -34,6 +34,7 @@ _MAGIC: Final = b"RSRING02"
 _HEADER_BYTES: Final = 4096
 _GEOMETRY: Final = struct.Struct("=8sII")
 _SLOT: Final = struct.Struct("=QIHH")
+_SLOT_HEADER: Final = _SLOT.size
 _ANNOUNCED: Final = struct.Struct("=QQQQQ")
 _REASON: Final = 256
 _REASON_BYTES: Final = 1024
@@ -44,6 +45,11 @@ _TAIL: Final = 16
 _GENERATION: Final = 24
 _NUMBER, _FIRST, _STEPS, _FLAGS, _CHECK = range(25, 30)
 _KEEP_TRACE: Final = 1
+
+COST: Final = _COST
+"""Word for what the recorder has cost so far, see ``RingWriter.set_cost``."""
+NEWS: Final = (_GENERATION, _SEEN)
+"""Two words that are equal while there is nothing for ``RingWriter.news`` to tell."""
 
 
 class End(IntEnum):
@@ -76,10 +82,14 @@ class RingWriter:
             os.ftruncate(handle, size)
             # Pages of a sparse file on a full tmpfs would raise SIGBUS in training: have them now or not at all.
             os.posix_fallocate(handle, 0, size)
-            self._map = mmap.mmap(handle, size)
+            # Mapped in one go: otherwise every fourth step would fault a page in.
+            self._map = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         finally:
             os.close(handle)
-        self._words = memoryview(self._map)[:_HEADER_BYTES].cast("Q")
+        self.words = memoryview(self._map)[:_HEADER_BYTES].cast("Q")
+        """The header; for whoever cannot afford a method, see ``NEWS`` and ``COST``."""
+        self.room = slot_bytes - _SLOT.size
+        """Bytes of the largest payload."""
         self._slots = slots
         self._slot_bytes = slot_bytes
         self._head = 0
@@ -88,30 +98,30 @@ class RingWriter:
 
     def put(self, kind: int, payload: bytes) -> bool:
         """Add an entry. Returns False, and counts, when the ring is full or the payload does not fit a slot."""
-        if self._head - self._words[_TAIL] >= self._slots or len(payload) > self._slot_bytes - _SLOT.size:
+        head, words, size = self._head, self.words, len(payload)
+        if head - words[_TAIL] >= self._slots or size > self.room:
             self._dropped += 1
-            self._words[_DROPPED] = self._dropped
+            words[_DROPPED] = self._dropped
             return False
-        offset = _HEADER_BYTES + (self._head % self._slots) * self._slot_bytes
-        start = offset + _SLOT.size
-        self._map[start : start + len(payload)] = payload
-        _SLOT.pack_into(self._map, offset, self._head + 1, _checksum(self._head, payload), len(payload), kind)
-        self._head += 1
-        self._words[_HEAD] = self._head
+        offset = _HEADER_BYTES + (head % self._slots) * self._slot_bytes
+        start = offset + _SLOT_HEADER
+        self._map[start : start + size] = payload
+        _SLOT.pack_into(self._map, offset, head + 1, crc32(payload, head & 0xFFFFFFFF), size, kind)
+        self._head = words[_HEAD] = head + 1
         return True
 
     def set_cost(self, nanoseconds: int) -> None:
         """Publish what the recorder has cost the training thread so far."""
-        self._words[_COST] = nanoseconds
+        self.words[_COST] = nanoseconds
 
     def set_window_cost(self, nanoseconds: int, windows: int) -> None:
         """Publish the part of it that profiler windows cost, and how many there were."""
-        self._words[_WINDOW_COST] = nanoseconds
-        self._words[_WINDOWS] = windows
+        self.words[_WINDOW_COST] = nanoseconds
+        self.words[_WINDOWS] = windows
 
     def news(self) -> Announcement | None:
         """The helper's announcement, once; ``None`` when there is no new one."""
-        words = self._words
+        words = self.words
         generation = words[_GENERATION]
         if generation == words[_SEEN] or not generation:
             return None
@@ -123,7 +133,7 @@ class RingWriter:
 
     def set_end(self, end: End) -> None:
         """Say goodbye, or take it back with ``SILENT``."""
-        self._words[_END] = end
+        self.words[_END] = end
 
     def set_disabled(self, reason: str) -> None:
         """Publish why the recorder switched itself off."""
@@ -132,7 +142,7 @@ class RingWriter:
 
     def close(self) -> None:
         """Unmap."""
-        self._words.release()
+        self.words.release()
         self._map.close()
 
 
@@ -247,8 +257,8 @@ class RingReader:
 
 
 def _checksum(sequence: int, payload: bytes) -> int:
-    return zlib.crc32(payload, sequence & 0xFFFFFFFF)
+    return crc32(payload, sequence & 0xFFFFFFFF)
 
 
 def _check(*words: int) -> int:
-    return zlib.crc32(_ANNOUNCED.pack(*words))
+    return crc32(_ANNOUNCED.pack(*words))

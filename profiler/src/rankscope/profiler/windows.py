@@ -17,6 +17,7 @@ from rankscope.profiler.scratch import remove_trace, room_for_trace, trace_folde
 _NO_ROOM: Final = "too little local memory for a trace"
 _TOO_LATE: Final = "it was announced when its first step had begun"
 _OVERLAPS: Final = "another window was running"
+_NEVER: Final = 2**63
 
 
 class Windows:
@@ -35,6 +36,8 @@ class Windows:
         self._warm = schedule.steps <= 0
         self._cost_ns = self._said_ns = 0
         self._recorded = 0
+        self.wake = 0
+        """The next step before which ``boundary`` has to be called; where the ring has news, before any."""
 
     @property
     def active(self) -> bool:
@@ -43,6 +46,16 @@ class Windows:
 
     def boundary(self, next_step: int) -> None:
         """Between two steps, on the training thread."""
+        self._pass(next_step)
+        if self._session is not None or self._cost_ns != self._said_ns or not self._warm:
+            self.wake = next_step + 1
+        else:
+            due = self._schedule.after(next_step)
+            self.wake = _NEVER if due is None else due
+            if self._announced is not None:
+                self.wake = min(self.wake, self._announced.first)
+
+    def _pass(self, next_step: int) -> None:
         if self._cost_ns != self._said_ns:
             # A step later than it arose: then it is also in the recorder's total, of which it is a part.
             self._say_cost()

@@ -1,0 +1,111 @@
+"""A step as its rank writes it where it can: what happened in it and what the meters said, not yet understood.
+
+Both sides are of one installation, so the order of the fields of ``RawStep`` is the format: the training thread packs a plain
+tuple, and the helper makes the entry of it that the training thread would have made.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from rankscope.profiler.entries import Memory, StepEntry
+from rankscope.profiler.events import StepEvents
+from rankscope.profiler.phases import PhaseClock
+from rankscope.profiler.work import StepWork
+from rankscope.runs.records import PHASES
+
+NOT_KNOWN: Final = 0
+"""How the rank waited for others: its host does not know."""
+NOT_AT_ALL: Final = 1
+"""There are no others."""
+AS_NOTED: Final = 2
+"""As its events say."""
+
+_W = TypeVar("_W", bound=StepWork)
+
+_RUN_QUEUE: Final = 1
+"""Place of the waiting time in ``schedstat``."""
+
+Reading = tuple[float, float, int, int, bytes | None]
+"""Of one thread since it started: CPU seconds in user mode and in the kernel, voluntary and involuntary context switches, and the
+text of its ``schedstat``, ``None`` where the kernel does not keep it."""
+
+Told = tuple[int | None, int | None, float | None]
+"""Samples, tokens and floating-point operations as the script says."""
+
+
+class RawStep(msgspec.Struct, array_like=True):
+    """One step, which began and ended at two moments of ``clock.now``."""
+
+    step: int
+    start_unix_ns: int
+    started_ns: int
+    ended_ns: int
+    profiled: bool
+    waiting: int
+    before: Reading
+    after: Reading
+    gc_ns: int
+    told: Told | None
+    memory: Memory | None
+    sections_ns: dict[str, int] | None
+    tags: list[str]
+    noted: list[Any] = []
+    """See ``events``."""
+
+
+RawFields = tuple[
+    int, int, int, int, bool, int, Reading, Reading, int, Told | None, Memory | None, dict[str, int] | None, list[str], list[Any]
+]
+"""The fields of a ``RawStep``."""
+
+pack_raw = msgspec.msgpack.Encoder().encode
+"""The bytes of ``RawFields``. On the training thread."""
+_raw_steps = msgspec.msgpack.Decoder(RawStep)
+
+
+def unpack_raw(payload: bytes) -> StepEntry:
+    """The entry of a packed step. Raises ``msgspec.DecodeError``."""
+    raw = _raw_steps.decode(payload)
+    work = StepWork()
+    work.tags = raw.tags
+    events = StepEvents(PhaseClock(raw.started_ns), work)
+    events.noted += raw.noted
+    events.finish(raw.ended_ns)
+    return to_entry(raw, events)
+
+
+def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = False) -> StepEntry:
+    """The entry of a step of which ``events`` has understood everything."""
+    samples, elements = events.measures.work
+    samples_told, tokens, flops = raw.told or (None, None, None)
+    before, after = raw.before, raw.after
+    queued_before, queued = _queued(before[4]), _queued(after[4])
+    return StepEntry(
+        step=raw.step,
+        start_unix_ns=raw.start_unix_ns,
+        wall_ns=raw.ended_ns - raw.started_ns,
+        phases_ns=events.clock.times,
+        blocked_ns=None if raw.waiting == NOT_KNOWN else [0] * len(PHASES) if raw.waiting == NOT_AT_ALL else events.clock.blocked,
+        profiled=raw.profiled,
+        awaits_device=awaits_device,
+        cpu_ns=round((after[0] + after[1] - before[0] - before[1]) * 1e6) * 1000,
+        run_queue_ns=None if queued is None or queued_before is None else queued - queued_before,
+        voluntary_switches=after[2] - before[2],
+        involuntary_switches=after[3] - before[3],
+        gc_ns=raw.gc_ns,
+        samples=samples if samples_told is None else samples_told,
+        tokens=tokens,
+        input_elements=elements,
+        flops=flops,
+        memory=raw.memory,
+        sections_ns=raw.sections_ns or {},
+        tags=events.measures.tags,
+    )
+
+
+def _queued(schedstat: bytes | None) -> int | None:
+    fields = (schedstat or b"").split()
+    return int(fields[_RUN_QUEUE]) if len(fields) > _RUN_QUEUE else None

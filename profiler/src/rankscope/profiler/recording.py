@@ -1,0 +1,268 @@
+"""The recording of one process: its steps, each written into the ring where it ends, and how it starts and stops.
+
+What happens in the steps is ``recorder``'s to say.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from time import sleep
+from typing import Any, Final
+
+from torch.utils.data import get_worker_info
+
+from rankscope.profiler import flight_dump
+from rankscope.profiler.boundary import StepBoundary
+from rankscope.profiler.clock import now
+from rankscope.profiler.crashes import note_crashes
+from rankscope.profiler.ddp import LastGradient
+from rankscope.profiler.device import DeviceClock, DeviceLine, Mark, find_device
+from rankscope.profiler.entries import pack
+from rankscope.profiler.events import StepEvents
+from rankscope.profiler.handover import EntryKind
+from rankscope.profiler.identity import identify
+from rankscope.profiler.measures import StepMeasures
+from rankscope.profiler.optimizers import OptimizerSteps
+from rankscope.profiler.phases import PhaseClock
+from rankscope.profiler.plan import Schedule
+from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, RawFields, RawStep, pack_raw, to_entry
+from rankscope.profiler.ring import COST, NEWS, End
+from rankscope.profiler.session import Session
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.windows import Windows
+
+_HELPER_CHECK_NS: Final = 1_000_000_000
+_HELPER_ENDED: Final = "its helper process ended"
+_SETTLE_SECONDS: Final = 0.1
+"""Torch aborts a process whose interpreter ends while a thread of gloo's still holds the tensors of the last collective
+(pytorch/pytorch#190489). On loaded machines that is a matter of milliseconds."""
+_PAUSE_NS: Final = 1_000_000
+"""What the recorder needs longer than this for, between two steps, is part of neither."""
+_GENERATION, _SEEN = NEWS
+
+
+class Recording:
+    """One per process.
+
+    ``explicit``: steps end when ``step`` is called, not where optimizers say. ``device`` finds the device of an optimizer.
+    """
+
+    def __init__(
+        self,
+        settings: RecorderSettings,
+        *,
+        explicit: bool = False,
+        device: Callable[[object], DeviceClock | None] = find_device,
+    ) -> None:
+        self.settings = settings
+        self.explicit = explicit
+        self.off = False
+        self.cost_ns = 0
+        self.thread = self.listening = threading.get_ident()
+        self.gradients = LastGradient()
+        self.session: Session | None = None
+        self.step_number = 0
+        self.may_evaluate = False
+        """Whether there was a sign of evaluation in this step."""
+        self._find_device = device
+        self._boundary = StepBoundary()
+        self._events: StepEvents[StepMeasures] | None = None
+        self._noted: list[Any] | None = None
+        """The list of ``_events``; ``None`` where ``StepEvents.note`` has to be called, because there is a device."""
+        self._whole = False
+        self._windows: Windows | None = None
+        self._helper_seen = 0
+        self._alone = self._on_host = False
+        """Whether this is the only rank, and whether the host waits where the rank does."""
+        self._optimizers = OptimizerSteps()
+        self._inner_optimizer = False
+        # The iterators that the last batch came from, and that the last batch before a backward pass did.
+        self._loading: weakref.ref[object] | None = None
+        self._trained_on: weakref.ref[object] | None = None
+        self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
+        self._wait_started = 0
+        self._wait_mark: Mark = None
+        self._waited = False
+        self._waits: list[tuple[int, int]] = []
+        self._tail_unknown = False
+        self._forget_crashes: Callable[[], None] | None = None
+
+    def _start(self, at: int, *, whole: bool = False) -> StepEvents[StepMeasures]:
+        """The first sign of training. ``whole``: it is the start of a step."""
+        self._events = StepEvents(PhaseClock(at), StepMeasures())
+        self._noted = self._events.noted
+        self._whole = whole
+        return self._events
+
+    def _close_step(self, ended: int) -> None:  # noqa: C901, PLR0912  # in every step, and every call costs
+        session, windows, events = self.session, self._windows, self._events
+        if session is None or windows is None:
+            if get_worker_info() is not None:
+                self._switch_off()
+                return
+            session, windows = self._open()
+        assert events is not None
+        measures = events.measures
+        fields = measures.take(self.step_number, events, ended, windows.active, self._waiting())
+        ring = session.ring
+        payload = None if self._noted is None or events.understood else pack_raw(fields)
+        if payload is None or len(payload) > ring.room:
+            kind, payload = EntryKind.STEP, self._understand(fields, events)
+        else:
+            kind = EntryKind.RAW_STEP
+        # A first step whose beginning nobody saw has a number but no record.
+        if self._whole:
+            taken = ring.put(kind, payload)
+            # The ring takes thousands of steps more, and nobody would write them.
+            if not taken or ended - self._helper_seen >= _HELPER_CHECK_NS:
+                self._helper_seen = ended
+                if session.helper_ended():
+                    self.disable(_HELPER_ENDED)
+                    return
+        else:
+            self._whole = True
+        if events.line is not None:
+            self._read_device(events.line, session)
+            self._noted = None
+        measures.forget()
+        self.step_number += 1
+        words = ring.words
+        if self.step_number >= windows.wake or words[_GENERATION] != words[_SEEN]:
+            windows.boundary(self.step_number)
+        words[COST] = self.cost_ns
+        # After an exception or Ctrl-C in the middle of something, nothing of it may last longer than its step.
+        self._waited = self._tail_unknown = self.may_evaluate = False
+        self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
+        self._wait_started = 0
+        begun = now()
+        if begun - ended > _PAUSE_NS:
+            events.begin(begun)
+            measures.restart()
+            if events.line is not None:
+                events.line.begin()
+        else:
+            events.begin(ended)
+
+    def _understand(self, fields: RawFields, events: StepEvents[StepMeasures]) -> bytes:
+        """A step that the helper cannot understand: it has a time line on a device, or very many events."""
+        raw, line = RawStep(*fields), events.line
+        events.finish(raw.ended_ns)
+        awaits = line is not None and line.finish(raw.step, signalled=self._is_signalled())
+        return pack(to_entry(raw, events, awaits_device=awaits))
+
+    def _open(self) -> tuple[Session, Windows]:
+        hello = identify(self.settings)
+        session = Session(hello, self.settings.scratch_dir)
+        self.session = session
+        self._windows = windows = Windows(Schedule.of(self.settings), session.scratch, session.ring)
+        self._alone = hello.rank.world_size == 1
+        self._on_host = hello.rank.device_kind == "cpu"
+        atexit.register(self.close, End.EXIT)
+        self._forget_crashes = note_crashes(self.close)
+        device = self._find_device(None if self._optimizers.last is None else self._optimizers.last())
+        if device is not None and self._events is not None:
+            line = DeviceLine(device)
+            self._events.watch(line)
+            self.gradients.mark = line.mark
+        return session, windows
+
+    def _read_device(self, line: DeviceLine, session: Session) -> None:
+        for entry in line.read():
+            session.ring.put(EntryKind.DEVICE, pack(entry))
+
+    def _waiting(self) -> int:
+        """Whether the host's waiting is the rank's, and was told."""
+        if self._alone:
+            return NOT_AT_ALL
+        # On a device the host runs ahead and waits somewhere else.
+        if not self._on_host or self._tail_unknown or not self.gradients.on_host:
+            return NOT_KNOWN
+        return AS_NOTED if self._waited or self.gradients.present else NOT_KNOWN
+
+    def _is_signalled(self) -> bool:
+        """Whether all that the device waited for other ranks in this step was told."""
+        return self._alone or (self.gradients.present and not self._tail_unknown)
+
+    def disable(self, reason: str) -> None:
+        """Switch off for good, and say so once."""
+        if self.off:
+            return
+        self._switch_off()
+        with suppress(Exception):
+            rank = self.session.hello.rank.rank if self.session else os.environ.get("RANK", "0")
+            sys.stderr.write(f"rankscope: rank {rank}: the recorder switched itself off ({reason}); training goes on\n")
+        with suppress(Exception):
+            if self._windows is not None:
+                self._windows.close()
+        with suppress(Exception):
+            if self.session is not None:
+                self.session.ring.set_disabled(reason)
+                if self.session.helper_ended():
+                    self.session.replace_helper()
+        self._release()
+
+    def close(self, end: End) -> None:
+        """The script ends, well or not; the helper does the rest."""
+        if self.session is None:
+            # Without a step there is nothing to end, but neither may it hear of what comes.
+            self._switch_off()
+            self._release()
+            return
+        with suppress(Exception):
+            if not self.off and self.session.helper_ended():
+                self.disable(_HELPER_ENDED)
+            if not self.off:
+                self._switch_off()
+                if self._windows is not None:
+                    self._windows.close()
+                self.session.ring.set_cost(self.cost_ns)
+                if self._events is not None and self._events.line is not None:
+                    self._read_device(self._events.line, self.session)
+        with suppress(Exception):
+            self.session.ring.set_end(end)
+            if end is End.CRASH:
+                flight_dump.dump_crash(self.session.scratch)
+        with suppress(Exception):
+            self.session.close()
+        flight_dump.settle()
+        if not self._alone:
+            sleep(_SETTLE_SECONDS)
+        self._windows = self.session = None
+        self._release()
+        # A script may record many times: nothing of a finished recording may stay.
+        with suppress(Exception):
+            atexit.unregister(self.close)
+            if self._forget_crashes is not None:
+                self._forget_crashes()
+
+    def _release(self) -> None:
+        self._release_events()
+        with suppress(Exception):
+            self.gradients.close()
+
+    def _release_events(self) -> None:
+        if self._events is not None:
+            self._events.measures.close()
+            self._events = self._noted = None
+
+    def _switch_off(self) -> None:
+        self.off = True
+        self.thread = self.listening = 0
+
+    def forked(self) -> None:
+        """In a child forked from a recorded process (a data loader's worker): be silent, and let go."""
+        if self.session is None:
+            if not self.off:
+                self.thread = self.listening = threading.get_ident()
+            return
+        self._switch_off()
+        with suppress(Exception):
+            self.session.forget()
+        self._windows = self.session = None
+        self._release()
