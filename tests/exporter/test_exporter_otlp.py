@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import http.server
 import itertools
 import logging
 import subprocess
@@ -12,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
 )
 from opentelemetry.sdk.metrics.export import AggregationTemporality
 from opentelemetry.sdk.resources import Resource
+from tests.otlp_http import receiving
 
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
@@ -61,39 +61,24 @@ class Received:
         return [message for _, message in self.messages]
 
 
-class _HttpHandler(http.server.BaseHTTPRequestHandler):
-    received: Received
+@contextmanager
+def receiving_metrics(port: int = 0) -> Iterator[Received]:
+    """A collector over HTTP."""
+    received = Received()
 
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        message = ExportMetricsServiceRequest.FromString(body)
-        self.received.messages.append(
-            ({"path": self.path, **{key.lower(): value for key, value in self.headers.items()}}, message)
-        )
-        answer = ExportMetricsServiceResponse().SerializeToString()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+    def receive(headers: dict[str, str], message: ExportMetricsServiceRequest) -> None:
+        received.messages.append((headers, message))
 
-    def log_message(self, *arguments: object) -> None:
-        pass
+    with receiving(ExportMetricsServiceRequest, ExportMetricsServiceResponse(), receive, port) as received.port:
+        yield received
 
 
 @pytest.fixture
 def http_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Received]:
-    received = Received()
-    handler = type("Handler", (_HttpHandler,), {"received": received})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        received.port = server.server_address[1]
+    with receiving_metrics() as received:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{received.port}")
         monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "50")
         yield received
-        server.shutdown()
 
 
 @pytest.fixture
@@ -465,16 +450,12 @@ def test_a_collector_that_is_away_is_told_of_once_and_gets_everything_when_it_is
     # a page is rendered all the same
     assert b"gpu_up" in page.render()[0]
 
-    received = Received()
-    handler = type("Handler", (_HttpHandler,), {"received": received})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with receiving_metrics(port) as received:
         received.wait(2)
         until = time.monotonic() + 30
         while not any("taken again" in record.getMessage() for record in caplog.records):
             assert time.monotonic() < until
             time.sleep(0.02)
-        server.shutdown()
 
     told = [record.getMessage() for record in caplog.records if record.name.startswith("rankscope")]
     assert [line.split(":")[1] for line in told[:2]] == [" nobody takes the metrics", " the metrics are taken again"]

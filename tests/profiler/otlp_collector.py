@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import http.server
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from tests.otlp_http import receiving
 
 from rankscope.profiler.spans import Value
 
@@ -69,28 +67,11 @@ def collecting(port: int = 0) -> Iterator[Collector]:
     """A collector on ``port`` of 127.0.0.1, or on one that is free."""
     collector = Collector()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            headers = {"path": self.path, **{name.lower(): value for name, value in self.headers.items()}}
-            collector.requests.append((headers, ExportTraceServiceRequest.FromString(body)))
-            answer = ExportTraceServiceResponse().SerializeToString()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/x-protobuf")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def receive(headers: dict[str, str], request: ExportTraceServiceRequest) -> None:
+        collector.requests.append((headers, request))
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        collector.port = server.server_address[1]
+    with receiving(ExportTraceServiceRequest, ExportTraceServiceResponse(), receive, port) as collector.port:
         yield collector
-        server.shutdown()
 
 
 def _attributes(pairs: Any) -> dict[str, Value]:

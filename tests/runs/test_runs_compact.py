@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -21,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
+from tests.full_disk import disk_with_room_for
 
 from rankscope.analysis.engine import analyze
 from rankscope.runs import compact as compaction
@@ -418,17 +417,6 @@ def test_two_at_a_time_do_not_double_anything(run: Path, monkeypatch: pytest.Mon
     assert everything(run) == before
 
 
-@contextmanager
-def disk_with_room_for(file_bytes: int) -> Iterator[None]:
-    """No file of this process may grow beyond that."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("room", [0, 3, 5_000, 30_000])
 def test_a_full_disk_is_one_clear_error_and_loses_nothing(run: Path, room: int) -> None:
     before = everything(run)
@@ -447,7 +435,7 @@ KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-import test_runs_compact as tests
+from tests.runs import test_runs_compact as tests
 source, work = Path(sys.argv[1]), Path(sys.argv[2])
 expected = tests.everything(source)
 killed = moment = 0
@@ -482,7 +470,7 @@ print(killed)
 
 @pytest.mark.slow
 def test_killed_at_any_moment_no_record_is_lost_or_doubled(run: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(run), str(tmp_path / "work"), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", KILLED, str(run), str(tmp_path / "work"), str(Path(__file__).parents[2])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 15

@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import resource
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.full_disk import disk_with_room_for
 
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.settings import RecorderSettings
@@ -278,17 +276,6 @@ def test_folders_whose_number_is_absurd_or_not_as_it_is_written_are_left_out(run
     reader = RunReader(run)
     assert reader.ranks(0) == [1, 100_000]
     assert len(reader.unusable) == 3
-
-
-@contextmanager
-def disk_with_room_for(file_bytes: int) -> Iterator[None]:
-    """No file of this process may grow beyond that; a write takes what still fits, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_records_that_did_not_fit_are_not_there_in_part_and_may_be_appended_again(run: Path) -> None:

@@ -13,16 +13,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.ring_step import packed
 
-from rankscope.profiler.entries import StepEntry, pack
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello
-from rankscope.profiler.phases import UNSEEN
 from rankscope.profiler.ring import End, RingWriter
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.profiler.store import RunStore
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import PHASES, AttemptInfo, RankInfo, RunInfo, StepRecord
+from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
 from rankscope.runs.writer import JsonLinesWriter, create_run, make_folder
 
 ALICE, BOB, STRANGER, TEAM = 41001, 41002, 41003, 41100
@@ -37,33 +36,6 @@ def shared() -> Iterator[Path]:
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)
-
-
-def packed(number: int) -> bytes:
-    """A step as the ring carries it."""
-    return pack(
-        StepEntry(
-            step=number,
-            start_unix_ns=10**18 + number,
-            wall_ns=1000,
-            phases_ns=[UNSEEN] * len(PHASES),
-            blocked_ns=None,
-            profiled=False,
-            awaits_device=False,
-            cpu_ns=0,
-            run_queue_ns=None,
-            voluntary_switches=0,
-            involuntary_switches=0,
-            gc_ns=0,
-            samples=None,
-            tokens=None,
-            input_elements=None,
-            flops=None,
-            memory=None,
-            sections_ns={},
-            tags=[],
-        )
-    )
 
 
 def become(user: int, groups: list[int] | None = None, umask: int = 0o022) -> str:
