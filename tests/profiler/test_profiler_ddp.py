@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import signal
+from collections import deque
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +25,7 @@ from torch._C._distributed_c10d import HashStore  # noqa: E402
 from torch.autograd import Variable  # noqa: E402
 from torch.autograd.graph import get_gradient_edge  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from rankscope.profiler import ddp  # noqa: E402
@@ -133,7 +139,6 @@ def test_the_same_graph_gone_through_twice_is_two_passes(events: list[str]) -> N
     first = gradients.watch(loss)
     loss.backward(retain_graph=True)
     assert first is not None
-    gradients.leave(first)
     ready = first.ready_ns
     second = gradients.watch(loss)
     assert second is not None
@@ -183,6 +188,77 @@ def test_a_model_that_is_gone_is_forgotten(events: list[str]) -> None:
     gc.collect()
     assert gradients.watch(loss) is None
     assert not gradients.present
+
+
+def test_a_pass_that_begins_while_the_recorder_closes_is_an_ordinary_one(events: list[str]) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    loss = parallel(torch.ones(2, 4)).sum()
+    gradients.close()
+    gradients._follow(loss.grad_fn)
+    loss.backward()
+    assert parallel.module.weight.grad is not None
+
+
+def test_the_scripts_modes_have_no_say_in_it() -> None:
+    class Refusing(TorchFunctionMode):
+        def __torch_function__(self, *_: Any) -> Any:
+            raise NotImplementedError
+
+    with Refusing():
+        ddp.LastGradient()
+
+
+class TooLongError(Exception):
+    """Raised by the handler of a signal."""
+
+
+def test_what_a_signal_handler_raises_in_a_backward_pass_is_heard_when_ddp_has_ended_it() -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+
+    def handler(*_: object) -> None:
+        raise TooLongError
+
+    # Builtins alone: they send it, and no Python runs that would handle it
+    sent = map(deque[int](maxlen=1).append, map(ctypes.CDLL(None)["raise"], [signal.SIGUSR1]))
+    parallel.module.weight.register_hook(partial(next, sent))
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        loss = parallel(torch.ones(2, 4)).sum()
+        tail = gradients.watch(loss)
+        with pytest.raises(TooLongError):
+            loss.backward()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert tail is not None
+    assert tail.ready_ns
+    # DDP refuses to go on after a pass that it did not come to the end of
+    parallel(torch.ones(2, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("lacks", ["no dictionaries of hooks", "no callbacks"])
+def test_of_a_torch_that_lacks_what_is_not_public_nothing_is_seen_and_nothing_breaks(
+    events: list[str], monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    loss = parallel(torch.ones(2, 4)).sum()
+    given = loss
+    if lacks == "no dictionaries of hooks":
+        monkeypatch.setattr(ddp, "Tensor", Root)
+        given = Root(loss.grad_fn)
+    else:
+        monkeypatch.setattr(ddp, "_queue", None)
+    tail = gradients.watch(given)
+    loss.backward()
+    assert tail is not None
+    assert tail.ready_ns is None, "not seen, so it is not claimed"
+    assert parallel.module.weight.grad is not None
+
+
+class Root:
+    """A tensor whose node has what is public alone."""
+
+    def __init__(self, node: Any) -> None:
+        self.grad_fn = SimpleNamespace(register_prehook=node.register_prehook)
 
 
 def test_compiled_autograd_is_left_alone(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

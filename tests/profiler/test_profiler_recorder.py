@@ -31,13 +31,9 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
         present, on_host, closed = True, True, False
         tail = Tail()
 
-        def watch(self, roots: object, *, inside: bool = False) -> Tail:
+        def watch(self, roots: object) -> Tail:
             assert roots == "the loss"
-            assert inside
             return self.tail
-
-        def leave(self, tail: Tail) -> None:
-            assert tail is self.tail
 
         def close(self) -> None:
             self.closed = True
@@ -57,7 +53,7 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
         begun = recorder.enter_wait()
         at = ended
         recorder.leave_wait(begun)
-    tail.ready_ns = 40
+    tail._stamps.append(40)
     # When backward returns at 100
     at = 100
     recorder.leave_pass(tail)
@@ -255,3 +251,44 @@ def test_a_step_with_more_events_than_a_slot_holds_is_recorded_all_the_same(tmp_
     for step in steps:
         assert step.phases_us.data
         assert sum(step.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(step.wall_us)
+
+
+def test_a_backward_pass_whose_end_nobody_reported_does_not_last() -> None:
+    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.settings import RecorderSettings
+
+    class Optimizer:
+        """Anything that steps."""
+
+    recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
+    optimizer = Optimizer()
+    # Given a signal handler that raised between the pass and its report, twice
+    assert recorder.enter_backward()
+    assert recorder.enter_backward()
+    # When the optimizer steps
+    recorder.before_optimizer(optimizer)
+    # Then it is not taken for one that steps inside the pass
+    assert not recorder._in_backward
+    assert not recorder._inner_optimizer
+    assert recorder._optimizers.going_on
+    recorder.disable("the test is over")
+
+
+def test_what_is_noted_of_one_step_is_bounded() -> None:
+    from rankscope.profiler.events import MAX_NOTED
+    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.settings import RecorderSettings
+
+    class Optimizer:
+        """Anything that steps."""
+
+    recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1), explicit=True)
+    recorder.begin()
+    optimizer = Optimizer()
+    # Given a script that never says that its step is over
+    for _ in range(MAX_NOTED):
+        recorder.before_optimizer(optimizer)
+        recorder.after_optimizer(optimizer)
+    assert recorder._events is not None
+    assert len(recorder._events.noted) <= MAX_NOTED + 6
+    recorder.disable("the test is over")

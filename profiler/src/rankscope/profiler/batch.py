@@ -7,6 +7,8 @@ from typing import Final
 
 from torch import Tensor
 
+from rankscope.profiler.guard import raised_by_a_signal_handler
+
 _MAX_LEAVES: Final = 64
 """More tensors than this in one batch are not looked at: the measure must stay cheap."""
 
@@ -21,7 +23,10 @@ def measure(batch: object) -> tuple[int | None, int | None]:
     """
     try:
         return _measure(batch)
-    except Exception:  # noqa: BLE001  # somebody's own class: its measure is not known, and no fault of the recorder's
+    except Exception as error:
+        # Somebody's own class: its measure is not known, and no fault of the recorder's.
+        if raised_by_a_signal_handler(error):
+            raise
         return None, None
 
 
@@ -30,7 +35,7 @@ def _measure(batch: object) -> tuple[int | None, int | None]:
         return (batch.size(0) if batch.dim() else None), batch.numel()
     if isinstance(batch, list | tuple) and len(batch) == 1 and isinstance(batch[0], Tensor):
         # As a ``TensorDataset`` of one tensor has it; the rest below costs several times as much.
-        return measure(batch[0])
+        return _measure(batch[0])
     samples: int | None = None
     elements: int | None = None
     queue: list[object] = [batch]

@@ -13,43 +13,53 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.profiler.clock import now
 
-_engine: Any = Variable._execution_engine  # noqa: SLF001  # as DDP's and FSDP's own Python do
+# As DDP's and FSDP's own Python do; where torch has it no more, no pass is ever seen to be exhausted.
+_queue: Any = getattr(getattr(Variable, "_execution_engine", None), "queue_callback", None)
 
 
 class Tail:
-    """The end of one backward pass. ``ready_ns``: when its graph was exhausted, or ``None`` where that was not seen.
+    """The end of one backward pass.
 
-    ``mark`` marks the place on the time line of the device; ``ready_mark`` is that of the same moment.
+    ``mark`` marks the place on the time line of the device; ``ready_mark`` is that of the moment when its graph was exhausted.
     """
 
-    __slots__ = ("_mark", "outer", "queued", "ready_mark", "ready_ns")
+    __slots__ = ("_stamps", "hook", "ready_mark")
 
-    def __init__(self, mark: Callable[[], object] | None = None, outer: Tail | None = None) -> None:
-        self.ready_ns: int | None = None
+    def __init__(self, mark: Callable[[], object] | None = None) -> None:
         self.ready_mark: object = None
-        self.queued = False
-        """Whether nothing is to be queued any more."""
-        self.outer = outer
-        """Of the pass that this one is inside of."""
-        self._mark = mark
+        # What the engine calls is made of builtins alone. In a Python function, Python's signal handlers would run, inside the
+        # pass; and what they raise there, as Ctrl-C does, would keep DDP from ending it.
+        self._stamps: deque[int] = deque(maxlen=1)
+        exhausted: Callable[[], object] = partial(next, map(self._stamps.append, iter(now, None)))
+        if mark is not None:
+            exhausted = partial(self._marking, exhausted, mark)
+        self.hook: Callable[[object], object] = partial(next, map(_queue, (exhausted,)))
+        """For the nodes that the pass begins with. ``next(…, gradient)``: the first call queues, and answers ``None``; all others
+        answer with the gradient. Either leaves it as it is."""
 
-    def exhausted(self) -> None:
-        """Called by the engine."""
-        self.ready_ns = now()
-        if self._mark is not None:
-            # An exception would be training's.
-            with suppress(Exception):
-                self.ready_mark = self._mark()
+    def _marking(self, exhausted: Callable[[], object], mark: Callable[[], object]) -> None:
+        # An exception would be training's.
+        with suppress(Exception):
+            exhausted()
+            self.ready_mark = mark()
+
+    @property
+    def ready_ns(self) -> int | None:
+        """When its graph was exhausted, or ``None`` where that was not seen."""
+        return self._stamps[0] if self._stamps else None
 
 
 class LastGradient:
@@ -63,11 +73,12 @@ class LastGradient:
         """False when some parameters live on a device: the host's waiting says nothing then."""
         self.mark: Callable[[], object] | None = None
         """Marks a place on the device's time line, where there is one."""
-        self._current: Tail | None = None
         # Registering a hook the public way runs a good deal of Python, at every pass; the dictionary of hooks of a tensor is
-        # registered in one call, and may be the same for all nodes.
-        self._carrier = Tensor()
-        self._carrier._backward_hooks = {0: self._begins}  # noqa: SLF001  # as ``Tensor.register_hook`` does
+        # registered in one call, and may be the same for all nodes. A mode of the script's has no say in it.
+        self._hooks: dict[int, Callable[[object], object]] = {}
+        with torch._C.DisableTorchFunction(), suppress(AttributeError):  # noqa: SLF001  # not public, see ``_follow``
+            self._carrier = Tensor()
+            self._carrier._backward_hooks = self._hooks  # type: ignore[assignment]  # noqa: SLF001  # as ``register_hook`` does
 
     def adopt(self, model: DistributedDataParallel) -> None:
         """Watch a model that was just wrapped."""
@@ -75,11 +86,8 @@ class LastGradient:
         self._models.append(weakref.ref(model))
         self.present = True
 
-    def watch(self, roots: object, *, inside: bool = False) -> Tail | None:
-        """A backward pass over ``roots`` begins, maybe ``inside`` another.
-
-        ``None`` when it does not end with an all-reduce (as under ``no_sync``).
-        """
+    def watch(self, roots: object) -> Tail | None:
+        """A backward pass over ``roots`` begins; ``None`` when it does not end with an all-reduce (as under ``no_sync``)."""
         for reference in self._models:
             model = reference()
             if model is not None and getattr(model, "require_backward_grad_sync", True):
@@ -88,7 +96,8 @@ class LastGradient:
             self._models = [reference for reference in self._models if reference() is not None]
             self.present = bool(self._models)
             return None
-        tail = self._current = Tail(self.mark, self._current if inside else None)
+        tail = Tail(self.mark)
+        self._hooks[0] = tail.hook
         if isinstance(roots, Tensor):
             self._follow(roots.grad_fn)
         else:
@@ -97,32 +106,18 @@ class LastGradient:
                 self._follow(root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None))
         return tail
 
-    def leave(self, tail: Tail) -> None:
-        """The pass has returned, or raised."""
-        tail.queued = True
-        self._current = tail.outer
-
     def _follow(self, node: Any) -> None:
         # Compiled autograd would trace the hook, anew at every pass. The hook goes with the graph, which is cheaper than taking
-        # it off; in a graph that is kept for another pass one of them finds nothing left to do.
-        if node is not None and not _compiled_autograd():
-            node._register_hook_dict(self._carrier)  # noqa: SLF001  # as ``Tensor.register_hook`` does
-
-    def _begins(self, *_gradients: object) -> None:
-        # Inside the engine: an exception would be training's.
-        try:
-            tail = self._current
-            if tail is not None and not tail.queued:
-                tail.queued = True
-                _engine.queue_callback(tail.exhausted)
-        except Exception:  # noqa: BLE001, S110  # ``ready_ns`` says that it was not seen
-            pass
+        # it off; in a graph that is kept, every pass adds one more that finds nothing left to do.
+        if node is not None and _queue is not None and not _compiled_autograd():
+            with suppress(AttributeError):  # not public; what torch lacks is not seen
+                node._register_hook_dict(self._carrier)  # noqa: SLF001  # as ``Tensor.register_hook`` does
 
     def close(self) -> None:
         """Forget the models: nobody will ask again."""
         self._models = []
-        self._current = None
-        self._carrier._backward_hooks = None  # noqa: SLF001  # it leads back here
+        # Emptied, not taken away: a pass on another thread may be about to register it.
+        self._hooks.clear()
         self.present = False
         self.mark = None
 

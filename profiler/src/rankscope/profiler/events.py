@@ -134,7 +134,7 @@ class StepEvents(Generic[_W]):
 
     def begin(self, now: int) -> None:
         """The next step begins, where the one before ended."""
-        # Between them there may have been a signal handler with events of its own.
+        # Of a first step without a record, or one that Ctrl-C cut short, there may be something left.
         self.noted.clear()
         if self._marks:
             self._marks.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
@@ -29,11 +30,27 @@ class Guarded(Protocol):
     listening: int
     cost_ns: int
 
-    def disable(self, reason: str) -> None:
-        """Switch off for good. Must not raise."""
+    def failed(self, error: Exception) -> None:
+        """Switch off for good, or raise ``error`` where it is training's: see ``raised_by_a_signal_handler``."""
 
 
 _G = TypeVar("_G", bound=Guarded)
+
+
+def raised_by_a_signal_handler(error: BaseException) -> bool:
+    """Whether ``error`` came out of a signal handler of the script's, which may run between any two lines of Python."""
+    codes = {code for number in signal.valid_signals() if (code := _code(signal.getsignal(number))) is not None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code(handler: object) -> object:
+    call = handler if hasattr(handler, "__code__") else getattr(handler, "__call__", None)  # noqa: B004  # not whether, but what
+    return getattr(call, "__code__", None)
 
 
 def guarded(
@@ -58,7 +75,7 @@ def guarded(
             try:
                 return call(self, at, *args)
             except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
-                self.disable(f"{type(error).__name__}: {error}")
+                self.failed(error)
                 return default
             finally:
                 self.listening = self.thread

@@ -68,15 +68,6 @@ class PhaseClock:
         if self._open:
             self._open.clear()
 
-    def inside(self, phase: int) -> bool:
-        """Whether ``phase`` is open."""
-        return phase in self._open
-
-    @property
-    def inside_any(self) -> bool:
-        """Whether any phase is open."""
-        return bool(self._open)
-
     def enter(self, phase: int, now: int) -> None:
         """``phase`` begins; the time since the last event is charged to what it turns out to have been.
 

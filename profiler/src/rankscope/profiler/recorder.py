@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from threading import get_ident
 from typing import cast
 
+import torch
 from torch import is_grad_enabled
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,6 +38,9 @@ from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, H2D, OPTIMIZER
 from rankscope.profiler.recording import Recording
 from rankscope.profiler.sections import short
 
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # noqa: SLF001  # not public
+"""Of the pass that the autograd engine is at on this thread; -1: of none."""
+
 
 class Recorder(Recording):
     """See ``attach`` for who calls it."""
@@ -49,10 +54,11 @@ class Recorder(Recording):
             if not self.off and self.session is None and here != self.thread and not foreign:
                 self.thread = self.listening = here
                 self._optimizers.forget()
+                self._nothing_goes_on()
                 # The models stay: they may have been wrapped on the other thread.
                 self._release_events()
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
-            self.disable(f"{type(error).__name__}: {error}")
+            self.failed(error)
 
     # In every step.
 
@@ -82,7 +88,7 @@ class Recorder(Recording):
             else:
                 noted += (DATA, at, None)
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
-            self.disable(f"{type(error).__name__}: {error}")
+            self.failed(error)
             return False
         else:
             return True
@@ -109,7 +115,7 @@ class Recorder(Recording):
             elif self._events is not None:
                 self._events.note(BATCH, at, None if batch is None else measure(batch))
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
-            self.disable(f"{type(error).__name__}: {error}")
+            self.failed(error)
         finally:
             self.listening = self.thread
             self.cost_ns += now() - at + UNSEEN_NS
@@ -119,11 +125,13 @@ class Recorder(Recording):
 
         What else is answered is to be handed to ``leave_backward``.
         """
-        if get_ident() != self.listening or self._in_backward:
+        if get_ident() != self.listening or (self._in_backward and _graph_task() != -1):
             return False
         at = now()
         self.listening = 0
         try:
+            if self._in_backward:
+                self._backward_was_left(at)
             self._in_backward = True
             self._inner_optimizer = False
             self._trained_on = self._loading
@@ -136,7 +144,7 @@ class Recorder(Recording):
                 noted += (BACKWARD, at, None)
             return (roots is not None and self.gradients.present and self.gradients.watch(roots)) or True
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
-            self.disable(f"{type(error).__name__}: {error}")
+            self.failed(error)
             return False
         finally:
             self.listening = self.thread
@@ -162,7 +170,7 @@ class Recorder(Recording):
             if self._inner_optimizer and not self._boundary.knows_optimizers and not self.explicit:
                 self._close_step(at)
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
-            self.disable(f"{type(error).__name__}: {error}")
+            self.failed(error)
         finally:
             self.listening = self.thread
             self.cost_ns += now() - at + UNSEEN_NS
@@ -176,7 +184,7 @@ class Recorder(Recording):
         try:
             self._before_optimizer(at, optimizer)
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
-            self.disable(f"{type(error).__name__}: {error}")
+            self.failed(error)
         finally:
             self.listening = self.thread
             self.cost_ns += now() - at + UNSEEN_NS
@@ -190,7 +198,7 @@ class Recorder(Recording):
         try:
             self._after_optimizer(at, optimizer)
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
-            self.disable(f"{type(error).__name__}: {error}")
+            self.failed(error)
         finally:
             self.listening = self.thread
             self.cost_ns += now() - at + UNSEEN_NS
@@ -209,9 +217,6 @@ class Recorder(Recording):
     @guarded(default=None)
     def leave_copy(self, at: int) -> None:
         """It is on its way."""
-        self._leave_copy(at)
-
-    def _leave_copy(self, at: int) -> None:
         if self._in_copy and self._events is not None:
             self._in_copy = False
             self._events.note(LEAVE, at)
@@ -219,8 +224,10 @@ class Recorder(Recording):
     def _before_optimizer(self, at: int, optimizer: object) -> None:
         raised = self._optimizers.going_on
         if self._in_backward and not raised:
-            self._inner_optimizer = True
-            return
+            if _graph_task() != -1:
+                self._inner_optimizer = True
+                return
+            self._backward_was_left(at)
         if not self._optimizers.begins(optimizer):
             return
         events = self._events or self._start(at)
@@ -229,10 +236,16 @@ class Recorder(Recording):
         if not self.explicit and self._boundary.stepped and self._boundary.before_optimizer(optimizer):
             self._close_step(at)
         noted = self._noted
-        if noted is None:
+        if noted is None or len(noted) > MAX_NOTED:
             events.note(OPTIMIZER, at)
         else:
             noted += (OPTIMIZER, at, None)
+
+    def _backward_was_left(self, at: int) -> None:
+        """An exception came between the pass and the report of its end, as that of a signal handler may."""
+        self._in_backward = False
+        if self._events is not None:
+            self._events.note(LEAVE, at)
 
     def _after_optimizer(self, at: int, optimizer: object) -> None:
         if not self._optimizers.ends(optimizer):
@@ -249,7 +262,7 @@ class Recorder(Recording):
     def enter_pass(self, at: int, roots: object) -> Tail | None:
         """A pass of the autograd engine over ``roots`` starts inside another; hand the answer to ``leave_pass``."""
         del at
-        return self.gradients.watch(roots, inside=True)
+        return self.gradients.watch(roots)
 
     @guarded(default=None)
     def leave_pass(self, at: int, tail: Tail) -> None:
@@ -259,7 +272,6 @@ class Recorder(Recording):
     def _leave_pass(self, at: int, tail: Tail) -> None:
         """What a pass did after its graph was exhausted was waiting."""
         ready = tail.ready_ns
-        self.gradients.leave(tail)
         if ready is None or self._events is None:
             self._tail_unknown = True
             return
@@ -342,7 +354,7 @@ class Recorder(Recording):
             if not self.off:
                 self.gradients.adopt(model)
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
-            self.disable(f"{type(error).__name__}: {error}")
+            self.failed(error)
 
     @guarded(default=None)
     def give_way(self, at: int) -> None:

@@ -25,6 +25,7 @@ from rankscope.profiler.ddp import LastGradient
 from rankscope.profiler.device import DeviceClock, DeviceLine, Mark, find_device
 from rankscope.profiler.entries import pack
 from rankscope.profiler.events import StepEvents
+from rankscope.profiler.guard import raised_by_a_signal_handler
 from rankscope.profiler.handover import EntryKind
 from rankscope.profiler.identity import identify
 from rankscope.profiler.measures import StepMeasures
@@ -110,6 +111,8 @@ class Recording:
         assert events is not None
         measures = events.measures
         fields = measures.take(self.step_number, events, ended, windows.active, self._waiting())
+        # Before it is written: Ctrl-C between the two leaves a gap, not two steps of one number.
+        self.step_number += 1
         ring = session.ring
         payload = None if self._noted is None or events.understood else pack_raw(fields)
         if payload is None or len(payload) > ring.room:
@@ -131,15 +134,13 @@ class Recording:
             self._read_device(events.line, session)
             self._noted = None
         measures.forget()
-        self.step_number += 1
         words = ring.words
         if self.step_number >= windows.wake or words[_GENERATION] != words[_SEEN]:
             windows.boundary(self.step_number)
         words[COST] = self.cost_ns
         # After an exception or Ctrl-C in the middle of something, nothing of it may last longer than its step.
         self._waited = self._tail_unknown = self.may_evaluate = False
-        self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
-        self._wait_started = 0
+        self._nothing_goes_on()
         begun = now()
         if begun - ended > _PAUSE_NS:
             events.begin(begun)
@@ -148,6 +149,10 @@ class Recording:
                 events.line.begin()
         else:
             events.begin(ended)
+
+    def _nothing_goes_on(self) -> None:
+        self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
+        self._wait_started = 0
 
     def _understand(self, fields: RawFields, events: StepEvents[StepMeasures]) -> bytes:
         """A step that the helper cannot understand: it has a time line on a device, or very many events."""
@@ -188,6 +193,15 @@ class Recording:
     def _is_signalled(self) -> bool:
         """Whether all that the device waited for other ranks in this step was told."""
         return self._alone or (self.gradients.present and not self._tail_unknown)
+
+    def failed(self, error: Exception) -> None:
+        """Something raised while the recorder was at work: switch off for good, unless it is for training to hear.
+
+        Raises ``error`` where a signal handler of the script's did, which Python ran meanwhile.
+        """
+        if raised_by_a_signal_handler(error):
+            raise error
+        self.disable(f"{type(error).__name__}: {error}")
 
     def disable(self, reason: str) -> None:
         """Switch off for good, and say so once."""

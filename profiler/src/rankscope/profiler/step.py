@@ -145,21 +145,26 @@ class StepProfiler:
                 launched.settings = msgspec.structs.replace(launched.settings, coordinates=self._settings.coordinates)
             self._recorder = launched
         elif self._settings is None:
-            with suppress(Exception):
-                sys.stderr.write(f"rankscope: not recorded: {self._wrong}; training goes on\n")
+            _say_not_recorded(self._wrong)
         elif current is None or current.off:
             # Kineto prints two lines per window otherwise.
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-            recorder = Recorder(self._settings, explicit=True)
-            try:
-                attach.use(recorder)
-                attach.adopt_existing(recorder)
-            except RuntimeError as error:
-                recorder.disable(str(error))
-            self._recorder = recorder
+            self._attach(self._settings)
         if self._recorder is not None:
             self._recorder.begin()
         return self
+
+    def _attach(self, settings: RecorderSettings) -> None:
+        try:
+            self._recorder = Recorder(settings, explicit=True)
+            attach.use(self._recorder)
+            attach.adopt_existing(self._recorder)
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            reason = str(error) or type(error).__name__
+            if self._recorder is not None:
+                self._recorder.disable(reason)
+            else:
+                _say_not_recorded(reason)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._recorder is not None:
@@ -232,3 +237,8 @@ class _BatchIterator(Iterator[_T]):
         finally:
             self._recorder.leave_data(batch)
         return batch
+
+
+def _say_not_recorded(reason: object) -> None:
+    with suppress(Exception):
+        sys.stderr.write(f"rankscope: not recorded: {reason}; training goes on\n")

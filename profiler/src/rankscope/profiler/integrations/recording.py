@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 
 from rankscope.profiler import attach
+from rankscope.profiler.guard import raised_by_a_signal_handler
 from rankscope.profiler.settings import RecorderSettings, from_environment
 from rankscope.profiler.step import StepProfiler
 
@@ -141,7 +142,10 @@ def harmless(hook: _H) -> _H:
             return
         try:
             hook(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:
+            if raised_by_a_signal_handler(error):
+                raise
+            # Whatever it is, training goes on.
             self.fit.disable(f"{type(error).__name__}: {error}")
 
     return cast("_H", safe)
