@@ -23,7 +23,7 @@ INSTALL_HINTS = {
     "chromium": "apt-get install chromium",
     "gcc": "apt-get install gcc libc6-dev",
     **dict.fromkeys(
-        ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "squeue"),
+        ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "squeue", "srun"),
         "apt-get install munge slurmctld slurmd slurm-client",
     ),
 }

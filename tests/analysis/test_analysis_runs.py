@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -354,7 +355,7 @@ def test_windows_too_few_to_exclude_chance_ask_for_more(synthetic: Synthetic, ad
     verdict = analyze([path]).verdict
     assert verdict.kind == "insufficient_data"
     assert "rank 1" in verdict.summary
-    assert "profile more steps" in verdict.summary
+    assert "more profiled steps are needed" in verdict.summary
 
 
 def test_windows_do_not_call_a_run_balanced_whose_steps_are_those_of_one_rank(
@@ -472,6 +473,63 @@ def test_a_straggler_comes_before_the_crash(synthetic: Synthetic) -> None:
     verdict = result(synthetic(plan=always(2, us=60_000), lost_after={3: 25}, end_reasons={3: "crash"})).verdict
     assert "rank 2" in verdict.next[0]
     assert "error output of rank 3" in verdict.next[-1]
+
+
+def began_ago(run: Path, seconds: float, *, goes_on: bool) -> None:
+    """Move all times of a synthetic run so that it began so long ago; its ranks have ended, or not."""
+    moved_ns = time.time_ns() - int(seconds * 1e9) - 10**18
+    for path in (run / "attempts").rglob("*.json*"):
+        text = re.sub(r'("start_unix_ns": ?)(\d+)', lambda found: f"{found[1]}{int(found[2]) + moved_ns}", path.read_text())
+        path.write_text(re.sub(r'"end_reason": ?"exit"', '"end_reason": null', text) if goes_on else text)
+
+
+@pytest.mark.parametrize(
+    ("options", "ago_s", "says"),
+    [
+        ({"steps": 4}, 5, "Let it train on, then: rankscope analyze {run}"),
+        ({"steps": 4}, 3600, "rankscope capture {run} --flight-recorder"),
+        ({"steps": 4}, None, "It is over: record a run of more steps"),
+        ({"steps": 0}, None, "It is over: record a run of more steps"),
+        ({"steps": 0}, 3600, "rankscope capture {run} --flight-recorder"),
+        ({"signals": False}, 5, "rankscope capture {run} --steps 20"),
+        ({"signals": False}, 3600, "rankscope capture {run} --flight-recorder"),
+        ({"signals": False}, None, "It is over: record a run with more profiled steps"),
+        ({"lost_after": {0: 0, 1: 0, 2: 0}}, 5, "stderr of the other ranks"),
+        ({"lost_after": {0: 0, 1: 0, 2: 0}}, None, "stderr of the other ranks"),
+        ({"coordinates": {rank: {"pp": rank} for rank in range(4)}}, None, "rankscope dashboard {run}"),
+    ],
+    ids=str,
+)
+def test_with_too_little_data_what_to_do_fits_the_state_of_the_run(
+    synthetic: Synthetic, options: dict[str, Any], ago_s: float | None, says: str
+) -> None:
+    run = synthetic(**options).write()
+    if not options.get("steps", 1):
+        info = RankInfo(rank=0, world_size=4, host="n", pid=1, start_unix_ns=10**18, end_reason="exit")
+        write_record(rank_dir(run, 0, 0) / "rank.json", info)
+    began_ago(run, ago_s or 3600, goes_on=ago_s is not None)
+    verdict = analyze([run]).verdict
+    assert verdict.kind == "insufficient_data"
+    assert says.format(run=run) in verdict.next[0]
+    assert ("yet" in verdict.summary) == (options == {"steps": 0} and ago_s is not None)
+
+
+@pytest.mark.parametrize(("ago_s", "goes_on", "silent"), [(5, True, False), (3600, True, True), (3600, False, False)])
+def test_a_run_that_fell_silent_is_said_to_whatever_the_verdict(
+    synthetic: Synthetic, ago_s: float, goes_on: bool, silent: bool
+) -> None:
+    run = synthetic(plan=always(2, us=60_000)).write()
+    began_ago(run, ago_s, goes_on=goes_on)
+    analysis = analyze([run])
+    assert analysis.verdict.rank == 2
+    said = "ranks 0, 1, 2, 3 recorded no end, and no step lately: the job hangs, or has vanished with its nodes"
+    assert (said in analysis.source.warnings) == silent
+
+
+def test_long_steps_are_no_silence(synthetic: Synthetic) -> None:
+    run = synthetic(steps=2, phases={"forward": 300e6}).write()
+    began_ago(run, 2 * 300 + 1500, goes_on=True)
+    assert analyze([run]).verdict.next == [f"Let it train on, then: rankscope analyze {run}"]
 
 
 @pytest.mark.parametrize(("captured", "more"), [(3, 20), (20, 50)])

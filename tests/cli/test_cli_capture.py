@@ -233,6 +233,52 @@ def test_no_answer_in_time_is_status_1_and_the_request_is_taken_back(run: Path, 
     assert leftovers(run) == []
 
 
+def test_a_job_that_makes_no_step_is_said_to_and_what_to_ask_it_instead(run: Path, cli: Cli) -> None:
+    # given ranks of steps of 0.1 s, and nobody who answers for half a second
+    done = cli("capture", run, "--wait", "0.5", "--format", "json")
+    # then it is not left at that
+    assert done.returncode == 1
+    (said,) = (line for line in done.stderr.splitlines() if "no answer" in line)
+    assert "no rank has finished a step in the " in said
+    assert "rank 0's last is step 60; its steps took 0.1 s before" in said
+    assert f"`rankscope capture {run} --flight-recorder`" in said
+    assert said.endswith(json.loads(done.stdout)["reason"])
+
+    # given one that accepts and then hangs, all but rank 1
+    def serve(run: Path, request: ControlRequest) -> None:
+        append(run, 1, "steps", StepRecord(step=61, start_unix_ns=1, wall_us=1e5))
+        accept(run, request)
+
+    with job(run, serve):
+        done = cli("capture", run, "--wait", "1", "--format", "json")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["accepted"], len(result["missing"])) == (1, True, 2)
+    assert "none of the steps was profiled in time" in result["reason"]
+    assert ": rank 0 has not finished a step in the " in result["reason"]
+    assert "--flight-recorder" in result["reason"]
+
+
+def test_who_waits_for_less_than_a_few_steps_does_not_hear_of_a_hang(run: Path, cli: Cli) -> None:
+    for rank in (0, 1):
+        append(run, rank, "steps", StepRecord(step=61, start_unix_ns=1, wall_us=90e6))
+    done = cli("capture", run, "--wait", "0.2")
+    assert "no rank has finished a step" in done.stderr
+    assert "its steps took 90 s before" in done.stderr
+    assert "--wait" in done.stderr
+    assert "--flight-recorder" not in done.stderr
+
+
+def test_of_a_job_that_makes_steps_nobody_says_that_it_stands_still(run: Path, cli: Cli) -> None:
+    def serve(run: Path, _request: ControlRequest) -> None:
+        for rank in (0, 1):
+            append(run, rank, "steps", StepRecord(step=61, start_unix_ns=1, wall_us=1e5))
+
+    with job(run, serve):
+        done = cli("capture", run, "--wait", "1")
+    assert done.returncode == 1
+    assert "no answer: the job records no profiles, or the clocks" in done.stderr
+
+
 def test_what_is_missing_is_named_and_what_is_there_is_shown(run: Path, cli: Cli) -> None:
     # given a rank that is killed before it has profiled anything
     def serve(run: Path, request: ControlRequest) -> None:

@@ -257,10 +257,13 @@ def test_every_verb_of_the_table_exists() -> None:
     assert [name for name in VERBS if root_command.get_command(click.Context(root_command), name) is None] == []
 
 
-@pytest.mark.parametrize("verb", [[], ["run"], ["analyze"], ["compact"], ["schema"]], ids=lambda words: " ".join(words) or "none")
-def test_help_fits_a_terminal_of_80_columns(cli: Cli, verb: list[str]) -> None:
-    page = cli(*verb, "--help", env={"COLUMNS": "80"}).stdout
-    assert [line for line in page.splitlines() if len(line) > 80] == []
+@pytest.mark.parametrize(
+    ("path", "command"), commands(root_command), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_help_fits_a_terminal_of_80_columns(path: tuple[str, ...], command: click.Command) -> None:
+    settings = {**root_command.context_settings, "terminal_width": 80}
+    page = command.get_help(click.Context(command, info_name=" ".join(("rankscope", *path)), **settings))
+    assert [line for line in page.splitlines() if len(line.rstrip()) > 80] == []
 
 
 def test_the_names_of_schemas_are_whole_words_of_its_help(cli: Cli) -> None:

@@ -11,25 +11,26 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.ring_step import packed
 
+from rankscope.analysis.engine import analyze
 from rankscope.profiler import store as store_module
-from rankscope.profiler.entries import StepEntry, pack
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello, Window
-from rankscope.profiler.phases import UNSEEN
 from rankscope.profiler.ring import SLOTS, End, RingWriter
 from rankscope.profiler.scratch import hold, is_left, spooled, was_recorded
 from rankscope.profiler.session import Session
 from rankscope.profiler.settings import RecorderSettings
-from rankscope.profiler.store import MAX_PENDING, RunStore
+from rankscope.profiler.store import MAX_PENDING, PATIENCE, RunStore
 from rankscope.profiler.storing import Storing
-from rankscope.runs.paths import RankStream
+from rankscope.runs.paths import RankStream, rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import create_run
+from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.writer import JsonLinesWriter, create_run
 
 
 def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: str = "run", pid: int = 1) -> Hello:
@@ -54,33 +55,6 @@ def step(number: int) -> StepRecord:
     return StepRecord(step=number, start_unix_ns=10**18, wall_us=1000.0, phases_us=PhaseTimes(forward=1000.0))
 
 
-def packed(number: int) -> bytes:
-    """That step as the ring carries it."""
-    return pack(
-        StepEntry(
-            step=number,
-            start_unix_ns=10**18,
-            wall_ns=1_000_000,
-            phases_ns=[1_000_000 if phase == "forward" else UNSEEN for phase in PHASES],
-            blocked_ns=None,
-            profiled=False,
-            awaits_device=False,
-            cpu_ns=0,
-            run_queue_ns=None,
-            voluntary_switches=0,
-            involuntary_switches=0,
-            gc_ns=0,
-            samples=None,
-            tokens=None,
-            input_elements=None,
-            flops=None,
-            memory=None,
-            sections_ns={},
-            tags=[],
-        )
-    )
-
-
 class Rank:
     """The rank's side: a scratch folder, a ring, a helper."""
 
@@ -96,6 +70,12 @@ class Rank:
         """Record steps."""
         for number in numbers:
             assert self.ring.put(EntryKind.STEP, packed(number))
+
+    def put_empty_window(self, number: int) -> None:
+        """Record a profiled window of one step, in which nothing was seen."""
+        trace = self.scratch / f"window-{number}.json"
+        trace.write_text('{"traceEvents": []}')
+        self.ring.put(EntryKind.WINDOW, msgspec.json.encode(Window(str(trace), number, number)))
 
     def end(self) -> str:
         """The rank is gone; returns what the helper said."""
@@ -251,6 +231,107 @@ def test_whatever_goes_wrong_in_writing_is_said_once_and_tried_again(
     assert capsys.readouterr().err == (
         f"rankscope: rank 0: cannot write to {tmp_path} (RuntimeError: something new); will try again\n"
     )
+
+
+def test_records_that_cannot_be_written_for_what_no_disk_does_are_counted_and_hold_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given a record that cannot be encoded, and a batch whose writing always fails half-way, between others
+    append = JsonLinesWriter.append
+
+    def odd(writer: JsonLinesWriter, *records: bytes) -> None:
+        file = writer._file
+        if file is None or not any(b'"step":3' in record for record in records):
+            append(writer, *records)
+            return
+        writer._file = Halting(file)  # type: ignore[assignment]
+        try:
+            append(writer, *records)
+        finally:
+            writer._file = file
+
+    monkeypatch.setattr(JsonLinesWriter, "append", odd)
+    store = RunStore(hello(tmp_path))
+    store.add("steps", step(0), msgspec.structs.replace(step(1), tags=["\ud800"]), step(2))
+    assert store.flush(now=True)
+    store.add("steps", step(3), step(4))
+    for _ in range(PATIENCE - 1):
+        with pytest.raises(RuntimeError):
+            store.flush(now=True)
+    assert store.flush(now=True)
+    store.add("steps", step(5))
+    # Then the rest is there, once, and what is not there is counted
+    assert storing_to_its_end(store, hello(tmp_path))
+    run = RunReader(tmp_path)
+    assert [row.step for row in run.steps(0, 0)] == [0, 2, 5]
+    assert run.skipped_lines == 0
+    info = run.rank(0, 0)
+    assert info is not None
+    assert info.dropped_records == 3
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "1 record(s) dropped (UnicodeEncodeError" in said
+    assert "3 records were dropped" in " ".join(analyze([tmp_path]).source.warnings)
+
+
+class Halting:
+    """A file that takes ten bytes, and then something goes wrong."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: bytes) -> int:
+        self._file.write(data[:10])
+        raise RuntimeError("something new")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def test_an_entry_that_makes_no_sense_costs_itself_and_is_counted(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run", spool=spool))
+    rank.put(0)
+    for kind in (EntryKind.STEP, EntryKind.RAW_STEP, EntryKind.DEVICE, EntryKind.WINDOW):
+        assert rank.ring.put(kind, b"\xc1")  # which is no MessagePack, and no JSON
+    rank.put(1)
+    eventually(
+        lambda: any(
+            'rank_recorder_dropped_total{run="test",rank="0",slot="0"} 4' in path.read_text() for path in spool.glob("*.prom")
+        )
+    )
+    rank.ring.set_end(End.EXIT)
+    said = rank.end()
+    assert said.count("\n") == 1
+    assert "1 record(s) dropped" in said
+    run = RunReader(tmp_path / "run")
+    assert [row.step for row in run.steps(0, 0)] == [0, 1]
+    info = run.rank(0, 0)
+    assert info is not None
+    assert (info.dropped_records, info.end_reason) == (4, "exit")
+
+
+def test_what_the_filesystem_took_and_did_not_keep_is_in_the_record_of_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = RunStore(hello(tmp_path))
+    store.add("steps", step(0), step(1))
+    assert store.flush(now=True)
+    sync = os.fsync
+
+    def late(handle: int) -> None:
+        if Path(f"/proc/self/fd/{handle}").readlink().suffix == ".jsonl":
+            raise OSError(28, "No space left on device")
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", late)
+    assert storing_to_its_end(store, hello(tmp_path))
+    info = RunReader(tmp_path).rank(0, 0)
+    assert info is not None
+    assert info.unconfirmed_records == 2
+    assert capsys.readouterr().err.count("up to 2 records may be missing") == 1
+    assert "up to 2 records may be missing" in " ".join(analyze([tmp_path]).source.warnings)
 
 
 def test_a_removed_run_is_not_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -458,9 +539,7 @@ def test_a_window_that_cannot_be_reduced_costs_the_window_only(
     # When two windows come between the steps
     rank.put(0)
     for number in (1, 2):
-        trace = rank.scratch / f"window-{number}.json"
-        trace.write_text('{"traceEvents": []}')
-        rank.ring.put(EntryKind.WINDOW, msgspec.json.encode(Window(str(trace), number, number)))
+        rank.put_empty_window(number)
     rank.put(1)
     rank.ring.set_end(End.EXIT)
     # Then it says so once, counts them, and goes on to the end
@@ -472,6 +551,41 @@ def test_a_window_that_cannot_be_reduced_costs_the_window_only(
     info = run.rank(0, 0)
     assert info is not None
     assert (info.end_reason, info.missed_windows) == ("exit", 2)
+
+
+def one_step_trace(number: int) -> str:
+    """A trace as torch writes it, of a step of 1 ms that is one operator."""
+    base = {"ph": "X", "pid": 1, "tid": 1, "ts": 1000.0, "dur": 1000.0}
+    events = [
+        base | {"cat": "user_annotation", "name": f"ProfilerStep#{number}"},
+        base | {"cat": "cpu_op", "name": "aten::mm"},
+    ]
+    return msgspec.json.encode({"traceEvents": events, "baseTimeNanoseconds": 0}).decode()
+
+
+def test_a_window_with_a_step_that_took_too_long_keeps_its_trace_and_says_why(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    rank = Rank(tmp_path / "scratch", hello(run))
+    # given steps of 1 ms, a profiled one of 1.5 ms, and then one of 9 ms
+    rank.put(*range(30))
+    for number, wall_ns in ((30, 1_500_000), (31, 9_000_000)):
+        assert rank.ring.put(EntryKind.STEP, packed(number, wall_ns=wall_ns, profiled=True))
+        trace = rank.scratch / f"window-{number:09d}.json"
+        trace.write_text(one_step_trace(number))
+        rank.ring.put(EntryKind.WINDOW, msgspec.json.encode(Window(str(trace), number, number)))
+    rank.ring.set_end(End.EXIT)
+    assert rank.end() == ""
+    # then the second alone is kept, its record says why
+    reader = RunReader(run)
+    first, second = reader.windows(0, 0)
+    assert first.looked_wrong is None
+    assert second.looked_wrong is not None
+    assert second.looked_wrong.startswith("it took 9.0 ms; steps around it 1.0 ms")
+    assert [path.name for path in rank_dir(run, 0, 0).joinpath("traces").iterdir()] == ["window-000000031.json.gz"]
+    # and whoever analyses the run is told, and where it is
+    (said,) = (text for text in analyze([run]).source.warnings if "looked wrong" in text)
+    assert "step 31 of rank 0: it took 9.0 ms" in said
+    assert said.endswith("raw traces are in attempts/000/ranks/00000/traces")
 
 
 ENDLESS = """
@@ -491,9 +605,7 @@ def test_windows_that_take_too_long_at_the_end_are_counted_and_the_end_is_writte
     rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
     rank.put(0)
     for number in (1, 2):
-        trace = rank.scratch / f"window-{number}.json"
-        trace.write_text('{"traceEvents": []}')
-        rank.ring.put(EntryKind.WINDOW, msgspec.json.encode(Window(str(trace), number, number)))
+        rank.put_empty_window(number)
     rank.ring.set_end(End.EXIT)
     assert "gave up reducing 2 profiled windows" in rank.end()
     info = RunReader(tmp_path / "run").rank(0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from rankscope.profiler import keeping as keeping_module
 from rankscope.profiler import reducing as reducing_module
 from rankscope.profiler.handover import Window
-from rankscope.profiler.keeping import CAPTURED, MAX_WAITING, Keeping
+from rankscope.profiler.keeping import CAPTURED, MAX_WAITING, WRONG, WRONG_BYTES, Keeping
 from rankscope.profiler.reducing import Reduced, Reducing
 
 TRACE = '{"traceEvents": []}'
@@ -36,11 +37,11 @@ class Place:
     def window(self, number: int, *, asked: bool = False) -> Window:
         return Window(str(self.trace(number)), number, number, keep_trace=asked)
 
-    def keeping(self, *, keep: int = 0) -> Keeping:
-        return Keeping(self.scratch, keep=keep, keep_in=lambda: self.folder, say=self.said.append)
+    def keeping(self, *, keep: int = 0, wrong_bytes: int = WRONG_BYTES) -> Keeping:
+        return Keeping(self.scratch, keep=keep, keep_in=lambda: self.folder, say=self.said.append, wrong_bytes=wrong_bytes)
 
     def reducing(self, *, keep: int = 0) -> Reducing:
-        return Reducing(self.scratch, keep=keep, keep_in=lambda: self.folder, say=self.said.append)
+        return Reducing(self.scratch, self.keeping(keep=keep))
 
     @property
     def kept(self) -> list[str]:
@@ -81,6 +82,45 @@ def test_the_last_traces_are_kept_and_those_asked_for_have_a_limit_of_their_own(
     assert place.kept == [name(2), name(3), *map(name, captured[2:])]
     assert gzip.decompress((place.folder / "traces" / name(3)).read_bytes()).decode() == TRACE
     assert place.said == []
+
+
+def test_traces_in_which_something_looked_wrong_outlive_the_last_and_have_two_limits(place: Place) -> None:
+    def keep(keeping: Keeping, number: int, size: int = 0, *, asked: bool = False, wrong: bool = True) -> None:
+        trace = place.trace(number)
+        trace.write_bytes(random.Random(number).randbytes(size))  # which does not become smaller
+        keeping.take(trace, asked=asked, wrong=wrong)
+        eventually(lambda: not [*place.scratch.iterdir()])
+
+    keeping = place.keeping(keep=1, wrong_bytes=100_000)
+    # given one more than there may be, between others: the oldest goes; asked for, it counts to those that were
+    keep(keeping, 1, asked=True)
+    for number in range(2, WRONG + 3):
+        keep(keeping, number)
+        keep(keeping, 90 + number, wrong=False)
+    assert place.kept == [name(1), *map(name, range(3, WRONG + 3)), name(90 + WRONG + 2)]
+    # given two that fit, one that takes the place of all before, and one that fits into no place
+    keep(keeping, 20, 45_000)
+    keep(keeping, 21, 45_000)
+    assert place.kept[-4:-1] == [name(WRONG + 2), name(20), name(21)]
+    keep(keeping, 22, 90_000)
+    assert place.kept == [name(1), name(22), name(90 + WRONG + 2)]
+    keep(keeping, 23, 120_000)
+    assert keeping.finish(30)
+    assert place.kept == [name(1), name(22), name(90 + WRONG + 2)]
+    assert [line.startswith(f"cannot keep the trace {name(23)}: it is larger") for line in place.said] == [True]
+
+
+@pytest.mark.parametrize("trace", ["{", TRACE], ids=["unreadable", "without its steps"])
+def test_the_trace_of_a_window_of_which_nothing_else_is_left_is_kept(place: Place, trace: str) -> None:
+    reducing = place.reducing()
+    window = place.window(7)
+    Path(window.path).write_text(trace)
+    reducing.add(window)
+    assert reducing.finish(30) == 0
+    (reduced,) = reducing.results()
+    assert reduced.reason
+    assert reducing.finish_keeping(30)
+    assert place.kept == [name(7)]
 
 
 def test_what_others_put_in_the_place_of_a_trace_is_replaced_and_not_written_to(place: Place, tmp_path: Path) -> None:

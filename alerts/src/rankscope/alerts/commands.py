@@ -76,7 +76,7 @@ def rules(out: Path | None, print_: bool, dashboard_url: str, runbook_url: str) 
     \b
     Examples:
       rankscope alerts rules > rankscope.rules.yaml
-      rankscope alerts rules --out /etc/prometheus/rankscope --dashboard-url https://rankscope.example
+      rankscope alerts rules --out rules --dashboard-url https://rankscope.example
     """  # noqa: D301 - \b is for click
     from rankscope.alerts.rules import export, rules_text
 
@@ -144,10 +144,9 @@ def watch(
     \b
     Examples:
       rankscope alerts watch runs/llama --alertmanager http://127.0.0.1:9093
-      rankscope alerts watch runs --webhook https://hooks.example/T0/B0 --dashboard-url https://rankscope.example
+      rankscope alerts watch runs --webhook https://hooks.example/T0/B0
       rankscope alerts watch runs/llama --once --format json
 
-    \b
     Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
     """  # noqa: D301 - \b is for click
     from rankscope.alerts.watched_run import discover

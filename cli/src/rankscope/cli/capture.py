@@ -44,10 +44,10 @@ class _Ranks(click.ParamType[Any]):
     epilog="""
 \b
 Examples:
-  rankscope capture RUN                             profile three of the next steps on all ranks
-  rankscope capture RUN --steps 5 --keep-trace      and keep the raw Kineto traces of them
-  rankscope capture RUN --ranks 0,8-15 --note "slow since the switch was replaced"
-  rankscope capture RUN --flight-recorder           a job that hangs: which collective waits for whom
+  rankscope capture RUN                         three of the next steps
+  rankscope capture RUN --steps 5 --keep-trace  keep the raw traces, too
+  rankscope capture RUN --ranks 0,8-15 --note "slow since the switch went"
+  rankscope capture RUN --flight-recorder       who waits in a hung job
 
 \b
 The request is a file in RUN/control, so whoever may write there may ask.

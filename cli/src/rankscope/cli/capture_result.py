@@ -38,7 +38,7 @@ class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that profiled all these steps."""
     missing: list[Missing] = []
     traces: list[str] = []
-    """Raw traces that were kept, relative to the run."""
+    """Raw traces that were kept, relative to the run: on request, or because something looked wrong in them."""
     analysis: Analysis | None = None
     """Of these steps alone."""
 

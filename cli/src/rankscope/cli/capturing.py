@@ -10,6 +10,7 @@ from rankscope.analysis.captured import analyze_captured
 from rankscope.cli.capture_result import CaptureResult, Missing
 from rankscope.cli.live_run import LiveRun, listed, say, waited_for
 from rankscope.cli.profiled import ProfiledSteps
+from rankscope.cli.standstill import Standstill
 from rankscope.runs.control import MAX_STEPS, ControlAnswer, ControlRequest, read_answer
 from rankscope.runs.paths import rank_dir
 
@@ -20,13 +21,14 @@ _ANEW: Final = "the job has been started anew in the meantime; ask again"
 
 def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *, until: float) -> CaptureResult:
     """Ask, and wait until ``until`` (monotonic seconds) for the profiles of the ``expected`` ranks."""
+    watch = Standstill(live)
     with live.asked(request) as note_answered:
         say(f"asked for {request.steps} steps of {listed(expected)}")
         answer = waited_for(lambda: _answer(live, request), until=until, ranks=1)
         if answer is not None:
             note_answered()
     if answer is None:
-        reason = _unanswered(live)
+        reason = _unanswered(live, watch)
         say(reason)
         return CaptureResult(
             request=request.id, accepted=None, reason=reason, attempt=live.attempt, missing=_all(expected, "nobody answered")
@@ -43,19 +45,22 @@ def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *
         expected = sorted(set(answer.ranks))
     say(f"accepted: steps {steps[0]} to {steps[-1]} will be profiled by {listed(expected)}")
     missing = _wait_for_profiles(live, expected, steps, until=until)
+    lacking = missing[0].reason if missing else None
+    if any(not live.has_ended(row.rank) for row in missing) and (standstill := watch.explained()) is not None:
+        lacking = f"{lacking}: {standstill}"
     present = [rank for rank in expected if rank not in {row.rank for row in missing}]
     if missing:
-        say(f"no complete profile of {listed([row.rank for row in missing])}: {missing[0].reason}")
+        say(f"no complete profile of {listed([row.rank for row in missing])}: {lacking}")
     return CaptureResult(
         request=request.id,
         accepted=True,
-        reason=missing[0].reason if missing else None,
+        reason=lacking,
         attempt=live.attempt,
         first_step=steps[0],
         last_step=steps[-1],
         ranks=present,
         missing=missing,
-        traces=_traces(live, expected, steps) if request.keep_trace else [],
+        traces=_traces(live, expected, steps),
         analysis=analyze_captured(live.reader, live.attempt, expected, steps),
     )
 
@@ -84,12 +89,12 @@ def _given_up(live: LiveRun, request: ControlRequest) -> str | None:
     return _ANEW
 
 
-def _unanswered(live: LiveRun) -> str:
+def _unanswered(live: LiveRun, watch: Standstill) -> str:
     if live.reader.attempts()[-1:] != [live.attempt]:
         return f"no answer: {_ANEW}"
-    return (
-        "no answer: the job records no profiles, or rank 0 takes no steps, or the clocks of its host and this one are far apart"
-    )
+    if (standstill := watch.explained()) is not None:
+        return f"no answer: {standstill}"
+    return "no answer: the job records no profiles, or the clocks of rank 0's host and this one are far apart"
 
 
 def _wait_for_profiles(live: LiveRun, expected: list[int], steps: range, *, until: float) -> list[Missing]:

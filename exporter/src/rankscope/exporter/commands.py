@@ -25,18 +25,16 @@ _ARGUMENTS: Final = "rankscope.exporter.arguments"
 _EXAMPLES: Final = """
 \b
 Examples:
-  rankscope exporter                                 all GPUs of this node, on port 9838
-  rankscope exporter --simulate 4 --once             what a page looks like, without a GPU
+  rankscope exporter                                 all GPUs of this node
+  rankscope exporter --simulate 4 --once             a page without a GPU
   rankscope exporter --listen 127.0.0.1:9838         for this machine only
   rankscope exporter --no-collector.gpu --spool DIR  only the ranks' files
-  rankscope exporter release 3 --ttl 10m             let go of GPU 3, for a reset or a MIG change
+  rankscope exporter release 3 --ttl 10m             to reset GPU 3
 
-\b
 Every option can also be given as RANKSCOPE_EXPORTER_ and its name in capitals, with _ for . and -
 (RANKSCOPE_EXPORTER_WEB_LISTEN_ADDRESS=:9838), or as a key of the --config file (web.listen-address = ":9838").
 A flag counts before the environment, that before the file. SIGHUP reads file and environment again.
 
-\b
 Exit status: 0 ended by a signal, 2 usage, 3 an address, folder or file that cannot be used, 4 something is not
 installed, 5 the driver was replaced and 6 the process that asks it is gone: both want a restart.
 """

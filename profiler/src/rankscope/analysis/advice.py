@@ -132,12 +132,34 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
     AdviceRow(
         "insufficient_data",
         None,
-        None,
+        "silent",
         (
-            "Let it train for at least ten steps, then: rankscope analyze {run}",
-            "Analyse the traces of all ranks together, or record a run: {record}",
+            "If the job hangs, have its ranks write which collective they wait in: rankscope capture {run} --flight-recorder",
+            "If it has vanished with its nodes, start it again: the same command is the run's next attempt",
         ),
     ),
+    AdviceRow("insufficient_data", None, "few_steps", ("Let it train on, then: rankscope analyze {run}",)),
+    AdviceRow("insufficient_data", None, "few_steps_over", (f"It is over: record a run of more steps: {_RECORD_COMMAND}",)),
+    AdviceRow(
+        "insufficient_data",
+        None,
+        "few_ranks",
+        ("See on the stderr of the other ranks why they are not recorded: all must be able to write to {run}",),
+    ),
+    AdviceRow(
+        "insufficient_data",
+        None,
+        "few_windows",
+        ("While it trains, profile steps, which tell working from waiting: rankscope capture {run} --steps {steps}",),
+    ),
+    AdviceRow(
+        "insufficient_data",
+        None,
+        "few_windows_over",
+        ("It is over: record a run with more profiled steps: rankscope run --window-every 50 -- torchrun ... train.py",),
+    ),
+    AdviceRow("insufficient_data", None, "one_rank_per_stage", ("See what each stage takes: rankscope dashboard {run}",)),
+    AdviceRow("insufficient_data", None, None, ("Analyse the traces of all ranks together, or record a run: {record}",)),
 )
 
 

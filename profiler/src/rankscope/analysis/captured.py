@@ -11,6 +11,7 @@ from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.clock import consistent, fit_clocks
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.matching import Matching, match_collectives
+from rankscope.analysis.odd_windows import odd_windows
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, Finding, Source, Verdict
@@ -74,7 +75,8 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
             simulated=reader.info.simulated,
             run_id=reader.info.run_id,
             name=reader.info.name,
-            warnings=[f"rank {rank} has no profile of these steps" for rank in missing[:8]],
+            warnings=[f"rank {rank} has no profile of these steps" for rank in missing[:8]]
+            + odd_windows(reader.path, attempt, {rank: reduction.breakdowns for rank, reduction in held.items()}),
         ),
         ranks=[
             rank_result(
@@ -100,19 +102,21 @@ def _verdict(held: Mapping[int, Reduction], blame: Blame, matching: Matching, se
     again = _MORE_STEPS if setting.step_count < _MORE_STEPS else MAX_STEPS
     counts = [len(reduction.breakdowns) for reduction in held.values() if reduction.breakdowns]
     if not profiled:
-        return insufficient("none of these steps has been profiled", run=setting.run, capture=again), []
+        return insufficient("none of these steps has been profiled", run=setting.run, lack="short_capture", capture=again), []
     shares = shares_of_windows(profiled, wait_us=sum(blame.wait_us.values()) if matching.matches else None)
     if setting.world_size == 1:
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     if not matching.matches:
         missing = "no collective of these steps could be matched across the ranks"
-        return insufficient(missing, run=setting.run, capture=again), limits(shares, setting, lead="On the ranks at hand ")
+        return insufficient(missing, run=setting.run, lack="short_capture", capture=again), limits(
+            shares, setting, lead="On the ranks at hand "
+        )
     window = sum(row.window_us for row in profiled) / len(counts)
     late = find_late(blame, window)
     if late is None:
         if (suspect := too_few(blame, window)) is not None:
             missing = f"rank {suspect} was last, but at so few collectives that it may be chance; capture more steps"
-            return insufficient(missing, run=setting.run, capture=again), limits(shares, setting, lead="")
+            return insufficient(missing, run=setting.run, lack="short_capture", capture=again), limits(shares, setting, lead="")
         whom = among(len(blame.ranks), setting.world_size, "matched collectives")
         return nobody(shares, setting, confidence=None, why=f"In these steps no rank makes the others wait beyond chance{whom}")
     steps = max(counts)

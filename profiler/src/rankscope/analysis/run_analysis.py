@@ -13,7 +13,9 @@ import numpy as np
 from rankscope.analysis.blame import assign_blame
 from rankscope.analysis.clock import consistent, fit_clocks
 from rankscope.analysis.endings import Endings, endings, listed, ranks_of
+from rankscope.analysis.liveness import liveness
 from rankscope.analysis.matching import match_collectives
+from rankscope.analysis.odd_windows import odd_windows
 from rankscope.analysis.own_time import imposed_wait, judge
 from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.ranks import rank_result
@@ -103,8 +105,18 @@ def _read(path: os.PathLike[str]) -> RunEvidence:
     matching = match_collectives({rank: reduction.collectives for rank, reduction in windows.items()}, world_size=world_size)
     clocks = fit_clocks(matching.matches, {rank: info.host for rank, info in infos.items()})
     matching = consistent(matching, clocks)
+    started = reader.info.start_unix_ns if about is None else about.start_unix_ns
     return RunEvidence(
-        reader, table, infos, windows, world_size, matching, clocks, assign_blame(matching.matches, clocks, ranks), damaged
+        reader=reader,
+        table=table,
+        infos=infos,
+        windows=windows,
+        world_size=world_size,
+        matching=matching,
+        clocks=clocks,
+        blame=assign_blame(matching.matches, clocks, ranks),
+        damaged=damaged,
+        liveness=liveness(table, infos, start_unix_ns=started),
     )
 
 
@@ -128,6 +140,9 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     if silent:
         warnings.append(f"not one step recorded by {listed(silent)}")
     warnings += ended.warnings()
+    going_on = [rank for rank, info in run.infos.items() if info.end_reason is None and info.end_unix_ns is None]
+    if run.liveness == "silent" and going_on:
+        warnings.append(f"{listed(going_on)} recorded no end, and no step lately: the job hangs, or has vanished with its nodes")
     warnings += _recorder_warnings(run)
     if run.reader.skipped_lines:
         warnings.append(f"{run.reader.skipped_lines} damaged lines skipped")
@@ -146,7 +161,9 @@ def _recorder_share(run: RunEvidence) -> float | None:
     shares = []
     for row, rank in enumerate(run.ranks):
         info = run.infos.get(rank)
-        if info is None or info.recorder_cost_us is None or info.dropped_records or info.expired_records.get("steps"):
+        if info is None or info.recorder_cost_us is None:
+            continue
+        if info.dropped_records or info.unconfirmed_records or info.expired_records.get("steps"):
             continue
         wall = float(np.nansum(walls[row]))
         if wall > 0 and info.recorder_cost_us >= 0:
@@ -155,19 +172,23 @@ def _recorder_share(run: RunEvidence) -> float | None:
 
 
 def _recorder_warnings(run: RunEvidence) -> list[str]:
-    """What the recorder itself lost."""
+    """What the recorder itself lost, and what it stumbled over."""
     warnings: list[str] = []
     disabled = [rank for rank, info in run.infos.items() if info.disabled_reason]
     if disabled:
         warnings.append(f"the recorder switched itself off on {listed(disabled)}: {run.infos[disabled[0]].disabled_reason}")
     dropped = sum(info.dropped_records for info in run.infos.values())
     if dropped:
-        warnings.append(f"{dropped} records were dropped because a ring was full")
+        warnings.append(f"{dropped} records were dropped: a ring was full, or they could not be written")
+    unconfirmed = sum(info.unconfirmed_records for info in run.infos.values())
+    if unconfirmed:
+        warnings.append(f"up to {unconfirmed} records may be missing: the filesystem took them and failed afterwards")
     warnings += _expired(run)
     missed = sum(info.missed_windows for info in run.infos.values())
     if missed:
         warnings.append(f"{missed} profiler windows were left out, counted over the ranks; the job's stderr says why")
-    return warnings
+    breakdowns = {rank: reduction.breakdowns for rank, reduction in run.windows.items()}
+    return warnings + odd_windows(run.reader.path, run.table.attempt, breakdowns)
 
 
 def _expired(run: RunEvidence) -> list[str]:

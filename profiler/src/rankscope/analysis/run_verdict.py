@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from rankscope.analysis.bottleneck import Shares, shares_of_steps, shares_of_win
 from rankscope.analysis.cause import Signals, cause_of, signals_of
 from rankscope.analysis.clock import Clocks
 from rankscope.analysis.late import busy_excess, find_late, too_few
+from rankscope.analysis.liveness import Liveness
 from rankscope.analysis.matching import Matching
 from rankscope.analysis.own_time import (
     MINIMUM_STEPS,
@@ -32,9 +34,12 @@ from rankscope.analysis.result import Evidence, Finding, Verdict
 from rankscope.analysis.significance import LIMIT, blocks_needed
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import late_named
-from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.verdict import Lack, Named, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
+
+CAPTURE: Final = 20
+"""Steps to profile where windows are to decide: more than ``late.ENOUGH_STEPS``, also where some show nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class RunEvidence:
     blame: Blame
     damaged: int
     """Records with impossible times, left out."""
+    liveness: Liveness
+    """Whether it goes on."""
 
     @property
     def path(self) -> str:
@@ -100,19 +107,17 @@ def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[V
     """The verdict, and all findings, most costly first."""
     setting = _setting(run, price, currency)
 
-    def too_little(missing: str) -> tuple[Verdict, list[Finding]]:
-        return insufficient(missing, run=run.path), []
-
     if not len(run.table.steps):
-        return too_little("no step has been recorded yet" if run.ranks else "no rank has recorded anything yet")
+        yet = "" if run.liveness == "over" else " yet"
+        return _too_little(run, f"no step has been recorded{yet}" if run.ranks else f"no rank has recorded anything{yet}")
     shares = _shares(run)
     if run.world_size == 1:
         if len(run.table.steps) < MINIMUM_STEPS:
-            return too_little(f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")
+            return _too_little(run, f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     comparable = [judged for peers in peer_groups(run.ranks, run.infos) if (judged := judge(run.table, peers)) is not None]
     if not comparable:
-        return _from_windows(run, setting, shares) or too_little(_missing(run))
+        return _from_windows(run, setting, shares) or _too_little(run, *_missing(run))
     found = [(judged, slow) for judged in comparable if (slow := find_slow(judged) or find_rotating(judged)) is not None]
     calm = [judged for judged in comparable if all(judged is not other for other, _ in found)]
     found = [one for one in found if (one[1].p_value or 0.0) + by_chance_elsewhere(*one, calm) <= LIMIT]
@@ -123,15 +128,20 @@ def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[V
     return verdict, [finding, *limits(shares, setting, lead="Besides that, ")]
 
 
-def _missing(run: RunEvidence) -> str:
+def _too_little(run: RunEvidence, missing: str, lack: Lack = "few_steps") -> tuple[Verdict, list[Finding]]:
+    return insufficient(missing, run=run.path, lack=lack, capture=CAPTURE, liveness=run.liveness), []
+
+
+def _missing(run: RunEvidence) -> tuple[str, Lack]:
     reporting = _reporting(run)
     if reporting < 2:
-        return f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}"
+        return f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks"
     if not np.isfinite(run.table.matrix("own_us")).any():
-        return "the step records do not tell own time from waiting, and no profiled window decides"
+        return "the step records do not tell own time from waiting, and no profiled window decides", "few_windows"
     if all(len(peers) == 1 for peers in peer_groups(run.ranks, run.infos)):
-        return "every pipeline stage is on one rank, so its own time has none to be compared with"
-    return f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed"
+        return "every pipeline stage is on one rank, so its own time has none to be compared with", "one_rank_per_stage"
+    steps = len(run.table.steps)
+    return f"{steps} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed", "few_steps"
 
 
 def _nobody_slow(
@@ -144,7 +154,7 @@ def _nobody_slow(
                 f"rank {suspect} made the others wait, but in {judged.own.shape[1]} steps after warm-up that may be chance among "
                 f"{compared} ranks, {needed} are needed"
             )
-            return insufficient(missing, run=run.path), []
+            return _too_little(run, missing)
     compared = sum(len(judged.ranks) for judged in comparable)
     whom = among(compared, setting.world_size, "records")
     confidence = min(_calm(judged) for judged in comparable) * min(1.0, compared / setting.world_size)
@@ -169,11 +179,12 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Shares) -> tuple[V
     if late is None:
         suspect = too_few(run.blame, window)
         if suspect is not None:
-            missing = f"rank {suspect} was last, but at so few collectives that it may be chance; profile more steps"
-            return insufficient(missing, run=run.path), []
+            missing = f"rank {suspect} was last, but at so few collectives that it may be chance; more profiled steps are needed"
+            return _too_little(run, missing, "few_windows")
         if _reporting(run) < 2:
             # A handful of profiled steps cannot speak for all the steps of which there is no record.
-            return insufficient(f"{_missing(run)}; in the profiled steps nobody was late beyond chance", run=run.path), []
+            missing, lack = _missing(run)
+            return _too_little(run, f"{missing}; in the profiled steps nobody was late beyond chance", lack)
         compared = len({rank for match in run.matching.matches for rank in match.ranks})
         whom = among(compared, setting.world_size, "matched collectives")
         why = f"In the profiled steps no rank makes the others wait beyond chance{whom}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from rankscope.analysis.advice import next_actions
 from rankscope.analysis.bottleneck import Shares, limit_of
 from rankscope.analysis.cause import CauseRow
+from rankscope.analysis.liveness import Liveness
 from rankscope.analysis.result import Cost, Evidence, Finding, Kind, Pattern, Verdict
 from rankscope.runs.records import Phase
 
@@ -152,14 +153,28 @@ def limits(shares: Shares, setting: Setting, *, lead: str, confidence: float | N
     ]
 
 
-def insufficient(missing: str, *, run: str | None = None, capture: int | None = None) -> Verdict:
+Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture"]
+"""Why there is too little to say anything."""
+
+
+def insufficient(
+    missing: str,
+    *,
+    run: str | None = None,
+    lack: Lack | None = None,
+    capture: int | None = None,
+    liveness: Liveness = "live",
+) -> Verdict:
     """The verdict when there is too little to say anything; ``missing`` says what. ``capture``: how many steps may be enough."""
-    reason = None if capture is None else "short_capture"
+    reason: str | None = lack if liveness == "live" else "silent" if liveness == "silent" else _WHEN_OVER.get(lack, lack)
     return Verdict(
         kind="insufficient_data",
         summary=f"Not enough data for a verdict: {missing}.",
         next=next_actions("insufficient_data", run=run, explained_by=reason, steps=capture),
     )
+
+
+_WHEN_OVER: Final[dict[Lack | None, str]] = {"few_steps": "few_steps_over", "few_windows": "few_windows_over"}
 
 
 def duration(us: float) -> str:

@@ -24,13 +24,15 @@ from rankscope.profiler.flight import FlightDumps
 from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_hello
 from rankscope.profiler.hardware import Hardware
 from rankscope.profiler.joining import Joining
+from rankscope.profiler.keeping import WRONG_BYTES, Keeping
 from rankscope.profiler.otlp import OtlpTraces
 from rankscope.profiler.publishing import Publishing
 from rankscope.profiler.reducing import Reducing
 from rankscope.profiler.ring import End, RingReader
 from rankscope.profiler.scratch import hold, note_recorded, sweep
-from rankscope.profiler.store import RunStore
+from rankscope.profiler.store import RETAINED_TRACES, RunStore
 from rankscope.profiler.storing import END_SECONDS, STUCK_SECONDS, Storing
+from rankscope.profiler.usual import Usual
 from rankscope.runs.records import EndReason, RankInfo, StepRecord
 
 POLL_SECONDS: Final = 0.2
@@ -46,12 +48,8 @@ class Helper:
         self._hold = hold(scratch)
         self._store = RunStore(self._hello)
         self._storing = Storing(self._store)
-        self._reducing = Reducing(
-            scratch,
-            keep=self._hello.settings.keep_traces,
-            keep_in=lambda: self._store.folder if self._store.begun and not self._store.refused else None,
-            say=self._say,
-        )
+        self._usual = Usual()
+        self._reducing = Reducing(scratch, self._keeping(), judge=self._usual.judged)
         self._joining = Joining()
         self._disabled = False
         self._noted = self._ticked = False
@@ -67,6 +65,16 @@ class Helper:
         coordination = Coordination(around, self._ring, self._missed)
         self._duties = Duties(
             [Publishing(around), Hardware(around), OtlpTraces(around), FlightDumps(around), coordination], self._say
+        )
+
+    def _keeping(self) -> Keeping:
+        settings = self._hello.settings
+        return Keeping(
+            self._scratch,
+            keep=settings.keep_traces,
+            keep_in=lambda: self._store.folder if self._store.begun and not self._store.refused else None,
+            say=self._say,
+            wrong_bytes=WRONG_BYTES if settings.retain_bytes is None else round(settings.retain_bytes * RETAINED_TRACES),
         )
 
     def run(self) -> None:
@@ -110,23 +118,30 @@ class Helper:
     def _take(self, *, ended: bool) -> int:
         entries = self._ring.read(500, ended=ended)
         for kind, payload in entries:
-            if kind == EntryKind.STEP:
-                self._record(self._joining.step(payload))
-            elif kind == EntryKind.RAW_STEP:
-                self._record(self._joining.raw(payload))
-            elif kind == EntryKind.DEVICE:
-                self._record(self._joining.device(payload))
-            elif kind == EntryKind.WINDOW:
-                self._reducing.add(msgspec.json.decode(payload, type=Window))
-            elif kind == EntryKind.MISSED_WINDOW:
-                self._missed(payload.decode(errors="replace"))
+            try:
+                self._take_entry(kind, payload)
+            except Exception as error:  # noqa: BLE001  # one entry that makes no sense may not cost those behind it
+                self._store.lose(1, error)
         if self._ring.disabled_reason and not self._disabled:
             self._disabled = True
-            self._storing.write_rank(self._rank_info())
+            self._storing.write_rank(self._own_info())
         return len(entries)
+
+    def _take_entry(self, kind: int, payload: bytes) -> None:
+        if kind == EntryKind.STEP:
+            self._record(self._joining.step(payload))
+        elif kind == EntryKind.RAW_STEP:
+            self._record(self._joining.raw(payload))
+        elif kind == EntryKind.DEVICE:
+            self._record(self._joining.device(payload))
+        elif kind == EntryKind.WINDOW:
+            self._reducing.add(msgspec.json.decode(payload, type=Window))
+        elif kind == EntryKind.MISSED_WINDOW:
+            self._missed(payload.decode(errors="replace"))
 
     def _record(self, records: list[StepRecord]) -> None:
         for record in records:
+            self._usual.add(record)
             self._duties.step(record)
             self._store.add("steps", record)
 
@@ -145,16 +160,16 @@ class Helper:
             for breakdown in reduced.breakdowns:
                 self._duties.breakdown(breakdown)
 
-    def _dropped(self) -> int:
-        return self._ring.dropped + self._store.dropped
+    def _rank_info(self) -> RankInfo:
+        return self._store.completed(self._own_info())
 
-    def _rank_info(self, *, end_unix_ns: int | None = None, end_reason: EndReason | None = None) -> RankInfo:
+    def _own_info(self, *, end_unix_ns: int | None = None, end_reason: EndReason | None = None) -> RankInfo:
         return msgspec.structs.replace(
             self._hello.rank,
             attempt=self._store.attempt,
             end_unix_ns=end_unix_ns,
             end_reason=end_reason,
-            dropped_records=self._dropped(),
+            dropped_records=self._ring.dropped,
             missed_windows=self._missed_windows,
             recorder_cost_us=self._ring.cost_ns / 1000,
             window_cost_us=self._ring.window_cost_ns / 1000,
@@ -166,7 +181,7 @@ class Helper:
         ended = time.time_ns()
         reasons: dict[End, EndReason] = {End.SILENT: "killed", End.EXIT: "exit", End.CRASH: "crash"}
         reason: EndReason = "disabled" if self._ring.disabled_reason else reasons[self._ring.end]
-        if not self._storing.finish(self._rank_info(end_unix_ns=ended, end_reason=reason)):
+        if not self._storing.finish(self._own_info(end_unix_ns=ended, end_reason=reason)):
             self._say("gave up writing the last records")
         if not self._reducing.finish_keeping(STUCK_SECONDS):
             self._say("gave up keeping the last traces, which took too long")

@@ -23,8 +23,8 @@ from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo
 def identify(settings: RecorderSettings) -> Hello:
     """Everything the helper must know of this process. The settings' run id and start hold only if this rank creates the run."""
     initialised = dist.is_available() and dist.is_initialized()
-    rank = dist.get_rank() if initialised else _integer("RANK") or 0
-    world_size = dist.get_world_size() if initialised else _integer("WORLD_SIZE") or 1
+    rank = dist.get_rank() if initialised else _of_launcher("RANK", "SLURM_PROCID") or 0
+    world_size = dist.get_world_size() if initialised else _of_launcher("WORLD_SIZE", "SLURM_STEP_NUM_TASKS") or 1
     backend = str(dist.get_backend()) if initialised else None
     attempt = settings.elastic_attempt(os.environ)
     kind, gpu_uuid, gpu_name = _device()
@@ -60,7 +60,7 @@ def identify(settings: RecorderSettings) -> Hello:
             host=socket.gethostname(),
             pid=os.getpid(),
             attempt=attempt,
-            local_rank=_integer("LOCAL_RANK"),
+            local_rank=_of_launcher("LOCAL_RANK", "SLURM_LOCALID"),
             device_kind=kind,
             gpu_uuid=gpu_uuid,
             gpu_name=gpu_name,
@@ -70,6 +70,16 @@ def identify(settings: RecorderSettings) -> Hello:
         ),
         process_unix_ns=process_start_unix_ns(),
     )
+
+
+def _of_launcher(variable: str, of_slurm: str) -> int | None:
+    """What torchrun says, or else ``srun``.
+
+    Slurm sets most of its variables in batch scripts, too, where there is one process however many tasks the job has. What it
+    says of a step is only there where ``srun`` started this process.
+    """
+    said = _integer(variable)
+    return _integer(of_slurm) if said is None and "SLURM_STEP_NUM_TASKS" in os.environ else said
 
 
 def _integer(variable: str) -> int | None:

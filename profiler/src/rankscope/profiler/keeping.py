@@ -11,36 +11,54 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from rankscope.profiler.scratch import remove_trace
 from rankscope.runs.writer import make_folder, replacing
 
 CAPTURED: Final = 8
 """Traces that people asked for that are kept of each rank; the oldest go."""
+WRONG: Final = 4
+"""Traces of windows in which something looked wrong that are kept of each rank; the oldest go."""
+WRONG_BYTES: Final = 256 * 1024 * 1024
+"""And how much these may be, unless told otherwise."""
 MAX_WAITING: Final = 2
 """Traces that wait in local memory for the disk; further ones are not kept."""
+
+_Why = Literal["last", "asked", "wrong"]
 
 
 class Keeping:
     """Keeps the last ``keep`` traces in the folder that ``keep_in`` returns (``None``: there is none now).
 
-    And the last ``CAPTURED`` of those that were asked for. Whatever becomes of a trace, it is removed from ``scratch``.
+    And the last ``CAPTURED`` of those that were asked for, and the last ``WRONG`` of those in which something looked wrong, which
+    are together at most ``wrong_bytes``. Whatever becomes of a trace, it is removed from ``scratch``.
     """
 
-    def __init__(self, scratch: Path, *, keep: int, keep_in: Callable[[], Path | None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        scratch: Path,
+        *,
+        keep: int,
+        keep_in: Callable[[], Path | None],
+        say: Callable[[str], None],
+        wrong_bytes: int = WRONG_BYTES,
+    ) -> None:
         self._scratch = scratch
         self._keep = keep
         self._keep_in = keep_in
         self._say = say
         self._last = deque[Path]()
         self._captured = deque[Path]()
-        self._traces: queue.SimpleQueue[tuple[Path, bool] | None] = queue.SimpleQueue()
+        self._wrong = deque[tuple[Path, int]]()
+        self._wrong_bytes = wrong_bytes
+        self._traces: queue.SimpleQueue[tuple[Path, _Why] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="keeping", daemon=True)
 
-    def take(self, trace: Path, *, asked: bool) -> None:
-        """This trace has been reduced; ``asked``: somebody wants it. Waits for nothing."""
-        if not (self._keep or asked):
+    def take(self, trace: Path, *, asked: bool = False, wrong: bool = False) -> None:
+        """This trace has been reduced; ``asked``: somebody wants it, ``wrong``: somebody will. Waits for nothing."""
+        why: _Why = "asked" if asked else "wrong" if wrong else "last"
+        if why == "last" and not self._keep:
             remove_trace(trace, self._scratch)
         elif self._traces.qsize() >= MAX_WAITING:
             self._say(f"the trace {trace.stem} is not kept: the disk is too slow for the {MAX_WAITING} before it")
@@ -48,7 +66,7 @@ class Keeping:
         else:
             if self._thread.ident is None:
                 self._thread.start()
-            self._traces.put((trace, asked))
+            self._traces.put((trace, why))
 
     def finish(self, seconds: float) -> bool:
         """Wait until all are kept, but not longer. Returns whether they are."""
@@ -59,11 +77,11 @@ class Keeping:
 
     def _work(self) -> None:
         while (taken := self._traces.get()) is not None:
-            trace, asked = taken
-            self._store(trace, asked=asked)
+            trace, why = taken
+            self._store(trace, why)
             remove_trace(trace, self._scratch)
 
-    def _store(self, trace: Path, *, asked: bool) -> None:
+    def _store(self, trace: Path, why: _Why) -> None:
         folder = self._keep_in()
         if folder is None:
             return
@@ -79,9 +97,23 @@ class Keeping:
                 gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file) as target,
             ):
                 shutil.copyfileobj(source, target)
-            names, limit = (self._captured, CAPTURED) if asked else (self._last, self._keep)
+                target.close()
+                size = file.tell()
+                if why == "wrong":
+                    self._make_room(size)
+            if why == "wrong":
+                self._wrong.append((kept, size))
+                return
+            names, limit = (self._captured, CAPTURED) if why == "asked" else (self._last, self._keep)
             names.append(kept)
             while len(names) > limit:
                 names.popleft().unlink(missing_ok=True)
         except OSError as error:
             self._say(f"cannot keep the trace {kept.name}: {error.strerror or error}")
+
+    def _make_room(self, size: int) -> None:
+        """For one more trace in which something looked wrong. Raises ``OSError``, also for one that is too large by itself."""
+        if size > self._wrong_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than all of its kind may be, {self._wrong_bytes} bytes")
+        while len(self._wrong) >= WRONG or sum(size for _, size in self._wrong) + size > self._wrong_bytes:
+            self._wrong.popleft()[0].unlink(missing_ok=True)

@@ -144,7 +144,11 @@ class Planning:
 
 
 def _on_one_host(hello: Hello) -> bool:
-    return os.environ.get("LOCAL_WORLD_SIZE") == str(hello.rank.world_size)
+    here = os.environ.get("LOCAL_WORLD_SIZE")
+    if here is None:
+        nodes, tasks = (os.environ.get(f"SLURM_STEP_NUM_{what}") for what in ("NODES", "TASKS"))
+        return nodes == "1" and tasks == str(hello.rank.world_size)
+    return here == str(hello.rank.world_size)
 
 
 def _answer(request: str, chosen: PlannedWindow | str, attempt: int) -> ControlAnswer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,9 @@ from rankscope.runs.records import StepBreakdown
 MAX_WAITING: Final = 2
 """Traces that wait in local memory while another is reduced: each is tens of megabytes."""
 
+Judge = Callable[[Window, Sequence[StepBreakdown]], Sequence[StepBreakdown]]
+"""Fills in ``looked_wrong``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
@@ -30,13 +33,22 @@ class Reduced:
     collectives: Sequence[msgspec.Struct] = ()
     kernels: Sequence[msgspec.Struct] = ()
 
+    @property
+    def looked_wrong(self) -> bool:
+        """Whether somebody will want to see the trace itself."""
+        return self.reason is not None or any(row.looked_wrong for row in self.breakdowns)
+
 
 class Reducing:
-    """Reduces the traces in ``scratch`` one after the other, and has them kept or removed; see ``Keeping``."""
+    """Reduces the traces in ``scratch`` one after the other, and has ``keeping`` keep or remove them.
 
-    def __init__(self, scratch: Path, *, keep: int, keep_in: Callable[[], Path | None], say: Callable[[str], None]) -> None:
+    ``judge`` says on this thread what looked wrong in a window.
+    """
+
+    def __init__(self, scratch: Path, keeping: Keeping, *, judge: Judge | None = None) -> None:
         self._scratch = scratch
-        self._keeping = Keeping(scratch, keep=keep, keep_in=keep_in, say=say)
+        self._keeping = keeping
+        self._judge = judge
         self._windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Reduced] = queue.SimpleQueue()
         self._added = self._reduced = 0
@@ -74,9 +86,12 @@ class Reducing:
     def _work(self) -> None:
         while (window := self._windows.get()) is not None:
             path = Path(window.path)
-            self._done.put(_reduce(path))
+            reduced = _reduce(path)
+            if self._judge is not None:
+                reduced = replace(reduced, breakdowns=self._judge(window, reduced.breakdowns))
+            self._done.put(reduced)
             self._reduced += 1
-            self._keeping.take(path, asked=window.keep_trace)
+            self._keeping.take(path, asked=window.keep_trace, wrong=reduced.looked_wrong)
 
 
 def _reduce(path: Path) -> Reduced:
@@ -90,4 +105,6 @@ def _reduce(path: Path) -> Reduced:
         return Reduced(str(error))
     except Exception as error:  # noqa: BLE001  # no trace, however odd, may cost the step records
         return Reduced(f"{type(error).__name__}: {error}")
+    if not reduction.breakdowns:
+        return Reduced("none of its steps is in the profile")
     return Reduced(None, reduction.breakdowns, reduction.collectives, reduction.kernels)

@@ -21,7 +21,6 @@ WINDOW_STEPS: Final = 3
 BUDGET: Final = 0.01
 """Share of the step time that the recorder may cost, windows included."""
 EXPORTER_URL: Final = "http://127.0.0.1:9838/metrics"
-OTLP_EVERY: Final = 100
 RETAIN_BYTES: Final = 4 * 1024**3
 """Steps get three quarters of it (see ``store``): at 1.2 kB each, three months of steps of 3 s, or a month of steps of 1 s."""
 PLAN_AHEAD_SECONDS: Final = 10.0

@@ -24,13 +24,17 @@ RETRY_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 2.0
 """From one look whether the run is still there to the next, while only open files are written."""
 _BATCH: Final = 500
+PATIENCE: Final = 3
+"""How often the next records of a stream may fail for what no disk does, before they are given up."""
 
 _DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
-RETAINED: Final[dict[RankStream, float]] = {"steps": 3 / 4, "windows": 1 / 16, "collectives": 1 / 8, "kernels": 1 / 16}
+RETAINED: Final[dict[RankStream, float]] = {"steps": 3 / 4, "windows": 1 / 32, "collectives": 1 / 8, "kernels": 1 / 32}
 """Shares of ``retain_bytes``. Steps are the history of a run; of its windows the last are asked for."""
+RETAINED_TRACES: Final = 1 / 16
+"""Share of the raw traces that nobody asked for."""
 
 
 class RunStore:
@@ -43,7 +47,9 @@ class RunStore:
         self._hello = hello
         self._run_dir = Path(hello.settings.run_dir)
         self._info, self._expired = hello.rank, dict[str, int]()
-        """``rank.json`` as last written but for what has expired, and what had expired before this helper began."""
+        """``rank.json`` as last given, and what had expired before this helper began."""
+        self._written = hello.rank
+        """``rank.json`` as last written."""
         self._place(hello.rank.attempt)
         self._pending: dict[RankStream, deque[bytes]] = {stream: deque() for stream in RANK_STREAMS}
         self._lock = threading.Lock()
@@ -60,7 +66,11 @@ class RunStore:
         self.run = hello.run
         """Identity of the run: that of the file, once this or another rank has written it."""
         self.dropped = 0
-        """Records given up because the folder could not be written for too long."""
+        """Records given up: the folder could not be written for too long, or they could not be encoded or written."""
+        self._lost_said = False
+        self._unconfirmed = self._unconfirmed_said = 0
+        self._failed: dict[RankStream, int] = dict.fromkeys(RANK_STREAMS, 0)
+        """How often in a row what no disk does went wrong with the next records of a stream."""
 
     def _place(self, attempt: int) -> None:
         """Write into that attempt; only before anything is written."""
@@ -77,7 +87,12 @@ class RunStore:
 
     def add(self, stream: RankStream, *records: msgspec.Struct | bytes) -> None:
         """Take records (structs or encoded JSON); ``flush`` writes them."""
-        encoded = [record if isinstance(record, bytes) else msgspec.json.encode(record) for record in records]
+        encoded = []
+        for record in records:
+            try:
+                encoded.append(record if isinstance(record, bytes) else msgspec.json.encode(record))
+            except Exception as error:  # noqa: BLE001  # one record that is odd may not cost the others
+                self.lose(1, error)
         with self._lock:
             if not self.refused:
                 self._pending[stream].extend(encoded)
@@ -103,7 +118,7 @@ class RunStore:
             for stream in RANK_STREAMS:
                 while batch := self._take(stream):
                     self._append(stream, batch)
-            if self.expired != self._info.expired_records:
+            if self._counts_changed:
                 self._write_rank(self._info)
         except OSError as error:
             self._complain(error)
@@ -116,6 +131,28 @@ class RunStore:
         counts = {stream: self._expired.get(stream, 0) + writer.expired for stream, writer in self._writers.items()}
         return {stream: count for stream, count in counts.items() if count}
 
+    def lose(self, records: int, error: Exception) -> None:
+        """Count records that are given up for what no disk does, and say it once. On any thread."""
+        with self._lock:
+            self.dropped += records
+            said, self._lost_said = self._lost_said, True
+        if not said:
+            reason = f"{type(error).__name__}: {error}"
+            _say(f"rank {self._hello.rank.rank}: {records} record(s) dropped ({reason}); such are counted from now on")
+
+    def completed(self, info: RankInfo) -> RankInfo:
+        """``info`` with what this side has lost besides."""
+        return msgspec.structs.replace(
+            info,
+            dropped_records=info.dropped_records + self.dropped,
+            unconfirmed_records=self._unconfirmed + sum(writer.unconfirmed for writer in self._writers.values()),
+            expired_records=self.expired,
+        )
+
+    @property
+    def _counts_changed(self) -> bool:
+        return self.completed(self._info) != self._written
+
     def _take(self, stream: RankStream) -> list[bytes]:
         with self._lock:
             queue = self._pending[stream]
@@ -124,12 +161,20 @@ class RunStore:
     def _append(self, stream: RankStream, batch: list[bytes]) -> None:
         try:
             self._writers[stream].append(*batch)
-        except Exception:
+        except Exception as error:
+            # Those that are there all the same must not come twice.
+            left = batch[self._writers[stream].landed :]
+            self._failed[stream] += not isinstance(error, OSError)
+            if self._failed[stream] >= PATIENCE:
+                # Nothing behind them would ever be written.
+                self._failed[stream] = 0
+                self.lose(len(left), error)
+                return
             with self._lock:
-                # Those that are there all the same must not come twice.
-                self._pending[stream].extendleft(reversed(batch[self._writers[stream].landed :]))
+                self._pending[stream].extendleft(reversed(left))
                 self._keep_bounds(stream)
             raise
+        self._failed[stream] = 0
         self._moved()
 
     def _moved(self) -> None:
@@ -137,9 +182,7 @@ class RunStore:
 
     def _makes(self) -> bool:
         """Whether what is pending needs a new file."""
-        return self.expired != self._info.expired_records or any(
-            queue and self._writers[stream].opens for stream, queue in self._pending.items()
-        )
+        return self._counts_changed or any(queue and self._writers[stream].opens for stream, queue in self._pending.items())
 
     def _has_place(self, *, makes: bool) -> bool:
         """Take this rank's place in the run directory, or see that it is still there. Raises ``OSError``.
@@ -190,9 +233,11 @@ class RunStore:
                     return False
                 self._refuse(f"attempt {self.attempt} of {self._run_dir} has this rank already; this process is not recorded")
                 return True
-            self._info, self._expired = there, there.expired_records
+            # What another helper had lost is counted on.
+            self._written, self._expired, self._unconfirmed = there, there.expired_records, there.unconfirmed_records
+            self._info = there
         else:
-            self._info = rank
+            self._info = self._written = rank
         self.begun = True
         self._moved()
         return True
@@ -229,9 +274,9 @@ class RunStore:
         return True
 
     def _write_rank(self, info: RankInfo) -> None:
-        info = msgspec.structs.replace(info, expired_records=self.expired)
-        write_record(self.folder / "rank.json", info)
-        self._info = info
+        written = self.completed(info)
+        write_record(self.folder / "rank.json", written)
+        self._info, self._written = info, written
 
     def _complain(self, error: OSError) -> None:
         self._fail(error.strerror or str(error))
@@ -247,11 +292,16 @@ class RunStore:
             _say(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({reason}); will try again")
 
     def close(self) -> None:
-        """Close the files, and say how many records the filesystem took and did not keep, as far as it tells."""
+        """Close the files, and say how many records the filesystem took and did not keep, as far as it tells.
+
+        For the end; what is written after all opens new ones.
+        """
         for writer in self._writers.values():
             with suppress(OSError):
                 writer.close()
-        if lost := sum(writer.unconfirmed for writer in self._writers.values()):
+        lost = sum(writer.unconfirmed for writer in self._writers.values())
+        if lost > self._unconfirmed_said:
+            self._unconfirmed_said = lost
             _say(
                 f"rank {self._hello.rank.rank}: up to {lost} records may be missing from {self._run_dir}: it took them and failed"
             )

@@ -48,7 +48,10 @@ class Storing:
         self._wake.set()
 
     def write_rank(self, info: RankInfo) -> None:
-        """Rewrite ``rank.json`` with this, as soon as that is possible and unless a newer one comes first."""
+        """Rewrite ``rank.json`` with this, as soon as that is possible and unless a newer one comes first.
+
+        What ``store`` has lost is added as it is then.
+        """
         with self._lock:
             self._info = info
         self._wake.set()
@@ -73,14 +76,17 @@ class Storing:
             self._wake.clear()
             ending = self._ending
             try:
-                written = self._store.flush(now=ending) and self._write_rank()
+                written = self._store.flush(now=ending)
+                if written and ending:
+                    # Only now some filesystems say what they have not kept, which belongs into ``rank.json``.
+                    self._store.close()
+                written = written and self._write_rank()
             except Exception as error:  # noqa: BLE001  # nobody else hears of what goes wrong on this thread
                 self._store.fail(error)
                 written = False
             self._tried = True
             if ending:
                 if written:
-                    self._store.close()
                     self._done.set()
                     return
                 time.sleep(LOOK_SECONDS)

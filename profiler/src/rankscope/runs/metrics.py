@@ -95,7 +95,7 @@ RANK_METRICS: Final[tuple[RankMetric, ...]] = (
         ("part",),
     ),
     RankMetric("rank_recorder_budget_ratio", "gauge", "Share of the step time that the recorder may cost."),
-    RankMetric("rank_recorder_dropped_total", "counter", "Records dropped because the ring was full."),
+    RankMetric("rank_recorder_dropped_total", "counter", "Records lost: the ring was full, or they could not be written."),
     RankMetric("rank_recorder_disabled", "gauge", "1 when the recorder switched itself off."),
 )
 

@@ -71,7 +71,10 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end_reason: EndReason | None = None
     """``None`` while running. ``killed``: the process vanished without saying goodbye (SIGKILL, OOM killer, node lost)."""
     dropped_records: int = 0
-    """Records the full ring had to drop; they are missing from the files."""
+    """Records that are missing from the files: the ring was full, the folder could not be written for too long, or they could not
+    be read, encoded or written for another reason."""
+    unconfirmed_records: int = 0
+    """Records that the filesystem took, and then failed when it was to make sure of them: up to so many more may be missing."""
     expired_records: dict[str, int] = {}
     """Stream to the number of its oldest records that retention has removed."""
     missed_windows: int = 0
@@ -208,6 +211,9 @@ class StepBreakdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Profiler events that were reduced to this row."""
     truncated: bool = False
     """The trace lacks a part of this step."""
+    looked_wrong: str | None = None
+    """What looked wrong in this step to its own rank, so that the window's raw trace was to be kept: it took clearly longer than
+    the steps around it, or its profile is not complete. ``None``: nothing did, or it was not looked at."""
 
 
 class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

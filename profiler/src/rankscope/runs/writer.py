@@ -197,8 +197,9 @@ class JsonLinesWriter:
     def append(self, *records: msgspec.Struct | bytes) -> None:
         """Append records (structs, or already encoded JSON objects without newline) in one write.
 
-        Raises ``OSError``; then none of them but the first ``landed`` is in the file, so the others may be appended again. There
-        are such only where even taking back what was written fails; the next call then starts a new segment.
+        Raises ``OSError``, or whatever else goes wrong; then none of them but the first ``landed`` is in the file, so the others
+        may be appended again. There are such only where even taking back what was written fails; the next call then starts a new
+        segment.
         """
         self.landed = 0
         if not records:
@@ -219,7 +220,7 @@ class JsonLinesWriter:
             while written < len(data):
                 # A full disk may take a part; the rest then raises, rather than being lost unseen.
                 written += self._file.write(data[written:])
-        except OSError:
+        except Exception:
             self._take_back(self._file, data[:written])
             raise
         self._size += len(data)
@@ -233,7 +234,7 @@ class JsonLinesWriter:
     def _take_back(self, file: BinaryIO, written: bytes) -> None:
         try:
             file.truncate(self._size)
-        except OSError:
+        except (OSError, ValueError):
             # Whole lines are records, which must not come twice; and the next must not be glued to a part of one.
             self.landed = written.count(b"\n")
             self._records += self.landed
@@ -241,7 +242,7 @@ class JsonLinesWriter:
             with suppress(OSError):
                 file.seek(self._size)
                 return
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self.close()
 
     def _open(self) -> None:
@@ -285,7 +286,7 @@ class JsonLinesWriter:
         try:
             with file:
                 _confirm(file)
-        except OSError:
+        except (OSError, ValueError):
             self.unconfirmed += self._records
             raise
 

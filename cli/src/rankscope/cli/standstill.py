@@ -1,0 +1,90 @@
+"""Whether the ranks of a live run make steps while somebody waits for them."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from rankscope.cli.live_run import LiveRun, listed
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import StepRecord
+from rankscope.runs.segments import list_segments, open_regular, read_lines
+
+TAIL_BYTES: Final = 64 * 1024
+"""Of a rank's step records, for the last of them: some fifty."""
+STEPS: Final = 3
+"""Who has waited for less than so many steps cannot tell a hang from a long step."""
+
+
+class Standstill:
+    """What has come of the steps since this was made, seen by the records that the ranks' helpers write."""
+
+    def __init__(self, live: LiveRun) -> None:
+        self._live = live
+        self._began = time.monotonic()
+        self._written = {folder: _written(folder) for folder in self._folders(live.ranks).values()}
+
+    def ranks(self) -> list[int]:
+        """Live ranks that have written nothing about a step since."""
+        folders = self._folders(self._live.ranks)
+        # Another attempt has begun since: it moves.
+        return [rank for rank, folder in folders.items() if folder in self._written and _written(folder) == self._written[folder]]
+
+    def explained(self) -> str | None:
+        """That ranks stand still, and what to do about it; ``None`` where all make steps."""
+        still = self.ranks()
+        if not still:
+            return None
+        waited = time.monotonic() - self._began
+        last, usual = self._last(still[0])
+        who = "no rank has"
+        if len(still) < len(self._live.ranks):
+            who = f"{listed(still)} {'has' if len(still) == 1 else 'have'} not"
+        text = f"{who} finished a step in the {waited:.0f} s that this waited"
+        if last is not None and usual is not None:
+            text += f" (rank {still[0]}'s last is step {last}; its steps took {_seconds(usual)} before)"
+            if waited < STEPS * usual:
+                return f"{text}; wait longer than a few of its steps, with --wait"
+        asking = f"rankscope capture {shlex.quote(str(self._live.path))} --flight-recorder"
+        return f"{text}; if the job hangs, `{asking}` has the ranks write which collective they wait in"
+
+    def _folders(self, ranks: Sequence[int]) -> dict[int, Path]:
+        return {rank: rank_dir(self._live.path, self._live.attempt, rank) for rank in ranks}
+
+    def _last(self, rank: int) -> tuple[int | None, float | None]:
+        """The last step that the rank has recorded, and seconds that its last ones took; ``None``: that cannot be read."""
+        folder = self._folders([rank])[rank]
+        records: list[StepRecord] = []
+        with suppress(OSError):
+            for path in reversed(list_segments(folder, "steps")):
+                with open_regular(path) as file:
+                    file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+                    for line in read_lines(file):
+                        # The first is mostly a part of one.
+                        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                            records += [] if line is None else [msgspec.json.decode(line, type=StepRecord)]
+                if records:
+                    break
+        if not records:
+            return None, None
+        return records[-1].step, median(record.wall_us for record in records) / 1e6
+
+
+def _written(folder: Path) -> tuple[str, int] | None:
+    """The last segment of steps and its size."""
+    with suppress(OSError):
+        segments = list_segments(folder, "steps")
+        if segments:
+            return segments[-1].name, segments[-1].stat().st_size
+    return None
+
+
+def _seconds(time_s: float) -> str:
+    return f"{time_s:.0f} s" if time_s >= 10 else f"{time_s:.2g} s"

@@ -1,0 +1,33 @@
+"""Whether a run goes on, as far as its own records tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import numpy as np
+
+from rankscope.analysis.steps import StepTable
+from rankscope.runs.records import RankInfo
+
+SILENT_SECONDS: Final = 300.0
+"""Without a new record for longer, nobody is taken to be training."""
+SILENT_STEPS: Final = 10
+"""Nor for longer than so many of the usual steps."""
+
+Liveness = Literal["live", "silent", "over"]
+"""``silent``: ranks have not said that they ended, and record nothing: the job hangs, or has vanished with its nodes."""
+
+
+def liveness(table: StepTable, infos: Mapping[int, RankInfo], *, start_unix_ns: int) -> Liveness:
+    """Of an attempt that began at ``start_unix_ns``; its hosts' clocks are taken to be right within minutes."""
+    if infos and all(info.end_reason is not None or info.end_unix_ns is not None for info in infos.values()):
+        return "over"
+    there = table.has_record
+    walls = table.matrix("wall_us")[there]
+    ends = table.start_unix_ns[there] + walls * 1000
+    last = float(ends.max(initial=max([start_unix_ns, *(info.start_unix_ns for info in infos.values())])))
+    usual_s = float(np.median(walls)) / 1e6 if len(walls) else 0.0
+    silent_s = time.time() - last / 1e9
+    return "silent" if silent_s > max(SILENT_SECONDS, SILENT_STEPS * usual_s) else "live"

@@ -1,0 +1,27 @@
+"""Profiled steps in which something looked wrong to the rank's own helper, which kept their raw traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rankscope.analysis.endings import listed
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import StepBreakdown
+
+
+def odd_windows(run: Path, attempt: int, windows: Mapping[int, Sequence[StepBreakdown]]) -> list[str]:
+    """At most one sentence: how many there are, the last of them, and where the traces that are left lie."""
+    odd = {rank: rows for rank, all_rows in windows.items() if (rows := [row for row in all_rows if row.looked_wrong])}
+    if not odd:
+        return []
+    rank, last = max(((rank, row) for rank, rows in odd.items() for row in rows), key=lambda one: (one[1].step, -one[0]))
+    count = len({row.step for rows in odd.values() for row in rows})
+    steps = "one profiled step" if count == 1 else f"{count:,} profiled steps"
+    where = f"{steps} of {listed(sorted(odd))}, last in step {last.step} of rank {rank}"
+    text = f"something looked wrong in {where}: {last.looked_wrong}"
+    with_traces = [one for one in sorted(odd) if any((rank_dir(run, attempt, one) / "traces").glob("window-*"))]
+    if with_traces:
+        shown = rank if rank in with_traces else with_traces[0]
+        text += f"; raw traces are in {rank_dir(Path(), attempt, shown) / 'traces'}"
+    return [text]

@@ -1,0 +1,100 @@
+"""Jobs with a process group for control messages beside the one for training; one is started by a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.slurm_node import started
+
+from rankscope.analysis.engine import analyze
+from rankscope.profiler.launch import LaunchOptions, launch
+from rankscope.runs.paths import run_file
+from rankscope.runs.reader import RunReader
+
+JOB = Path(__file__).parent / "jobs" / "two_groups.py"
+WINDOW = range(8, 11)
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
+
+def expect_both_groups(run: RunReader) -> None:
+    """What ranks 0 and 1 recorded of ``JOB``: rank 0 waits for rank 1 between the steps, in the second group."""
+    for rank in (0, 1):
+        records = [record for record in run.steps(0, rank) if record.step > 2]
+        # Without a loader all between the optimizer and backward is forward.
+        waits = [record.blocked_us.get("forward") or 0.0 for record in records if record.blocked_us is not None]
+        assert len(waits) == len(records) >= 20, "waits of every step are known"
+        own = statistics.median(record.own_us or 0.0 for record in records)
+        # 30 ms, and what a busy machine adds or hides
+        assert (statistics.median(waits) > 15_000) == (rank == 0), waits
+        assert (own > 15_000) == (rank == 1)
+        for step in WINDOW:
+            rows = [row for row in run.collectives(0, rank) if row.step == step]
+            # Training's gradients, and the other group's in the order of its calls; gloo does not say whose they are.
+            assert [row.op for row in rows].count("all_reduce") == 2
+            assert [row.op for row in rows].count("barrier") == 1
+            assert [row.index for row in rows] == list(range(len(rows)))
+            assert {row.group for row in rows} == {"cpu"}
+
+
+def test_waits_and_collectives_of_a_second_group_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = LaunchOptions(
+        run_dir=tmp_path / "run",
+        name="two",
+        window_first=WINDOW.start,
+        window_every=0,
+        window_steps=len(WINDOW),
+        exporter_url=None,
+    )
+    assert launch([*torchrun, str(JOB), str(tmp_path / "store")], options).status == 0
+    expect_both_groups(RunReader(tmp_path / "run"))
+    # and what the ranks did is put together over both groups
+    found = analyze([tmp_path / "run"])
+    assert found.collectives.matched >= 3 * len(WINDOW)
+    assert found.collectives.unmatched == 0
+    assert (found.imposed_wait[0].rank, found.imposed_wait_source) == (1, "windows")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="slurmd runs as root")
+def test_ranks_that_srun_starts_are_recorded_as_slurm_counts_them(
+    tmp_path: Path, require_program: Callable[[str], str], free_port: Callable[[], int]
+) -> None:
+    (tmp_path / "slurm").mkdir()
+    run = tmp_path / "run"
+    with started(tmp_path / "slurm", require_program, free_port) as slurm:
+        told = ["--window-first", str(WINDOW.start), "--window-every", "0", "--window-steps", str(len(WINDOW))]
+        command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), *told, "--no-hardware", "--"]
+        srun = ["srun", "--ntasks=2", "--overcommit", sys.executable, str(JOB), str(tmp_path / "store")]
+        done = subprocess.run(
+            [*command, *srun],
+            env={**slurm.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        # and two processes that know of each other from Slurm alone, after them
+        alone = (
+            "from rankscope.profiler.identity import identify, RecorderSettings as S\n"
+            "said = identify(S(run_dir='/', run_id='r', name='n', start_unix_ns=1))\n"
+            "print(said.rank.rank, said.rank.local_rank, said.rank.world_size, said.attempt.world_size)"
+        )
+        counted = slurm.run("srun", "--ntasks=2", "--overcommit", sys.executable, "-c", alone)
+    assert done.returncode == 0, done.stderr
+    assert run_file(run).exists()
+    reader = RunReader(run)
+    infos = [reader.rank(0, rank) for rank in (0, 1)]
+    assert [(info.rank, info.local_rank, info.world_size, info.end_reason) for info in infos if info is not None] == [
+        (0, 0, 2, "exit"),
+        (1, 1, 2, "exit"),
+    ]
+    expect_both_groups(reader)
+    assert sorted(counted.splitlines()) == ["0 0 2 2", "1 1 2 2"]
