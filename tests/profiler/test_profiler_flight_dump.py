@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,9 +17,10 @@ pytest.importorskip("torch")
 
 import torch
 from torch import distributed as dist
+from torch._C import _distributed_c10d as distributed_c10d
 
 from rankscope.profiler import flight_dump, scratch
-from rankscope.profiler.flight_files import done_file
+from rankscope.profiler.flight_files import done_file, dump_files
 
 NAMES = {
     "TORCH_FR_BUFFER_SIZE",
@@ -31,8 +33,24 @@ NAMES = {
 }
 
 
+def per_backend(backend: str = "gloo") -> bytes:
+    """What torch 2.15 has, and what older versions have not: ``(backend: str = 'gloo') -> bytes``."""
+    return b"record_id of " + backend.encode() if backend != "idle" else b""
+
+
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch with one recorder for all backends, and one for NCCL."""
+
+    def of_all() -> bytes:
+        return b"record_id of all"
+
+    monkeypatch.setattr(distributed_c10d, "_dump_fr_trace", of_all, raising=False)
+    monkeypatch.setattr(distributed_c10d, "_dump_nccl_trace", lambda: b"", raising=False)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, alone: None) -> pytest.MonkeyPatch:
     """An environment in which nobody has told torch anything, and which is put back."""
     for name in NAMES:
         # Set first, so that what ``prepare`` sets is taken back.
@@ -65,6 +83,15 @@ def test_torch_is_told_by_the_names_it_knows(
     # a name of its own: ranks of other attempts have the same number
     assert prefix.parent == tmp_path
     assert str(os.getpid()) in prefix.name
+
+
+def test_a_torch_with_a_recorder_per_backend_is_not_told_what_it_does_anyway_and_would_warn_of(
+    told: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told.setattr(distributed_c10d, "_dump_fr_trace", per_backend, raising=False)
+    told.setattr(torch, "__version__", "2.15.0")
+    flight_dump.prepare(str(tmp_path))
+    assert now_told().keys() == {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"}
 
 
 def test_where_the_launchers_folder_is_not_the_dump_goes_to_local_memory(told: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -149,6 +176,53 @@ def test_a_folder_that_is_gone_and_a_recorder_that_raises_hurt_nobody(tmp_path: 
     monkeypatch.setattr(flight_dump, "_dumpers", lambda: {"nccl": broken})
     flight_dump.dump(tmp_path, "1-a")
     assert done_file(tmp_path, "1-a").read_text() == "RuntimeError: no CUDA"
+
+
+class Group:
+    """A process group of torch 2.15, whose backends are told by device."""
+
+    def __init__(self, **backends: str) -> None:
+        self._device_types = list(backends)
+        self._backends = backends
+
+    def _get_backend(self, device: str) -> SimpleNamespace:
+        return SimpleNamespace(name=lambda: self._backends[device])
+
+
+def test_every_backend_that_has_a_recorder_of_its_own_is_dumped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: None
+) -> None:
+    # Given what a group of "nccl" is made of from 2.15 on, a backend that has recorded nothing, and one that is no name of a file
+    groups = [Group(cpu="gloo", cuda="nccl2"), Group(cuda="nccl2", xpu="idle"), Group(npu="../../etc")]
+    monkeypatch.setattr(distributed_c10d, "_dump_fr_trace", per_backend)
+    monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_flight_recorder_hooks=dict.fromkeys(groups)))
+    flight_dump.dump(tmp_path, "1-a")
+    assert {backend: path.read_bytes() for backend, path in dump_files(tmp_path, "1-a").items()} == {
+        "gloo": b"record_id of gloo",
+        "nccl2": b"record_id of nccl2",
+    }
+    assert done_file(tmp_path, "1-a").read_text() == ""
+    # And when an exception ends the script, NCCL's own dump is there already
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    flight_dump.dump_crash(tmp_path)
+    assert dump_files(tmp_path, "crash").keys() == {"gloo"}
+
+
+def test_why_there_is_nothing_to_dump_is_said_as_far_as_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> bytes:
+        return b""
+
+    for number, (dumpers, said) in enumerate(
+        [
+            ({}, "this torch has no Flight Recorder for it"),
+            ({"gloo": nothing}, "no collective has been recorded"),
+            ({"nccl": nothing, "gloo": nothing}, "no collective has been recorded"),
+            # 2.6 and 2.7, where training may be on gloo
+            ({"nccl": nothing}, "no collective has been recorded, and this torch records those of NCCL alone"),
+        ]
+    ):
+        flight_dump.dump(tmp_path, str(number), dumpers)
+        assert done_file(tmp_path, str(number)).read_text() == said
 
 
 def test_a_process_waits_a_moment_for_the_dump_that_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

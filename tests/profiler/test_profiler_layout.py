@@ -36,6 +36,7 @@ class Mesh:
 def no_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests made is not looked at."""
     monkeypatch.setattr(layout, "_meshes", weakref.WeakValueDictionary())
+    monkeypatch.setattr(layout, "_made_in", None)
 
 
 @pytest.fixture
@@ -115,6 +116,20 @@ def test_a_mesh_is_noted_when_it_is_made_and_forgotten_when_it_is_gone(one_rank_
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     assert layout.find_layout(None) == ({}, {})
+
+
+def test_a_mesh_whose_groups_are_gone_is_not_the_layout_of_the_next(one_rank_world: None) -> None:
+    layout.watch_meshes()
+    # Given a script that tries something with a mesh, which somebody keeps
+    tried = init_device_mesh("cpu", (1, 1), mesh_dim_names=("fsdp", "tp"))
+    dist.destroy_process_group()
+    # When it trains in another process group
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    assert layout.find_layout(None) == ({}, {})
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+    # Then what it trains with counts
+    assert layout.find_layout(None) == ({"dp": 0}, {"dp": 1})
+    assert tried.mesh_dim_names != mesh.mesh_dim_names
 
 
 def test_the_groups_of_a_mesh_that_nobody_noted_tell_its_layout(one_rank_world: None) -> None:

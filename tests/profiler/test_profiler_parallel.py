@@ -28,8 +28,20 @@ def single_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+def skip_what_torch_cannot(layout: str) -> None:
+    """With or without a recorder, torch 2.6 raises in FSDP2 on the CPU, and waits for the last of several transfers alone."""
+    import torch
+    from torch.distributed.pipelining import schedules
+
+    if "fsdp2" in layout and not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.skip("this torch has no FSDP2 on the CPU")
+    if layout.startswith("pp") and schedules._batch_p2p([]) is None:
+        pytest.skip("this torch's pipelines hang on gloo")
+
+
 def job(layout: str, ranks: int, *options: str, steps: int = STEPS) -> list[str]:
     """The command that trains."""
+    skip_what_torch_cannot(layout)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [sys.executable, *torchrun, str(JOB), "--layout", layout, "--steps", str(steps), *options]
 

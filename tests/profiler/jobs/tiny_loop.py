@@ -222,7 +222,7 @@ def evaluates() -> None:
         loss = model(batch).mean()
         if step == 8:
             with tempfile.TemporaryDirectory() as folder:
-                save(model.state_dict(), checkpoint_id=folder, no_dist=True)
+                save(model.state_dict(), checkpoint_id=folder)
         if step == 10:
             with tempfile.TemporaryDirectory() as folder:
                 save_file(model.state_dict(), f"{folder}/model.safetensors")

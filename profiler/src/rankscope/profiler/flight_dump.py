@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +26,11 @@ ENTRIES: Final = 2000
 """Collectives that are remembered: torch's own default where there is one."""
 _NEW_NAMES: Final = (2, 8)
 
-_DUMPERS: Final = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
+_NCCL: Final = "nccl"
+_DUMPERS: Final = {_NCCL: "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
 """Functions of torch's that return the pickled recorder: that of NCCL's process groups, and that of all others."""
+_BACKEND: Final = re.compile(r"[a-z0-9_-]{1,40}")
+"""A name that can be part of a file's."""
 _ENTRY: Final = b"record_id"
 """In the dump of a recorder that has recorded something, and only there."""
 SETTLE_SECONDS: Final = 0.2
@@ -50,7 +54,9 @@ def prepare(scratch_dir: str | None) -> None:
         names = (size, file) if version < _NEW_NAMES else ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE")
         if size not in os.environ:
             os.environ.setdefault(names[0], str(ENTRIES))
-        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+        # Those that know a recorder per backend do so anyway, and warn of this name.
+        if not _by_backend():
+            os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         if file not in os.environ:
             os.environ.setdefault(names[1], str(flight_prefix(scratch_dir, f"{os.getpid()}-{secrets.token_hex(4)}")))
 
@@ -95,7 +101,7 @@ def dump_crash(scratch: Path) -> None:
     """
     with suppress(Exception):
         if listens():
-            dump(scratch, CRASH, {backend: make for backend, make in _dumpers().items() if backend != "nccl"})
+            dump(scratch, CRASH, {backend: make for backend, make in _dumpers().items() if not backend.startswith(_NCCL)})
 
 
 def dump(scratch: Path, name: str, dumpers: Mapping[str, Callable[[], bytes]] | None = None) -> None:
@@ -106,13 +112,41 @@ def dump(scratch: Path, name: str, dumpers: Mapping[str, Callable[[], bytes]] | 
         taken = {backend: data for backend, make in dumpers.items() if _ENTRY in (data := make())}
         for backend, data in taken.items():
             write_file(dump_file(scratch, name, backend), data)
-        reason = "" if taken else "no collective has been recorded" if dumpers else "this torch has no Flight Recorder for it"
+        reason = "" if taken else _nothing(dumpers)
     except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
         reason = f"{type(error).__name__}: {error}"
     with suppress(Exception):
         write_file(done_file(scratch, name), reason.encode(errors="replace")[:500])
 
 
+def _nothing(dumpers: Mapping[str, Callable[[], bytes]]) -> str:
+    if not dumpers:
+        return "this torch has no Flight Recorder for it"
+    return "no collective has been recorded" + (
+        ", and this torch records those of NCCL alone" if list(dumpers) == [_NCCL] else ""
+    )
+
+
 def _dumpers() -> dict[str, Callable[[], bytes]]:
     module = sys.modules.get("torch._C._distributed_c10d")
-    return {backend: make for backend, name in _DUMPERS.items() if (make := getattr(module, name, None)) is not None}
+    found = {backend: make for backend, name in _DUMPERS.items() if (make := getattr(module, name, None)) is not None}
+    make = _by_backend()
+    return found if make is None else found | {backend: partial(make, backend=backend) for backend in _hooked() - found.keys()}
+
+
+def _by_backend() -> Callable[..., bytes] | None:
+    """Torch's function that returns the recorder of the backend it is told; from 2.15 on there is one."""
+    make: Callable[..., bytes] | None = getattr(sys.modules.get("torch._C._distributed_c10d"), _DUMPERS["gloo"], None)
+    return make if "backend: str" in (getattr(make, "__doc__", None) or "") else None
+
+
+def _hooked() -> set[str]:
+    """Backends with a recorder of their own, whose collectives are recorded by a hook of torch's.
+
+    Among them is what a group of ``nccl`` is made of from 2.15 on.
+    """
+    names: set[str] = set()
+    with suppress(Exception):  # none of this is public
+        for group in list(dist.distributed_c10d._world.pg_flight_recorder_hooks):  # type: ignore[attr-defined]  # noqa: SLF001
+            names |= {group._get_backend(device).name() for device in group._device_types}  # noqa: SLF001
+    return {name for name in names if _BACKEND.fullmatch(name)}

@@ -38,6 +38,8 @@ _STAGES: Final = frozenset(("pp", "pipe", "pipeline", "stage"))
 _NOWHERE: Final = Layout({}, {})
 _meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 # By their identity: equal ones need not have the same names. Slices come and go all the time.
+_made_in: weakref.ref[Any] | None = None
+# The default process group that those were made in: older versions of torch keep meshes alive whose groups are gone.
 
 
 def watch_meshes() -> None:
@@ -51,7 +53,7 @@ def adopt(thing: object) -> None:
     """Note ``thing`` if it is a device mesh."""
     kind = getattr(dist, "DeviceMesh", None)
     if kind is not None and issubclass(type(thing), kind):
-        _meshes[id(thing)] = thing
+        _note(thing)
 
 
 def find_layout(told: str | None) -> Layout:
@@ -90,9 +92,19 @@ def _noting(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if not is_compiling():
-            _meshes[id(self)] = self
+            with suppress(Exception):  # inside the script's own call
+                _note(self)
 
     return init
+
+
+def _note(mesh: Any) -> None:
+    global _made_in  # noqa: PLW0603  # beside ``_meshes``
+    world = dist.group.WORLD
+    if world is not (None if _made_in is None else _made_in()):
+        _meshes.clear()
+        _made_in = None if world is None else weakref.ref(world)
+    _meshes[id(mesh)] = mesh
 
 
 def _safely(look: Callable[[], Layout]) -> Layout:
@@ -105,6 +117,8 @@ def _safely(look: Callable[[], Layout]) -> Layout:
 def _of_meshes() -> Layout:
     """The named mesh of most ranks, and of those the one with most dimensions: the others are its slices."""
     best, most = _NOWHERE, (0, 0)
+    if _made_in is not None and _made_in() is not dist.group.WORLD:
+        return best
     for mesh in list(_meshes.values()):
         names, place, shape = mesh.mesh_dim_names, mesh.get_coordinate(), tuple(mesh.mesh.shape)
         size = (mesh.mesh.numel(), len(shape))
