@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 JOB = Path(__file__).parent / "jobs" / "exiting.py"
-PAIRS = int(os.environ.get("RANKSCOPE_CAMPAIGN_EXITS", "50"))
+PAIRS = int(os.environ.get("RANKSCOPE_CAMPAIGN_EXITS", "40"))
 
 
 def ended(folder: Path, *options: str) -> dict[int, int]:

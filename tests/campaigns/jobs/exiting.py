@@ -2,7 +2,8 @@
 
 ``exiting.py PAIRS FOLDER [--recorded]``. Each rank has a processor of its own on which gloo's threads run only when training does
 not (SCHED_IDLE), as on a machine with more to do than it can: torch aborts a process whose interpreter ends while a thread of
-gloo's still holds tensors of the last collective, and this makes it happen in one of about fifty processes.
+gloo's still holds tensors of the last collective, or waits for that thread for ever, and this makes it happen in one of about
+fifty processes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,6 +27,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from rankscope.profiler.step import StepProfiler
 
 RANKS = 2
+PATIENCE_SECONDS = 40
+"""A process that hangs is ended by SIGALRM."""
 
 
 def starve(rank: int) -> None:
@@ -40,6 +44,7 @@ def starve(rank: int) -> None:
 
 def train(rank: int, folder: Path, *, recorded: bool) -> None:
     """Until the end of the script, which is what is looked at."""
+    signal.alarm(PATIENCE_SECONDS)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_WORLD_SIZE=str(RANKS))
     torch.set_num_threads(1)
     profiler: Any = StepProfiler(run_dir=folder / "run") if recorded else nullcontext()
