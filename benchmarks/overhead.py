@@ -140,8 +140,8 @@ def train_blocks(run_dir: Path, blocks: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from rankscope.profiler import attach
-    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.rank import attach
+    from rankscope.profiler.rank.recorder import Recorder
     from rankscope.profiler.settings import RecorderSettings
 
     torch.set_num_threads(1)

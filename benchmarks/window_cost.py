@@ -28,9 +28,9 @@ from torch import nn
 from torch.autograd import profiler
 
 from rankscope.profiler.plan import Schedule
+from rankscope.profiler.rank.windows import Windows
 from rankscope.profiler.ring import RingReader, RingWriter
 from rankscope.profiler.scratch import LOCAL_MEMORY
-from rankscope.profiler.windows import Windows
 
 RATIO_BUDGET = 1.1
 STEPS = 3

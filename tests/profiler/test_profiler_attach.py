@@ -55,10 +55,11 @@ def test_a_loader_that_cannot_be_followed_still_loads_torch(tmp_path: Path) -> N
 
 def test_looking_for_torch_is_not_importing_it(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("print('torch is there')")
-    (tmp_path / "rankscope" / "profiler").mkdir(parents=True)
-    (tmp_path / "rankscope" / "__init__.py").touch()
-    (tmp_path / "rankscope" / "profiler" / "__init__.py").touch()
-    (tmp_path / "rankscope" / "profiler" / "attach.py").write_text("def install(): print('attached')")
+    rank = tmp_path / "rankscope" / "profiler" / "rank"
+    rank.mkdir(parents=True)
+    for package in (rank, *rank.parents[:2]):
+        (package / "__init__.py").touch()
+    (rank / "attach.py").write_text("def install(): print('attached')")
     script = f"from importlib.util import find_spec; print(*(bool(find_spec('torch')) for _ in '12')); import torch; {FINDERS}"
     result = attached(tmp_path / "run", "-c", script, python_path=str(tmp_path))
     assert (result.stdout, result.stderr) == ("True True\ntorch is there\nattached\n0\n", "")
@@ -90,10 +91,11 @@ def test_a_python_without_rankscope_says_so_once_and_trains(tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
+SESSION = "from rankscope.profiler.rank import session as s\ndef broken(*a): raise OSError\n"
 BREAK = {
-    "the ring cannot be made": "import rankscope.profiler.session as s\ndef broken(*a): raise OSError\ns.RingWriter = broken",
-    "the helper cannot start": "import rankscope.profiler.session as s\ndef broken(*a): raise OSError\ns._start_helper = broken",
-    "the identity is odd": "import sys; sys.modules['rankscope.profiler.identity'] = None",
+    "the ring cannot be made": f"{SESSION}s.RingWriter = broken",
+    "the helper cannot start": f"{SESSION}s._start_helper = broken",
+    "the identity is odd": "import sys; sys.modules['rankscope.profiler.rank.identity'] = None",
     "a variable is damaged": "import os; os.environ['RANKSCOPE_WINDOW_EVERY'] = 'often'",
 }
 
@@ -125,7 +127,8 @@ def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import itertools\nfrom rankscope.profiler.host import ThreadMeter\ncalls, read = itertools.count(), ThreadMeter.read\n"
+        "import itertools\nfrom rankscope.profiler.rank.host import ThreadMeter\n"
+        "calls, read = itertools.count(), ThreadMeter.read\n"
         "def broken(self):\n    if next(calls) > 7: raise RuntimeError('planted')\n"
         "    return read(self)\nThreadMeter.read = broken"
     )

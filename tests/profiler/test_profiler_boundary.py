@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankscope.profiler.boundary import StepBoundary
+from rankscope.profiler.rank.boundary import StepBoundary
 
 
 class Optimizer:

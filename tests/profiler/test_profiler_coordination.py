@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.profiler.asking import Asking
-from rankscope.profiler.coordination import Coordination
-from rankscope.profiler.duties import Surroundings
 from rankscope.profiler.handover import Hello
+from rankscope.profiler.helper.asking import Asking
+from rankscope.profiler.helper.coordination import Coordination
+from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.planning import Planning
+from rankscope.profiler.helper.sidestore import SideClient, SideWindow
 from rankscope.profiler.launch import SITE_FOLDER
 from rankscope.profiler.plan import RankReport
-from rankscope.profiler.planning import Planning
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
 from rankscope.profiler.settings import RecorderSettings
-from rankscope.profiler.sidestore import SideClient, SideWindow
 from rankscope.runs.control import ControlAnswer, ControlRequest, new_request, post, read_answer
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import attempt_dir, rank_dir, segment

@@ -49,9 +49,9 @@ class Training:
     """A recorder's events on that device; the host needs a microsecond for everything."""
 
     def __init__(self) -> None:
-        from rankscope.profiler.device import DeviceLine
         from rankscope.profiler.events import StepEvents
-        from rankscope.profiler.measures import StepMeasures
+        from rankscope.profiler.rank.device import DeviceLine
+        from rankscope.profiler.rank.measures import StepMeasures
 
         self.stream = Stream()
         self.line = DeviceLine(self.stream)
@@ -126,7 +126,7 @@ def test_marks_are_used_again_and_never_while_they_are_needed() -> None:
 
 
 def test_a_device_that_never_gets_there_costs_a_bounded_number_of_marks() -> None:
-    from rankscope.profiler.device import MAX_PENDING
+    from rankscope.profiler.rank.device import MAX_PENDING
 
     training = Training()
     for number in range(3 * MAX_PENDING):

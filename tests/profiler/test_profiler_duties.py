@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.profiler.duties import Duties, Duty
+from rankscope.profiler.helper.duties import Duties, Duty
 
 
 class Failing(Duty):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankscope.profiler.entries import DeviceEntry, Memory, StepEntry, pack, to_record, unpack_device, unpack_step
 from rankscope.profiler.events import BATCH, BATCH_WITHOUT_GRADIENTS, LEAVE, MODEL_EVALUATES, MODEL_TRAINS, WAITED, StepEvents
-from rankscope.profiler.joining import MAX_HELD, MAX_SECONDS, Joining
+from rankscope.profiler.helper.joining import MAX_HELD, MAX_SECONDS, Joining
 from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, OPTIMIZER, UNSEEN, PhaseClock
 from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, pack_raw, unpack_raw
 from rankscope.profiler.ring import SLOT_BYTES

@@ -18,7 +18,7 @@ Story = Iterable[tuple[int, str]]
 def told(story: Story, *, end: int) -> tuple[dict[str, int], list[str], tuple[int | None, int | None]]:
     """The phases of a step in which this happened, its tags, and its work. A batch has 4 samples of 2 elements."""
     from rankscope.profiler import events
-    from rankscope.profiler.measures import StepMeasures
+    from rankscope.profiler.rank.measures import StepMeasures
 
     words: dict[str, tuple[int, object]] = {
         "data": (DATA, None),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.exporter.catalogue import BY_NAME
-from rankscope.profiler.exporter_page import _KEPT, _WANTED, NO_GPU, read_page
-from rankscope.profiler.hardware import History
+from rankscope.profiler.helper.exporter_page import _KEPT, _WANTED, NO_GPU, read_page
+from rankscope.profiler.helper.hardware import History
 from rankscope.runs.records import HardwareSample
 
 NODE = Path(__file__).parents[1] / "exporter" / "golden" / "node.txt"

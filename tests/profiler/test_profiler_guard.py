@@ -9,7 +9,7 @@ from threading import get_ident
 
 import pytest
 
-from rankscope.profiler.guard import guarded
+from rankscope.profiler.rank.guard import guarded
 
 
 class Guarding:
@@ -21,7 +21,7 @@ class Guarding:
         self.failures: list[str] = []
 
     def failed(self, error: Exception) -> None:
-        from rankscope.profiler.guard import raised_by_a_signal_handler
+        from rankscope.profiler.rank.guard import raised_by_a_signal_handler
 
         if raised_by_a_signal_handler(error):
             raise error

@@ -19,14 +19,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.ring_step import packed
 
 from rankscope.analysis.engine import analyze
-from rankscope.profiler import store as store_module
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello, Window
+from rankscope.profiler.helper import store as store_module
+from rankscope.profiler.helper.store import MAX_PENDING, PATIENCE, RunStore
+from rankscope.profiler.helper.storing import Storing
+from rankscope.profiler.rank.session import Session
 from rankscope.profiler.ring import SLOTS, End, RingWriter
 from rankscope.profiler.scratch import hold, is_left, spooled, was_recorded
-from rankscope.profiler.session import Session
 from rankscope.profiler.settings import RecorderSettings
-from rankscope.profiler.store import MAX_PENDING, PATIENCE, RunStore
-from rankscope.profiler.storing import Storing
 from rankscope.runs.paths import RankStream, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
@@ -210,7 +210,7 @@ def test_a_run_json_that_is_not_utf_8_does_not_end_the_writing(tmp_path: Path) -
 def test_whatever_goes_wrong_in_writing_is_said_once_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rankscope.profiler import store as module
+    from rankscope.profiler.helper import store as module
 
     # Given a folder in which things go wrong that no disk does, twice
     attempts = 0
@@ -477,7 +477,7 @@ def test_a_filesystem_that_does_not_answer_holds_up_the_writing_and_nothing_else
 
 
 def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankscope.profiler import storing as module
+    from rankscope.profiler.helper import storing as module
 
     monkeypatch.setattr(module, "LAST_TRY_SECONDS", 0.5)
     said = hello(tmp_path / "run")
@@ -590,7 +590,7 @@ def test_a_window_with_a_step_that_took_too_long_keeps_its_trace_and_says_why(tm
 
 ENDLESS = """
 import time
-from rankscope.profiler import reducing
+from rankscope.profiler.helper import reducing
 finish = reducing.Reducing.finish
 reducing.Reducing.finish = lambda self, _seconds: finish(self, 0.1)
 reducing._reduce = lambda _path: time.sleep(600)
@@ -615,7 +615,7 @@ def test_windows_that_take_too_long_at_the_end_are_counted_and_the_end_is_writte
 
 def test_the_helper_never_loads_torch() -> None:
     script = (
-        "import sys; import rankscope.profiler.helper, rankscope.analysis.reduce, rankscope.analysis.traces;"
+        "import sys; import rankscope.profiler.helper.__main__, rankscope.analysis.reduce, rankscope.analysis.traces;"
         "print([name for name in sys.modules if name.split('.')[0] == 'torch'])"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.profiler import host_lock
-from rankscope.profiler.host_lock import HostLock
+from rankscope.profiler.helper import host_lock
+from rankscope.profiler.helper.host_lock import HostLock
 
 
 def test_one_holder_at_a_time_and_the_last_to_leave_leaves_nothing(tmp_path: Path) -> None:

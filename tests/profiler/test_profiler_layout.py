@@ -17,7 +17,7 @@ import torch.distributed as dist  # noqa: E402  # torch may be missing
 from torch._C._distributed_c10d import HashStore  # noqa: E402
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
 
-from rankscope.profiler import layout  # noqa: E402
+from rankscope.profiler.rank import layout  # noqa: E402
 
 
 class Mesh:

@@ -23,12 +23,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from tests.profiler.otlp_collector import Collector, collecting
 
-from rankscope.profiler.duties import Surroundings
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.otlp import MAX_WAITING, OtlpTraces
-from rankscope.profiler.otlp_sdk import _FirstWords, _Told
+from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.otlp import MAX_WAITING, OtlpTraces
+from rankscope.profiler.helper.otlp_sdk import _FirstWords, _Told
+from rankscope.profiler.helper.spans import trace_id
 from rankscope.profiler.settings import RecorderSettings
-from rankscope.profiler.spans import trace_id
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 
 START = 1_700_000_000_000_000_000
@@ -211,7 +211,7 @@ def test_only_a_change_is_told() -> None:
 
 
 def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope.profiler.otlp.FLUSH_SECONDS", 0.5)
+    monkeypatch.setattr("rankscope.profiler.helper.otlp.FLUSH_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
@@ -270,7 +270,7 @@ def test_a_missing_exporter_is_one_line_with_the_way_out(
 
 
 def test_a_missing_sdk_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "rankscope.profiler.otlp_sdk", raising=False)
+    monkeypatch.delitem(sys.modules, "rankscope.profiler.helper.otlp_sdk", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     rank = Rank()
     rank.do(0)
@@ -294,6 +294,6 @@ def test_traces_are_off_unless_asked_for_and_the_sdk_may_be_disabled(
 @pytest.mark.slow
 def test_a_helper_that_sends_no_traces_loads_neither_sdk_nor_http_nor_torch() -> None:
     loaded = "[name for name in ('opentelemetry', 'http.client', 'numpy', 'torch') if name in sys.modules]"
-    script = f"import sys, rankscope.profiler.helper; print({loaded})"
+    script = f"import sys, rankscope.profiler.helper.__main__; print({loaded})"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rankscope.profiler.pace import Pace
+from rankscope.profiler.helper.pace import Pace
 from rankscope.profiler.plan import RankReport
 from rankscope.runs.records import RankInfo, StepRecord
 

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from tests.rank_file import EACH, RANK, RUN, STEP, WINDOW, rank_text, totals_of
 
-from rankscope.profiler.duties import Surroundings
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.published import render, samples
-from rankscope.profiler.publishing import Publishing
+from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.published import render, samples
+from rankscope.profiler.helper.publishing import Publishing
+from rankscope.profiler.helper.totals import Totals
 from rankscope.profiler.scratch import hold, spooled
 from rankscope.profiler.settings import RecorderSettings
-from rankscope.profiler.totals import Totals
 from rankscope.runs.metrics import MAX_SECTIONS, RANK_LABELS, RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 

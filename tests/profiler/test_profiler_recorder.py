@@ -20,11 +20,11 @@ pytestmark = pytest.mark.usefixtures("require_torch")
 
 
 def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankscope.profiler import guard
-    from rankscope.profiler import recorder as recorder_module
-    from rankscope.profiler.ddp import Tail
     from rankscope.profiler.phases import BACKWARD
-    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.rank import guard
+    from rankscope.profiler.rank import recorder as recorder_module
+    from rankscope.profiler.rank.ddp import Tail
+    from rankscope.profiler.rank.recorder import Recorder
     from rankscope.profiler.settings import RecorderSettings
 
     class Gradients:
@@ -68,7 +68,7 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
 
 
 def test_claiming_a_thread_never_raises(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.rank.recorder import Recorder
     from rankscope.profiler.settings import RecorderSettings
 
     recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
@@ -79,7 +79,7 @@ def test_claiming_a_thread_never_raises(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_what_is_off_stays_off() -> None:
-    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.rank.recorder import Recorder
     from rankscope.profiler.settings import RecorderSettings
 
     recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
@@ -91,7 +91,7 @@ def test_what_is_off_stays_off() -> None:
 
 
 def test_what_ends_without_a_step_is_off_and_lets_go() -> None:
-    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.rank.recorder import Recorder
     from rankscope.profiler.ring import End
     from rankscope.profiler.settings import RecorderSettings
 
@@ -106,7 +106,7 @@ def test_what_ends_without_a_step_is_off_and_lets_go() -> None:
 def test_a_model_is_known_whichever_thread_makes_it(capsys: pytest.CaptureFixture[str]) -> None:
     from torch import nn
 
-    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.rank.recorder import Recorder
     from rankscope.profiler.settings import RecorderSettings
 
     model: Any = nn.Module()
@@ -129,7 +129,7 @@ def test_a_model_is_known_whichever_thread_makes_it(capsys: pytest.CaptureFixtur
 
 
 def test_what_cannot_be_written_down_does_not_keep_a_rank_from_recording() -> None:
-    from rankscope.profiler.identity import identify
+    from rankscope.profiler.rank.identity import identify
     from rankscope.profiler.settings import RecorderSettings, from_environment
 
     odd = "caf\udce9"  # a command-line argument that is not UTF-8
@@ -254,7 +254,7 @@ def test_a_step_with_more_events_than_a_slot_holds_is_recorded_all_the_same(tmp_
 
 
 def test_a_backward_pass_whose_end_nobody_reported_does_not_last() -> None:
-    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.rank.recorder import Recorder
     from rankscope.profiler.settings import RecorderSettings
 
     class Optimizer:
@@ -276,7 +276,7 @@ def test_a_backward_pass_whose_end_nobody_reported_does_not_last() -> None:
 
 def test_what_is_noted_of_one_step_is_bounded() -> None:
     from rankscope.profiler.events import MAX_NOTED
-    from rankscope.profiler.recorder import Recorder
+    from rankscope.profiler.rank.recorder import Recorder
     from rankscope.profiler.settings import RecorderSettings
 
     class Optimizer:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.profiler import keeping as keeping_module
-from rankscope.profiler import reducing as reducing_module
 from rankscope.profiler.handover import Window
-from rankscope.profiler.keeping import CAPTURED, MAX_WAITING, WRONG, WRONG_BYTES, Keeping
-from rankscope.profiler.reducing import Reduced, Reducing
+from rankscope.profiler.helper import keeping as keeping_module
+from rankscope.profiler.helper import reducing as reducing_module
+from rankscope.profiler.helper.keeping import CAPTURED, MAX_WAITING, WRONG, WRONG_BYTES, Keeping
+from rankscope.profiler.helper.reducing import Reduced, Reducing
 
 TRACE = '{"traceEvents": []}'
 

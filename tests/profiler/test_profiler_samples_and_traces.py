@@ -15,8 +15,8 @@ from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uuid_of
 from tests.profiler.otlp_collector import ReceivedSpan, collecting
 
+from rankscope.profiler.helper.spans import trace_id
 from rankscope.profiler.launch import LaunchOptions, launch
-from rankscope.profiler.spans import trace_id
 from rankscope.runs.reader import RunReader
 
 JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"

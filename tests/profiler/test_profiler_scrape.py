@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rankscope.profiler import scrape
-from rankscope.profiler.scrape import MAX_PAGE_BYTES, ScrapeError, fetch, parse_target
+from rankscope.profiler.helper import scrape
+from rankscope.profiler.helper.scrape import MAX_PAGE_BYTES, ScrapeError, fetch, parse_target
 
 Answer = Callable[[Any], None]
 Serve = Callable[[Answer], str]

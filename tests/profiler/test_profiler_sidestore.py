@@ -14,9 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.profiler import sidestore
-from rankscope.profiler.plan import RankReport
-from rankscope.profiler.sidestore import (
+from rankscope.profiler.helper import sidestore
+from rankscope.profiler.helper.sidestore import (
     MAX_REQUEST_BYTES,
     MAX_WINDOWS,
     SideAddress,
@@ -25,6 +24,7 @@ from rankscope.profiler.sidestore import (
     SideWindow,
     read_address,
 )
+from rankscope.profiler.plan import RankReport
 
 WINDOW = SideWindow(500, 3, keep_trace=True)
 

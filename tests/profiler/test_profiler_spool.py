@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rankscope.profiler.helper.published import Sample, render
 from rankscope.profiler.label_text import MAX_BYTES, escaped, label_text
-from rankscope.profiler.published import Sample, render
 from rankscope.profiler.spool import FORGOTTEN_SECONDS, MAX_SLOTS, Claimant, SpoolFile, remove_own
 
 ODD = 'odd "run"\\ of\na é'

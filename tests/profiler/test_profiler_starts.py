@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from rankscope.profiler.handover import Hello
+from rankscope.profiler.helper.store import RunStore
 from rankscope.profiler.launch import SITE_FOLDER
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.profiler.starts import process_start_unix_ns, start_key
-from rankscope.profiler.store import RunStore
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo

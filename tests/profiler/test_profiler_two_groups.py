@@ -83,7 +83,7 @@ def test_ranks_that_srun_starts_are_recorded_as_slurm_counts_them(
         )
         # and two processes that know of each other from Slurm alone, after them
         alone = (
-            "from rankscope.profiler.identity import identify, RecorderSettings as S\n"
+            "from rankscope.profiler.rank.identity import identify, RecorderSettings as S\n"
             "said = identify(S(run_dir='/', run_id='r', name='n', start_unix_ns=1))\n"
             "print(said.rank.rank, said.rank.local_rank, said.rank.world_size, said.attempt.world_size)"
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from rankscope.profiler.handover import Window
-from rankscope.profiler.usual import LEAST, WINDOWS, Usual
+from rankscope.profiler.helper.usual import LEAST, WINDOWS, Usual
 from rankscope.runs.records import StepBreakdown, StepRecord
 
 MS = 1000.0

@@ -32,7 +32,7 @@ class Profiler:
     starts = exports = True
 
     def start(self) -> None:
-        from rankscope.profiler.kineto import KinetoUnavailable
+        from rankscope.profiler.rank.kineto import KinetoUnavailable
 
         if not self.starts:
             raise KinetoUnavailable("another profiler is on")
@@ -52,7 +52,7 @@ def test_only_a_window_that_the_helper_hears_of_leaves_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ends: str
 ) -> None:
     from rankscope.profiler import scratch as folders
-    from rankscope.profiler import windows as module
+    from rankscope.profiler.rank import windows as module
 
     # Given no room in local memory, so that traces go to the temporary disk
     memory, disk = tmp_path / "memory", tmp_path / "disk"
@@ -86,7 +86,7 @@ def test_only_a_window_that_the_helper_hears_of_leaves_a_trace(
 def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader]
 ) -> None:
-    from rankscope.profiler import windows as module
+    from rankscope.profiler.rank import windows as module
 
     monkeypatch.setattr(module, "KinetoSession", Profiler)
     writer, reader = ring
@@ -124,7 +124,7 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
 def test_windows_without_a_pause_are_handed_over_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader]
 ) -> None:
-    from rankscope.profiler import windows as module
+    from rankscope.profiler.rank import windows as module
 
     monkeypatch.setattr(module, "KinetoSession", Profiler)
     writer, reader = ring
@@ -142,7 +142,7 @@ def test_a_window_holds_steps_and_operators_whatever_this_torch_can_leave_out(
 ) -> None:
     import torch
 
-    from rankscope.profiler import kineto as module
+    from rankscope.profiler.rank import kineto as module
 
     monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
     if torch_has == "no choice of scopes":

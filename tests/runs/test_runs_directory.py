@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.full_disk import disk_with_room_for
 
 from rankscope.profiler.handover import Hello
+from rankscope.profiler.helper.store import RunStore
 from rankscope.profiler.settings import RecorderSettings
-from rankscope.profiler.store import RunStore
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import (
     RANK_STREAMS,

@@ -11,8 +11,8 @@ import pytest
 from rankscope.analysis.engine import analyze
 from rankscope.cli.size import SIZE
 from rankscope.profiler.handover import Hello
+from rankscope.profiler.helper.store import RETAINED, RETAINED_TRACES, RunStore
 from rankscope.profiler.settings import RecorderSettings, from_environment
-from rankscope.profiler.store import RETAINED, RETAINED_TRACES, RunStore
 from rankscope.runs.compact import compact_run
 from rankscope.runs.paths import RANK_STREAMS, rank_dir
 from rankscope.runs.reader import RunReader

@@ -16,9 +16,9 @@ import pytest
 from tests.ring_step import packed
 
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello
+from rankscope.profiler.helper.store import RunStore
 from rankscope.profiler.ring import End, RingWriter
 from rankscope.profiler.settings import RecorderSettings
-from rankscope.profiler.store import RunStore
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord

@@ -16,7 +16,7 @@ from rankscope.profiler.work import StepWork
 
 if TYPE_CHECKING:
     # Not in the helper: it loads torch.
-    from rankscope.profiler.device import DeviceLine, Mark
+    from rankscope.profiler.rank.device import DeviceLine, Mark
 
 # An event of the kind of a phase is its beginning.
 LEAVE: Final = 10

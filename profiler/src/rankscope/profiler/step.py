@@ -15,9 +15,9 @@ from typing import Final, Self, TypeVar, cast
 import msgspec
 import torch  # noqa: F401  # before attach, which is what the launcher imports at this moment
 
-from rankscope.profiler import attach
-from rankscope.profiler.crashes import end_of
-from rankscope.profiler.recorder import Recorder
+from rankscope.profiler.rank import attach
+from rankscope.profiler.rank.crashes import end_of
+from rankscope.profiler.rank.recorder import Recorder
 from rankscope.profiler.settings import (
     BUDGET,
     EXPORTER_URL,

@@ -6,8 +6,8 @@ import os
 from functools import wraps
 from typing import Any
 
-from rankscope.profiler.batch import measure
 from rankscope.profiler.integrations.recording import FitRecording, harmless
+from rankscope.profiler.rank.batch import measure
 
 try:
     from transformers import TrainerCallback

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from rankscope.profiler.batch import measure
 from rankscope.profiler.integrations.recording import FitRecording, harmless
+from rankscope.profiler.rank.batch import measure
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

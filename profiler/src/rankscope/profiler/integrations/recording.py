@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
-from rankscope.profiler import attach
-from rankscope.profiler.guard import raised_by_a_signal_handler
+from rankscope.profiler.rank import attach
+from rankscope.profiler.rank.guard import raised_by_a_signal_handler
 from rankscope.profiler.settings import RecorderSettings, from_environment
 from rankscope.profiler.step import StepProfiler
 

@@ -19,9 +19,6 @@ import torch
 from torch import is_grad_enabled
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.profiler.batch import measure
-from rankscope.profiler.clock import now
-from rankscope.profiler.ddp import Tail
 from rankscope.profiler.events import (
     BATCH,
     BATCH_WITHOUT_GRADIENTS,
@@ -33,9 +30,12 @@ from rankscope.profiler.events import (
     TRAINING_BATCH,
     WAITED,
 )
-from rankscope.profiler.guard import UNSEEN_NS, guarded
 from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, H2D, OPTIMIZER
-from rankscope.profiler.recording import Recording
+from rankscope.profiler.rank.batch import measure
+from rankscope.profiler.rank.clock import now
+from rankscope.profiler.rank.ddp import Tail
+from rankscope.profiler.rank.guard import UNSEEN_NS, guarded
+from rankscope.profiler.rank.recording import Recording
 from rankscope.profiler.sections import short
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # noqa: SLF001  # not public

@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.duties import Surroundings
 from rankscope.profiler.handover import Hello
+from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.sidestore import MAX_WINDOWS, SideServer, SideWindow, address_file, concerns, side_window
 from rankscope.profiler.plan import Planner, RankReport
-from rankscope.profiler.sidestore import MAX_WINDOWS, SideServer, SideWindow, address_file, concerns, side_window
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer
 from rankscope.runs.paths import attempt_dir, segment
 from rankscope.runs.records import PlannedWindow

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from rankscope.profiler import flight_dump
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
+from rankscope.profiler.rank import flight_dump
 from rankscope.profiler.ring import RingWriter
 from rankscope.profiler.scratch import hold, make_scratch
 from rankscope.profiler.settings import PREFIX

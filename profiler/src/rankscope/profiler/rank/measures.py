@@ -8,10 +8,10 @@ from numbers import Real
 from time import time_ns
 from typing import Final
 
-from rankscope.profiler.clock import now
 from rankscope.profiler.events import StepEvents
-from rankscope.profiler.host import GC_TAG, GcMeter, ThreadMeter
-from rankscope.profiler.memory import EVERY_STEPS, MemoryMeter
+from rankscope.profiler.rank.clock import now
+from rankscope.profiler.rank.host import GC_TAG, GcMeter, ThreadMeter
+from rankscope.profiler.rank.memory import EVERY_STEPS, MemoryMeter
 from rankscope.profiler.raw import RawFields, Told
 from rankscope.profiler.sections import Sections
 from rankscope.profiler.work import StepWork

@@ -17,26 +17,26 @@ from typing import Any, Final
 
 from torch.utils.data import get_worker_info
 
-from rankscope.profiler import flight_dump
-from rankscope.profiler.boundary import StepBoundary
-from rankscope.profiler.clock import now
-from rankscope.profiler.crashes import note_crashes
-from rankscope.profiler.ddp import LastGradient
-from rankscope.profiler.device import DeviceClock, DeviceLine, Mark, find_device
 from rankscope.profiler.entries import pack
 from rankscope.profiler.events import StepEvents
-from rankscope.profiler.guard import raised_by_a_signal_handler
 from rankscope.profiler.handover import EntryKind
-from rankscope.profiler.identity import identify
-from rankscope.profiler.measures import StepMeasures
-from rankscope.profiler.optimizers import OptimizerSteps
 from rankscope.profiler.phases import PhaseClock
 from rankscope.profiler.plan import Schedule
+from rankscope.profiler.rank import flight_dump
+from rankscope.profiler.rank.boundary import StepBoundary
+from rankscope.profiler.rank.clock import now
+from rankscope.profiler.rank.crashes import note_crashes
+from rankscope.profiler.rank.ddp import LastGradient
+from rankscope.profiler.rank.device import DeviceClock, DeviceLine, Mark, find_device
+from rankscope.profiler.rank.guard import raised_by_a_signal_handler
+from rankscope.profiler.rank.identity import identify
+from rankscope.profiler.rank.measures import StepMeasures
+from rankscope.profiler.rank.optimizers import OptimizerSteps
+from rankscope.profiler.rank.session import Session
+from rankscope.profiler.rank.windows import Windows
 from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, RawFields, RawStep, pack_raw, to_entry
 from rankscope.profiler.ring import COST, NEWS, End
-from rankscope.profiler.session import Session
 from rankscope.profiler.settings import RecorderSettings
-from rankscope.profiler.windows import Windows
 
 _HELPER_CHECK_NS: Final = 1_000_000_000
 _HELPER_ENDED: Final = "its helper process ended"

@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from rankscope.profiler import checkpoints, flight_dump, layout, waits
-from rankscope.profiler.kineto import note_begun, note_ended
-from rankscope.profiler.recorder import Recorder
+from rankscope.profiler.rank import checkpoints, flight_dump, layout, waits
+from rankscope.profiler.rank.kineto import note_begun, note_ended
+from rankscope.profiler.rank.recorder import Recorder
 from rankscope.profiler.settings import from_environment
 
 _OLDEST_TORCH = (2, 6)

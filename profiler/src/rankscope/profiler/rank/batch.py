@@ -7,7 +7,7 @@ from typing import Final
 
 from torch import Tensor
 
-from rankscope.profiler.guard import raised_by_a_signal_handler
+from rankscope.profiler.rank.guard import raised_by_a_signal_handler
 
 _MAX_LEAVES: Final = 64
 """More tensors than this in one batch are not looked at: the measure must stay cheap."""

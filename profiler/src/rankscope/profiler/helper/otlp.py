@@ -12,13 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from rankscope.profiler.duties import Duty, Surroundings
-from rankscope.profiler.spans import resource_attributes, step_spans
+from rankscope.profiler.helper.duties import Duty, Surroundings
+from rankscope.profiler.helper.spans import resource_attributes, step_spans
 from rankscope.runs.errors import InputError, MissingError
 from rankscope.runs.records import RankInfo, RunInfo, StepRecord
 
 if TYPE_CHECKING:
-    from rankscope.profiler.otlp_sdk import Emitter
+    from rankscope.profiler.helper.otlp_sdk import Emitter
 
 MAX_WAITING: Final = 256
 """Steps that wait for the SDK; the oldest go first. What waits for the collector is bounded by the SDK (``OTEL_BSP_…``)."""
@@ -82,7 +82,7 @@ class Sender:
         if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             return
         try:
-            from rankscope.profiler.otlp_sdk import Emitter
+            from rankscope.profiler.helper.otlp_sdk import Emitter
 
             self._emitter = Emitter(resource_attributes(self._run_info, self._rank), self._say)
             while (record := self._waiting.get()) is not None:

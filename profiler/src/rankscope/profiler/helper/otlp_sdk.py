@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, set_span_in_context
 
-from rankscope.profiler.spans import SpanData, Value
+from rankscope.profiler.helper.spans import SpanData, Value
 from rankscope.runs.errors import InputError, MissingError
 
 _EXPORTERS: Final = {

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.profiler.clock import now
+from rankscope.profiler.rank.clock import now
 
 # As DDP's and FSDP's own Python do; where torch has it no more, no pass is ever seen to be exhausted.
 _queue: Any = getattr(getattr(Variable, "_execution_engine", None), "queue_callback", None)

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from rankscope.profiler.handover import Window
-from rankscope.profiler.keeping import Keeping
+from rankscope.profiler.helper.keeping import Keeping
 from rankscope.profiler.scratch import remove_trace
 from rankscope.runs.errors import InputError
 from rankscope.runs.records import StepBreakdown

@@ -8,7 +8,7 @@ from functools import wraps
 from threading import get_ident
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
-from rankscope.profiler.clock import now
+from rankscope.profiler.rank.clock import now
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

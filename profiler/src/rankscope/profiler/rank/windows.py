@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.clock import now
 from rankscope.profiler.handover import EntryKind, Window
-from rankscope.profiler.kineto import KinetoSession, KinetoUnavailable
 from rankscope.profiler.plan import Schedule
+from rankscope.profiler.rank.clock import now
+from rankscope.profiler.rank.kineto import KinetoSession, KinetoUnavailable
 from rankscope.profiler.ring import Announcement, RingWriter
 from rankscope.profiler.scratch import remove_trace, room_for_trace, trace_folder
 

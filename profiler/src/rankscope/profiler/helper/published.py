@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from rankscope.profiler.helper.totals import Totals
 from rankscope.profiler.label_text import escaped, label_text
-from rankscope.profiler.totals import Totals
 from rankscope.runs.metrics import RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
 from rankscope.runs.records import RankInfo, RunInfo
 

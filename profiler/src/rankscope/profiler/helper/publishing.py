@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Final
 
-from rankscope.profiler.duties import Duty, Surroundings
-from rankscope.profiler.published import render, samples
+from rankscope.profiler.helper.duties import Duty, Surroundings
+from rankscope.profiler.helper.published import render, samples
+from rankscope.profiler.helper.totals import Totals
 from rankscope.profiler.scratch import forget_spooled, note_spooled, spooled_before
 from rankscope.profiler.spool import Claimant, SpoolFile
-from rankscope.profiler.totals import Totals
 from rankscope.runs.records import StepBreakdown, StepRecord
 
 PUBLISH_SECONDS: Final = 1.0

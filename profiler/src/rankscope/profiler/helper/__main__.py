@@ -18,21 +18,21 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.coordination import Coordination
-from rankscope.profiler.duties import Duties, Surroundings
-from rankscope.profiler.flight import FlightDumps
 from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_hello
-from rankscope.profiler.hardware import Hardware
-from rankscope.profiler.joining import Joining
-from rankscope.profiler.keeping import WRONG_BYTES, Keeping
-from rankscope.profiler.otlp import OtlpTraces
-from rankscope.profiler.publishing import Publishing
-from rankscope.profiler.reducing import Reducing
+from rankscope.profiler.helper.coordination import Coordination
+from rankscope.profiler.helper.duties import Duties, Surroundings
+from rankscope.profiler.helper.flight import FlightDumps
+from rankscope.profiler.helper.hardware import Hardware
+from rankscope.profiler.helper.joining import Joining
+from rankscope.profiler.helper.keeping import WRONG_BYTES, Keeping
+from rankscope.profiler.helper.otlp import OtlpTraces
+from rankscope.profiler.helper.publishing import Publishing
+from rankscope.profiler.helper.reducing import Reducing
+from rankscope.profiler.helper.store import RETAINED_TRACES, RunStore
+from rankscope.profiler.helper.storing import END_SECONDS, STUCK_SECONDS, Storing
+from rankscope.profiler.helper.usual import Usual
 from rankscope.profiler.ring import End, RingReader
 from rankscope.profiler.scratch import hold, note_recorded, sweep
-from rankscope.profiler.store import RETAINED_TRACES, RunStore
-from rankscope.profiler.storing import END_SECONDS, STUCK_SECONDS, Storing
-from rankscope.profiler.usual import Usual
 from rankscope.runs.records import EndReason, RankInfo, StepRecord
 
 POLL_SECONDS: Final = 0.2

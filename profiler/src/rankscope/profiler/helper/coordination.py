@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from rankscope.profiler.asking import Asking
-from rankscope.profiler.duties import Duty, Surroundings
-from rankscope.profiler.pace import Pace
+from rankscope.profiler.helper.asking import Asking
+from rankscope.profiler.helper.duties import Duty, Surroundings
+from rankscope.profiler.helper.pace import Pace
+from rankscope.profiler.helper.planning import Planning
+from rankscope.profiler.helper.sidestore import SideWindow
 from rankscope.profiler.plan import exchange_seconds
-from rankscope.profiler.planning import Planning
 from rankscope.profiler.ring import Announcement, RingReader
-from rankscope.profiler.sidestore import SideWindow
 from rankscope.runs.records import StepRecord
 
 _LATE: Final = "this rank heard of it when it had begun"

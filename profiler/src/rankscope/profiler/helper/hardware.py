@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rankscope.profiler.duties import Duty, Surroundings
-from rankscope.profiler.exporter_page import NO_GPU, read_page
-from rankscope.profiler.host_lock import HostLock
-from rankscope.profiler.sample_log import SampleLog
-from rankscope.profiler.scrape import ScrapeError, Target, fetch, parse_target
+from rankscope.profiler.helper.duties import Duty, Surroundings
+from rankscope.profiler.helper.exporter_page import NO_GPU, read_page
+from rankscope.profiler.helper.host_lock import HostLock
+from rankscope.profiler.helper.sample_log import SampleLog
+from rankscope.profiler.helper.scrape import ScrapeError, Target, fetch, parse_target
 from rankscope.profiler.settings import EXPORTER_URL
 from rankscope.runs.records import HardwareSample
 

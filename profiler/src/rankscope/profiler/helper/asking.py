@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.duties import Surroundings
+from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.sidestore import MAX_WINDOWS, SideClient, SideWindow, address_file, concerns, read_address
 from rankscope.profiler.plan import RankReport, exchange_seconds
-from rankscope.profiler.sidestore import MAX_WINDOWS, SideClient, SideWindow, address_file, concerns, read_address
 from rankscope.runs.paths import attempt_dir, segment
 from rankscope.runs.records import PlannedWindow
 from rankscope.runs.segments import open_regular
