@@ -30,7 +30,7 @@ start_exporter = exporter.start_exporter
 
 # The helper as it is, only less patient.
 QUICK = """
-import sys, pathlib, rankscope.profiler.helper.hardware as hardware, rankscope.profiler.helper as helper
+import sys, pathlib, rankscope.profiler.helper.hardware as hardware, rankscope.profiler.helper.__main__ as helper
 hardware.SAMPLE_SECONDS = hardware.ELECTION_SECONDS = 0.2
 helper.main(pathlib.Path(sys.argv[1]))
 """
