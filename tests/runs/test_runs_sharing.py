@@ -46,7 +46,7 @@ def become(user: int, groups: list[int] | None = None, umask: int = 0o022) -> st
     return (
         "import encodings.idna, os, sys; from pathlib import Path; "
         "import rankscope.cli.compact, rankscope.cli.main, rankscope.runs.parquet; "
-        "from rankscope.profiler import helper, storing; "
+        "from rankscope.profiler.helper import __main__ as helper, storing; "
         "from rankscope.runs.reader import RunReader; "
         f"os.setgroups({groups or []}); os.setgid({user}); os.setuid({user}); os.umask({umask})"
     )
