@@ -80,6 +80,14 @@ def free_port() -> Callable[[], int]:
     return find
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that runs the command starts processes, so it is slow."""
+    for item in items:
+        if "cli" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
     """``cli("analyze", path)`` runs the real command in a process of its own."""

@@ -37,6 +37,6 @@ def receiving(request: type[M], answer: Message, receive: Callable[[dict[str, st
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield server.server_address[1]
         server.shutdown()

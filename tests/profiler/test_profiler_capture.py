@@ -33,7 +33,7 @@ def begin(run: Path) -> subprocess.Popen[str]:
         window_first=3,
         window_steps=1,
         window_every=100_000,
-        plan_ahead_seconds=1.0,
+        plan_ahead_seconds=3.0,
         plan_ahead_steps=10,
         exporter_url=None,
     )

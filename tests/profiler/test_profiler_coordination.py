@@ -273,7 +273,7 @@ def test_a_rank_that_is_switched_off_no_longer_reports(ranks: list[Rank], rank: 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tmp_path: Path) -> None:
-    # Given two ranks under a budget that leaves room for windows, and a short time for announcing them
+    # Given two ranks under a budget that leaves room for windows, and a time for announcing them that a busy machine keeps, too
     run, stop = tmp_path / "run", tmp_path / "stop"
     settings = RecorderSettings(
         run_dir=str(run),
@@ -283,7 +283,7 @@ def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tmp
         budget=0.3,
         window_first=5,
         window_steps=2,
-        plan_ahead_seconds=0.6,
+        plan_ahead_seconds=3.0,
         plan_ahead_steps=20,
         exporter_url=None,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Final, Literal
 
@@ -20,8 +19,11 @@ Liveness = Literal["live", "silent", "over"]
 """``silent``: ranks have not said that they ended, and record nothing: the job hangs, or has vanished with its nodes."""
 
 
-def liveness(table: StepTable, infos: Mapping[int, RankInfo], *, start_unix_ns: int) -> Liveness:
-    """Of an attempt that began at ``start_unix_ns``; its hosts' clocks are taken to be right within minutes."""
+def liveness(table: StepTable, infos: Mapping[int, RankInfo], *, start_unix_ns: int, now: float) -> Liveness:
+    """At ``now``, in seconds since 1970, of an attempt that began at ``start_unix_ns``.
+
+    Its hosts' clocks are taken to be right within minutes.
+    """
     if infos and all(info.end_reason is not None or info.end_unix_ns is not None for info in infos.values()):
         return "over"
     there = table.has_record
@@ -29,5 +31,5 @@ def liveness(table: StepTable, infos: Mapping[int, RankInfo], *, start_unix_ns: 
     ends = table.start_unix_ns[there] + walls * 1000
     last = float(ends.max(initial=max([start_unix_ns, *(info.start_unix_ns for info in infos.values())])))
     usual_s = float(np.median(walls)) / 1e6 if len(walls) else 0.0
-    silent_s = time.time() - last / 1e9
+    silent_s = now - last / 1e9
     return "silent" if silent_s > max(SILENT_SECONDS, SILENT_STEPS * usual_s) else "live"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from itertools import count, islice
 from pathlib import Path
 from typing import Final
@@ -116,7 +117,7 @@ def _read(path: os.PathLike[str]) -> RunEvidence:
         clocks=clocks,
         blame=assign_blame(matching.matches, clocks, ranks),
         damaged=damaged,
-        liveness=liveness(table, infos, start_unix_ns=started),
+        liveness=liveness(table, infos, start_unix_ns=started, now=time.time()),
     )
 
 

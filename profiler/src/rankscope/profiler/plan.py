@@ -222,7 +222,7 @@ class Planner:
 
     def _refusal(self, steps: int, named: list[int] | None, now: float) -> str | None:
         if self.schedule.steps <= 0:
-            return "profiler windows are switched off in this job (--window-steps 0)"
+            return "profiler windows are switched off in this job (--window-steps 0); only --flight-recorder works"
         if not 0 < steps <= MAX_STEPS:
             return f"a capture is 1 to {MAX_STEPS} steps, not {steps}"
         if named is not None and (not named or named[0] < 0 or named[-1] >= self.world_size):
