@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from rankscope.profiler.step import StepProfiler
 
 RANKS = 2
-PATIENCE_SECONDS = 40
+PATIENCE_SECONDS = 15
 """A process that hangs is ended by SIGALRM."""
 
 

@@ -1,0 +1,218 @@
+"""The training whose cost ``overhead.py`` measures; started by it, with torchrun where ranks are needed.
+
+overhead_job.py blocks --folder FOLDER --blocks N    blocks of steps with and without the recorder, in turns
+overhead_job.py long --folder FOLDER --steps N       a script as people write it, of steps that mostly sleep
+overhead_job.py once                                 one process, one step
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+LONG_STEP_S = 0.05
+"""How long a step of ``long`` lasts."""
+
+
+def _model(width: int, depth: int) -> Any:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    return nn.parallel.DistributedDataParallel(nn.Sequential(*[nn.Linear(width, width) for _ in range(depth)]))
+
+
+def _steps(model: Any, optimizer: Any, batches: Iterator[Any], count: int) -> None:
+    for _ in range(count):
+        (batch,) = next(batches)
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+
+def _endless(width: int, rows: int) -> Iterator[Any]:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.ones(rows * 64, width))
+    while True:
+        yield from DataLoader(data, batch_size=rows)
+
+
+class _Wrappers:
+    """Everything that attaching put in place, to take it off and put it back."""
+
+    def __init__(self, attach: Callable[[], None]) -> None:
+        import torch
+        from torch.optim import optimizer
+
+        self._hooks = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]  # noqa: SLF001
+        owners = [owner for owner in _owners() if owner is not None]
+        before = [dict(vars(owner)) for owner in owners]
+        attach()
+        self._changed = [
+            (owner, name, old[name], new)
+            for owner, old in zip(owners, before, strict=True)
+            for name, new in dict(vars(owner)).items()
+            if name in old and new is not old[name]
+        ]
+        assert any(owner is torch.autograd and name == "backward" for owner, name, _, _ in self._changed), "nothing was attached"
+        self._held: list[OrderedDict[int, Any]] = [OrderedDict(hooks) for hooks in self._hooks]
+
+    def off(self) -> None:
+        for owner, name, old, _ in self._changed:
+            setattr(owner, name, old)
+        for hooks in self._hooks:
+            hooks.clear()
+
+    def on(self) -> None:
+        for owner, name, _, new in self._changed:
+            setattr(owner, name, new)
+        for hooks, held in zip(self._hooks, self._held, strict=True):
+            hooks.update(held)
+
+
+def _owners() -> list[Any]:
+    import torch
+    from torch import distributed
+    from torch.amp import grad_scaler
+    from torch.nn import parallel
+    from torch.utils.data import dataloader
+
+    return [
+        torch,
+        torch.Tensor,
+        torch.autograd,
+        torch.autograd.profiler.profile,
+        distributed,
+        distributed.distributed_c10d,
+        distributed.Work,
+        parallel.DistributedDataParallel,
+        grad_scaler.GradScaler,
+        dataloader._BaseDataLoaderIter,  # noqa: SLF001
+        sys.modules.get("torch.distributed._functional_collectives"),
+    ]
+
+
+def train_blocks(run_dir: Path, blocks: int, steps: int) -> None:
+    """Alternate blocks with and without; every rank writes what it measured beside the run directory."""
+    import torch
+    import torch.distributed as dist
+
+    from rankscope.profiler.rank import attach
+    from rankscope.profiler.rank.recorder import Recorder
+    from rankscope.profiler.settings import RecorderSettings
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    plain = _model(64, 4)
+    settings = RecorderSettings(
+        run_dir=str(run_dir), run_id="bench", name="bench", start_unix_ns=time.time_ns(), window_steps=0, exporter_url=None
+    )
+    recorder = Recorder(settings)
+    wrappers = _Wrappers(lambda: attach.use(recorder))
+    recorded = _model(64, 4)
+    models = {
+        True: (recorded, torch.optim.SGD(recorded.parameters(), lr=1e-4)),
+        False: (plain, torch.optim.SGD(plain.parameters())),
+    }
+    batches = _endless(64, 8)
+    rows: dict[bool, list[tuple[float, float, float]]] = {True: [], False: []}
+    for number in range(2 * blocks + 4):
+        # ABBA: what changes slowly falls on both.
+        on = number % 4 in (0, 3)
+        (wrappers.on if on else wrappers.off)()
+        dist.barrier()
+        cost, cpu, wall = recorder.cost_ns, time.thread_time_ns(), time.perf_counter_ns()
+        _steps(*models[on], batches, steps)
+        row = (time.thread_time_ns() - cpu, time.perf_counter_ns() - wall, recorder.cost_ns - cost)
+        if number >= 4:
+            rows[on].append((row[0] / steps / 1e3, row[1] / steps / 1e3, row[2] / steps / 1e3))
+    assert not recorder.off, "the recorder switched itself off"
+    result = {"with": rows[True], "without": rows[False], "steps": recorder.step_number}
+    run_dir.with_name(f"blocks-{dist.get_rank()}.json").write_text(json.dumps(result), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def train_long(out: Path, steps: int) -> None:
+    """A script as people write it; ``BENCH_TRACEML`` adds the lines that TraceML asks for."""
+    import torch
+    import torch.distributed as dist
+
+    tracer: Callable[[Any], Any] = nullcontext
+    if os.environ.get("BENCH_TRACEML"):
+        import traceml_ai
+
+        traceml_ai.init(mode="auto")
+        tracer = traceml_ai.trace_step
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = _model(64, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    batches = _endless(64, 8)
+    walls = []
+    cpu, mark = time.process_time(), time.perf_counter()
+    for number in range(steps):
+        (batch,) = next(batches)
+        with tracer(model):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            time.sleep(LONG_STEP_S)
+        if number == steps // 10:
+            cpu, mark = time.process_time(), time.perf_counter()
+            walls = [mark]
+        elif number > steps // 10:
+            walls.append(time.perf_counter())
+    counted = len(walls) - 1
+    result = {
+        "cpu_us": (time.process_time() - cpu) / counted * 1e6,
+        "wall_mean_us": (walls[-1] - walls[0]) / counted * 1e6,
+        "wall_median_us": statistics.median(b - a for a, b in pairwise(walls)) * 1e6,
+    }
+    (out / f"long-{dist.get_rank()}.json").write_text(json.dumps(result), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def train_once() -> None:
+    """One process, one step; prints how long after the start of Python it ended."""
+    import torch
+
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+    started = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    up = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
+    print(up - int(started[19]) / os.sysconf("SC_CLK_TCK"))
+
+
+def main() -> None:
+    """Train as told."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("how", choices=("blocks", "long", "once"))
+    parser.add_argument("--folder", type=Path, default=Path())
+    parser.add_argument("--blocks", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=0, help="of a block, or of the long run")
+    args = parser.parse_args()
+    if args.how == "blocks":
+        train_blocks(args.folder / "run", args.blocks, args.steps)
+    elif args.how == "long":
+        train_long(args.folder, args.steps)
+    else:
+        train_once()
+
+
+if __name__ == "__main__":
+    main()
