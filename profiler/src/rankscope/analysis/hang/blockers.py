@@ -39,7 +39,8 @@ class Blockers:
     def deadlocks(self) -> list[list[int]]:
         """Circles of ranks that wait for each other and for nobody else."""
         graph: dict[object, list[object]] = {rank: [meeting] for rank, meeting in self.oldest.items()}
-        graph |= {meeting: [rank for rank in found if rank in self.oldest] for meeting, found in self.blocks.items()}
+        for meeting, blocked in self.blocks.items():
+            graph[meeting] = [rank for rank, why in blocked.items() if rank in self.oldest and why != "untold"]
         found: list[list[int]] = []
         for component in strongly_connected(graph):
             inside = set(component)

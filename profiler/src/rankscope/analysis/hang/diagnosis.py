@@ -188,7 +188,8 @@ def _by_silence(evidence: Evidence) -> Found | None:
     """Ranks of which no dump tells, where all the others are there: not more than those, or it is dumps that are missing."""
     blockers = evidence.blockers
     for meeting in sorted(blockers.blocks, key=lambda one: (-_waits(blockers, one), *_age(one))):
-        missing = [rank for rank, why in blockers.blocks[meeting].items() if why in ("no_dump", "untold")]
+        found = blockers.blocks[meeting].items()
+        missing = [rank for rank, why in found if why in ("no_dump", "untold") and rank not in blockers.oldest]
         if missing and len(missing) <= len(meeting.records):
             named = [
                 Named(rank, "not_arrived" if rank in evidence.lines.ranks else "no_dump", meeting, certain=False)
