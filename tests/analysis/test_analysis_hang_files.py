@@ -133,15 +133,12 @@ def test_what_a_pickle_would_run_is_named() -> None:
         load_plain(pickle.dumps(Calls(os.system, "true"), 4))
 
 
-def test_a_dump_that_ends_early_is_an_error_wherever_it_ends(tmp_path: Path) -> None:
+def test_a_dump_that_ends_early_is_an_error_wherever_it_ends() -> None:
     data = pickle.dumps(Job.of_events({"0": (0, 1)}, ["0"], stops={1: 0}).dumps()[0], 2)
-    path = tmp_path / "dump_0"
     for length in range(len(data)):
-        path.write_bytes(data[:length])
-        with pytest.raises(InputError, match=r"empty|ends early|neither a binary pickle"):
-            read_dump(path)
-    path.write_bytes(data)
-    assert len(read_dump(path).records) == 1
+        with pytest.raises(PickleError, match="ends early"):
+            load_plain(data[:length])
+    assert parse(load_plain(data)) is not None
 
 
 @settings(max_examples=100, deadline=None)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from tests.flight_dumps import Job, write
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 WORLD = {"0": (0, 1, 2, 3)}
+JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "hung.py"
 
 
 def test_the_json_is_what_its_published_schema_says(cli: Cli, shared_data: Path) -> None:
@@ -76,3 +80,39 @@ def test_names_from_a_dump_bring_no_escape_sequences(cli: Cli, tmp_path: Path) -
 def test_a_path_that_is_not_there_is_one_line_with_status_3(cli: Cli, tmp_path: Path, missing: str) -> None:
     done = cli("hang", tmp_path / missing)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
+
+
+@pytest.mark.usefixtures("require_torch")
+def test_of_a_real_job_that_hangs_the_rank_that_did_not_come_is_named(cli: Cli, tmp_path: Path) -> None:
+    if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):
+        pytest.skip("this torch has no Flight Recorder for gloo")
+    # Given three ranks, of which the last never comes to an all-reduce
+    run = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(JOB)]
+    told = ["run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--", *torchrun]
+    job = subprocess.Popen([sys.executable, "-m", "rankscope", *told], stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(run.glob("attempts/000/ranks/*/steps-*"))) < 3:
+            assert job.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        # when somebody asks for dumps, as soon as nobody can be on the way any more
+        report = {"kind": "no_hang"}
+        while report["kind"] != "hang" and time.monotonic() < deadline:
+            time.sleep(10)
+            assert cli("capture", run, "--flight-recorder", "--wait", "60").returncode == 0
+            report = json.loads(cli("hang", run, "--format", "json").stdout)
+        # then it is named, and what the others wait in, and where the script called that
+        assert (report["cause"], report["culprits"]) == ("not_arrived", [2]), report
+        assert report["collective"]["op"] == "all_reduce"
+        assert any("hung.py" in frame for frame in report["collective"]["frames"])
+        assert [row["rank"] for row in report["waiting"]] == [0, 1]
+        assert all(row["waited_s"] >= 5 for row in report["waiting"])
+        assert report["coverage"] == 1.0
+        # and it is the verdict on the run
+        verdict = json.loads(cli("analyze", run, "--format", "json").stdout)["verdict"]
+        assert (verdict["kind"], verdict["ranks"]) == ("hang", [2])
+    finally:
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=120)

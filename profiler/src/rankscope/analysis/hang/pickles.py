@@ -15,6 +15,7 @@ MAX_STEPS: Final = 12_000_000
 MAX_CONTAINERS: Final = 1_500_000
 """Dictionaries, lists and tuples; a record takes some 8."""
 
+_GET: Final = ord("h")
 _NAMES: Final = {
     b"c": "GLOBAL",
     b"\x93": "STACK_GLOBAL",
@@ -43,19 +44,25 @@ def load_plain(data: bytes) -> object:
     The same object may be in many places, and inside itself. Raises ``PickleError``.
     """
     machine = _Machine(data)
+    stack, memo, known = machine.stack, machine.memo, _STEPS.get
     at = 0
     try:
         for _ in range(MAX_STEPS):
             at = machine.at
-            step = _STEPS.get(data[at])
+            instruction = data[at]
+            if instruction == _GET:  # every other one, so it has no call of its own
+                stack.append(memo[data[at + 1]])
+                machine.at = at + 2
+                continue
+            step = known(instruction)
             if step is None:
                 raise PickleError(_refusal(data[at : at + 1], at))
             machine.at = at + 1
             step(machine)
             if machine.done:
-                return machine.stack.pop()
+                return stack.pop()
     except (IndexError, struct.error, KeyError) as error:
-        what = "ends early" if machine.at >= len(data) else "is damaged"
+        what = "ends early" if max(machine.at, at + 1) >= len(data) else "is damaged"
         raise PickleError(f"the pickle {what} at byte {at}") from error
     raise PickleError(f"more than {MAX_STEPS:,} instructions: no dump has that many")
 
@@ -93,6 +100,11 @@ class _Machine:
     def skip(self, count: int) -> None:
         """Leave out the next bytes."""
         self.take(count)
+
+    def byte(self) -> int:
+        """The next byte."""
+        self.at += 1
+        return self.data[self.at - 1]
 
     def number(self, size: int) -> int:
         """The next unsigned number."""
@@ -172,12 +184,11 @@ _STEPS: Final[dict[int, Callable[[_Machine], None]]] = {
         b"X": lambda machine: machine.text(machine.number(4)),
         b"\x8c": lambda machine: machine.text(machine.number(1)),
         b"\x8d": lambda machine: machine.text(machine.number(8)),
-        b"q": lambda machine: machine.put(machine.number(1)),
+        b"q": lambda machine: machine.put(machine.byte()),
         b"r": lambda machine: machine.put(machine.number(4)),
         b"\x94": lambda machine: machine.put(len(machine.memo)),
-        b"h": lambda machine: machine.stack.append(machine.memo[machine.number(1)]),
         b"j": lambda machine: machine.stack.append(machine.memo[machine.number(4)]),
-        b"K": lambda machine: machine.stack.append(machine.number(1)),
+        b"K": lambda machine: machine.stack.append(machine.byte()),
         b"M": lambda machine: machine.stack.append(machine.number(2)),
         b"J": lambda machine: machine.stack.append(int.from_bytes(machine.take(4), "little", signed=True)),
         b"\x8a": lambda machine: machine.stack.append(int.from_bytes(machine.take(machine.number(1)), "little", signed=True)),
