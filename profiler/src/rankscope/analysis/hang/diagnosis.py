@@ -185,12 +185,16 @@ def _by_standstill(evidence: Evidence) -> Found | None:
 
 
 def _by_silence(evidence: Evidence) -> Found | None:
-    """Ranks of which no dump tells, where all the others are there: not more than those, or it is dumps that are missing."""
+    """Ranks of which no dump tells, where all the others are there.
+
+    Not where they are more than those, nor where ranks without a dump are awaited elsewhere, too: then it is dumps that are
+    missing.
+    """
     blockers = evidence.blockers
     for meeting in sorted(blockers.blocks, key=lambda one: (-_waits(blockers, one), *_age(one))):
         found = blockers.blocks[meeting].items()
         missing = [rank for rank, why in found if why in ("no_dump", "untold") and rank not in blockers.oldest]
-        if missing and len(missing) <= len(meeting.records):
+        if missing and len(missing) <= len(meeting.records) and blockers.silent.keys() <= set(missing):
             named = [
                 Named(rank, "not_arrived" if rank in evidence.lines.ranks else "no_dump", meeting, certain=False)
                 for rank in missing
@@ -319,8 +323,6 @@ def _group(group: Group) -> ProcessGroup:
 
 def _warnings(evidence: Evidence, suspects: list[int], *, young: bool) -> list[str]:
     warnings = list(evidence.dumps.warnings)
-    if evidence.world_size is not None and len(evidence.dumps.ranks) < evidence.world_size:
-        warnings.append(f"dumps of {len(evidence.dumps.ranks)} of {evidence.world_size} ranks")
     if suspects:
         warnings.append(f"no dump of {listed(suspects)}, which others wait for: late as well, or dead")
     if young:
