@@ -161,6 +161,15 @@ def test_the_chain_goes_over_groups_to_who_did_not_come() -> None:
     assert [(link.rank, link.waits_for, link.operation.group) for link in report.chain] == [(0, 1, "a"), (1, 2, "b"), (2, 3, "c")]
 
 
+def test_culprits_of_different_groups_are_each_said_where_they_were_missed() -> None:
+    groups = {"a": (0, 1), "b": (2, 3)}
+    report = report_of(Job(groups, {0: [Call("a")], 1: [], 2: [Call("b")], 3: []}).dumps())
+    assert report.culprits == [1, 3]
+    assert (
+        "(rank 1) did not arrive at all_reduce 1 of group a; (rank 3) did not arrive at all_reduce 1 of group b" in report.summary
+    )
+
+
 def test_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
     groups = {"a": (0, 1), "b": (0, 1)}
     for ahead in (1, 2):

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -98,7 +99,7 @@ def test_of_a_real_job_that_hangs_the_rank_that_did_not_come_is_named(cli: Cli, 
             assert time.monotonic() < deadline
             time.sleep(0.2)
         # when somebody asks for dumps, as soon as nobody can be on the way any more
-        report = {"kind": "no_hang"}
+        report: dict[str, Any] = {"kind": "no_hang"}
         while report["kind"] != "hang" and time.monotonic() < deadline:
             time.sleep(10)
             assert cli("capture", run, "--flight-recorder", "--wait", "60").returncode == 0

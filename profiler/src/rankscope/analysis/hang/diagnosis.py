@@ -75,8 +75,9 @@ def diagnose(dumps: Dumps) -> HangReport:
     kind, cause, named = _judge(evidence)
     blockers = evidence.blockers
     first = next((one for one in named if one.meeting is not None), None)
-    stuck = blockers.stuck()
-    meeting = first.meeting if first is not None else stuck[0] if kind == "hang" and stuck else None
+    unnamed = _at_odds(evidence) if cause == "mismatch" else blockers.stuck() if cause == "stuck" else []
+    meeting = first.meeting if first is not None else next(iter(unnamed), None)
+    mismatches = dict.fromkeys([*_at_odds(evidence), *evidence.mismatches]) if kind == "hang" else {}
     culprits = [_culprit(evidence, one) for one in named]
     waiting = [_waiting(evidence, rank, oldest) for rank, oldest in sorted(blockers.oldest.items())] if kind != "no_hang" else []
     suspects = sorted(blockers.silent.keys() - {one.rank for one in named}) if kind != "no_hang" else []
@@ -90,7 +91,7 @@ def diagnose(dumps: Dumps) -> HangReport:
         chain=_chain(evidence, first.rank) if first is not None else [],
         waiting=waiting,
         evidence=culprits,
-        mismatches=[mismatch for mismatch, _ in evidence.mismatches.values()] if kind == "hang" else [],
+        mismatches=[evidence.mismatches[one][0] for one in mismatches],
         summary="",
         path=dumps.path,
         ranks=len(dumps.ranks),
@@ -147,10 +148,14 @@ def _by_absence(evidence: Evidence) -> Found | None:
 
 
 def _by_mismatch(evidence: Evidence) -> Found | None:
-    for meeting, (_, minority) in evidence.mismatches.items():
-        if set(evidence.blockers.blocks[meeting].values()) <= {"held_up"}:
-            return "mismatch", [Named(rank, "mismatch", meeting) for rank in minority]
+    for meeting in _at_odds(evidence):
+        return "mismatch", [Named(rank, "mismatch", meeting) for rank in evidence.mismatches[meeting][1]]
     return None
+
+
+def _at_odds(evidence: Evidence) -> list[Meeting]:
+    """Meetings to which all came, with different things."""
+    return [meeting for meeting in evidence.mismatches if set(evidence.blockers.blocks[meeting].values()) <= {"held_up"}]
 
 
 def _by_start(evidence: Evidence) -> Found | None:

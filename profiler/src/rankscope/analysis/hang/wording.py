@@ -57,21 +57,22 @@ def _hang_summary(report: HangReport) -> str:
 
 
 def _did(report: HangReport) -> str:
-    """What the culprits did, the most of them first."""
-    late = [one for one in report.evidence if one.cause == "not_arrived"]
-    lost = [one for one in report.evidence if one.cause == "lost_device"]
-    parts = []
-    if late and late[0].awaited_in is not None:
-        who = f"({listed([one.rank for one in late])}) " if lost else ""
-        verb = _awaited(late[0].awaited_in)
-        parts.append(f"{who}{verb}")
-    if lost:
-        who = f"({listed([one.rank for one in lost])}) " if late else ""
-        parts.append(f"{who}never saw end what ended on the other ranks, so the device or its driver no longer answers")
-    return "; ".join(parts)
+    """What the culprits did; who did which, where they did not all do the same."""
+    parts: dict[str, list[int]] = {}
+    for culprit in report.evidence:
+        if culprit.cause == "lost_device":
+            text = "never saw end what ended on the other ranks, so the device or its driver no longer answers"
+        else:
+            text = ("" if culprit.certain else "probably ") + (
+                _missed(culprit.awaited_in) if culprit.awaited_in else "did not come"
+            )
+        parts.setdefault(text, []).append(culprit.rank)
+    if len(parts) == 1:
+        return next(iter(parts))
+    return "; ".join(f"({listed(sorted(ranks))}) {text}" for text, ranks in list(parts.items())[:3])
 
 
-def _awaited(operation: Operation) -> str:
+def _missed(operation: Operation) -> str:
     if operation.peer is None:
         return f"did not arrive at {operation_text(operation)}"
     described = f" ({operation.group_description})" if operation.group_description else ""
