@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,10 +20,12 @@ from tests.flight_dumps import START_NS, Job, write
 
 from rankscope.analysis.hang import files as hang_files
 from rankscope.analysis.hang import pickles
-from rankscope.analysis.hang.diagnosis import analyze_hang
-from rankscope.analysis.hang.files import read_dump
+from rankscope.analysis.hang.diagnosis import analyze_hang, diagnose
+from rankscope.analysis.hang.files import Dumps, read_dump
 from rankscope.analysis.hang.pickles import PickleError, load_plain
 from rankscope.analysis.hang.records import parse
+from rankscope.analysis.hang.render import render_text
+from rankscope.analysis.hang.result import HangReport
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import flight_dir
 from rankscope.runs.records import AttemptInfo, RunInfo
@@ -164,9 +167,16 @@ def test_a_dump_with_anything_in_the_place_of_anything_is_read_or_none(thing: An
     else:
         document[place] = thing
     dump = parse(document)
-    for record in dump.records if dump else []:
+    if dump is None:
+        return
+    for record in dump.records:
         assert isinstance(record.elements("input"), int)
         assert all(isinstance(frame, str) for frame in record.frames())
+    other = parse(Job.of_events({"0": (0, 1)}, ["0", "0"], stops={1: 1}).dumps()[1])
+    assert other is not None
+    report = diagnose(Dumps("dumps", ranks={0: [dump], 1: [other]}))
+    assert msgspec.json.decode(msgspec.json.encode(report), type=HangReport) == report
+    assert render_text(report)
 
 
 BOMBS = """
@@ -245,6 +255,15 @@ def test_what_is_no_dump_is_one_clear_error(kind: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         analyze_hang([path])
     assert str(path) in str(error.value)
+
+
+def test_names_that_are_not_utf_8_can_be_said(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    write(folder, Job.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps())
+    (folder / "dump_1").write_bytes(b"")
+    report = analyze_hang([folder])
+    assert report.culprits == [2]
+    assert msgspec.json.encode(report)
 
 
 def test_a_bad_dump_among_many_is_named_and_left_out(tmp_path: Path) -> None:

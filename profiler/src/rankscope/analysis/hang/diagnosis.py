@@ -93,7 +93,7 @@ def diagnose(dumps: Dumps) -> HangReport:
         evidence=culprits,
         mismatches=[evidence.mismatches[one][0] for one in mismatches],
         summary="",
-        path=dumps.path,
+        path=_encodable(dumps.path),
         ranks=len(dumps.ranks),
         world_size=evidence.world_size,
         attempt=dumps.attempt,
@@ -326,8 +326,13 @@ def _group(group: Group) -> ProcessGroup:
     )
 
 
+def _encodable(text: str) -> str:
+    """Names of files need not be UTF-8."""
+    return text.encode(errors="replace").decode()
+
+
 def _warnings(evidence: Evidence, suspects: list[int], *, young: bool) -> list[str]:
-    warnings = list(evidence.dumps.warnings)
+    warnings = [_encodable(warning) for warning in evidence.dumps.warnings]
     if suspects:
         warnings.append(f"no dump of {listed(suspects)}, which others wait for: late as well, or dead")
     if young:
