@@ -403,6 +403,15 @@ def test_files_older_than_the_rank_are_not_its(tmp_path: Path) -> None:
     assert [file.complete(), file.complete(), file.complete(last=True)] == [None, None, None]
 
 
+def test_the_copy_is_as_old_as_the_dump(tmp_path: Path) -> None:
+    # for how long a rank had waited is seen by when its dump was written
+    source, target = tmp_path / "source", tmp_path / "flight" / "target"
+    source.write_bytes(b"record_id")
+    os.utime(source, ns=(10**18, 10**18))
+    copy_file(source, target)
+    assert (target.read_bytes(), target.stat().st_mtime_ns) == (b"record_id", 10**18)
+
+
 def test_only_regular_files_of_a_sensible_size_are_copied(tmp_path: Path) -> None:
     large = tmp_path / "large"
     with large.open("wb") as sparse:

@@ -40,7 +40,7 @@ class Endings:
 
     def advise(self, verdict: Verdict, hosts: Mapping[int, str]) -> list[str]:
         """What to do next after a verdict: nothing is faster than a job that does not die, unless a rank is to blame for the
-        time until then.
+        time until then, or for the end.
         """
         ended = sorted(self.crashed + self.killed)
         if not ended:
@@ -50,7 +50,7 @@ class Endings:
         else:
             where = f" on {hosts[self.first]}" if self.first in hosts else ""
             look = f"Look at the job's own error output of rank {self.first}{where}, which ended first"
-        return [*verdict.next, look] if verdict.kind == "straggler" else [look, *verdict.next]
+        return [*verdict.next, look] if verdict.kind in ("straggler", "hang") else [look, *verdict.next]
 
 
 def endings(infos: Mapping[int, RankInfo]) -> Endings:

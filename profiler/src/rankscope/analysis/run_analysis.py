@@ -14,6 +14,7 @@ import numpy as np
 from rankscope.analysis.blame import assign_blame
 from rankscope.analysis.clock import consistent, fit_clocks
 from rankscope.analysis.endings import Endings, endings, listed, ranks_of
+from rankscope.analysis.hung_run import hung_verdict
 from rankscope.analysis.liveness import liveness
 from rankscope.analysis.matching import match_collectives
 from rankscope.analysis.odd_windows import odd_windows
@@ -37,6 +38,8 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
     if price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
         price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
     verdict, findings = run_verdict(run, price_per_gpu_hour, currency)
+    if (hung := hung_verdict(run)) is not None:
+        verdict, findings = hung[0], [hung[1], *findings]
     ended = endings(run.infos)
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
     table = run.table

@@ -1,0 +1,1 @@
+"""Who hung the job: from Flight Recorder dumps of its ranks."""

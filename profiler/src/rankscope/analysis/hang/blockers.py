@@ -1,0 +1,165 @@
+"""Who keeps whom waiting, and where that ends: from meetings to the ranks that everybody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from rankscope.analysis.hang.groups import Group
+from rankscope.analysis.hang.meetings import SYMMETRIC, YOUNG_NS, Meeting, Moments
+
+Why = Literal["not_arrived", "held_up", "lost_device", "no_dump", "untold"]
+
+LOST: Final = 2
+"""So many collectives of one group that other ranks saw end, and this one did not. (One may be the moment of the dump.)"""
+
+
+@dataclass(slots=True)
+class Blockers:
+    """The wait of every rank."""
+
+    oldest: dict[int, Meeting] = field(default_factory=dict)
+    """What each rank waits in."""
+    blocks: dict[Meeting, dict[int, Why]] = field(default_factory=dict)
+    """Whom it waits for there, and why they are not done."""
+    lost: dict[int, list[Meeting]] = field(default_factory=dict)
+    """Ranks that never saw end what ended everywhere else, and what that was."""
+    late: dict[int, list[Meeting]] = field(default_factory=dict)
+    """Ranks that wait for nothing and are awaited, and where."""
+    silent: dict[int, None] = field(default_factory=dict)
+    """Ranks without a dump that are awaited."""
+    young: int = 0
+    """Meetings in which nobody has waited for long."""
+
+    def stuck(self) -> list[Meeting]:
+        """Meetings to which all came, and in which all wait: nobody is to be waited for."""
+        return [meeting for meeting in dict.fromkeys(self.oldest.values()) if not self.blocks[meeting]]
+
+    def deadlocks(self) -> list[list[int]]:
+        """Circles of ranks that wait for each other and for nobody else."""
+        graph: dict[object, list[object]] = {rank: [meeting] for rank, meeting in self.oldest.items()}
+        for meeting, blocked in self.blocks.items():
+            graph[meeting] = [rank for rank, why in blocked.items() if rank in self.oldest and why != "untold"]
+        found: list[list[int]] = []
+        for component in strongly_connected(graph):
+            inside = set(component)
+            meetings = [one for one in component if isinstance(one, Meeting)]
+            if len(inside) > 1 and all(rank in inside for meeting in meetings for rank in self.blocks[meeting]):
+                found.append(sorted(one for one in component if isinstance(one, int)))
+        return found
+
+    def chain_to(self, rank: int) -> list[int]:
+        """Ranks from the one that is furthest away to ``rank``, each of which waits for the next."""
+        victims: dict[int, list[int]] = {}
+        for waiting, meeting in sorted(self.oldest.items()):
+            for blocker in self.blocks[meeting]:
+                victims.setdefault(blocker, []).append(waiting)
+        before: dict[int, int | None] = {rank: None}
+        queue = [rank]
+        for one in queue:
+            for victim in victims.get(one, []):
+                if victim not in before:
+                    before[victim] = one
+                    queue.append(victim)
+        chain: list[int] = []
+        place: int | None = queue[-1]
+        while place is not None:
+            chain.append(place)
+            place = before[place]
+        return chain
+
+
+def find_blockers(meetings: Sequence[Meeting], moments: Moments, dumped: Container[int]) -> Blockers:
+    """Follow every rank's oldest operation; ``dumped``: ranks with a dump."""
+    lost = _lost(meetings, moments)
+    old = [meeting for meeting in meetings if not moments.is_young(meeting)]
+    found = Blockers(oldest=_oldest(old, lost), lost=lost, young=len(meetings) - len(old))
+    for meeting in dict.fromkeys(found.oldest.values()):
+        found.blocks[meeting] = _blocked_by(meeting, found, dumped)
+    for meeting in old:
+        for rank in meeting.absent - found.oldest.keys() - lost.keys():
+            if not moments.may_come(rank, meeting):
+                found.late.setdefault(rank, []).append(meeting)
+        found.silent.update(dict.fromkeys(rank for rank in meeting.untold if rank not in dumped))
+    return found
+
+
+def _oldest(meetings: Sequence[Meeting], lost: Container[int]) -> dict[int, Meeting]:
+    """What each rank waits in; one that is lost waits for nothing: what it says of its operations is not so."""
+    found: dict[int, tuple[int, int, Meeting]] = {}
+    for meeting in meetings:
+        for rank, record in meeting.records.items():
+            place = (record.created_ns or 0, record.record_id)
+            if rank not in lost and (rank not in found or place < found[rank][:2]):
+                found[rank] = (*place, meeting)
+    return {rank: meeting for rank, (_, _, meeting) in found.items()}
+
+
+def _blocked_by(meeting: Meeting, found: Blockers, dumped: Container[int]) -> dict[int, Why]:
+    blocked: dict[int, Why] = {}
+    for rank in sorted(meeting.records.keys() | meeting.absent | meeting.untold):
+        if rank in found.lost:
+            blocked[rank] = "lost_device"
+        elif rank in meeting.absent:
+            blocked[rank] = "not_arrived"
+        elif rank in meeting.untold:
+            blocked[rank] = "untold" if rank in dumped else "no_dump"
+        elif rank in found.oldest and found.oldest[rank] is not meeting:
+            blocked[rank] = "held_up"
+    return blocked
+
+
+def _lost(meetings: Sequence[Meeting], moments: Moments) -> dict[int, list[Meeting]]:
+    """Ranks whose device, or what watches it, no longer answers: of what they took part in they never saw the end."""
+    unseen: dict[tuple[Group, int], list[Meeting]] = {}
+    for meeting in meetings:
+        if meeting.transfer or meeting.sample.op not in SYMMETRIC or not meeting.ended:
+            continue
+        for rank, record in meeting.records.items():
+            # Ranks of a job that goes on are not dumped at the same moment: what ended since ended late, not never.
+            waited = moments.waited_ns(rank, record)
+            if waited is None or waited >= YOUNG_NS:
+                unseen.setdefault((meeting.group, rank), []).append(meeting)
+    found: dict[int, list[Meeting]] = {}
+    for (_, rank), missed in unseen.items():
+        if len(missed) >= LOST:
+            found.setdefault(rank, []).extend(missed)
+    return found
+
+
+def strongly_connected(graph: Mapping[object, Iterable[object]]) -> list[list[object]]:
+    """Strongly connected components of a directed graph (Tarjan 1972), without recursion."""
+    index: dict[object, int] = {}
+    low: dict[object, int] = {}
+    stack: list[object] = []
+    on_stack: set[object] = set()
+    components: list[list[object]] = []
+    for root in graph:
+        if root in index:
+            continue
+        work = [(root, iter(graph.get(root, ())))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            node, successors = work[-1]
+            following = next(successors, None)
+            if following is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    component: list[object] = []
+                    while not component or component[-1] is not node:
+                        component.append(stack.pop())
+                    on_stack.difference_update(component)
+                    components.append(component)
+            elif following not in index:
+                index[following] = low[following] = len(index)
+                stack.append(following)
+                on_stack.add(following)
+                work.append((following, iter(graph.get(following, ()))))
+            elif following in on_stack:
+                low[node] = min(low[node], index[following])
+    return components

@@ -1,0 +1,344 @@
+"""From dumps to who hung the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.analysis.endings import listed
+from rankscope.analysis.hang.blockers import Blockers, find_blockers
+from rankscope.analysis.hang.files import Dumps, read_dumps
+from rankscope.analysis.hang.groups import Group, Groups
+from rankscope.analysis.hang.meetings import Meeting, Moments, find_meetings
+from rankscope.analysis.hang.mismatch import find_mismatches
+from rankscope.analysis.hang.progress import Lines
+from rankscope.analysis.hang.records import Record
+from rankscope.analysis.hang.result import (
+    Culprit,
+    HangCause,
+    HangKind,
+    HangReport,
+    Link,
+    Mismatch,
+    Operation,
+    ProcessGroup,
+    Waiting,
+)
+from rankscope.analysis.hang.wording import advice, detail_of, summary_of
+
+MOST_LISTED: Final = 1024
+"""Ranks of one list of the result."""
+LARGEST_WORLD: Final = 1_000_000
+"""What a file claims beyond is not believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A rank that is to be named."""
+
+    rank: int
+    cause: HangCause
+    meeting: Meeting | None
+    """Where the others wait for it."""
+    certain: bool = True
+
+
+Found = tuple[HangCause, list[Named]]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that the dumps show."""
+
+    dumps: Dumps
+    world_size: int | None
+    lines: Lines
+    meetings: list[Meeting]
+    moments: Moments
+    blockers: Blockers
+    mismatches: dict[Meeting, tuple[Mismatch, list[int]]]
+
+
+def analyze_hang(paths: Sequence[Path]) -> HangReport:
+    """Who hung the job, from a run directory or from dumps (files, folders, patterns). Raises ``InputError``."""
+    return diagnose(read_dumps(paths))
+
+
+def diagnose(dumps: Dumps) -> HangReport:
+    """Name the ranks that did not arrive, or what else keeps the others waiting; pure."""
+    evidence = _evidence(dumps)
+    kind, cause, named = _judge(evidence)
+    blockers = evidence.blockers
+    first = next((one for one in named if one.meeting is not None), None)
+    unnamed = _at_odds(evidence) if cause == "mismatch" else blockers.stuck() if cause == "stuck" else []
+    meeting = first.meeting if first is not None else next(iter(unnamed), None)
+    mismatches = dict.fromkeys([*_at_odds(evidence), *evidence.mismatches]) if kind == "hang" else {}
+    culprits = [_culprit(evidence, one) for one in named]
+    waiting = [_waiting(evidence, rank, oldest) for rank, oldest in sorted(blockers.oldest.items())] if kind != "no_hang" else []
+    suspects = sorted(blockers.silent.keys() - {one.rank for one in named}) if kind != "no_hang" else []
+    report = HangReport(
+        kind=kind,
+        cause=cause,
+        culprits=sorted(one.rank for one in named),
+        suspects=suspects[:MOST_LISTED],
+        collective=None if meeting is None else _operation(meeting, meeting.sample),
+        group=None if meeting is None else _group(meeting.group),
+        chain=_chain(evidence, first.rank) if first is not None else [],
+        waiting=waiting,
+        evidence=culprits,
+        mismatches=[evidence.mismatches[one][0] for one in mismatches],
+        summary="",
+        path=_encodable(dumps.path),
+        ranks=len(dumps.ranks),
+        world_size=evidence.world_size,
+        attempt=dumps.attempt,
+        coverage=min(1.0, len(dumps.ranks) / evidence.world_size) if evidence.world_size else None,
+        warnings=_warnings(evidence, suspects, young=kind == "no_hang" and blockers.young > 0),
+        next=[],
+    )
+    report = msgspec.structs.replace(report, summary=summary_of(report, silent=len(suspects)))
+    return msgspec.structs.replace(report, next=advice(report, run=dumps.run, hosts=dumps.hosts))
+
+
+def _evidence(dumps: Dumps) -> Evidence:
+    said = dumps.world_size if dumps.world_size is not None and 0 < dumps.world_size <= LARGEST_WORLD else None
+    groups = Groups(dumps.ranks, said)
+    lines = Lines(dumps.ranks, groups, dumps.crashed)
+    largest = max(
+        (
+            len(config.ranks)
+            for parts in dumps.ranks.values()
+            for dump in parts
+            for config in dump.configs.values()
+            if config.ranks
+        ),
+        default=None,
+    )
+    meetings = find_meetings(lines)
+    moments = Moments(dumps.taken_ns)
+    blockers = find_blockers(meetings, moments, lines.ranks)
+    mismatched = find_mismatches(dict.fromkeys(blockers.oldest.values()), lines)
+    return Evidence(dumps, said or largest, lines, meetings, moments, blockers, mismatched)
+
+
+def _judge(evidence: Evidence) -> tuple[HangKind, HangCause | None, list[Named]]:
+    """The first rule that applies."""
+    for rule in _RULES:
+        if (found := rule(evidence)) is not None:
+            cause, named = found
+            return "hang", cause, named
+    nothing = not any(dump.records or dump.progress for parts in evidence.dumps.ranks.values() for dump in parts)
+    return "insufficient_data" if nothing or evidence.blockers.oldest else "no_hang", None, []
+
+
+def _by_absence(evidence: Evidence) -> Found | None:
+    """Ranks that did not arrive and wait for nothing, and those whose device is lost; those awaited by most first."""
+    blockers = evidence.blockers
+    named = [Named(rank, "not_arrived", _most_awaited(blockers, meetings)) for rank, meetings in blockers.late.items()]
+    for rank in blockers.lost:
+        awaited = [meeting for meeting, found in blockers.blocks.items() if rank in found]
+        named.append(Named(rank, "lost_device", _most_awaited(blockers, awaited) if awaited else None))
+    named.sort(key=lambda one: (-_waits(blockers, one.meeting), one.rank))
+    return (named[0].cause, named) if named else None
+
+
+def _by_mismatch(evidence: Evidence) -> Found | None:
+    for meeting in _at_odds(evidence):
+        return "mismatch", [Named(rank, "mismatch", meeting) for rank in evidence.mismatches[meeting][1]]
+    return None
+
+
+def _at_odds(evidence: Evidence) -> list[Meeting]:
+    """Meetings to which all came, with different things."""
+    return [meeting for meeting in evidence.mismatches if set(evidence.blockers.blocks[meeting].values()) <= {"held_up"}]
+
+
+def _by_start(evidence: Evidence) -> Found | None:
+    """Ranks whose device has not come to what it has begun on others; only where torch records starts."""
+    times = {
+        rank
+        for rank, parts in evidence.dumps.ranks.items()
+        if any(record.started_ns is not None for dump in parts for record in dump.records)
+    }
+    for meeting in evidence.blockers.stuck():
+        idle = sorted(rank for rank, record in meeting.records.items() if record.state == "scheduled" and rank in times)
+        if idle and any(record.state == "started" for record in meeting.records.values()):
+            return "not_started", [Named(rank, "not_started", meeting) for rank in idle]
+    return None
+
+
+def _by_circle(evidence: Evidence) -> Found | None:
+    """Ranks that wait for each other: those that are not where most of them are; all where there is no majority."""
+    blockers = evidence.blockers
+    for circle in blockers.deadlocks():
+        places: dict[Meeting, list[int]] = {}
+        for rank in circle:
+            places.setdefault(blockers.oldest[rank], []).append(rank)
+        most = max(places.values(), key=len)
+        odd = [rank for rank in circle if rank not in most] if 2 * len(most) > len(circle) else circle
+        return "deadlock", [Named(rank, "deadlock", blockers.oldest[rank]) for rank in odd]
+    return None
+
+
+def _by_standstill(evidence: Evidence) -> Found | None:
+    return ("stuck", []) if evidence.blockers.stuck() else None
+
+
+def _by_silence(evidence: Evidence) -> Found | None:
+    """Ranks of which no dump tells, where all the others are there.
+
+    Not where they are more than those, nor where ranks without a dump are awaited elsewhere, too: then it is dumps that are
+    missing.
+    """
+    blockers = evidence.blockers
+    for meeting in sorted(blockers.blocks, key=lambda one: (-_waits(blockers, one), *_age(one))):
+        found = blockers.blocks[meeting].items()
+        missing = [rank for rank, why in found if why in ("no_dump", "untold") and rank not in blockers.oldest]
+        if missing and len(missing) <= len(meeting.records) and blockers.silent.keys() <= set(missing):
+            named = [
+                Named(rank, "not_arrived" if rank in evidence.lines.ranks else "no_dump", meeting, certain=False)
+                for rank in missing
+            ]
+            return named[0].cause, named
+    return None
+
+
+_RULES: Final[tuple[Callable[[Evidence], Found | None], ...]] = (
+    _by_absence,
+    _by_mismatch,
+    _by_start,
+    _by_circle,
+    _by_standstill,
+    _by_silence,
+)
+
+
+def _most_awaited(blockers: Blockers, meetings: Sequence[Meeting]) -> Meeting:
+    return min(meetings, key=lambda meeting: (-_waits(blockers, meeting), *_age(meeting)))
+
+
+def _age(meeting: Meeting) -> tuple[int, str, int]:
+    return meeting.sample.created_ns or 0, meeting.group.name, min(meeting.records)
+
+
+def _waits(blockers: Blockers, meeting: Meeting | None) -> int:
+    """How many ranks wait in a meeting."""
+    return 0 if meeting is None else sum(blockers.oldest.get(rank) is meeting for rank in meeting.records)
+
+
+def _culprit(evidence: Evidence, named: Named) -> Culprit:
+    meeting, rank = named.meeting, named.rank
+    line = None if meeting is None else evidence.lines.of(meeting.group, rank)
+    last = max(
+        (record for dump in evidence.dumps.ranks.get(rank, []) for record in dump.records),
+        key=lambda record: (record.created_ns or 0, record.record_id),
+        default=None,
+    )
+    awaited_by = (
+        []
+        if meeting is None
+        else sorted(one for one in meeting.records if evidence.blockers.oldest.get(one) is meeting and one != rank)
+    )
+    culprit = Culprit(
+        rank=rank,
+        host=evidence.dumps.hosts.get(rank),
+        cause=named.cause,
+        certain=named.certain,
+        awaited_in=None if meeting is None else _operation(meeting, meeting.sample),
+        awaited_by=awaited_by[:MOST_LISTED],
+        last_sequence=None if line is None or meeting is None or meeting.transfer else line.newest,
+        last=None if last is None else _recorded(last, None),
+        detail="",
+    )
+    arrived = meeting is not None and rank in meeting.records
+    detail = detail_of(culprit, len(evidence.blockers.lost.get(rank, [])), arrived=arrived)
+    return msgspec.structs.replace(culprit, detail=detail)
+
+
+def _waiting(evidence: Evidence, rank: int, meeting: Meeting) -> Waiting:
+    record = meeting.records[rank]
+    waited = evidence.moments.waited_ns(rank, record)
+    blocked = [one for one in evidence.blockers.blocks[meeting] if one != rank]
+    return Waiting(
+        rank=rank,
+        host=evidence.dumps.hosts.get(rank),
+        operation=_operation(meeting, record),
+        pending=evidence.lines.pending_of(rank),
+        waits_for=blocked[:MOST_LISTED],
+        waited_s=None if waited is None else round(waited / 1e9, 3),
+    )
+
+
+def _chain(evidence: Evidence, culprit: int) -> list[Link]:
+    blockers = evidence.blockers
+    chain = blockers.chain_to(culprit)
+    return [
+        Link(
+            rank=rank,
+            waits_for=following,
+            why=blockers.blocks[blockers.oldest[rank]][following],
+            operation=_operation(blockers.oldest[rank], blockers.oldest[rank].records[rank]),
+        )
+        for rank, following in pairwise(chain)
+    ]
+
+
+def _operation(meeting: Meeting, record: Record) -> Operation:
+    """As the rank of ``record`` enqueued it."""
+    peer = None
+    if meeting.transfer:
+        owner = next(rank for rank, one in meeting.records.items() if one is record)
+        peer = next(iter(meeting.expected - {owner}))
+    return _recorded(record, peer)
+
+
+def _recorded(record: Record, peer: int | None) -> Operation:
+    return Operation(
+        op=record.op,
+        group=record.group,
+        group_description=record.description,
+        sequence=record.p2p_sequence if record.is_p2p else record.sequence,
+        peer=peer,
+        state=record.state,
+        input_sizes=record.shapes("input"),
+        output_sizes=record.shapes("output"),
+        input_dtypes=record.dtypes("input"),
+        output_dtypes=record.dtypes("output"),
+        enqueued_unix_ns=record.created_ns,
+        timeout_ms=record.timeout_ms,
+        frames=record.frames(),
+    )
+
+
+def _group(group: Group) -> ProcessGroup:
+    return ProcessGroup(
+        name=group.name,
+        description=group.description,
+        backend=group.backend,
+        size=len(group.ranks),
+        ranks=list(group.ranks[:MOST_LISTED]),
+        ranks_known=group.known,
+    )
+
+
+def _encodable(text: str) -> str:
+    """Names of files need not be UTF-8."""
+    return text.encode(errors="replace").decode()
+
+
+def _warnings(evidence: Evidence, suspects: list[int], *, young: bool) -> list[str]:
+    warnings = [_encodable(warning) for warning in evidence.dumps.warnings]
+    if suspects:
+        warnings.append(f"no dump of {listed(suspects)}, which others wait for: late as well, or dead")
+    if young:
+        warnings.append("ranks were waiting for a few seconds only when they were dumped: a job that goes on looks like that")
+    if any(not meeting.group.known for meeting in evidence.blockers.blocks):
+        warnings.append(
+            "the dumps do not say which ranks are in each process group (gloo does not): those that were seen in it count"
+        )
+    return warnings

@@ -1,0 +1,252 @@
+"""Flight Recorder dumps on disk: which files there are, whose they are, and reading them, whoever wrote them."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.analysis.hang.pickles import MAX_CONTAINERS, MAX_STEPS, PickleError, load_plain
+from rankscope.analysis.hang.records import Dump, parse
+from rankscope.runs.errors import InputError
+from rankscope.runs.paths import flight_dir
+from rankscope.runs.reader import RunReader, is_headless_run, is_run
+from rankscope.runs.segments import open_regular
+
+MAX_BYTES: Final = 128 * 1024 * 1024
+"""Larger is refused."""
+_COPIED_LATER_NS: Final = 3600 * 10**9
+"""A file is as old as the dump in it, unless it is more than this younger than what the dump speaks of and its timeout."""
+
+_OURS: Final = re.compile(r"rank-(\d{5,9})-(.+)-([a-z0-9_]{1,40})\.(?:pickle|json)")
+"""As the recorder names them: rank, what the dump was made for, backend."""
+_ANY: Final = re.compile(r"(?:.*\D)?(\d{1,9})(?:\.(?:pickle|pkl|json|bin|dump|trace))?")
+"""As torch names them: a prefix that may be set, and the rank."""
+_AT_THE_END: Final = ("watchdog", "crash")
+_PATTERN: Final = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class DumpFile:
+    """A file that by its name is a rank's dump."""
+
+    path: Path
+    rank: int
+    occasion: str
+    """What it was made for: the id of a request, ``end`` (a watchdog, an exception), or nothing that is known."""
+    crashed: bool
+    """An exception ended the rank."""
+    backend: str | None
+    written_ns: int
+
+
+@dataclass(slots=True)
+class Dumps:
+    """All that could be read."""
+
+    path: str
+    ranks: dict[int, list[Dump]] = field(default_factory=dict)
+    taken_ns: dict[int, int] = field(default_factory=dict)
+    """When the dumps were taken, unix nanoseconds, where that is known."""
+    crashed: dict[int, int | None] = field(default_factory=dict)
+    """Ranks whose dumps were written because of an exception, and when, where that is known."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    world_size: int | None = None
+    attempt: int | None = None
+    run: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_dumps(paths: Sequence[Path]) -> Dumps:
+    """Read a run directory, or what files, folders and patterns name.
+
+    A file that cannot be read is left out with a warning, unless none can be: then ``InputError`` says why of the first.
+    """
+    runs = [path for path in paths if is_run(path) or is_headless_run(path)]
+    if runs and len(paths) > 1:
+        raise InputError(runs[0], "a run beside other paths; name a run, or dumps, not both")
+    dumps = _of_run(runs[0]) if runs else Dumps(os.fspath(paths[0]) if len(paths) == 1 else os.curdir)
+    files, unnamed = ([], []) if runs else _named_by(paths)
+    if runs:
+        files = _in_run(runs[0], dumps)
+    if not files:
+        where = runs[0] if runs else unnamed[0] if unnamed else paths[0]
+        raise InputError(where, _nothing(is_a_run=bool(runs), unnamed=bool(unnamed)))
+    dumps.warnings += [f"{path}: left out, no rank in its name" for path in unnamed]
+    files = _one_occasion(files, dumps)
+    errors: list[InputError] = []
+    for file in _one_each(files, dumps):
+        try:
+            _add(dumps, file, read_dump(file.path, backend=file.backend))
+        except InputError as error:
+            errors.append(error)
+    if not dumps.ranks:
+        raise errors[0]
+    dumps.warnings += [f"left out: {error}" for error in errors]
+    return dumps
+
+
+def read_dump(path: Path, *, backend: str | None = None) -> Dump:
+    """Read one file, pickle or JSON. Raises ``InputError``; never runs anything."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(path, (error.strerror or str(error)).lower()) from error
+    if len(data) > MAX_BYTES:
+        raise InputError(path, f"more than {MAX_BYTES // 1024**2} MiB: no dump is that large")
+    if not data:
+        raise InputError(path, "the file is empty")
+    dump = parse(_document(path, data), backend=backend)
+    if dump is None:
+        raise InputError(path, "not a Flight Recorder dump: there is no version with entries or process groups in it")
+    return dump
+
+
+def _document(path: Path, data: bytes) -> object:
+    if data[:1] == b"\x80":
+        try:
+            return load_plain(data)
+        except PickleError as error:
+            raise InputError(path, str(error)) from error
+    if data[:64].lstrip()[:1] != b"{":
+        raise InputError(path, "not a Flight Recorder dump: neither a binary pickle nor a JSON object")
+    if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS or data.count(b",") > MAX_STEPS:
+        raise InputError(path, f"more than {MAX_CONTAINERS:,} lists and objects, or {MAX_STEPS:,} values: no dump has that many")
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(path, f"damaged JSON: {error}") from error
+    except RecursionError as error:
+        raise InputError(path, "JSON that is nested too deeply") from error
+
+
+def _add(dumps: Dumps, file: DumpFile, dump: Dump) -> None:
+    taken = _taken_ns(file, dump)
+    if file.rank not in dumps.ranks and taken is not None:
+        dumps.taken_ns[file.rank] = taken
+    dumps.ranks.setdefault(file.rank, []).append(dump)
+    if file.crashed:
+        dumps.crashed[file.rank] = taken
+    if dump.damaged:
+        dumps.warnings.append(f"{file.path}: {dump.damaged} records left out, they make no sense")
+
+
+def _taken_ns(file: DumpFile, dump: Dump) -> int | None:
+    if dump.newest_ns is None:
+        return file.written_ns
+    timeout = max((record.timeout_ms or 0 for record in dump.records), default=0) * 10**6
+    return file.written_ns if 0 <= file.written_ns - dump.newest_ns <= timeout + _COPIED_LATER_NS else None
+
+
+def _of_run(path: Path) -> Dumps:
+    reader = RunReader(path)
+    attempts = reader.attempts()
+    with_dumps = [attempt for attempt in attempts if _files(flight_dir(path, attempt))]
+    if not with_dumps:
+        raise InputError(path, _nothing(is_a_run=True, unnamed=False))
+    attempt = with_dumps[-1]
+    about = reader.attempt(attempt)
+    infos = {rank: info for rank in reader.ranks(attempt) if (info := reader.rank(attempt, rank)) is not None}
+    dumps = Dumps(
+        os.fspath(path),
+        hosts={rank: info.host for rank, info in infos.items()},
+        world_size=about.world_size if about else max((info.world_size for info in infos.values()), default=None),
+        attempt=attempt,
+        run=os.fspath(path),
+    )
+    if attempt != attempts[-1]:
+        dumps.warnings.append(f"attempt {attempts[-1]}, the last, has no dumps; those of attempt {attempt} are read")
+    return dumps
+
+
+def _in_run(path: Path, dumps: Dumps) -> list[DumpFile]:
+    assert dumps.attempt is not None
+    return [file for name in _files(flight_dir(path, dumps.attempt)) if (file := _dump_file(name)) is not None]
+
+
+def _nothing(*, is_a_run: bool, unnamed: bool) -> str:
+    if is_a_run:
+        return (
+            "no Flight Recorder dumps in this run; a job that hangs writes them after `rankscope capture RUN --flight-recorder`"
+        )
+    if unnamed:
+        return "whose dump is this? There is no rank in its name, such as dump_3 or rank-00003.json"
+    return "no Flight Recorder dumps here: no file with a rank at the end of its name"
+
+
+def _named_by(paths: Sequence[Path]) -> tuple[list[DumpFile], list[Path]]:
+    """Dumps that the arguments name, and files among those named one by one in whose names there is no rank."""
+    found: dict[Path, DumpFile] = {}
+    unnamed: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            if runs := sorted(child for child in path.iterdir() if is_run(child)):
+                raise InputError(path, f"a folder of runs; name one of them, such as {runs[-1]}")
+            found |= {name: file for name in _files(path) if (file := _dump_file(name)) is not None}
+            continue
+        names = [path]
+        if not path.exists() and _PATTERN & set(str(path)):
+            names = [Path(name) for name in sorted(glob.glob(os.fspath(path), recursive=True))]  # noqa: PTH207  # Path.glob refuses absolute patterns
+            if not names:
+                raise InputError(path, "no file matches this pattern")
+        for name in names:
+            file = _dump_file(name)
+            if file is not None:
+                found[name] = file
+            elif name.is_dir():
+                found |= {inner: file for inner in _files(name) if (file := _dump_file(inner)) is not None}
+            else:
+                unnamed.append(name)
+    return list(found.values()), unnamed
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _dump_file(path: Path) -> DumpFile | None:
+    if path.is_dir():
+        return None
+    try:
+        written = path.stat().st_mtime_ns
+    except OSError:
+        written = 0  # reading it says why
+    if ours := _OURS.fullmatch(path.name):
+        occasion = "end" if ours[2] in _AT_THE_END else ours[2]
+        return DumpFile(path, int(ours[1]), occasion, ours[2] == "crash", ours[3], written)
+    found = _ANY.fullmatch(path.name)
+    return None if found is None else DumpFile(path, int(found[1]), "", crashed=False, backend=None, written_ns=written)
+
+
+def _one_occasion(files: list[DumpFile], dumps: Dumps) -> list[DumpFile]:
+    """Dumps of different moments say nothing together: the newest are taken."""
+    newest: dict[str, int] = {}
+    for file in files:
+        newest[file.occasion] = max(newest.get(file.occasion, 0), file.written_ns)
+    chosen = max(newest, key=lambda occasion: (newest[occasion], occasion))
+    if len(newest) > 1:
+        kept = "those of its end" if chosen == "end" else f"the newest ({chosen})" if chosen else "the newest"
+        dumps.warnings.append(f"dumps of {len(newest)} occasions; {kept} are read")
+    return [file for file in files if file.occasion == chosen]
+
+
+def _one_each(files: list[DumpFile], dumps: Dumps) -> list[DumpFile]:
+    """One dump per rank and backend: of several the newest."""
+    chosen: dict[tuple[int, str | None], DumpFile] = {}
+    for file in sorted(files, key=lambda file: (file.written_ns, file.path)):
+        # A rank that crashed may have left the watchdog's dump, too.
+        before = chosen.get((file.rank, file.backend))
+        if before is not None:
+            dumps.warnings.append(f"two dumps of rank {file.rank}; {file.path} is read, {before.path} is not")
+        chosen[file.rank, file.backend] = file
+    return sorted(chosen.values(), key=lambda file: (file.rank, file.backend or ""))

@@ -1,0 +1,153 @@
+"""How far each rank has come in each process group: what it has enqueued, and what of it has not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rankscope.analysis.hang.groups import Group, Groups
+from rankscope.analysis.hang.records import Dump, Record
+
+_COALESCED: Final = "coalesced"
+_NEARLY: Final = 0.9
+"""Clocks of libraries are coarse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One rank in one group."""
+
+    collectives: dict[int, Record] = field(default_factory=dict)
+    """By sequence number; of a coalesced group, the record that ends it."""
+    transfers: list[Record] = field(default_factory=list)
+    """Point-to-point that has not ended, in the order it was enqueued."""
+    pending: dict[int, Record] = field(default_factory=dict)
+    """Collectives that have not ended."""
+    newest: int | None = None
+    """Number of the last collective that it enqueued; ``None``: the dumps do not tell."""
+    overdue: Record | None = None
+    """The last collective, where its time was up when an exception ended the rank: it failed, unless all came to it."""
+
+
+class Lines:
+    """Every rank with a dump in every group that it is a member of."""
+
+    def __init__(self, dumps: Mapping[int, Sequence[Dump]], groups: Groups, crashed: Mapping[int, int | None]) -> None:
+        """``crashed``: ranks whose dumps were written because of an exception, and when that was (unix ns), if known."""
+        self._crashed = crashed
+        self.ranks = frozenset(dumps)
+        """Ranks with a dump."""
+        self._lines: dict[tuple[Group, int], Line] = {}
+        self._pending: dict[int, int] = {}
+        seen: dict[Group, list[tuple[int, Dump, list[Record]]]] = {}
+        for rank, parts in dumps.items():
+            for dump in parts:
+                for group, records in _by_group(rank, dump, groups).items():
+                    seen.setdefault(group, []).append((rank, dump, records))
+        for group, users in seen.items():
+            self._follow(group, users, dumps)
+
+    def _follow(self, group: Group, users: list[tuple[int, Dump, list[Record]]], dumps: Mapping[int, Sequence[Dump]]) -> None:
+        furthest = max(record.sequence for _, _, records in users for record in records)
+        mixed = any(record.is_p2p for _, _, records in users for record in records)
+        for rank, dump, records in users:
+            counted = [] if mixed else [_counted(group, [dump], furthest)]
+            line = _line(dump, records, counted)
+            if rank in self._crashed:
+                line = replace(line, overdue=_overdue(line, self._crashed[rank]))
+            self._lines[group, rank] = line
+            self._pending[rank] = (
+                self._pending.get(rank, 0) + len(line.pending) + len(line.transfers) + (line.overdue is not None)
+            )
+        for rank in group.ranks:
+            if (group, rank) in self._lines or rank not in dumps:
+                continue
+            mine = [dump for dump in dumps[rank] if dump.backend in (group.backend, None)]
+            newest = None if mixed else _counted(group, mine, furthest)
+            if newest is None and any(_never_used(group, dump) for dump in mine):
+                newest = 0
+            self._lines[group, rank] = Line(newest=newest)
+
+    def of(self, group: Group, rank: int) -> Line | None:
+        """``None``: no dump of the rank, or nothing was ever recorded in this group."""
+        return self._lines.get((group, rank))
+
+    def pending_of(self, rank: int) -> int:
+        """How many operations of a rank have not ended."""
+        return self._pending.get(rank, 0)
+
+    def all(self) -> list[tuple[Group, int, Line]]:
+        """Every line."""
+        return [(group, rank, line) for (group, rank), line in self._lines.items()]
+
+
+def _by_group(rank: int, dump: Dump, groups: Groups) -> dict[Group, list[Record]]:
+    found: dict[Group, list[Record]] = {}
+    for record in dump.records:
+        found.setdefault(groups.of(rank, record.backend, record.group), []).append(record)
+    return found
+
+
+def _line(dump: Dump, records: list[Record], counted: Sequence[int | None]) -> Line:
+    collectives = {record.sequence: record for record in records if not record.is_p2p}
+    told = _tells_completion(dump, records)
+    # Of those that completed there may be no records, where torch was told to dump the others alone.
+    recorded = collectives if collectives or not dump.gapless else [record.sequence for record in records]
+    return Line(
+        collectives=collectives,
+        transfers=_transfers(records, told=told),
+        pending={number: record for number, record in collectives.items() if not ended(record, told=told)},
+        newest=max((number for number in (*recorded, *counted) if number is not None), default=None),
+    )
+
+
+def _overdue(line: Line, crashed_ns: int | None) -> Record | None:
+    record = line.collectives.get(line.newest) if line.newest is not None else None
+    if record is None or line.newest in line.pending or record.state == "completed" or record.backend == "nccl":
+        return None
+    if crashed_ns is None or record.created_ns is None or record.timeout_ms is None:
+        return record
+    return record if crashed_ns - record.created_ns >= record.timeout_ms * 1e6 * _NEARLY else None
+
+
+def ended(record: Record, *, told: bool) -> bool:
+    """Whether an operation is over. ``told``: its backend says when one has completed; else that it was retired must do."""
+    return record.state == "completed" or (record.retired and not told)
+
+
+def _tells_completion(dump: Dump, records: list[Record]) -> bool:
+    # NCCL retires what has timed out, too; gloo never says completed.
+    return records[0].backend == "nccl" or any(record.state == "completed" for record in dump.records)
+
+
+def _transfers(records: list[Record], *, told: bool) -> list[Record]:
+    """Sends and receives that are not over. Of those that were coalesced, only the record that ends the batch says whether."""
+    batches: dict[int, Record] = {}
+    over: set[tuple[str, tuple[int, int] | None]] = set()
+    waiting: list[Record] = []
+    for record in reversed([record for record in records if record.is_p2p]):
+        if record.op == _COALESCED:
+            batches[record.p2p_sequence] = record
+            continue
+        way = (record.op, record.peers)
+        # What goes the same way ends in order.
+        if way in over or ended(batches.get(record.p2p_sequence, record), told=told):
+            over.add(way)
+        elif record.peers is not None:
+            waiting.append(record)
+    return waiting[::-1]
+
+
+def _never_used(group: Group, dump: Dump) -> bool:
+    """Whether a rank has done nothing in a group of which its dump has no record."""
+    return dump.from_the_beginning or (dump.all_progress and group.name not in dump.progress)
+
+
+def _counted(group: Group, mine: Sequence[Dump], furthest: int) -> int | None:
+    """The number of a rank's last collective in a group, by torch's own count; ``None`` where that makes no sense.
+
+    Torch counts point-to-point in the same number: where there is some, the count may be beyond what anybody has come to.
+    """
+    said = [dump.progress[group.name].enqueued for dump in mine if group.name in dump.progress]
+    return max(0, said[0]) if said and group.backend == "nccl" and said[0] <= furthest else None

@@ -1,0 +1,131 @@
+"""The result of a hang analysis for a terminal: for somebody on call, the answer first."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Final
+
+from rankscope.analysis.endings import listed
+from rankscope.analysis.hang.result import HangReport, Operation, Waiting
+from rankscope.analysis.hang.wording import operation_text
+from rankscope.analysis.verdict import duration
+
+SHOWN: Final = 8
+"""Culprits, lines of who waits where, links of the chain; the JSON has them all."""
+FRAMES: Final = 5
+_COLORS: Final = {"hang": "\x1b[1;31m", "no_hang": "\x1b[1;32m", "insufficient_data": "\x1b[1;33m"}
+_RESET: Final = "\x1b[0m"
+
+
+def render_text(report: HangReport, *, width: int = 100, color: bool = False) -> str:
+    """Answer, culprits with their evidence, chain, who waits in what, warnings, what to do next."""
+    parts = [
+        "\n".join([report.kind.replace("_", " ").upper(), *textwrap.wrap(report.summary, width)]),
+        _source(report, width),
+        _culprits(report, width),
+        _chain(report, width),
+        _waiting(report, width),
+        _lines("next", report.next, width),
+    ]
+    text = _printable("\n\n".join(part for part in parts if part))
+    if not color:
+        return text
+    kind, rest = text.split("\n", 1)
+    return f"{_COLORS[report.kind]}{kind}{_RESET}\n{rest}"
+
+
+def _printable(text: str) -> str:
+    """Names of groups and files come from dumps, which anybody may have written: no escape sequences from there."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _source(report: HangReport, width: int) -> str:
+    attempt = "" if report.attempt is None else f", attempt {report.attempt}"
+    of_world = f" of {report.world_size}" if report.world_size is not None else ""
+    lines = [report.path, f"dumps of {report.ranks}{of_world} ranks{attempt}"]
+    for warning in report.warnings:
+        lines += textwrap.wrap(f"warning: {warning}", width, subsequent_indent="  ", break_long_words=False)
+    return "\n".join(lines)
+
+
+def _culprits(report: HangReport, width: int) -> str:
+    lines: list[str] = []
+    for culprit in report.evidence[:SHOWN]:
+        host = f" on {culprit.host}" if culprit.host else ""
+        sure = "" if culprit.certain else " (likely)"
+        lines += textwrap.wrap(f"rank {culprit.rank}{host}{sure}: {culprit.detail}", width, subsequent_indent="  ")
+        if culprit.last is not None:
+            lines += textwrap.wrap(f"  its last: {_described(culprit.last)}", width, subsequent_indent="    ")
+            lines += _frames(culprit.last)
+    if len(report.evidence) > SHOWN:
+        lines.append(f"and {len(report.evidence) - SHOWN} more")
+    return "\n".join(lines)
+
+
+def _chain(report: HangReport, width: int) -> str:
+    lines = []
+    shown = report.chain if len(report.chain) <= SHOWN else [*report.chain[:2], *report.chain[2 - SHOWN :]]
+    for link in shown:
+        lines += textwrap.wrap(
+            f"rank {link.rank} waits for rank {link.waits_for}, which {_WHY[link.why]}: {operation_text(link.operation)}",
+            width,
+            initial_indent="  ",
+            subsequent_indent="    ",
+        )
+    if len(shown) < len(report.chain):
+        lines.insert(2, f"  … {len(report.chain) - len(shown)} ranks between")
+    return "\n".join(["chain", *lines]) if len(report.chain) > 1 else ""
+
+
+_WHY: Final = {
+    "not_arrived": "did not come",
+    "held_up": "waits in something older",
+    "lost_device": "has lost its device",
+    "no_dump": "left no dump",
+    "untold": "probably did not come",
+}
+
+
+def _waiting(report: HangReport, width: int) -> str:
+    places: dict[tuple[str, str, int], list[Waiting]] = {}
+    for row in report.waiting:
+        places.setdefault((row.operation.op, row.operation.group, row.operation.sequence), []).append(row)
+    lines: list[str] = []
+    for rows in sorted(places.values(), key=lambda rows: (-len(rows), rows[0].rank))[:SHOWN]:
+        first = rows[0]
+        who = f"{listed([row.rank for row in rows])} {'waits' if len(rows) == 1 else 'wait'}"
+        for_whom = f" for {listed(first.waits_for)}" if first.waits_for else ", to which all came"
+        text = f"{who}{for_whom}{_since(rows)}: {_described(first.operation)}"
+        lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
+        lines += _frames(rows[0].operation)
+    if len(places) > SHOWN:
+        lines.append(f"  and {len(places) - SHOWN} more places; --format json has them all")
+    return "\n".join(["who waits in what", *lines]) if lines else ""
+
+
+def _since(rows: list[Waiting]) -> str:
+    longest = max((row.waited_s for row in rows if row.waited_s is not None), default=None)
+    return "" if longest is None else f", {duration(longest * 1e6)} when it was dumped"
+
+
+def _described(operation: Operation) -> str:
+    sizes = ", ".join(
+        f"{'x'.join(map(str, size)) or 'scalar'} {dtype}".strip()
+        for size, dtype in zip(operation.input_sizes[:3], [*operation.input_dtypes[:3], "", "", ""], strict=False)
+    )
+    return f"{operation_text(operation)}, {operation.state}" + (f", {sizes}" if sizes else "")
+
+
+def _frames(operation: Operation) -> list[str]:
+    return [f"      {frame}" for frame in operation.frames[:FRAMES]]
+
+
+def _lines(title: str, rows: list[str], width: int) -> str:
+    lines = [
+        line
+        for row in rows
+        for line in textwrap.wrap(
+            row, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
+    ]
+    return "\n".join([title, *lines]) if lines else ""

@@ -1,0 +1,168 @@
+"""What is found about a hang, in words: summaries, details, what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Final
+
+from rankscope.analysis.endings import listed
+from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Operation
+
+
+def operation_text(operation: Operation) -> str:
+    """``all_to_all 45265 of group 72 (EXPERT_MODEL_PARALLEL_GROUP)``."""
+    described = f" ({operation.group_description})" if operation.group_description else ""
+    if operation.peer is not None:
+        way = "to" if operation.op == "send" else "from"
+        return f"{operation.op} {way} rank {operation.peer} in group {operation.group}{described}"
+    return f"{operation.op} {operation.sequence} of group {operation.group}{described}"
+
+
+def summary_of(report: HangReport, *, silent: int) -> str:
+    """One sentence; ``silent``: ranks that are awaited and left no dump."""
+    if report.kind == "no_hang":
+        return "No hang seen: in none of the dumps does a rank wait for another that does not come."
+    return _lacking(report, silent) if report.kind == "insufficient_data" else _hang_summary(report)
+
+
+def _lacking(report: HangReport, silent: int) -> str:
+    if not report.waiting:
+        return "Not enough data for a verdict: the dumps hold no collective at all."
+    held = f"{_count(silent)} that could keep them waiting left no dump" if silent else "the others were dumped too early to tell"
+    return f"Not enough data for a verdict: {_count(len(report.waiting))} wait, and {held}."
+
+
+def _hang_summary(report: HangReport) -> str:
+    waiting = _count(len(report.waiting))
+    what = operation_text(report.collective) if report.collective is not None else "something"
+    named = listed(report.culprits) if report.culprits else "nobody"
+    upper = named[:1].upper() + named[1:]
+    victims = f"{waiting} wait" + ("s" if len(report.waiting) == 1 else "")
+    match report.cause:
+        case "not_started":
+            return f"{upper} enqueued {what}, but the device never came to it; the other ranks began it and wait."
+        case "mismatch":
+            return _mismatch_summary(report, upper)
+        case "deadlock":
+            others = f"; {victims} in all" if len(report.waiting) > len(report.culprits) else ""
+            return f"Deadlock: ranks wait for each other in different collectives ({named}){others}."
+        case "no_dump":
+            return f"{upper} left no dump, and {victims} in {what}, to which all others came: late, or dead."
+        case "stuck":
+            look = "no rank is missing, so look at the network and the devices of that group"
+            return f"All ranks came to {what}, and it does not end; {look}."
+        case _:
+            return f"{upper} {_did(report)}; {victims} because of that."
+
+
+def _did(report: HangReport) -> str:
+    """What the culprits did; who did which, where they did not all do the same."""
+    parts: dict[str, list[int]] = {}
+    for culprit in report.evidence:
+        if culprit.cause == "lost_device":
+            text = "never saw end what ended on the other ranks, so the device or its driver no longer answers"
+        else:
+            text = ("" if culprit.certain else "probably ") + (
+                _missed(culprit.awaited_in) if culprit.awaited_in else "did not come"
+            )
+        parts.setdefault(text, []).append(culprit.rank)
+    if len(parts) == 1:
+        return next(iter(parts))
+    return "; ".join(f"({listed(sorted(ranks))}) {text}" for text, ranks in list(parts.items())[:3])
+
+
+def _missed(operation: Operation) -> str:
+    if operation.peer is None:
+        return f"did not arrive at {operation_text(operation)}"
+    described = f" ({operation.group_description})" if operation.group_description else ""
+    other = "a receive for" if operation.op == "send" else "a send to match"
+    return f"did not enqueue {other} the {operation.op} of another rank in group {operation.group}{described}"
+
+
+def _mismatch_summary(report: HangReport, upper: str) -> str:
+    mismatch = report.mismatches[0]
+    values = "; ".join(f"{listed(ranks)}: {value}" for value, ranks in list(mismatch.values.items())[:4])
+    described = f" ({mismatch.group_description})" if mismatch.group_description else ""
+    place = f"collective {mismatch.sequence} of group {mismatch.group}{described}"
+    if report.culprits:
+        return f"{upper} came to {place} with another {_WHAT[mismatch.what]} than the others ({values}), so it does not end."
+    unsaid = "which are right the dumps do not tell"
+    return f"Ranks do not agree on the {_WHAT[mismatch.what]} of {place} ({values}), so it does not end; {unsaid}."
+
+
+_WHAT: Final = {"op": "operation", "size": "size", "dtype": "data type"}
+
+
+def detail_of(culprit: Culprit, unseen: int, *, arrived: bool) -> str:
+    """The evidence against one rank in a sentence.
+
+    ``unseen``: collectives that ended on other ranks alone; ``arrived``: it enqueued what the others wait for it in.
+    """
+    place = "" if culprit.awaited_in is None else _place(culprit.awaited_in)
+    if culprit.cause == "lost_device":
+        absent = f", and it did not enqueue {place}" if place and not arrived else ""
+        return f"{unseen} collectives that ended on other ranks have not ended for it{absent}"
+    if culprit.cause == "not_arrived" and not culprit.certain:
+        return f"its dump does not tell whether it enqueued {place}, but it waits for nothing, and all the others are there"
+    last = f"; the last it enqueued there is {culprit.last_sequence}" if culprit.last_sequence else ""
+    return _DETAILS[culprit.cause].format(place=place) + last
+
+
+def _place(operation: Operation) -> str:
+    return operation_text(operation) if operation.peer is None else "the other side of a transfer"
+
+
+_DETAILS: Final[dict[HangCause, str]] = {
+    "not_arrived": "waits for nothing itself, and did not enqueue {place}",
+    "not_started": "its host enqueued it, and its device never began it",
+    "mismatch": "came to {place} with something else than most",
+    "deadlock": "waits for a rank that waits for it in another collective",
+    "no_dump": "no dump of it, and all the others are there",
+}
+"""Of causes that name a rank, but for a lost device."""
+
+
+def advice(report: HangReport, *, run: str | None, hosts: Mapping[int, str]) -> list[str]:
+    """Commands and actions, most useful first."""
+    if report.kind == "no_hang":
+        return [
+            "If the job makes no steps, dump it again in a minute: rankscope capture RUN --flight-recorder".replace(
+                "RUN", _run(run)
+            )
+        ]
+    if report.kind == "insufficient_data":
+        return ["Collect the dumps of the other ranks, too: rankscope capture RUN --flight-recorder".replace("RUN", _run(run))]
+    first = report.culprits[0] if report.culprits else None
+    where = f"rank {first}" + (f" on {hosts[first]}" if first in hosts else "") if first is not None else ""
+    rows = [row.format(where=where, rank=first) for row in _ADVICE[report.cause or "stuck"]]
+    return [*rows, *([f"rankscope analyze {_run(run)}"] if run is not None else [])]
+
+
+def _run(run: str | None) -> str:
+    return "RUN" if run is None else shlex.quote(run)
+
+
+_ADVICE: Final[dict[HangCause, tuple[str, ...]]] = {
+    "not_arrived": (
+        "On the host of {where}: py-spy dump --pid PID shows what its Python does instead; if it is gone, its own error output",
+        "If it loads data, writes a checkpoint or holds a lock there, that is what everybody waits for",
+    ),
+    "lost_device": (
+        "On the host of {where}: dmesg (Xid), nvidia-smi, and the error output of the rank; start again without that GPU",
+    ),
+    "not_started": ("On the host of {where}: what its device does instead (a kernel that does not end), and dmesg (Xid)",),
+    "mismatch": (
+        "Compare what {where} does before that collective with another rank: a branch, a batch or a shape that differs",
+    ),
+    "deadlock": ("Have all ranks enqueue the collectives of these groups in the same order",),
+    "no_dump": ("The error output of {where}, and whether its process and host are alive: it may have died first",),
+    "stuck": (
+        "Network counters and link errors of the hosts of that group, and an all-reduce test between them",
+        "NCCL_DEBUG=INFO on the next start",
+    ),
+}
+
+
+def _count(number: int) -> str:
+    return f"{number} rank" if number == 1 else f"{number} ranks"

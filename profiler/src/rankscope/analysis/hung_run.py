@@ -1,0 +1,79 @@
+"""The verdict on a run that ended in a hang, from the Flight Recorder dumps in it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.hang.diagnosis import analyze_hang
+from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.result import Evidence, Finding, Verdict
+from rankscope.analysis.run_verdict import RunEvidence
+from rankscope.runs.errors import InputError
+from rankscope.runs.paths import flight_dir
+
+BEFORE_NS: Final = 1_000_000_000
+"""Hosts' clocks may be apart by less than that."""
+
+
+def hung_verdict(run: RunEvidence) -> tuple[Verdict, Finding] | None:
+    """What the dumps of the analysed attempt show, unless its ranks made steps after that, or all came to a good end."""
+    if not flight_dir(run.reader.path, run.table.attempt).is_dir() or _ended_well(run):
+        return None
+    try:
+        report = analyze_hang([run.reader.path])
+    except InputError:
+        return None  # `rankscope hang` says why they cannot be read
+    if report.kind != "hang" or report.attempt != run.table.attempt or _went_on(run, report):
+        return None
+    alone = report.culprits[0] if len(report.culprits) == 1 else None
+    group = None if report.group is None else report.group.description or report.group.name
+    action = f"rankscope hang {run.path} shows who waits in what"
+    verdict = Verdict(
+        kind="hang",
+        rank=alone,
+        ranks=report.culprits,
+        group=group,
+        summary=report.summary,
+        next=[action, *(row for row in report.next if not row.startswith("rankscope analyze"))],
+    )
+    finding = Finding(
+        kind="hang",
+        rank=alone,
+        host=None if alone is None else run.hosts.get(alone),
+        summary=report.summary,
+        evidence=_evidence(report),
+    )
+    return verdict, finding
+
+
+def _ended_well(run: RunEvidence) -> bool:
+    return run.liveness == "over" and all(info.end_reason == "exit" for info in run.infos.values())
+
+
+def _went_on(run: RunEvidence, report: HangReport) -> bool:
+    """Whether some rank ended a step after the dumps were taken: then it hangs no longer."""
+    taken = [
+        row.operation.enqueued_unix_ns + int(row.waited_s * 1e9)
+        for row in report.waiting
+        if row.waited_s is not None and row.operation.enqueued_unix_ns is not None
+    ]
+    there = run.table.has_record
+    ends = run.table.start_unix_ns[there] + run.table.matrix("wall_us")[there] * 1000
+    if not taken:
+        # Nobody knows when that was: a run that still makes steps does not hang.
+        return run.liveness == "live"
+    return bool(len(ends)) and float(np.max(ends)) > min(taken) + BEFORE_NS
+
+
+def _evidence(report: HangReport) -> list[Evidence]:
+    found = [Evidence(name="waiting", value=float(len(report.waiting)), unit="ranks")]
+    if (waited := max((row.waited_s for row in report.waiting if row.waited_s is not None), default=None)) is not None:
+        found.append(Evidence(name="waited", value=waited, unit="s", detail="the longest, when the dumps were taken"))
+    if report.collective is not None:
+        detail = f"{report.collective.op} of group {report.collective.group}"
+        found.append(Evidence(name="sequence", value=float(report.collective.sequence), unit="number", detail=detail))
+    if report.coverage is not None:
+        found.append(Evidence(name="coverage", value=report.coverage, unit="ratio", detail="of ranks with a dump"))
+    return found

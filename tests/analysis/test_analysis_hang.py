@@ -1,0 +1,348 @@
+"""Who hung the job: real dumps with planted faults, and synthetic ones of every kind of hang."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.flight_dumps import START_NS, Call, Job, as_json, p2p, write
+
+from rankscope.analysis.hang.diagnosis import analyze_hang, diagnose
+from rankscope.analysis.hang.files import Dumps
+from rankscope.analysis.hang.records import parse
+from rankscope.analysis.hang.result import HangReport
+
+WORLD = {"0": (0, 1, 2, 3)}
+
+
+def report_of(
+    documents: dict[int, dict[str, Any]], *, waited_s: dict[int, float] | None = None, world_size: int | None = None
+) -> HangReport:
+    dumps = Dumps("dumps", world_size=world_size)
+    for rank, document in documents.items():
+        dump = parse(document)
+        assert dump is not None
+        dumps.ranks[rank] = [dump]
+    dumps.taken_ns = {rank: START_NS + int(seconds * 1e9) for rank, seconds in (waited_s or {}).items()}
+    return diagnose(dumps)
+
+
+def planted(folder: Path) -> list[int]:
+    first = (folder / "fault_injection.log").read_text().splitlines()[0]
+    return [int(part) for part in first.partition("[")[2].rstrip("]").split(",")]
+
+
+@pytest.mark.parametrize(
+    ("case", "cause", "group"),
+    [
+        ("lock_gil_1st", "not_arrived", "EXPERT_MODEL_PARALLEL_GROUP"),
+        ("gpu_error_1st", "lost_device", "EXPERT_MODEL_PARALLEL_GROUP"),
+    ],
+)
+def test_real_dumps_name_exactly_the_planted_ranks(shared_data: Path, case: str, cause: str, group: str) -> None:
+    # Given 16 ranks of a Megatron job (tensor, pipeline, data, expert parallel), two of which were hurt
+    folder = shared_data / "flight_recorder" / case
+    report = analyze_hang([folder])
+    # then they are named, with what the others wait for them in, and nobody else
+    assert (report.kind, report.cause, report.culprits) == ("hang", cause, planted(folder))
+    assert report.group is not None
+    assert report.group.description == group
+    assert set(report.culprits) <= set(report.group.ranks)
+    assert sorted(row.rank for row in report.waiting) == [rank for rank in range(16) if rank not in report.culprits]
+    # and the chain goes over the pipeline's groups to the first of them
+    assert len(report.chain) >= 2
+    assert report.chain[0].operation.op in {"send", "recv"}
+    assert report.chain[-1].waits_for in report.culprits
+    assert all(before.waits_for == after.rank for before, after in zip(report.chain, report.chain[1:], strict=False))
+
+
+def test_of_real_dumps_any_half_names_no_innocent_rank_for_certain(shared_data: Path) -> None:
+    folder = shared_data / "flight_recorder" / "lock_gil_1st"
+    choice = random.Random(0)
+    for _ in range(20):
+        files = [folder / f"_dump_{rank}" for rank in choice.sample(range(16), 8)]
+        report = analyze_hang(files)
+        certain = {one.rank for one in report.evidence if one.certain}
+        assert certain <= set(planted(folder))
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[Job, int]:
+    """A job of any groups and any order of collectives, and the rank that stops before one that others need it for."""
+    size = draw(st.integers(2, 8))
+    groups: dict[str, tuple[int, ...]] = {"0": tuple(range(size))}
+    for number in range(draw(st.integers(0, 4))):
+        members = draw(st.sets(st.integers(0, size - 1), min_size=2))
+        groups[str(number + 1)] = tuple(sorted(members))
+    events = draw(st.lists(st.sampled_from(sorted(groups)), min_size=1, max_size=25))
+    job = Job.of_events(groups, events, ahead=draw(st.integers(1, 6)))
+    culprit = draw(st.sampled_from([rank for rank, calls in job.calls.items() if calls]))
+    job.stops[culprit] = draw(st.integers(0, len(job.calls[culprit]) - 1))
+    return job, culprit
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs(), st.booleans(), st.sampled_from([2000, 7]), st.booleans())
+def test_a_rank_that_stops_is_always_found_and_nobody_else(
+    planted: tuple[Job, int], only_active: bool, ring: int, in_json: bool
+) -> None:
+    job, culprit = planted
+    dumps = job.dumps(ring=ring, only_active=only_active)
+    report = report_of({rank: as_json(dump) if in_json else dump for rank, dump in dumps.items()})
+    assert (report.kind, report.cause, report.culprits) == ("hang", "not_arrived", [culprit])
+    assert report.collective is not None
+    made = job.calls[culprit][: job.stops[culprit]]
+    assert culprit in job.groups[report.collective.group]
+    assert report.collective.sequence > sum(call.group == report.collective.group for call in made)
+    # and whoever waits leads to it
+    assert all(row.waits_for for row in report.waiting)
+
+
+@settings(max_examples=25, deadline=None)
+@given(jobs(), st.randoms(use_true_random=False))
+def test_the_order_of_files_changes_nothing(planted: tuple[Job, int], shuffle: random.Random) -> None:
+    dumps = planted[0].dumps()
+    order = list(dumps)
+    shuffle.shuffle(order)
+    assert report_of({rank: dumps[rank] for rank in order}) == report_of(dumps)
+
+
+@settings(max_examples=25, deadline=None)
+@given(jobs())
+def test_a_job_that_came_to_its_end_hangs_for_nobody(planted: tuple[Job, int]) -> None:
+    job, _ = planted
+    job.stops.clear()
+    report = report_of(job.dumps())
+    assert (report.kind, report.culprits, report.waiting) == ("no_hang", [], [])
+
+
+def test_a_rank_without_a_dump_is_likely_where_all_others_are_there() -> None:
+    job = Job.of_events(WORLD, ["0"] * 5, stops={2: 3})
+    dumps = job.dumps()
+    del dumps[2]
+    report = report_of(dumps)
+    assert (report.kind, report.cause, report.culprits) == ("hang", "no_dump", [2])
+    assert [one.certain for one in report.evidence] == [False]
+    assert report.coverage == 0.75
+
+
+def test_where_most_dumps_are_missing_nobody_is_named() -> None:
+    dumps = Job.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps()
+    report = report_of({0: dumps[0]})
+    assert (report.kind, report.culprits, report.suspects) == ("insufficient_data", [], [1, 2, 3])
+    assert "3 ranks" in report.summary
+
+
+def test_of_half_a_pipeline_nobody_in_the_other_half_is_picked_out(shared_data: Path) -> None:
+    # Given dumps of the first stage alone, whose eight ranks each wait for another rank of the second
+    folder = shared_data / "flight_recorder" / "lock_gil_1st"
+    report = analyze_hang([folder / f"_dump_{rank}" for rank in range(8)])
+    assert (report.kind, report.culprits, report.coverage) == ("insufficient_data", [], 0.5)
+    assert report.suspects == list(range(8, 16))
+
+
+def test_a_rank_without_a_dump_is_only_a_suspect_beside_one_that_is_known_to_be_late() -> None:
+    dumps = Job.of_events(WORLD, ["0"] * 5, stops={2: 3, 3: 3}).dumps()
+    del dumps[3]
+    report = report_of(dumps)
+    assert (report.culprits, report.suspects) == ([2], [3])
+
+
+def test_the_chain_goes_over_groups_to_who_did_not_come() -> None:
+    # Given 0 that waits for 1 in one group, 1 for 2 in another, 2 for 3 in a third
+    groups = {"a": (0, 1), "b": (1, 2), "c": (2, 3)}
+    job = Job(groups, {0: [Call("a")], 1: [Call("b"), Call("a")], 2: [Call("c"), Call("b")], 3: []})
+    report = report_of(job.dumps())
+    assert report.culprits == [3]
+    assert [(link.rank, link.waits_for, link.operation.group) for link in report.chain] == [(0, 1, "a"), (1, 2, "b"), (2, 3, "c")]
+
+
+def test_culprits_of_different_groups_are_each_said_where_they_were_missed() -> None:
+    groups = {"a": (0, 1), "b": (2, 3)}
+    report = report_of(Job(groups, {0: [Call("a")], 1: [], 2: [Call("b")], 3: []}).dumps())
+    assert report.culprits == [1, 3]
+    assert (
+        "(rank 1) did not arrive at all_reduce 1 of group a; (rank 3) did not arrive at all_reduce 1 of group b" in report.summary
+    )
+
+
+def test_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
+    groups = {"a": (0, 1), "b": (0, 1)}
+    for ahead in (1, 2):
+        job = Job(groups, {0: [Call("a"), Call("b")], 1: [Call("b"), Call("a")]}, ahead=ahead)
+        report = report_of(job.dumps())
+        assert (report.cause, report.culprits) == ("deadlock", [0, 1])
+        assert "Deadlock" in report.summary
+
+
+def test_of_a_deadlock_the_rank_that_is_somewhere_else_is_named() -> None:
+    groups = {"0": (0, 1, 2, 3), "1": (0, 1, 2, 3)}
+    calls = {rank: [Call("0"), Call("1")] for rank in range(4)}
+    calls[2] = [Call("1"), Call("0")]
+    report = report_of(Job(groups, calls).dumps())
+    assert (report.cause, report.culprits) == ("deadlock", [2])
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (Call("0", op="all_gather"), "op"),
+        (Call("0", sizes=(9, 4)), "size"),
+        (Call("0", dtype="Half"), "dtype"),
+    ],
+)
+def test_who_comes_with_something_else_is_named(other: Call, what: str) -> None:
+    dumps = Job.of_events(WORLD, ["0"] * 3).dumps()
+    changed = Job(WORLD, {rank: [Call("0")] * 2 + [other if rank == 1 else Call("0")] for rank in range(4)}).dumps()
+    for rank, dump in dumps.items():
+        dump["entries"] = changed[rank]["entries"]
+        dump["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+    report = report_of(dumps)
+    assert (report.cause, report.culprits) == ("mismatch", [1])
+    assert [(one.what, one.sequence) for one in report.mismatches] == [(what, 3)]
+
+
+def test_sizes_of_the_same_number_of_elements_and_unequal_all_to_alls_are_no_mismatch() -> None:
+    for first, second in [
+        (Call("0", sizes=(8, 4)), Call("0", sizes=(32,))),
+        (Call("0", "all_to_all", (3,)), Call("0", "all_to_all", (5,))),
+    ]:
+        dumps = Job({"0": (0, 1)}, {0: [first], 1: [second]}).dumps()
+        for dump in dumps.values():
+            dump["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+        report = report_of(dumps)
+        assert (report.cause, report.mismatches) == ("stuck", [])
+
+
+def test_two_that_disagree_are_both_shown_and_neither_accused() -> None:
+    dumps = Job({"0": (0, 1)}, {0: [Call("0", sizes=(1,))], 1: [Call("0", sizes=(2,))]}).dumps()
+    for dump in dumps.values():
+        dump["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+    report = report_of(dumps)
+    assert (report.kind, report.cause, report.culprits) == ("hang", "mismatch", [])
+    assert report.mismatches[0].values == {"1 elements": [0], "2 elements": [1]}
+
+
+def test_where_all_have_come_the_group_is_named_and_no_rank() -> None:
+    dumps = Job.of_events(WORLD, ["0"] * 3, descriptions={"0": "default_pg"}).dumps()
+    for dump in dumps.values():
+        dump["entries"][-1] |= {"state": "started", "retired": False, "time_discovered_completed_ns": None}
+    report = report_of(dumps)
+    assert (report.kind, report.cause, report.culprits) == ("hang", "stuck", [])
+    assert report.group is not None
+    assert report.group.ranks == [0, 1, 2, 3]
+    assert "network" in report.summary
+
+
+def test_a_device_that_never_began_what_the_others_began_is_named() -> None:
+    # Given a torch that records starts
+    dumps = Job.of_events(WORLD, ["0"] * 3).dumps()
+    for rank, dump in dumps.items():
+        for entry in dump["entries"][:-1]:
+            entry["time_discovered_started_ns"] = entry["time_created_ns"] + 1
+        started = {"state": "scheduled"} if rank == 3 else {"state": "started", "time_discovered_started_ns": START_NS}
+        dump["entries"][-1] |= {"retired": False, "time_discovered_completed_ns": None} | started
+    report = report_of(dumps)
+    assert (report.cause, report.culprits) == ("not_started", [3])
+
+
+def test_a_send_without_a_receive_waits_for_the_receiver() -> None:
+    # Given a pipeline of three stages, the last of which does nothing
+    dumps = {rank: Job({"0": (4, 5, 6)}, {rank: [] for rank in (4, 5, 6)}).dumps()[rank] for rank in (4, 5, 6)}
+    p2p(dumps[4], "send 0->1", "0", 1)
+    p2p(dumps[5], "send 1->2", "0", 1)
+    report = report_of(dumps)
+    assert (report.cause, report.culprits) == ("not_arrived", [6])
+    assert [(link.rank, link.waits_for) for link in report.chain] == [(4, 5), (5, 6)]
+    assert report.collective is not None
+    assert (report.collective.op, report.collective.peer) == ("send", 6)
+
+
+def test_transfers_that_both_sides_enqueued_match_in_their_order() -> None:
+    dumps = {rank: Job({"0": (0, 1)}, {0: [], 1: []}).dumps()[rank] for rank in (0, 1)}
+    for number in (1, 2):
+        p2p(dumps[0], "send 0->1", "0", number)
+    p2p(dumps[1], "recv 1<-0", "0", 1)
+    report = report_of(dumps)
+    # The first is there on both sides and does not end.
+    assert (report.cause, report.culprits) == ("stuck", [])
+
+
+def test_of_a_coalesced_batch_the_record_at_its_end_says_whether_it_is_over() -> None:
+    # Given sends that torch never marks, as it times the batch alone
+    dumps = {rank: Job({"0": (0, 1)}, {0: [], 1: []}).dumps()[rank] for rank in (0, 1)}
+    p2p(dumps[0], "send 0->1", "0", 1)
+    p2p(dumps[0], "recv 0<-1", "0", 1)
+    p2p(dumps[0], "coalesced", "0", 1, state="completed", retired=True)
+    assert report_of(dumps).kind == "no_hang"
+    dumps[0]["entries"][-1] |= {"state": "scheduled", "retired": False}
+    report = report_of(dumps)
+    assert (report.cause, report.culprits) == ("not_arrived", [1])
+
+
+def test_a_job_that_goes_on_hangs_for_nobody_though_its_ranks_are_dumped_one_after_the_other() -> None:
+    # Given rank 1 that was dumped while the others still went on, for half a second
+    full = Job.of_events(WORLD, ["0"] * 100)
+    early = Job.of_events(WORLD, ["0"] * 100, stops={1: 50})
+    dumps = full.dumps()
+    dumps[1] = early.dumps()[1]
+    for rank in (0, 2, 3):
+        dumps[rank]["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+    report = report_of(dumps, waited_s={0: 1.1, 1: 0.5, 2: 1.2, 3: 1.0})
+    assert (report.kind, report.culprits) == ("no_hang", [])
+    # but when they were dumped a minute later, rank 1 is late
+    report = report_of(dumps, waited_s=dict.fromkeys(range(4), 60.0))
+    assert report.culprits == [1]
+    assert report.waiting[0].waited_s == pytest.approx(59, abs=1)
+
+
+def test_gloo_says_neither_when_something_completed_nor_who_is_in_a_group() -> None:
+    job = Job.of_events(WORLD, ["0"] * 4, backend="gloo", descriptions={"0": "default_pg"}, stops={3: 2})
+    report = report_of(job.dumps())
+    assert (report.culprits, report.group.ranks_known if report.group else None) == ([3], False)
+    # and with the size of the world a rank without a dump is missed
+    dumps = job.dumps()
+    del dumps[3]
+    report = report_of(dumps, world_size=4)
+    assert (report.cause, report.culprits) == ("no_dump", [3])
+    assert report_of(dumps).culprits == []
+
+
+def test_what_gloo_gave_up_when_its_time_was_up_has_not_ended() -> None:
+    # Given ranks that an exception ended after ten minutes, in a collective that rank 3 did not come to
+    job = Job.of_events(WORLD, ["0"] * 4, backend="gloo", descriptions={"0": "default_pg"}, stops={3: 2})
+    documents = job.dumps()
+    for rank in range(3):
+        documents[rank]["entries"][-1]["retired"] = True
+    dumps = Dumps("dumps", world_size=4, crashed=dict.fromkeys(range(3), START_NS + 601 * 10**9))
+    dumps.ranks = {rank: [dump] for rank, document in documents.items() if (dump := parse(document))}
+    assert diagnose(dumps).culprits == [3]
+    # also when it was killed and left nothing
+    del dumps.ranks[3]
+    report = diagnose(dumps)
+    assert (report.cause, report.culprits) == ("no_dump", [3])
+    # but an exception a moment after the last collective is another matter
+    dumps.crashed = dict.fromkeys(range(3), START_NS + 10**9)
+    assert diagnose(dumps).kind == "no_hang"
+
+
+def test_a_rank_that_never_used_a_group_is_late_only_where_that_is_known() -> None:
+    # Given a group that rank 3 never used, and its dump, which holds only a part of its past
+    groups = {"0": (0, 1, 2, 3), "1": (2, 3)}
+    job = Job(groups, {rank: [Call("0")] * 20 + ([Call("1")] if rank == 2 else []) for rank in range(4)})
+    dumps = job.dumps(ring=5)
+    dumps[3]["pg_status"] = {}
+    report = report_of(dumps)
+    assert [(one.rank, one.cause, one.certain) for one in report.evidence] == [(3, "not_arrived", False)]
+    report = report_of(job.dumps(ring=5))
+    assert [(one.rank, one.cause, one.certain) for one in report.evidence] == [(3, "not_arrived", True)]
+
+
+def test_files_are_read_in_both_forms(tmp_path: Path) -> None:
+    dumps = Job.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps()
+    assert analyze_hang([write(tmp_path / "p", dumps)]).culprits == [2]
+    assert analyze_hang([write(tmp_path / "j", dumps, form="json")]).culprits == [2]

@@ -1,0 +1,88 @@
+"""The verdict on a run with Flight Recorder dumps: a hang, unless it went on."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.flight_dumps import Job
+
+from rankscope.analysis.engine import analyze
+from rankscope.runs.paths import flight_dir, rank_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.writer import write_record
+
+Synthetic = Callable[..., Any]
+STEP_NS = 110_000_000
+
+
+def hung(synthetic: Synthetic, *, wait_s: float, stops: dict[int, int], end: str | None = None) -> Path:
+    """A run of 40 steps, whose ranks then come to a collective, but for those in ``stops``; dumped ``wait_s`` later."""
+    run: Path = synthetic().write()
+    begun = 10**18 + 40 * STEP_NS + 10**9
+    dumps = Job.of_events({"0": range(4)}, ["0"] * 5, stops=stops, descriptions={"0": "default_pg"}).dumps()
+    flight = flight_dir(run, 0)
+    flight.mkdir()
+    for rank, dump in dumps.items():
+        for entry in dump["entries"]:
+            entry["time_created_ns"], entry["time_discovered_completed_ns"] = begun, None
+        path = flight / f"rank-{rank:05d}-1000000000000000000-aaaaaaaa-nccl.pickle"
+        path.write_bytes(pickle.dumps(dump, 2))
+        os.utime(path, ns=(begun + int(wait_s * 1e9),) * 2)
+        info = RunReader(run).rank(0, rank)
+        assert info is not None
+        write_record(rank_dir(run, 0, rank) / "rank.json", msgspec.structs.replace(info, end_reason=end))
+    return run
+
+
+def test_a_silent_run_whose_dumps_show_a_hang_hangs(synthetic: Synthetic) -> None:
+    # Given a run of the year 2001 whose ranks never said that they ended
+    run = hung(synthetic, wait_s=60, stops={2: 3})
+    analysis = analyze([run])
+    verdict = analysis.verdict
+    assert (verdict.kind, verdict.rank, verdict.ranks, verdict.group) == ("hang", 2, [2], "default_pg")
+    assert verdict.next[0] == f"rankscope hang {run} shows who waits in what"
+    finding = analysis.findings[0]
+    assert (finding.kind, finding.rank, finding.host) == ("hang", 2, "n1")
+    assert {row.name: row.value for row in finding.evidence}["waited"] == pytest.approx(60)
+
+
+def test_ranks_that_the_watchdog_ended_hung(synthetic: Synthetic) -> None:
+    verdict = analyze([hung(synthetic, wait_s=60, stops={2: 3}, end="killed")]).verdict
+    assert (verdict.kind, verdict.ranks) == ("hang", [2])
+    assert "error output" in verdict.next[-1]
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "stops", "end"),
+    [
+        (60, {2: 3}, "exit"),  # it came to its end all the same
+        (60, {}, None),  # the dumps show no hang
+        (1, {2: 3}, None),  # nor does a second's wait
+    ],
+)
+def test_without_a_hang_the_verdict_is_what_it_was(
+    synthetic: Synthetic, wait_s: float, stops: dict[int, int], end: str | None
+) -> None:
+    assert analyze([hung(synthetic, wait_s=wait_s, stops=stops, end=end)]).verdict.kind == "balanced"
+
+
+def test_a_run_that_made_steps_after_its_dumps_hangs_no_longer(synthetic: Synthetic) -> None:
+    run = hung(synthetic, wait_s=60, stops={2: 3})
+    steps = next(rank_dir(run, 0, 0).glob("steps-*.jsonl"))
+    last = msgspec.json.decode(steps.read_bytes().splitlines()[-1])
+    later = last | {"step": last["step"] + 1, "start_unix_ns": last["start_unix_ns"] + 120 * 10**9}
+    steps.write_bytes(steps.read_bytes() + msgspec.json.encode(later) + b"\n")
+    assert analyze([run]).verdict.kind == "balanced"
+
+
+def test_dumps_that_cannot_be_read_change_nothing(synthetic: Synthetic) -> None:
+    run = hung(synthetic, wait_s=60, stops={2: 3})
+    for path in flight_dir(run, 0).iterdir():
+        path.write_bytes(b"\x80\x02cos\nsystem\n(tR.")
+    assert analyze([run]).verdict.kind == "balanced"

@@ -1,0 +1,119 @@
+"""``rankscope hang``: from dumps on disk to who hung the job, and a real job that hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from tests.flight_dumps import Job, write
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+WORLD = {"0": (0, 1, 2, 3)}
+JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "hung.py"
+
+
+def test_the_json_is_what_its_published_schema_says(cli: Cli, shared_data: Path) -> None:
+    schema = json.loads(cli("schema", "hang").stdout)
+    for case, planted in {"lock_gil_1st": [9, 14], "gpu_error_1st": [12, 14]}.items():
+        done = cli("hang", shared_data / "flight_recorder" / case, "--format", "json")
+        assert (done.returncode, done.stderr) == (0, "")
+        document = json.loads(done.stdout)
+        jsonschema.validate(document, schema)
+        assert document["schema"] == "rankscope.hang/1"
+        assert document["culprits"] == planted
+
+
+def test_the_text_says_who_where_and_what_to_do(cli: Cli, shared_data: Path) -> None:
+    done = cli("hang", shared_data / "flight_recorder" / "lock_gil_1st", env={"COLUMNS": "80"})
+    assert done.stdout.startswith("HANG\nRanks 9, 14 did not arrive at all_to_all 45265 of group 72")
+    assert "rank 7 waits for rank 15" in done.stdout
+    assert "ranks 8, 10, 11, 12, 13, 15 wait for ranks 9, 14" in done.stdout
+    assert "next\n" in done.stdout
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
+    assert "\x1b" not in done.stdout
+
+
+def test_the_exit_status_is_as_told(cli: Cli, tmp_path: Path) -> None:
+    hung = write(tmp_path / "hung", Job.of_events(WORLD, ["0"] * 3, stops={2: 1}).dumps())
+    well = write(tmp_path / "well", Job.of_events(WORLD, ["0"] * 3).dumps())
+    assert cli("hang", hung, "--fail-on", "hang").returncode == 1
+    done = cli("hang", well, "--fail-on", "hang")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "NO HANG")
+    assert cli("hang", well, "--fail-on", "no_hang").returncode == 1
+    assert cli("hang", well, "--fail-on", "nonsense").returncode == 2
+
+
+def test_a_hostile_dump_is_one_line_with_status_3(cli: Cli, tmp_path: Path) -> None:
+    class Calls:
+        def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+            return os.system, (f"touch {tmp_path}/was-here",)
+
+    path = tmp_path / "dump_0"
+    path.write_bytes(pickle.dumps({"version": "2", "entries": Calls()}, 2))
+    for output in ("text", "json"):
+        done = cli("hang", path, "--format", output)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert len(done.stderr.splitlines()) == 1
+        assert str(path) in done.stderr
+        assert "refused" in done.stderr
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_names_from_a_dump_bring_no_escape_sequences(cli: Cli, tmp_path: Path) -> None:
+    groups = {"\x1b[2J\n\u202e": (0, 1)}
+    done = cli("hang", write(tmp_path / "d", Job.of_events(groups, list(groups), stops={1: 0}).dumps()))
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert "\u202e" not in done.stdout
+
+
+@pytest.mark.parametrize("missing", ["nowhere_0", "none_*"])
+def test_a_path_that_is_not_there_is_one_line_with_status_3(cli: Cli, tmp_path: Path, missing: str) -> None:
+    done = cli("hang", tmp_path / missing)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
+
+
+@pytest.mark.usefixtures("require_torch")
+def test_of_a_real_job_that_hangs_the_rank_that_did_not_come_is_named(cli: Cli, tmp_path: Path) -> None:
+    if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):
+        pytest.skip("this torch has no Flight Recorder for gloo")
+    # Given three ranks, of which the last never comes to an all-reduce
+    run = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(JOB)]
+    told = ["run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--", *torchrun]
+    job = subprocess.Popen([sys.executable, "-m", "rankscope", *told], stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(run.glob("attempts/000/ranks/*/steps-*"))) < 3:
+            assert job.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        # when somebody asks for dumps, as soon as nobody can be on the way any more
+        report: dict[str, Any] = {"kind": "no_hang"}
+        while report["kind"] != "hang" and time.monotonic() < deadline:
+            time.sleep(10)
+            assert cli("capture", run, "--flight-recorder", "--wait", "60").returncode == 0
+            report = json.loads(cli("hang", run, "--format", "json").stdout)
+        # then it is named, and what the others wait in, and where the script called that
+        assert (report["cause"], report["culprits"]) == ("not_arrived", [2]), report
+        assert report["collective"]["op"] == "all_reduce"
+        assert any("hung.py" in frame for frame in report["collective"]["frames"])
+        assert [row["rank"] for row in report["waiting"]] == [0, 1]
+        assert all(row["waited_s"] >= 5 for row in report["waiting"])
+        assert report["coverage"] == 1.0
+        # and it is the verdict on the run
+        verdict = json.loads(cli("analyze", run, "--format", "json").stdout)["verdict"]
+        assert (verdict["kind"], verdict["ranks"]) == ("hang", [2])
+    finally:
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=120)

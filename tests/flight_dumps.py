@@ -1,0 +1,198 @@
+"""Flight Recorder dumps of jobs that never were: programs of collectives, run until nobody can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+START_NS = 1_790_000_000_000_000_000
+SECOND = 10**9
+TIMEOUT_MS = 600_000
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective that a rank enqueues."""
+
+    group: str
+    op: str = "all_reduce"
+    sizes: tuple[int, ...] = (8, 4)
+    dtype: str = "Float"
+
+
+@dataclass
+class Job:
+    """Ranks, each with its calls, on groups."""
+
+    groups: Mapping[str, Sequence[int]]
+    calls: dict[int, list[Call]]
+    ahead: int = 1
+    """How many calls a rank enqueues before it waits for the first of them to end."""
+    stops: dict[int, int] = field(default_factory=dict)
+    """Ranks that make only so many calls."""
+    backend: str = "nccl"
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_events(cls, groups: Mapping[str, Sequence[int]], events: Sequence[str], **options: Any) -> Job:
+        """All ranks make their calls in the same order, so nobody hangs by that."""
+        ranks = sorted({rank for members in groups.values() for rank in members})
+        calls = {rank: [Call(group) for group in events if rank in groups[group]] for rank in ranks}
+        return cls(groups, calls, **options)
+
+    def run(self) -> dict[int, tuple[int, int]]:
+        """How many calls each rank has enqueued, and seen end, when nobody can go on."""
+        enqueued = dict.fromkeys(self.calls, 0)
+        ended = dict.fromkeys(self.calls, 0)
+        moved = True
+        while moved:
+            moved = False
+            for rank, calls in self.calls.items():
+                most = min(len(calls), self.stops.get(rank, len(calls)), ended[rank] + self.ahead)
+                if enqueued[rank] < most:
+                    enqueued[rank], moved = most, True
+            for rank, calls in self.calls.items():
+                while ended[rank] < enqueued[rank] and self._all_began(rank, ended, enqueued):
+                    ended[rank] += 1
+                    moved = True
+                del calls
+        return {rank: (enqueued[rank], ended[rank]) for rank in self.calls}
+
+    def _all_began(self, rank: int, ended: dict[int, int], enqueued: dict[int, int]) -> bool:
+        """Whether all members of the rank's next call are at it on their devices, or beyond."""
+        call = self.calls[rank][ended[rank]]
+        number = self.number(rank, ended[rank])
+        for member in self.groups[call.group]:
+            begun = self.calls[member][: min(ended[member] + 1, enqueued[member])]
+            if sum(one.group == call.group for one in begun) < number:
+                return False
+        return True
+
+    def number(self, rank: int, place: int) -> int:
+        """Sequence number of a call in its group."""
+        group = self.calls[rank][place].group
+        return sum(call.group == group for call in self.calls[rank][: place + 1])
+
+    def dumps(self, *, ring: int = 2000, only_active: bool = False) -> dict[int, dict[str, Any]]:
+        """What each rank's recorder holds then."""
+        return {rank: self._dump(rank, *progress, ring, only_active=only_active) for rank, progress in self.run().items()}
+
+    def _dump(self, rank: int, enqueued: int, ended: int, ring: int, *, only_active: bool) -> dict[str, Any]:
+        mine = {name: members for name, members in self.groups.items() if rank in members}
+        numbers = {name: place for place, name in enumerate(mine)}
+        entries = [
+            self._entry(rank, place, numbers, over=place < ended)
+            for place in range(max(0, enqueued - ring), enqueued)
+            if place >= ended or not only_active
+        ]
+        nccl = self.backend == "nccl"
+        config = {
+            name: {"name": name, "desc": self.descriptions.get(name, "undefined"), "ranks": str(list(members))}
+            for name, members in mine.items()
+        }
+        status = {}
+        for name, number in numbers.items():
+            made = [sum(call.group == name for call in self.calls[rank][:count]) for count in (enqueued, ended)]
+            if made[0]:
+                status[str(number)] = {
+                    "last_enqueued_collective": made[0],
+                    "last_started_collective": -1,
+                    "last_completed_collective": made[1],
+                }
+        return {
+            "version": "2.10",
+            "comm_lib_version": "2.27.3" if nccl else "",
+            "pg_config": config if nccl else {"": {"name": "", "desc": "", "ranks": "[]"}},
+            "pg_status": status,
+            "entries": entries,
+        }
+
+    def _entry(self, rank: int, place: int, numbers: Mapping[str, int], *, over: bool) -> dict[str, Any]:
+        call = self.calls[rank][place]
+        number = self.number(rank, place)
+        told = self.backend == "nccl" and over
+        created = START_NS + place * SECOND // 100 + rank * 1000
+        return {
+            "record_id": place,
+            "pg_id": numbers[call.group],
+            "process_group": (call.group, self.descriptions.get(call.group, "undefined")),
+            "collective_seq_id": number,
+            "p2p_seq_id": 0,
+            "op_id": number,
+            "profiling_name": f"{self.backend}:{call.op}",
+            "time_created_ns": created,
+            "input_sizes": [list(call.sizes)],
+            "input_dtypes": [call.dtype],
+            "output_sizes": [list(call.sizes)],
+            "output_dtypes": [call.dtype],
+            "state": "completed" if told else "scheduled",
+            "time_discovered_started_ns": None,
+            "time_discovered_completed_ns": created + SECOND // 100 if told else None,
+            "retired": over,
+            "timeout_ms": TIMEOUT_MS,
+            "is_p2p": False,
+            "frames": [{"name": "step", "filename": "train.py", "line": 40 + place}],
+        }
+
+
+def p2p(dump: dict[str, Any], op: str, group: str, number: int, **fields: Any) -> None:
+    """Add point-to-point that has not ended: ``send 0->1`` or ``recv 0<-1``, in ranks of the group."""
+    place = dump["entries"][-1]["record_id"] + 1 if dump["entries"] else 0
+    dump["entries"].append(
+        {
+            "record_id": place,
+            "pg_id": 50,
+            "process_group": (group, "undefined"),
+            "collective_seq_id": 0,
+            "p2p_seq_id": number,
+            "op_id": number,
+            "profiling_name": f"nccl:{op}",
+            "time_created_ns": START_NS + place * SECOND // 100,
+            "input_sizes": [[4]],
+            "input_dtypes": ["Float"],
+            "output_sizes": [[4]],
+            "output_dtypes": ["Float"],
+            "state": "scheduled",
+            "time_discovered_started_ns": None,
+            "time_discovered_completed_ns": None,
+            "retired": False,
+            "timeout_ms": TIMEOUT_MS,
+            "is_p2p": True,
+        }
+        | fields
+    )
+
+
+def write(folder: Path, dumps: Mapping[int, dict[str, Any]], *, form: str = "pickle", waited_s: float | None = None) -> Path:
+    """Write the dumps as torch names them. ``waited_s``: they were taken so long after the job began."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, dump in dumps.items():
+        path = folder / f"dump_{rank}"
+        if form == "json":
+            path = path.with_suffix(".json")
+            path.write_text(json.dumps(as_json(dump)))
+        else:
+            path.write_bytes(pickle.dumps(dump, protocol=2))
+        if waited_s is not None:
+            taken = START_NS + int(waited_s * SECOND)
+            os.utime(path, ns=(taken, taken))
+    return folder
+
+
+def as_json(dump: dict[str, Any]) -> dict[str, Any]:
+    """Torch's JSON form: no stacks, zeros for missing times, counts as text, no entries where there are none."""
+    entries = [
+        {key: (value or 0) if key.startswith("time_discovered") else value for key, value in entry.items() if key != "frames"}
+        for entry in dump["entries"]
+    ]
+    status = {key: {name: str(value) for name, value in about.items()} for key, about in dump["pg_status"].items()}
+    return (
+        {**dump, "pg_status": status, "entries": entries}
+        if entries
+        else {**{k: v for k, v in dump.items() if k != "entries"}, "pg_status": status}
+    )
