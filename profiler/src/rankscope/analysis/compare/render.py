@@ -169,7 +169,7 @@ def _percent(share: float | None) -> str:
 def _interval(low: float | None, high: float | None, *, signed: bool = True) -> str:
     if low is None or high is None:
         return _UNKNOWN
-    return f"{percentage(low, signed=signed)} … {percentage(high, signed=signed)} %"
+    return f"{percentage(low, signed=signed)} … {percentage(high, signed=signed)}%"
 
 
 def _value(value: float | None, unit: Unit) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final, Literal
 
 import numpy as np
@@ -130,8 +131,9 @@ def compare_blocks(a: Sequence[Series], b: Sequence[Series], statistic: Statisti
 
 
 def _per_block(blocks: Sequence[Series], statistic: Statistic) -> Series:
-    of_block = np.median if statistic == "typical" else np.mean
-    return np.array([of_block(block) for block in blocks])
+    of_each = np.median if statistic == "typical" else np.mean
+    # Most blocks are as long as their neighbours: all of a length at once is many times as fast.
+    return np.concatenate([of_each(np.stack(list(alike)), axis=1) for _, alike in groupby(blocks, len)])
 
 
 def _value(blocks: Sequence[Series], per_block: Series, statistic: Statistic) -> float:

@@ -73,7 +73,7 @@ def _effect(step: Quantity, a: str, b: str) -> str:
     if step.superiority is None:
         return ""
     larger = max(step.superiority, 1 - step.superiority)
-    return f" Of a step of each, that of {b if step.superiority >= 0.5 else a} is the slower in {100 * larger:.0f} % of pairs."
+    return f" Of a step of each, that of {b if step.superiority >= 0.5 else a} is the slower in {100 * larger:.0f}% of pairs."
 
 
 def _where(step: Quantity, quantities: Sequence[Quantity], per: Per) -> str:

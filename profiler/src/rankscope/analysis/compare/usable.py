@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.compare.job_work import WORK_NAMES, WorkName, work_per_step
 from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.own_time import WARM_UP
-from rankscope.analysis.steps import Matrix, StepTable
+from rankscope.analysis.steps import MAX_US, METRICS, Matrix, StepTable
 
 Basis = Literal["own", "wall"]
 
@@ -46,16 +46,17 @@ def usable(recording: Recording, label: str, *, first: int = 0, end: int | None 
     warm = inside & (np.arange(count) < min(WARM_UP, count // 5))
     profiled = inside & ~warm & table.profiled.any(axis=0)
     keep = inside & ~warm & ~profiled
-    per_rank = (table.has_record & keep).sum(axis=1)
+    there = _there(table)
+    per_rank = (there & keep).sum(axis=1)
     rows = np.flatnonzero((per_rank > 0) & (2 * per_rank >= per_rank.max(initial=0)))
-    complete = table.has_record[rows].all(axis=0)
+    complete = there[rows].all(axis=0)
     incomplete = keep & ~complete
     kept = table.columns(keep & complete).rows(rows)
     own_known: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(kept.matrix("own_us")), axis=0)
     has_own = bool(len(own_known)) and float(own_known.mean()) >= MOSTLY
     if has_own:
         kept = kept.columns(own_known)
-    there = table.steps[inside]
+    numbers = table.steps[inside]
     left_out = {
         "warm_up": int(warm.sum()),
         "profiled": int(profiled.sum()),
@@ -65,12 +66,22 @@ def usable(recording: Recording, label: str, *, first: int = 0, end: int | None 
     return Usable(
         label=label,
         recording=recording,
-        steps=(int(there[0]), int(there[-1]) + 1) if len(there) else (first, first),
+        steps=(int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else (first, first),
         table=kept,
         left_out={name: count for name, count in left_out.items() if count},
         has_own=has_own,
         work={name: work_per_step(kept, name, recording.infos, recording.world_size) for name in WORK_NAMES},
     )
+
+
+def _there(table: StepTable) -> NDArray[np.bool_]:
+    """[ranks, steps]: where there is a record of a step that took time, and of which no time is beyond reason."""
+    there: NDArray[np.bool_] = table.matrix("wall_us") > 0
+    for name, metric in METRICS.items():
+        if metric.unit == "us":
+            # A comparison with NaN is False, and a time that is not known is no damage.
+            there &= np.logical_not(np.abs(table.matrix(name)) > MAX_US)
+    return there
 
 
 def mean_over_ranks(values: Matrix) -> NDArray[np.float64] | None:

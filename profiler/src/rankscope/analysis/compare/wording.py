@@ -19,15 +19,15 @@ def size(count: float, *, signed: bool = False) -> str:
 
 
 def percent(share: float, *, signed: bool = True) -> str:
-    """``+15.6 %``; large ones as a multiple of what was: ``12.4x``."""
+    """``+15.6%``; large ones as a multiple of what was: ``12.4x``."""
     if abs(share) >= 10:
         return f"{share + 1:.3g}x"
-    return f"{percentage(share, signed=signed)} %"
+    return f"{percentage(share, signed=signed)}%"
 
 
 def exactly(share: float) -> str:
-    """A share that somebody chose: ``1 %``, ``0.25 %``."""
-    return f"{100 * share:.4g} %"
+    """A share that somebody chose: ``1%``, ``0.25%``."""
+    return f"{100 * share:.4g}%"
 
 
 def percentage(share: float, *, signed: bool = True) -> str:
