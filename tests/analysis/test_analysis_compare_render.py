@@ -112,7 +112,7 @@ def test_the_scaling_tables() -> None:
     )
     text = render_compare(whole, width=80)
     assert text.startswith("SCALING\nOn 8 ranks ")
-    assert "per million samples" in text
+    assert "per million" in text
     assert "exposed communication" in text
     assert [line for line in text.splitlines() if len(line) > 80] == []
 

@@ -18,7 +18,7 @@ from tests.made_up_run import MadeUp
 from rankscope.analysis.compare.engine import compare
 from rankscope.analysis.compare.pair import compare_pair
 from rankscope.analysis.compare.quantities import PARTS
-from rankscope.analysis.compare.result import CompareResult, Comparison, Quantity
+from rankscope.analysis.compare.result import CompareResult, Comparison, Quantity, RankShift
 from rankscope.analysis.compare.usable import usable
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
@@ -50,7 +50,8 @@ def test_of_equal_runs_hardly_one_pair_in_twenty_differs_in_anything() -> None:
     differing = 0
     for seed in range(0, 40, 2):
         found = pair(MadeUp(seed=seed), MadeUp(seed=seed + 1), min_change=1e-9)
-        shifts = [shift for one in [*found.quantities, *found.ranks] for shift in (one.typical, one.average) if shift is not None]
+        rows: list[Quantity | RankShift] = [*found.quantities, *found.ranks]
+        shifts = [shift for one in rows for shift in (one.typical, one.average) if shift is not None]
         assert shifts
         differing += any(shift.real for shift in shifts)
     # then: 1 of 20 is expected at most, and 4 or more would be chance once in sixty times
@@ -272,12 +273,12 @@ def test_windows_tell_exposed_communication_and_overlap(
     # given as many windows of two steps, with 2 and with 9 ms of exposed communication
     rng = np.random.default_rng(0)
     runs = []
-    for name, exposed in (("a", 2_000.0), ("b", 9_000.0)):
+    for name, exposed_us in (("a", 2_000.0), ("b", 9_000.0)):
         run = synthetic(name, steps=100).write()
         runs.append(run)
         steps = [10 + 10 * number + part for number in range(windows) for part in (0, 1)]
         for rank in range(4):
-            add_windows(run, rank, [window(step, exposed + 200 * rng.standard_normal()) for step in steps], [])
+            add_windows(run, rank, [window(step, exposed_us + 200 * rng.standard_normal()) for step in steps], [])
     found = compare(runs).comparisons[0]
     exposed, overlap = quantity(found, "exposed_communication_us"), quantity(found, "overlap_ratio")
     assert (exposed.outcome, overlap.outcome) == (says, says)

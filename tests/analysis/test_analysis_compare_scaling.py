@@ -98,20 +98,22 @@ def test_cost_is_rank_hours_times_the_price_per_work() -> None:
     assert cost is not None
     assert cost.amount == pytest.approx(1e6 / 16 * 0.104 * 2 * 0.001, rel=0.01)
     assert recorded.rows[1].cost_per_million is None
-    given_price = scale(runs, Cost(amount=7.2, currency="CHF")).rows[0].cost_per_million
-    assert given_price == Cost(amount=pytest.approx(2 * cost.amount), currency="CHF")
+    asked = scale(runs, Cost(amount=7.2, currency="CHF")).rows[0].cost_per_million
+    assert asked is not None
+    assert asked.amount == pytest.approx(2 * cost.amount)
+    assert asked.currency == "CHF"
 
 
 def test_equal_efficiency_is_inside_its_interval() -> None:
     # given pairs that scale perfectly: 1 in 20 intervals may miss it
-    missed = 0
-    for seed in range(0, 40, 2):
-        last = scale(
-            [MadeUp(ranks=2, seed=seed, noise=0.0, common=0.03), MadeUp(ranks=4, seed=seed + 1, noise=0.0, common=0.03)]
-        ).rows[-1]
-        assert last.efficiency_low is not None
-        assert last.efficiency_high is not None
-        missed += not last.efficiency_low <= 1 <= last.efficiency_high
+    missed = judged = 0
+    for seed in range(0, 50, 2):
+        runs = [MadeUp(ranks=ranks, seed=seed + ranks // 4, noise=0.0, common=0.03) for ranks in (2, 4)]
+        last = scale(runs).rows[-1]
+        if last.efficiency_low is not None and last.efficiency_high is not None:
+            judged += 1
+            missed += not last.efficiency_low <= 1 <= last.efficiency_high
+    assert judged >= 20
     assert missed <= 3
 
 

@@ -23,10 +23,10 @@ from rankscope.cli.terminal import PRICE, format_option, use_color, width
 \b
 Examples:
   rankscope compare runs/monday runs/tuesday
-  rankscope compare runs/monday --at 5000       before and after step 5000
-  rankscope compare runs/8 runs/16 runs/32      scaling efficiency
-  rankscope compare BASE NEW --fail-on worse    exit status 1 when NEW is slower
-  rankscope compare RUN/attempts/000 RUN        its first attempt, and its last
+  rankscope compare runs/monday --at 5000      before and after step 5000
+  rankscope compare runs/8 runs/16 runs/32     scaling efficiency
+  rankscope compare BASE NEW --fail-on worse   status 1 when NEW is slower
+  rankscope compare RUN/attempts/000 RUN       its first attempt, and its last
 """
 )
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))

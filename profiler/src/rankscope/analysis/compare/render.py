@@ -52,7 +52,7 @@ def render_compare(result: CompareResult, *, width: int = 100, color: bool = Fal
             blocks.append(_answer(one.outcome, one.summary, width, color))
         blocks += _details(one, width)
     if result.scaling is not None:
-        blocks += [_scaling_table(result.scaling), _loss_table(result.scaling)]
+        blocks += [_scaling_table(result.scaling, width), _loss_table(result.scaling)]
     blocks.append(_method(result, width))
     return "\n\n".join(block for block in blocks if block)
 
@@ -205,9 +205,9 @@ def _rank_table(ranks: Sequence[RankShift], width: int) -> str:
     return "\n".join(lines)
 
 
-def _scaling_table(scaling: Scaling) -> str:
+def _scaling_table(scaling: Scaling, width: int) -> str:
     unit = (scaling.work or "work").replace("_", " ")
-    rows = [["", "ranks", f"{unit}/s", "speedup", "linear", "efficiency", "between", f"per million {unit}"]]
+    rows = [["", "ranks", f"{unit}/s", "speedup", "linear", "efficiency", "between", "per million"]]
     rows += [
         [
             row.label,
@@ -223,7 +223,10 @@ def _scaling_table(scaling: Scaling) -> str:
     ]
     if all(row[7] == _UNKNOWN for row in rows[1:]):
         rows = [row[:7] for row in rows]
-    return "\n".join(aligned(rows, left=(0,)))
+    lines = aligned(rows, left=(0,))
+    if max(map(len, lines)) > width:
+        lines = aligned([row[:4] + row[5:] for row in rows], left=(0,))
+    return "\n".join(lines)
 
 
 def _loss_table(scaling: Scaling) -> str:
