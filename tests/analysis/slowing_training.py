@@ -32,13 +32,8 @@ class Model(nn.Module):
 
 def main() -> None:
     """Train."""
-    steps, slow_from, slow_rank, phase, pause = (
-        int(sys.argv[1]),
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        sys.argv[4],
-        float(sys.argv[5]),
-    )
+    steps, slow_from, slow_rank = map(int, sys.argv[1:4])
+    phase, pause = sys.argv[4], float(sys.argv[5])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mine = slow_rank in (-1, dist.get_rank())
