@@ -184,7 +184,17 @@ def test_another_batch_size_is_compared_per_sample() -> None:
     assert (found.per, found.outcome in ("same", "undecided")) == ("sample", True)
     assert step.a == pytest.approx(step.b, rel=0.03)
     assert found.throughput[0].relative == pytest.approx(0, abs=0.03)
-    assert found.ranks == []
+    assert {row.outcome for row in found.ranks} <= {"same", "undecided"}
+    assert len(found.ranks) == 4
+
+
+def test_a_slower_rank_is_named_per_sample_where_the_batch_is_another() -> None:
+    # given steps of twice the work, and a rank that takes 40 ms longer in those
+    double = {phase: 2 * us for phase, us in MadeUp().phases.items()}
+    found = pair(QUIET, MadeUp(seed=2, samples=16, phases=double, late={3: ("data", 40_000)}))
+    assert [(row.rank, row.phase) for row in found.ranks if row.outcome == "worse"] == [(3, "data")]
+    assert found.ranks[3].excess_b_us - found.ranks[3].excess_a_us == pytest.approx(40_000 / (4 * 16), rel=0.15)
+    assert "per sample, in data" in found.summary
 
 
 def test_tokens_count_before_samples() -> None:

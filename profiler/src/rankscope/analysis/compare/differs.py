@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.compare.usable import Usable
 
-_CLEARLY = 0.01
+_CLEARLY: Final = 0.01
+_LONGEST: Final = 200
+"""A thousand hosts are not all named."""
 
 
 def differs(a: Usable, b: Usable) -> list[str]:
@@ -18,7 +22,7 @@ def differs(a: Usable, b: Usable) -> list[str]:
     per_step = [side.work["input_elements"] for side in (a, b)]
     if per_step[0] is not None and per_step[1] is not None and abs(per_step[1] / per_step[0] - 1) > _CLEARLY:
         found.append(f"input elements per step: {per_step[0]:,.0f} -> {per_step[1]:,.0f}")
-    return found
+    return [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…" for text in found]
 
 
 def _facts(recording: Recording) -> dict[str, str]:

@@ -46,7 +46,7 @@ class Levels:
 
     @classmethod
     def over(cls, *, inside: int, ranks: int) -> Levels:
-        """Half for the step time, which decides; a quarter each for what is inside it, and for ranks and hosts."""
+        """Half for the step time, which decides; a quarter each for what is inside it, and for ranks."""
         whole = (1 - CONFIDENCE) / len(_STATISTICS)
         return cls(step=whole / 2, inside=whole / 4 / max(1, inside), ranks=whole / 4 / max(1, ranks))
 

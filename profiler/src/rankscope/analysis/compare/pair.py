@@ -32,8 +32,7 @@ def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
     inside = _inside(table_a, table_b, work_a, work_b)
     windows_a, windows_b = windows(a), windows(b)
     profiled = [name for name in WINDOW if name in windows_a and name in windows_b]
-    # Ranks are compared step by step: where steps are not the same work, there is nothing to compare.
-    ranks = comparable_ranks(a, b) if per == "step" else []
+    ranks = comparable_ranks(a, b)
     levels = Levels.over(inside=len(pieces) + len(inside) + len(profiled), ranks=len(ranks))
 
     step = tested_quantity("wall_us", STEP, "step", wall_a, wall_b, level=levels.step, min_change=min_change, step_us=step_us)
@@ -57,7 +56,7 @@ def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
             if of_a is not None or of_b is not None
         ),
     ]
-    found = rank_shifts(a, b, ranks, level=levels.ranks, matters=min_change * step_us)
+    found = rank_shifts(a, b, ranks, work=(work_a, work_b), level=levels.ranks, matters=min_change * step_us)
     hosts = slower_hosts(found)
     return Comparison(
         a=a.label,

@@ -30,23 +30,25 @@ def comparable_ranks(a: Usable, b: Usable) -> list[int]:
     return both
 
 
-def rank_shifts(a: Usable, b: Usable, ranks: list[int], *, level: float, matters: float) -> list[RankShift]:
-    """One row per rank. ``matters``: the smallest change in microseconds that does.
+def rank_shifts(
+    a: Usable, b: Usable, ranks: list[int], *, work: tuple[float, float], level: float, matters: float
+) -> list[RankShift]:
+    """One row per rank, times divided by the ``work`` of a step of either side; ``matters``: the smallest change that does.
 
     Slower is a rank whose own time became longer, and also longer against the median of its peers: alone, the one says that all
     ranks did, and the other may say that the peers became faster.
     """
     if not ranks:
         return []
-    own_a, own_b = _compared(a, ranks, "own_us"), _compared(b, ranks, "own_us")
-    excess_a, excess_b = _excess(a, ranks, "own_us"), _excess(b, ranks, "own_us")
+    own_a, own_b = (_compared(side, ranks, "own_us") / of_step for side, of_step in zip((a, b), work, strict=True))
+    excess_a, excess_b = (_excess(side, ranks, "own_us") / of_step for side, of_step in zip((a, b), work, strict=True))
     against = [both_statistics(*cut(*pair), level) for pair in zip(excess_a, excess_b, strict=True)]
     outcomes = [
         _agreed(outcome(tested.all, matters, "lower"), own, level, matters)
         for tested, *own in zip(against, own_a, own_b, strict=True)
     ]
     changed = bool({"worse", "better"} & set(outcomes))
-    phases = {phase: _phase_change(a, b, ranks, phase) for phase in PHASES} if changed else {}
+    phases = {phase: _phase_change(a, b, ranks, phase, work) for phase in PHASES} if changed else {}
     return [
         RankShift(
             rank=rank,
@@ -84,9 +86,11 @@ def _agreed(found: Outcome, own: list[Series], level: float, matters: float) -> 
     return found if itself == found else "undecided"
 
 
-def _phase_change(a: Usable, b: Usable, ranks: list[int], phase: Phase) -> NDArray[np.float64]:
+def _phase_change(a: Usable, b: Usable, ranks: list[int], phase: Phase, work: tuple[float, float]) -> NDArray[np.float64]:
     """By how much each rank's mean excess in the phase changed."""
-    of_a, of_b = (_excess(side, ranks, f"own_{phase}_us").mean(axis=1) for side in (a, b))
+    of_a, of_b = (
+        _excess(side, ranks, f"own_{phase}_us").mean(axis=1) / of_step for side, of_step in zip((a, b), work, strict=True)
+    )
     change: NDArray[np.float64] = of_b - of_a
     return change
 

@@ -85,7 +85,7 @@ class RankShift(msgspec.Struct, frozen=True, kw_only=True):
     host_a: str | None
     host_b: str | None
     own_a_us: float
-    """Mean own time per step."""
+    """Mean own time, per step, sample or token."""
     own_b_us: float
     excess_a_us: float
     """Mean of it above the median of the other ranks that do the same work: what the
@@ -154,7 +154,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     quantities: list[Quantity]
     throughput: list[Throughput]
     ranks: list[RankShift]
-    """Empty where own times are not known, ranks have no peers, or steps are not the same work."""
+    """Empty where own times are not known, or ranks have no peers."""
     slower_hosts: list[str]
     """Hosts of which every rank became slower, being several and not all."""
     differs: list[str]
