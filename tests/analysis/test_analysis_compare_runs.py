@@ -276,7 +276,7 @@ def window(step: int, exposed_us: float) -> StepBreakdown:
     )
 
 
-@pytest.mark.parametrize(("windows", "says"), [(8, "worse"), (3, "insufficient_data")])
+@pytest.mark.parametrize(("windows", "says"), [(8, "worse"), (2, "insufficient_data")])
 def test_windows_tell_exposed_communication_and_overlap(
     synthetic: Synthetic, add_windows: Callable[..., None], windows: int, says: str
 ) -> None:
@@ -296,7 +296,7 @@ def test_windows_tell_exposed_communication_and_overlap(
     assert exposed.of_step == pytest.approx(0.07, rel=0.1)
     assert overlap.difference == pytest.approx(-0.35, rel=0.1)
     if says == "insufficient_data":
-        assert overlap.why == "3 profiled windows on one side; 5 are needed"
+        assert overlap.why == "2 profiled windows on one side; 3 are needed"
 
 
 def test_memory_and_the_recorders_cost_are_compared_and_not_judged(synthetic: Synthetic) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -185,5 +186,5 @@ def _lack(a: Series, b: Series, blocks_a: Sequence[Series], blocks_b: Sequence[S
     shorter = min(len(a), len(b))
     if shorter < MIN_STEPS:
         return f"{shorter} usable steps on one side; {MIN_STEPS} are needed"
-    needed = int(np.ceil(MIN_BLOCKS * TIMES_LASTING * max(lasting(a), lasting(b))))
+    needed = MIN_BLOCKS * math.ceil(TIMES_LASTING * max(lasting(a), lasting(b)))
     return f"its noise lasts for many steps: about {needed} usable steps of either side are needed, and there are {shorter}"

@@ -21,7 +21,7 @@ from rankscope.analysis.compare.student import quantile, two_sided
 Series = NDArray[np.float64]
 Statistic = Literal["typical", "average"]
 
-MIN_BLOCKS: Final = 5
+MIN_BLOCKS: Final = 3
 """Fewer blocks of either side decide nothing."""
 
 MAX_BLOCKS: Final = 24
@@ -30,7 +30,8 @@ MAX_BLOCKS: Final = 24
 MIN_BLOCK_STEPS: Final = 6
 """Shorter blocks have no median worth the name."""
 
-MIN_STEPS: Final = MIN_BLOCKS * MIN_BLOCK_STEPS
+MIN_STEPS: Final = 30
+"""Of fewer steps nobody knows for how long their noise lasts."""
 
 MOST_LEFT: Final = 0.8
 """No more correlation between neighbouring blocks is reckoned with: more is not known from so few."""
