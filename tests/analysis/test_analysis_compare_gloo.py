@@ -13,7 +13,7 @@ from rankscope.analysis.compare.engine import compare
 from rankscope.analysis.compare.result import Comparison
 
 SCRIPT = Path(__file__).with_name("slowing_training.py")
-STEPS, SLOW_FROM, PAUSE_S = 320, 160, 0.03
+STEPS, SLOW_FROM, PAUSE_S = 240, 120, 0.06
 
 
 def recorded(run: Path, rank: int, phase: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -21,7 +20,6 @@ from rankscope.analysis.compare.shift import (
     Statistic,
     compare_blocks,
     cut,
-    lasting,
     superiority,
 )
 
@@ -65,9 +63,9 @@ class Tested:
         return [one for one in (self.typical, self.average) if one is not None]
 
 
-def both_statistics(a: Sequence[Series], b: Sequence[Series], level: float) -> Tested:
+def both_statistics(a: Sequence[Series], b: Sequence[Series], too_short: float, level: float) -> Tested:
     """Both statistics of series that are in blocks already."""
-    typical, average = (compare_blocks(a, b, statistic, level=level) for statistic in _STATISTICS)
+    typical, average = (compare_blocks(a, b, too_short, statistic, level=level) for statistic in _STATISTICS)
     return Tested(typical, average)
 
 
@@ -91,7 +89,8 @@ def as_shift(found: Difference | None, level: float) -> Shift | None:
     """The published form; the p-value is made comparable with 1 - ``CONFIDENCE``."""
     if found is None:
         return None
-    relative, low, high = found.relative or (None, None, None)
+    # A share of A as it was measured: so the interval leaves 0 out where that of the difference does.
+    relative, low, high = (value / found.a if found.a > 0 else None for value in (found.difference, found.low, found.high))
     return Shift(
         a=found.a,
         b=found.b,
@@ -111,10 +110,9 @@ def tested_quantity(
     name: str, kind: Kind, role: Role, a: Series, b: Series, *, level: float, min_change: float, step_us: float
 ) -> Quantity:
     """One quantity of the steps. ``step_us``: A's mean step, of which ``min_change`` is what matters."""
-    blocks_a, blocks_b = cut(a, b)
-    why = _lack(a, b, blocks_a, blocks_b)
+    why = f"{min(len(a), len(b))} usable steps on one side; {MIN_STEPS} are needed"
     matters = min_change * step_us
-    return _quantity(name, kind, role, blocks_a, blocks_b, level=level, matters=matters, step_us=step_us, why=why)
+    return _quantity(name, kind, role, cut(a, b), level=level, matters=matters, step_us=step_us, why=why)
 
 
 def window_quantity(
@@ -123,7 +121,7 @@ def window_quantity(
     """One quantity of the profiled steps, each window a block. ``step_us``: A's mean profiled step."""
     matters = min_change * step_us if kind.unit == "us" else min_change
     why = f"{min(len(a), len(b))} profiled windows on one side; {MIN_BLOCKS} are needed"
-    return _quantity(name, kind, "window", a, b, level=level, matters=matters, step_us=step_us, why=why)
+    return _quantity(name, kind, "window", (a, b, 1.0), level=level, matters=matters, step_us=step_us, why=why)
 
 
 def single_quantity(name: str, kind: Kind, a: float | None, b: float | None) -> Quantity:
@@ -147,16 +145,15 @@ def _quantity(
     name: str,
     kind: Kind,
     role: Role,
-    a: Sequence[Series],
-    b: Sequence[Series],
+    blocks: tuple[Sequence[Series], Sequence[Series], float],
     *,
     level: float,
     matters: float,
     step_us: float,
     why: str,
 ) -> Quantity:
-    found = both_statistics(a, b, level)
-    of_a, of_b = np.concatenate(a), np.concatenate(b)
+    found = both_statistics(*blocks, level)
+    of_a, of_b = np.concatenate(blocks[0]), np.concatenate(blocks[1])
     known = len(of_a) > 0 and len(of_b) > 0
     difference = float(of_b.mean()) - float(of_a.mean()) if known else None
     larger = superiority(of_a, of_b) if known else None
@@ -177,14 +174,3 @@ def _quantity(
         outcome=outcome(found.all, matters, kind.better),
         why=None if found.all else why,
     )
-
-
-def _lack(a: Series, b: Series, blocks_a: Sequence[Series], blocks_b: Sequence[Series]) -> str:
-    """Why there is too little to tell; empty where there is not."""
-    if min(len(blocks_a), len(blocks_b)) >= MIN_BLOCKS:
-        return ""
-    shorter = min(len(a), len(b))
-    if shorter < MIN_STEPS:
-        return f"{shorter} usable steps on one side; {MIN_STEPS} are needed"
-    needed = MIN_BLOCKS * math.ceil(TIMES_LASTING * max(lasting(a), lasting(b)))
-    return f"its noise lasts for many steps: about {needed} usable steps of either side are needed, and there are {shorter}"

@@ -135,15 +135,12 @@ def _throughput(a: Usable, b: Usable, step: Quantity) -> list[Throughput]:
         relative = of_b / of_a - 1
         low = high = None
         shift = step.average
-        if (
-            shift is not None
-            and shift.relative is not None
-            and shift.relative_low is not None
-            and shift.relative_high is not None
-        ):
+        bounds = None if shift is None else (shift.relative, shift.relative_low, shift.relative_high)
+        if bounds is not None and all(bound is not None and bound > -1 for bound in bounds):
+            middle, fastest, slowest = (1 + (bound or 0.0) for bound in bounds)
             # What the work per step changed besides the time that is compared.
-            more = (1 + relative) * (1 + shift.relative)
-            low, high = more / (1 + shift.relative_high) - 1, more / (1 + shift.relative_low) - 1
+            more = (1 + relative) * middle
+            low, high = more / slowest - 1, more / fastest - 1
         found.append(Throughput(unit=unit, a=of_a, b=of_b, relative=relative, relative_low=low, relative_high=high))
     return found
 

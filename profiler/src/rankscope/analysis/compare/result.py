@@ -40,7 +40,7 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     """The interval in which the difference lies. All intervals of a comparison hold at once with its ``confidence``."""
     relative: float | None
-    """(b - a) / a; with its interval ``None`` unless both are positive."""
+    """Difference and interval over ``a``; ``None`` unless that is positive."""
     relative_low: float | None
     relative_high: float | None
     p_value: float

@@ -76,9 +76,9 @@ def _walls(side: Usable, work: WorkName) -> Series:
 def _interval(side: Usable, reference: Usable, work: WorkName, level: float) -> tuple[float | None, float | None]:
     """Of the efficiency: that of the ratio of the average rank-times, inverted."""
     found = compare_blocks(*cut(_walls(reference, work), _walls(side, work)), "average", level=level)
-    if found is None or found.relative is None:
+    if found is None or found.ratio is None:
         return None, None
-    return 1 / (1 + found.relative[2]), 1 / (1 + found.relative[1])
+    return 1 / found.ratio[2], 1 / found.ratio[1]
 
 
 def _losses(side: Usable, reference: Usable, work: WorkName) -> list[Loss]:

@@ -2,7 +2,7 @@
 
 Steps are not independent: noise lasts (a neighbour's job, a slow disk). Each series is cut into blocks of consecutive steps, as
 long as its autocorrelation asks for and longer, and what is compared are the blocks' medians (the typical step) and their means
-(the average step) by Welch's test: "batch means". A series whose noise lasts too long for ``MIN_BLOCKS`` blocks is not judged.
+(the average step) by Welch's test: "batch means". Where noise lasts too long for that, the interval is wide.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Series = NDArray[np.float64]
 Statistic = Literal["typical", "average"]
 
 MIN_BLOCKS: Final = 3
-"""Fewer blocks of either side decide nothing."""
+"""Fewer blocks of either side say nothing of their own noise."""
 
 MAX_BLOCKS: Final = 24
 """More would tell little more, and forgive less."""
@@ -58,8 +58,8 @@ class Difference:
     """The smallest difference that would have been seen with the chance ``POWER``."""
     error: float
     """Standard error of ``b - a``."""
-    relative: tuple[float, float, float] | None
-    """(b - a) / a, and its interval; ``None`` unless both are positive."""
+    ratio: tuple[float, float, float] | None
+    """b / a and its interval, in which the noise of both counts; ``None`` unless both are positive."""
 
     @property
     def difference(self) -> float:
@@ -96,24 +96,32 @@ def lasting(series: Series) -> float:
     return time * (1 + min(1.0, 2 * time / count))
 
 
-def cut(a: Series, b: Series) -> tuple[list[Series], list[Series]]:
-    """Both series in blocks of consecutive steps, all about as long: ``TIMES_LASTING`` as long as noise lasts, or longer."""
+def cut(a: Series, b: Series) -> tuple[list[Series], list[Series], float]:
+    """Both series in blocks of consecutive steps, all about as long: ``TIMES_LASTING`` as long as noise lasts, or longer.
+
+    Where that makes fewer than ``MIN_BLOCKS``, there are so many, and they are too short: by the third value, else 1.
+    """
     shorter = min(len(a), len(b))
     if shorter < MIN_STEPS:
-        return [a], [b]
-    length = max(MIN_BLOCK_STEPS, math.ceil(TIMES_LASTING * max(lasting(a), lasting(b))), shorter // MAX_BLOCKS)
-    return np.array_split(a, max(1, len(a) // length)), np.array_split(b, max(1, len(b) // length))
+        return [a], [b], 1.0
+    wanted = max(MIN_BLOCK_STEPS, math.ceil(TIMES_LASTING * max(lasting(a), lasting(b))), shorter // MAX_BLOCKS)
+    length = min(wanted, shorter // MIN_BLOCKS)
+    return np.array_split(a, len(a) // length), np.array_split(b, len(b) // length), wanted / length
 
 
-def compare_blocks(a: Sequence[Series], b: Sequence[Series], statistic: Statistic, *, level: float) -> Difference | None:
+def compare_blocks(
+    a: Sequence[Series], b: Sequence[Series], too_short: float, statistic: Statistic, *, level: float
+) -> Difference | None:
     """Welch's test on the blocks; the interval misses the truth with the chance ``level``. ``None``: too few blocks.
 
-    The relative interval is that of log(b / a), so that exchanging the sides inverts the ratio exactly.
+    Blocks that are ``too_short`` by a factor know so much less of their noise: its variance is taken to be larger by that.
+
+    The interval of the ratio is that of log(b / a), so that exchanging the sides inverts the ratio exactly.
     """
     if min(len(a), len(b)) < MIN_BLOCKS:
         return None
     of_a, of_b = _per_block(a, statistic), _per_block(b, statistic)
-    variance_a, variance_b = _variances(of_a, of_b)
+    variance_a, variance_b = (too_short * variance for variance in _variances(of_a, of_b))
     value_a, value_b = _value(a, of_a, statistic), _value(b, of_b, statistic)
     error, df = _welch(variance_a, len(a), variance_b, len(b))
     difference = value_b - value_a
@@ -127,7 +135,7 @@ def compare_blocks(a: Sequence[Series], b: Sequence[Series], statistic: Statisti
         p_value=two_sided(t, df),
         detectable=(reach + quantile(1 - POWER, df)) * error,
         error=error,
-        relative=_relative(value_a, variance_a, value_b, variance_b, reach),
+        ratio=_ratio(value_a, variance_a, value_b, variance_b, reach),
     )
 
 
@@ -168,12 +176,12 @@ def _welch(variance_a: float, count_a: int, variance_b: float, count_b: int) -> 
     return math.sqrt(both), 1 / (share_a**2 / (count_a - 1) + share_b**2 / (count_b - 1))
 
 
-def _relative(a: float, variance_a: float, b: float, variance_b: float, reach: float) -> tuple[float, float, float] | None:
+def _ratio(a: float, variance_a: float, b: float, variance_b: float, reach: float) -> tuple[float, float, float] | None:
     if a <= 0 or b <= 0:
         return None
     error = math.sqrt(variance_a / a**2 + variance_b / b**2)
     ratio, spread = b / a, math.exp(min(reach * error, 700.0))
-    return ratio - 1, ratio / spread - 1, ratio * spread - 1
+    return ratio, ratio / spread, ratio * spread
 
 
 def superiority(a: Series, b: Series) -> float:
