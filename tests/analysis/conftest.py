@@ -76,7 +76,7 @@ class SyntheticRun:
         create_run(
             self.path,
             RunInfo(
-                run_id="run-1",
+                run_id=f"{self.path.name}-1",
                 name="synthetic",
                 start_unix_ns=10**18,
                 simulated=self.simulated,
@@ -161,9 +161,9 @@ def add_windows() -> Callable[[Path, int, list[StepBreakdown], list[CollectiveRe
 
 @pytest.fixture
 def synthetic(tmp_path: Path) -> Callable[..., SyntheticRun]:
-    """``synthetic(plan=…, ranks=…).write()`` returns the folder of a run."""
+    """``synthetic(plan=…, ranks=…).write()`` returns the folder of a run; several need a ``folder`` each."""
 
-    def make(**options: Any) -> SyntheticRun:
-        return SyntheticRun(path=tmp_path / "run", **options)
+    def make(folder: str = "run", **options: Any) -> SyntheticRun:
+        return SyntheticRun(path=tmp_path / folder, **options)
 
     return make

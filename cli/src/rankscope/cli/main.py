@@ -35,6 +35,9 @@ VERBS: Final[dict[str, Verb]] = {
     "run": Verb("rankscope.cli.run:run", "Run a training job with the recorder attached; print the verdict.", "profiler"),
     "analyze": Verb("rankscope.cli.analyze:analyze", "Who makes everybody wait, and why: from a run or from traces.", "analysis"),
     "hang": Verb("rankscope.cli.hang:hang", "Who hung the job: from Flight Recorder dumps.", "analysis"),
+    "compare": Verb(
+        "rankscope.cli.compare:compare", "What got better or worse between runs, and is it real; scaling.", "analysis"
+    ),
     "capture": Verb("rankscope.cli.capture:capture", "Ask a live run for a profile of its next steps.", "analysis"),
     "exporter": Verb("rankscope.exporter.commands:exporter", "Publish this node's GPUs and ranks to Prometheus.", "exporter"),
     "dashboard": Verb("rankscope.dashboards.commands:dashboard", "Serve the pages that show the evidence.", "dashboards"),

@@ -7,6 +7,7 @@ import msgspec
 
 from rankscope.alerts.findings_log import FindingRecord
 from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.compare.result import CompareResult
 from rankscope.analysis.result import Analysis
 from rankscope.cli.capture_result import CaptureResult, DumpResult
 from rankscope.runs.control import ControlAnswer, ControlRequest
@@ -15,6 +16,7 @@ from rankscope.runs.records import RECORD_TYPES
 SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "analysis": Analysis,
     "hang": HangReport,
+    "compare": CompareResult,
     **RECORD_TYPES,
     "findings": FindingRecord,
     "request": ControlRequest,
@@ -27,5 +29,5 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
 @click.command(epilog=f"NAME is one of {', '.join(SCHEMAS)}.")
 @click.argument("name", type=click.Choice(list(SCHEMAS)), metavar="NAME")
 def schema(name: str) -> None:
-    """Print the JSON Schema of a record of the run directory, or of the result of `analyze`, `hang` or `capture`."""
+    """Print the JSON Schema of a record of the run directory, of a request to a running job, or of a verb's result."""
     click.echo(msgspec.json.format(msgspec.json.encode(msgspec.json.schema(SCHEMAS[name])), indent=2).decode())

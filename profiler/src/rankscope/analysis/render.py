@@ -38,14 +38,14 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False) ->
         _more_findings(analysis, width),
         _next(analysis, width),
     ]
-    text = _printable("\n\n".join(part for part in parts if part))
+    text = printable("\n\n".join(part for part in parts if part))
     if not color:
         return text
     kind, rest = text.split("\n", 1)
     return f"{_COLORS.get(analysis.verdict.kind, _OTHER_COLOR)}{kind}{_RESET}\n{rest}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Host names and paths come from run directories, which anybody may have written: no escape sequences from there."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
@@ -109,7 +109,7 @@ def _rank_table(analysis: Analysis, width: int) -> str:
             cells += [_duration(row.own_us), _duration(row.blocked_us)]
         rows.append(cells)
     rows = _fitting(rows, width)
-    lines = _aligned(rows, left=(1,))
+    lines = aligned(rows, left=(1,))
     if profiled:
         lines += textwrap.wrap(_legend(rows[0]), width)
     if len(shown) < len(analysis.ranks):
@@ -128,7 +128,7 @@ def _legend(header: Sequence[str]) -> str:
 def _fitting(rows: list[list[str]], width: int) -> list[list[str]]:
     """Without the columns that matter least, as far as ``width`` needs it."""
     for name in _DISPENSABLE:
-        if max(len(line) for line in _aligned(rows)) <= width:
+        if max(len(line) for line in aligned(rows)) <= width:
             break
         if name in rows[0]:
             column = rows[0].index(name)
@@ -158,7 +158,7 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
     sources = {"steps": "step records", "windows": "collectives of the profiled steps", "traces": "collectives"}
     where = sources[analysis.imposed_wait_source or "steps"]
     title = f"imposed wait, summed over the ranks that waited (from {where})"
-    lines = [*textwrap.wrap(title, width), *_aligned(cells)]
+    lines = [*textwrap.wrap(title, width), *aligned(cells)]
     if len(rows) > 8:
         lines.append(f"and {len(rows) - 8} more")
     if analysis.collectives.matched:
@@ -193,7 +193,8 @@ def _next(analysis: Analysis, width: int) -> str:
     return "\n".join(lines)
 
 
-def _aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
+    """Lines of a table: cells to the right, those of the columns ``left`` to the left."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(

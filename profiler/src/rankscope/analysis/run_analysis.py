@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from rankscope.analysis.blame import assign_blame
 from rankscope.analysis.clock import consistent, fit_clocks
@@ -21,6 +20,7 @@ from rankscope.analysis.odd_windows import odd_windows
 from rankscope.analysis.own_time import imposed_wait, judge
 from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.ranks import rank_result
+from rankscope.analysis.recorder_cost import recorder_share
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
 from rankscope.analysis.run_verdict import RunEvidence, run_verdict
@@ -56,7 +56,7 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
             simulated=recorded.simulated,
             run_id=recorded.run_id,
             name=recorded.name,
-            recorder_share=_recorder_share(run),
+            recorder_share=recorder_share(table, run.infos),
             recorder_budget=max((info.budget for info in run.infos.values() if info.budget is not None), default=None),
             warnings=_warnings(run, ended),
         ),
@@ -157,22 +157,6 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     if run.damaged:
         warnings.append(f"{run.damaged} records left out, their times make no sense")
     return warnings
-
-
-def _recorder_share(run: RunEvidence) -> float | None:
-    """What the recorder took on the rank that paid most; of ranks with all their records, as the cost is of all steps."""
-    walls = run.table.matrix("wall_us")
-    shares = []
-    for row, rank in enumerate(run.ranks):
-        info = run.infos.get(rank)
-        if info is None or info.recorder_cost_us is None:
-            continue
-        if info.dropped_records or info.unconfirmed_records or info.expired_records.get("steps"):
-            continue
-        wall = float(np.nansum(walls[row]))
-        if wall > 0 and info.recorder_cost_us >= 0:
-            shares.append(info.recorder_cost_us / wall)
-    return max(shares, default=None)
 
 
 def _recorder_warnings(run: RunEvidence) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
@@ -44,6 +44,7 @@ METRICS: Final[dict[str, Metric]] = {
     "gc_us": Metric("garbage collection", "us"),
     "input_elements": Metric("input elements", "elements"),
     "samples": Metric("samples", "samples"),
+    "tokens": Metric("tokens", "tokens"),
 }
 """Names that ``StepTable.matrix`` knows."""
 
@@ -75,6 +76,7 @@ _GETTERS: Final[dict[str, _Getter]] = {
     "gc_us": lambda record: record.gc_us,
     "input_elements": lambda record: record.input_elements,
     "samples": lambda record: record.samples,
+    "tokens": lambda record: record.tokens,
 }
 
 
@@ -83,7 +85,7 @@ def _is_possible(record: StepRecord) -> bool:
         0 <= record.step <= LAST_STEP
         and 0 <= record.start_unix_ns < 2**62
         and 0 <= record.wall_us < MAX_US
-        and all(amount is None or 0 <= amount < 2**62 for amount in (record.input_elements, record.samples))
+        and all(amount is None or 0 <= amount < 2**62 for amount in (record.input_elements, record.samples, record.tokens))
     )
 
 
@@ -200,6 +202,17 @@ class StepTable:
             profiled=self.profiled[:, keep],
             tags={name: matrix[:, keep] for name, matrix in self.tags.items()},
             damaged=self.damaged,
+        )
+
+    def rows(self, keep: NDArray[np.intp]) -> StepTable:
+        """The ranks in the rows ``keep``."""
+        return replace(
+            self,
+            ranks=self.ranks[keep],
+            values={name: matrix[keep] for name, matrix in self.values.items()},
+            start_unix_ns=self.start_unix_ns[keep],
+            profiled=self.profiled[keep],
+            tags={name: matrix[keep] for name, matrix in self.tags.items()},
         )
 
     @property

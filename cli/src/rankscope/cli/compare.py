@@ -1,0 +1,87 @@
+"""``rankscope compare``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import get_args
+
+import click
+import msgspec
+
+from rankscope.analysis.compare.engine import MIN_CHANGE
+from rankscope.analysis.compare.engine import compare as compare_runs
+from rankscope.analysis.compare.render import render_compare
+from rankscope.analysis.compare.result import Outcome
+from rankscope.analysis.result import Cost
+from rankscope.cli.share import SHARE
+from rankscope.cli.terminal import PRICE, format_option, use_color, width
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  rankscope compare runs/monday runs/tuesday
+  rankscope compare runs/monday --at 5000      before and after step 5000
+  rankscope compare runs/8 runs/16 runs/32     scaling efficiency
+  rankscope compare BASE NEW --fail-on worse   status 1 when NEW is slower
+  rankscope compare RUN/attempts/000 RUN       its first attempt, and its last
+"""
+)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option(
+    "--at", type=click.IntRange(0, 2**53), metavar="STEP", help="Compare one run's steps from this one on with those before."
+)
+@click.option(
+    "--min-change",
+    type=SHARE,
+    default=MIN_CHANGE,
+    show_default="1%",
+    help="The smallest change that matters, as a share of the step time.",
+)
+@format_option
+@click.option(
+    "--price-per-gpu-hour",
+    "--price",
+    type=PRICE,
+    help="Price the work in money. Default: the price recorded with each run.",
+)
+@click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
+@click.option(
+    "--fail-on",
+    multiple=True,
+    type=click.Choice([word for word in get_args(Outcome) if word != "untested"]),
+    metavar="OUTCOME",
+    help="Exit with status 1 when this became of the step time in one of the comparisons: worse, better, mixed, same, undecided "
+    "or insufficient_data. May be given several times.",
+)
+def compare(
+    *,
+    runs: tuple[Path, ...],
+    at: int | None,
+    min_change: float,
+    output_format: str,
+    price_per_gpu_hour: float | None,
+    currency: str,
+    fail_on: tuple[str, ...],
+) -> int:
+    """Say what changed from the first RUN to the others, where in the step and on which rank, and whether it is more than noise.
+
+    Runs of different world sizes are judged by their scaling efficiency instead. RUN is a run directory, of which the last
+    attempt is meant, or the folder of one of its attempts. "The same", "no difference that the noise lets through" and "not
+    enough data" are answers, too, and come with exit status 0.
+    """
+    if at is not None and len(runs) > 1:
+        raise click.UsageError("--at divides one run into before and after; there are several")
+    if at is None and len(runs) == 1:
+        raise click.UsageError("there is nothing to compare it with: name another RUN, or a step of this one (--at STEP)")
+    gpu_hour = None if price_per_gpu_hour is None else Cost(amount=price_per_gpu_hour, currency=currency)
+    result = compare_runs(runs, at=at, min_change=min_change, gpu_hour=gpu_hour)
+    if fail_on and result.mode == "scaling":
+        raise click.UsageError("--fail-on is for runs of one world size; these are of several")
+    if output_format == "json":
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    else:
+        click.echo(render_compare(result, width=width(), color=use_color()), color=True)
+    return 1 if any(one.outcome in fail_on for one in result.comparisons) else 0

@@ -1,0 +1,109 @@
+"""The way in: runs in, the whole comparison out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rankscope.analysis.compare.cost import cost_per_million, priced
+from rankscope.analysis.compare.judging import CONFIDENCE, METHOD
+from rankscope.analysis.compare.pair import compare_pair, per_second, step_time
+from rankscope.analysis.compare.recording import Recording, read_recording
+from rankscope.analysis.compare.result import CompareResult, Mode, Side
+from rankscope.analysis.compare.scaling import scaling
+from rankscope.analysis.compare.usable import Usable, usable
+from rankscope.analysis.result import Cost
+from rankscope.runs.errors import InputError
+
+MIN_CHANGE: Final = 0.01
+"""Of the step time: a smaller change does not matter, unless somebody says so."""
+
+
+def compare(
+    paths: Sequence[Path],
+    *,
+    at: int | None = None,
+    min_change: float = MIN_CHANGE,
+    gpu_hour: Cost | None = None,
+) -> CompareResult:
+    """Compare two runs or more with the first, or one run's steps from ``at`` on with those before.
+
+    A path is a run, of which the last attempt is meant, or the folder of one of its attempts. Runs of several world sizes are
+    judged by their scaling efficiency. The price ``gpu_hour`` is the one recorded with each run unless one is given.
+
+    Raises ``InputError`` for what is no run, has no steps, is the same run twice, or has no step before or from ``at`` on.
+    """
+    recordings = _read(paths)
+    if at is not None:
+        mode: Mode = "before_after"
+        sides = _split(recordings[0], at)
+    else:
+        sides = [usable(recording, _label(number)) for number, recording in enumerate(recordings)]
+        mode = "pairs" if len({recording.world_size for recording in recordings}) == 1 else "scaling"
+    return CompareResult(
+        mode=mode,
+        confidence=CONFIDENCE,
+        min_change=min_change,
+        method=METHOD,
+        sides=[_side(side, gpu_hour) for side in sides],
+        comparisons=[] if mode == "scaling" else [compare_pair(sides[0], side, min_change=min_change) for side in sides[1:]],
+        scaling=scaling(sides, gpu_hour=gpu_hour) if mode == "scaling" else None,
+    )
+
+
+def _read(paths: Sequence[Path]) -> list[Recording]:
+    found: dict[tuple[str, int], Recording] = {}
+    for path in paths:
+        try:
+            recording = read_recording(path)
+        except OSError as error:
+            raise InputError(error.filename or path, error.strerror or str(error)) from error
+        if (first := found.get(recording.identity)) is not None:
+            raise InputError(path, f"the same run as {first.path}, attempt {recording.attempt}: it would be compared with itself")
+        found[recording.identity] = recording
+    return list(found.values())
+
+
+def _split(recording: Recording, at: int) -> list[Usable]:
+    first, last = int(recording.table.steps[0]), int(recording.table.steps[-1])
+    if not first < at <= last:
+        raise InputError(recording.path, f"step {at} does not divide it: its steps are {first} to {last}")
+    return [usable(recording, "before", end=at), usable(recording, "after", first=at)]
+
+
+def _label(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else str(number + 1)
+
+
+def _side(side: Usable, gpu_hour: Cost | None) -> Side:
+    recording = side.recording
+    price = priced(gpu_hour, recording.info)
+    per_s = {unit: per_second(side, unit) for unit in ("samples", "tokens")}
+    cost = {unit: cost_per_million(value, recording.world_size, price) for unit, value in per_s.items()}
+    compared = len(side.table.ranks)
+    missing = recording.world_size - compared
+    return Side(
+        label=side.label,
+        path=recording.path,
+        run_id=recording.info.run_id,
+        name=recording.info.name,
+        attempt=recording.attempt,
+        world_size=recording.world_size,
+        ranks=compared,
+        steps=side.steps,
+        used_steps=len(side.table.steps),
+        left_out=side.left_out,
+        simulated=recording.info.simulated,
+        step_us=step_time(side),
+        samples_per_step=side.work["samples"],
+        tokens_per_step=side.work["tokens"],
+        samples_per_s=per_s["samples"],
+        tokens_per_s=per_s["tokens"],
+        cost_per_million_samples=cost["samples"],
+        cost_per_million_tokens=cost["tokens"],
+        warnings=[
+            *recording.warnings,
+            *([f"{missing} of {recording.world_size} ranks have no, or few, records"] if missing else []),
+        ],
+    )

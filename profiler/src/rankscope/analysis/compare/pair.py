@@ -1,0 +1,157 @@
+"""One side against another."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import numpy as np
+
+from rankscope.analysis.compare.differs import differs
+from rankscope.analysis.compare.job_work import WorkName
+from rankscope.analysis.compare.judging import Levels, single_quantity, tested_quantity, window_quantity
+from rankscope.analysis.compare.quantities import INSIDE, PARTS, SINGLE, STEP, WINDOW, parts, single, windows, with_rest
+from rankscope.analysis.compare.rank_shifts import comparable_ranks, rank_shifts, slower_hosts
+from rankscope.analysis.compare.result import Comparison, Per, Quantity, Throughput
+from rankscope.analysis.compare.shift import Series
+from rankscope.analysis.compare.summary import summarise
+from rankscope.analysis.compare.usable import Basis, Usable, mean_over_ranks
+from rankscope.analysis.steps import StepTable
+
+_SAME_WORK: Final = 0.001
+"""Steps whose work differs by less are steps of the same work."""
+
+
+def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
+    """``b`` against ``a``. Where a step of one side is more work than one of the other, times are per sample (or token)."""
+    basis: Basis = "own" if a.has_own and b.has_own else "wall"
+    per, work_a, work_b = _per(a, b)
+    table_a, table_b = a.table, b.table
+    wall_a, wall_b = table_a.matrix("wall_us").mean(axis=0) / work_a, table_b.matrix("wall_us").mean(axis=0) / work_b
+    step_us = float(wall_a.mean()) if len(wall_a) else 0.0
+    pieces = _pieces(table_a, table_b, basis, work_a, work_b) if len(wall_a) and len(wall_b) else {}
+    inside = _inside(table_a, table_b, work_a, work_b)
+    windows_a, windows_b = windows(a), windows(b)
+    profiled = [name for name in WINDOW if name in windows_a and name in windows_b]
+    ranks = comparable_ranks(a, b)
+    levels = Levels.over(inside=len(pieces) + len(inside) + len(profiled), ranks=len(ranks))
+
+    step = tested_quantity("wall_us", STEP, "step", wall_a, wall_b, level=levels.step, min_change=min_change, step_us=step_us)
+    quantities = [
+        step,
+        *(
+            tested_quantity(name, PARTS[name], "part", *pair, level=levels.inside, min_change=min_change, step_us=step_us)
+            for name, pair in pieces.items()
+        ),
+        *(
+            tested_quantity(name, INSIDE[name], "inside", *pair, level=levels.inside, min_change=min_change, step_us=step_us)
+            for name, pair in inside.items()
+        ),
+        *_window_quantities(
+            profiled, windows_a, windows_b, work_a=work_a, work_b=work_b, level=levels.inside, min_change=min_change
+        ),
+        *(
+            single_quantity(name, kind, of_a, of_b)
+            for name, kind in SINGLE.items()
+            for of_a, of_b in [(single(a, name), single(b, name))]
+            if of_a is not None or of_b is not None
+        ),
+    ]
+    found = rank_shifts(a, b, ranks, work=(work_a, work_b), level=levels.ranks, matters=min_change * step_us)
+    hosts = slower_hosts(found)
+    return Comparison(
+        a=a.label,
+        b=b.label,
+        outcome=step.outcome,
+        summary=summarise(a, b, step, quantities, ranks=found, hosts=hosts, per=per, min_change=min_change),
+        per=per,
+        basis=basis,
+        quantities=quantities,
+        throughput=_throughput(a, b, step),
+        ranks=found,
+        slower_hosts=hosts,
+        differs=differs(a, b),
+    )
+
+
+def _per(a: Usable, b: Usable) -> tuple[Per, float, float]:
+    """The unit of work that times are given for, and how much of it a step of either side is."""
+    units: tuple[tuple[Per, WorkName], ...] = (("token", "tokens"), ("sample", "samples"))
+    for per, name in units:
+        of_a, of_b = a.work[name], b.work[name]
+        if of_a is not None and of_b is not None and abs(of_b / of_a - 1) > _SAME_WORK:
+            return per, of_a, of_b
+    return "step", 1.0, 1.0
+
+
+def _pieces(
+    table_a: StepTable, table_b: StepTable, basis: Basis, work_a: float, work_b: float
+) -> dict[str, tuple[Series, Series]]:
+    of_a = {name: series / work_a for name, series in parts(table_a, basis).items()}
+    of_b = {name: series / work_b for name, series in parts(table_b, basis).items()}
+    wall_a, wall_b = table_a.matrix("wall_us").mean(axis=0) / work_a, table_b.matrix("wall_us").mean(axis=0) / work_b
+    return with_rest(of_a, of_b, wall_a, wall_b)
+
+
+def _inside(table_a: StepTable, table_b: StepTable, work_a: float, work_b: float) -> dict[str, tuple[Series, Series]]:
+    """What lies within the parts; only where all ranks have it in all steps, for what is missing there is in no other part."""
+    found = {}
+    for name in INSIDE:
+        of_a, of_b = table_a.matrix(name), table_b.matrix(name)
+        if of_a.size and of_b.size and np.isfinite(of_a).all() and np.isfinite(of_b).all():
+            found[name] = (of_a.mean(axis=0) / work_a, of_b.mean(axis=0) / work_b)
+    return found
+
+
+def _window_quantities(
+    names: list[str],
+    of_a: dict[str, list[Series]],
+    of_b: dict[str, list[Series]],
+    *,
+    work_a: float,
+    work_b: float,
+    level: float,
+    min_change: float,
+) -> list[Quantity]:
+    if "window_us" not in names:
+        return []
+    step_us = float(np.concatenate(of_a["window_us"]).mean()) / work_a
+    found = []
+    for name in names:
+        kind = WINDOW[name]
+        scale_a, scale_b = (work_a, work_b) if kind.unit == "us" else (1.0, 1.0)
+        series_a, series_b = [block / scale_a for block in of_a[name]], [block / scale_b for block in of_b[name]]
+        found.append(window_quantity(name, kind, series_a, series_b, level=level, min_change=min_change, step_us=step_us))
+    return found
+
+
+def _throughput(a: Usable, b: Usable, step: Quantity) -> list[Throughput]:
+    """Work per second, from the average step: its intervals are that of the step time, inverted."""
+    found = []
+    units: tuple[Literal["samples", "tokens"], ...] = ("samples", "tokens")
+    for unit in units:
+        of_a, of_b = per_second(a, unit), per_second(b, unit)
+        if of_a is None or of_b is None:
+            continue
+        relative = of_b / of_a - 1
+        low = high = None
+        shift = step.average
+        bounds = None if shift is None else (shift.relative, shift.relative_low, shift.relative_high)
+        if bounds is not None and all(bound is not None and bound > -1 for bound in bounds):
+            middle, fastest, slowest = (1 + (bound or 0.0) for bound in bounds)
+            # What the work per step changed besides the time that is compared.
+            more = (1 + relative) * middle
+            low, high = more / slowest - 1, more / fastest - 1
+        found.append(Throughput(unit=unit, a=of_a, b=of_b, relative=relative, relative_low=low, relative_high=high))
+    return found
+
+
+def per_second(side: Usable, unit: WorkName) -> float | None:
+    """Work of the whole job per second of its average step; ``None``: not known."""
+    work, wall = side.work[unit], step_time(side)
+    return None if work is None or wall is None else work / wall * 1e6
+
+
+def step_time(side: Usable) -> float | None:
+    """Mean step time in microseconds over ranks and steps; ``None`` without a usable step."""
+    walls = mean_over_ranks(side.table.matrix("wall_us"))
+    return None if walls is None else float(walls.mean())

@@ -1,0 +1,153 @@
+"""What is compared of the steps, as series [steps]: mean over the ranks of one side, in microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from rankscope.analysis.compare.recording import Recording
+from rankscope.analysis.compare.result import Unit
+from rankscope.analysis.compare.shift import Series
+from rankscope.analysis.compare.usable import Basis, Usable, mean_over_ranks
+from rankscope.analysis.recorder_cost import recorder_share
+from rankscope.analysis.steps import METRICS, StepTable
+from rankscope.runs.records import PHASES, StepBreakdown
+
+REST: Final = "rest"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One quantity: what people call it, its unit, and which way is better."""
+
+    label: str
+    unit: Unit = "us"
+    better: Literal["lower", "higher"] = "lower"
+
+
+STEP: Final = Kind("step time")
+
+PARTS: Final[dict[str, Kind]] = {
+    **{f"own_{phase}_us": Kind(f"own: {METRICS[f'{phase}_us'].label}") for phase in PHASES},
+    **{f"{phase}_us": Kind(METRICS[f"{phase}_us"].label) for phase in PHASES},
+    "waiting_us": Kind("waiting for later ranks"),
+    "communication_us": Kind("exposed communication"),
+    REST: Kind("not told apart"),
+}
+
+INSIDE: Final[dict[str, Kind]] = {
+    "own_us": Kind("own time"),
+    "blocked_us": Kind("blocked by other ranks"),
+    "cpu_us": Kind("CPU time"),
+    "run_queue_us": Kind("waiting for a CPU"),
+    "gc_us": Kind("garbage collection"),
+}
+
+WINDOW: Final[dict[str, Kind]] = {
+    "window_us": Kind("profiled step"),
+    "compute_us": Kind("compute"),
+    "exposed_communication_us": Kind("exposed comm. and waiting"),
+    "exposed_memcpy_us": Kind("exposed copies"),
+    "idle_us": Kind("idle"),
+    "overlap_ratio": Kind("hidden communication", "ratio", "higher"),
+}
+
+SINGLE: Final[dict[str, Kind]] = {
+    "peak_allocated_bytes": Kind("device memory, peak", "bytes"),
+    "reserved_bytes": Kind("device memory reserved", "bytes"),
+    "resident_bytes": Kind("resident memory", "bytes"),
+    "recorder_share": Kind("recorder's cost", "ratio"),
+}
+
+
+def parts(table: StepTable, basis: Basis) -> dict[str, Series]:
+    """Parts of the step that are known; they add up to the step's mean wall, or to less.
+
+    On the basis ``own``: own time per phase, waiting (blocked while another rank had own work to do), and communication (the
+    rest of blocked time). On ``wall``: the phases.
+    """
+    names = [f"own_{phase}_us" if basis == "own" else f"{phase}_us" for phase in PHASES]
+    found = {name: series for name in names if (series := mean_over_ranks(table.matrix(name))) is not None}
+    if basis == "own":
+        own, blocked = table.matrix("own_us"), table.matrix("blocked_us")
+        waiting = np.minimum(own.max(axis=0) - own, blocked)
+        found["waiting_us"] = waiting.mean(axis=0)
+        found["communication_us"] = (blocked - waiting).mean(axis=0)
+    return found
+
+
+def with_rest(
+    of_a: Mapping[str, Series], of_b: Mapping[str, Series], wall_a: Series, wall_b: Series
+) -> dict[str, tuple[Series, Series]]:
+    """Both sides' parts, and what is left of the step on either side.
+
+    A phase that only one side tells apart lies in the other's rest, so it is put into that of both.
+    """
+    both = {name: (of_a[name], of_b[name]) for name in of_a if name in of_b}
+    rest_a = wall_a - sum(a for a, _ in both.values())
+    rest_b = wall_b - sum(b for _, b in both.values())
+    if max(np.abs(rest_a).max(initial=0) / wall_a.mean(), np.abs(rest_b).max(initial=0) / wall_b.mean()) > 1e-6:
+        both[REST] = (rest_a, rest_b)
+    return both
+
+
+def windows(side: Usable) -> dict[str, list[Series]]:
+    """Per quantity the profiled steps, those of one window together: mean over the ranks that have the step."""
+    rows: dict[int, list[StepBreakdown]] = {}
+    first, end = side.steps
+    warm = side.recording.table.steps[: side.left_out.get("warm_up", 0)]
+    after = int(warm[-1]) + 1 if len(warm) else first
+    for rank in side.table.ranks.tolist():
+        for row in side.recording.windows[rank]:
+            if max(first, after) <= row.step < end and not row.truncated:
+                rows.setdefault(row.step, []).append(row)
+    groups: list[list[int]] = []
+    for step in sorted(rows):
+        if groups and step == groups[-1][-1] + 1:
+            groups[-1].append(step)
+        else:
+            groups.append([step])
+    found = {
+        name: [np.array([_mean(rows[step], name) for step in group]) for group in groups]
+        for name in WINDOW
+        if name != "overlap_ratio"
+    }
+    ratios = [np.array([ratio for step in group if (ratio := _overlap(rows[step])) is not None]) for group in groups]
+    found["overlap_ratio"] = [group for group in ratios if len(group)]
+    if all(row.device_kind == "cpu" for one in rows.values() for row in one):
+        del found["idle_us"]  # of a CPU build it says nothing
+    return {name: series for name, series in found.items() if series}
+
+
+def _mean(rows: list[StepBreakdown], name: str) -> float:
+    return float(np.mean([getattr(row, name) for row in rows]))
+
+
+def _overlap(rows: list[StepBreakdown]) -> float | None:
+    communication = sum(row.communication_us for row in rows)
+    return sum(row.overlap_us for row in rows) / communication if communication > 0 else None
+
+
+def single(side: Usable, name: str) -> float | None:
+    """One of ``SINGLE``: the largest of any rank in the side's steps; ``None``: not known."""
+    recording = side.recording
+    first, end = side.steps
+    if name in ("recorder_share", "peak_allocated_bytes") and not _is_whole(recording, first, end):
+        return None  # both are of all steps since the process began
+    if name == "recorder_share":
+        return recorder_share(recording.table, recording.infos)
+    values = [
+        value
+        for samples in recording.memory.values()
+        for sample in samples
+        if first <= sample.step < end and (value := getattr(sample, name)) is not None and value >= 0
+    ]
+    return float(max(values)) if values else None
+
+
+def _is_whole(recording: Recording, first: int, end: int) -> bool:
+    steps = recording.table.steps
+    return first <= int(steps[0]) and int(steps[-1]) < end

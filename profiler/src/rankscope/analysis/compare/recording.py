@@ -1,0 +1,135 @@
+"""What a comparison reads of one attempt of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rankscope.analysis.steps import LAST_STEP, MAX_US, StepTable
+from rankscope.runs.errors import InputError
+from rankscope.runs.reader import RunReader, is_headless_run, is_run
+from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepBreakdown, StepRecord
+
+_ATTEMPTS: Final = "attempts"
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """Memory of one rank at the end of one step, in bytes; ``None``: not known."""
+
+    step: int
+    peak_allocated_bytes: int | None
+    reserved_bytes: int | None
+    resident_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One attempt of one run."""
+
+    path: str
+    info: RunInfo
+    attempt: int
+    about: AttemptInfo | None
+    infos: dict[int, RankInfo]
+    world_size: int
+    table: StepTable
+    windows: dict[int, list[StepBreakdown]]
+    """Per rank, the profiled steps whose times make sense."""
+    memory: dict[int, list[MemorySample]]
+    warnings: list[str]
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """The same for a copy of the run."""
+        return self.info.run_id, self.attempt
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether no rank has a device, as far as is known."""
+        return all(info.device_kind == "cpu" for info in self.infos.values())
+
+
+def read_recording(path: Path) -> Recording:
+    """Read the last attempt of a run, or the one whose folder (``RUN/attempts/NNN``) is named.
+
+    Raises ``InputError``: no run, one of a newer format, no such attempt, or not one step recorded.
+    """
+    run, number = _run_and_attempt(path)
+    reader = RunReader(run)
+    attempts = reader.attempts()
+    if number is not None and number not in attempts:
+        raise InputError(path, "no such attempt of the run")
+    attempt = number if number is not None else attempts[-1] if attempts else 0
+    memory: dict[int, list[MemorySample]] = {}
+    ranks = reader.ranks(attempt)
+    table = StepTable.from_records(
+        attempt, {rank: _noting_memory(reader.steps(attempt, rank), memory.setdefault(rank, [])) for rank in ranks}
+    )
+    if not table.has_record.any():
+        other = f"; attempts of it are folders in {run / _ATTEMPTS}" if len(attempts) > 1 else ""
+        raise InputError(path, f"not one step is recorded in attempt {attempt}{other}")
+    infos = {rank: info for rank in ranks if (info := reader.rank(attempt, rank)) is not None}
+    windows = {rank: [row for row in reader.windows(attempt, rank) if _is_possible(row)] for rank in ranks}
+    about = reader.attempt(attempt)
+    told = about.world_size if about else max((info.world_size for info in infos.values()), default=0)
+    return Recording(
+        path=os.fspath(path),
+        info=reader.info,
+        attempt=attempt,
+        about=about,
+        infos=infos,
+        world_size=max(told, len(ranks)),
+        table=table,
+        windows=windows,
+        memory=memory,
+        warnings=_warnings(reader, table, attempts, infos, named=number is not None),
+    )
+
+
+def _is_possible(row: StepBreakdown) -> bool:
+    times = (
+        row.compute_us,
+        row.communication_us,
+        row.overlap_us,
+        row.exposed_communication_us,
+        row.exposed_memcpy_us,
+        row.idle_us,
+    )
+    return 0 < row.window_us < MAX_US and 0 <= row.step <= LAST_STEP and all(0 <= time < MAX_US for time in times)
+
+
+def _run_and_attempt(path: Path) -> tuple[Path, int | None]:
+    named = path.name.isdecimal() and path.parent.name == _ATTEMPTS and not is_run(path)
+    if named and (is_run(path.parent.parent) or is_headless_run(path.parent.parent)):
+        return path.parent.parent, int(path.name)
+    return path, None
+
+
+def _noting_memory(records: Iterable[StepRecord], notes: list[MemorySample]) -> Iterator[StepRecord]:
+    """The records as they are; those with memory leave it in ``notes``."""
+    for record in records:
+        sample = MemorySample(record.step, record.peak_allocated_bytes, record.reserved_bytes, record.resident_bytes)
+        if (sample.peak_allocated_bytes, sample.reserved_bytes, sample.resident_bytes) != (None, None, None):
+            notes.append(sample)
+        yield record
+
+
+def _warnings(reader: RunReader, table: StepTable, attempts: list[int], infos: dict[int, RankInfo], *, named: bool) -> list[str]:
+    warnings: list[str] = []
+    if len(attempts) > 1 and not named:
+        warnings.append(f"the last of {len(attempts)} attempts (number {table.attempt}) is compared")
+    if infos and any(info.end_reason is None and info.end_unix_ns is None for info in infos.values()):
+        warnings.append("it has not ended, as far as its records tell")
+    if dropped := sum(info.dropped_records for info in infos.values()):
+        warnings.append(f"{dropped} records were dropped when it was recorded")
+    if reader.skipped_lines:
+        warnings.append(f"{reader.skipped_lines} damaged lines skipped")
+    if reader.unusable:
+        warnings.append(f"{len(reader.unusable)} damaged files or folders left out")
+    if table.damaged:
+        warnings.append(f"{table.damaged} records left out, their times make no sense")
+    return warnings

@@ -1,0 +1,251 @@
+"""A comparison for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+from rankscope.analysis.compare.result import (
+    CompareResult,
+    Comparison,
+    Outcome,
+    Quantity,
+    RankShift,
+    Role,
+    Scaling,
+    Side,
+    Throughput,
+    Unit,
+)
+from rankscope.analysis.compare.wording import exactly, percent, percentage, size, time
+from rankscope.analysis.render import aligned, printable
+
+_SHOWN_RANKS: Final = 8
+_COLORS: Final[dict[Outcome, str]] = {
+    "worse": "\x1b[1;31m",
+    "mixed": "\x1b[1;33m",
+    "better": "\x1b[1;32m",
+    "same": "\x1b[1;32m",
+    "insufficient_data": "\x1b[1;33m",
+}
+_OTHER_COLOR: Final = "\x1b[1;36m"
+_RESET: Final = "\x1b[0m"
+_UNKNOWN: Final = "-"
+
+_SECTIONS: Final[dict[Role, str]] = {
+    "part": "parts of the average {per}, which add up to it",
+    "inside": "within these",
+    "window": "profiled steps",
+    "single": "not tested: one number of each side",
+}
+
+
+def render_compare(result: CompareResult, *, width: int = 100, color: bool = False) -> str:
+    """Answer first, then the sides, the tables and how it was found, in lines of at most ``width`` columns (tables need 80)."""
+    blocks = [_answer(one.outcome, one.summary, width, color) for one in result.comparisons[:1]]
+    if result.scaling is not None:
+        blocks.append(_answer(None, result.scaling.summary, width, color))
+    blocks.append(_sides(result.sides, width))
+    for number, one in enumerate(result.comparisons):
+        if number:
+            blocks.append(_answer(one.outcome, one.summary, width, color))
+        blocks += _details(one, width)
+    if result.scaling is not None:
+        blocks += [_scaling_table(result.scaling, width), _loss_table(result.scaling)]
+    blocks.append(_method(result, width))
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _answer(outcome: Outcome | None, summary: str, width: int, color: bool) -> str:
+    word = "SCALING" if outcome is None else outcome.replace("_", " ").upper()
+    if color:
+        word = f"{_OTHER_COLOR if outcome is None else _COLORS.get(outcome, _OTHER_COLOR)}{word}{_RESET}"
+    return "\n".join([word, *_wrapped(summary, width)])
+
+
+def _wrapped(text: str, width: int, *, hanging: str = "") -> list[str]:
+    # Paths, hosts and versions come from run directories, which anybody may have written.
+    return textwrap.wrap(printable(text), width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+
+
+def _sides(sides: Sequence[Side], width: int) -> str:
+    lines: list[str] = []
+    for side in sides:
+        facts = [
+            side.path,
+            f"{side.world_size} ranks" if side.world_size != 1 else "1 rank",
+            f"steps {side.steps[0]} to {side.steps[1] - 1}, {side.used_steps} compared",
+        ]
+        facts += [f"{side.samples_per_s:,.4g} samples/s"] if side.samples_per_s is not None else []
+        facts += [f"{side.tokens_per_s:,.4g} tokens/s"] if side.tokens_per_s is not None else []
+        cost = side.cost_per_million_tokens or side.cost_per_million_samples
+        if cost is not None:
+            unit = "tokens" if side.cost_per_million_tokens is not None else "samples"
+            facts.append(f"{cost.amount:.4g} {cost.currency} per million {unit}")
+        facts += ["GPU readings SIMULATED"] if side.simulated else []
+        lines += _wrapped(f"{side.label}: {' · '.join(facts)}", width, hanging="   ")
+        left_out = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in side.left_out.items())
+        lines += _wrapped(f"   left out: {left_out}", width, hanging="   ") if left_out else []
+        for warning in side.warnings:
+            lines += _wrapped(f"   warning: {warning}", width, hanging="     ")
+    return "\n".join(lines)
+
+
+def _details(one: Comparison, width: int) -> list[str]:
+    blocks = []
+    if one.differs:
+        lines = [line for text in one.differs for line in _wrapped(f"  {text}", width, hanging="    ")]
+        blocks.append("\n".join(["also not the same", *lines]))
+    blocks.append(_table(one, width))
+    blocks.append(_rank_table(one.ranks, width))
+    return blocks
+
+
+def _table(one: Comparison, width: int) -> str:
+    step = next(quantity for quantity in one.quantities if quantity.role == "step")
+    rows = [["", one.a, one.b, "change", "of the step", "between", ""], *_step_rows(step, one.per)]
+    rows += [_throughput_row(throughput) for throughput in one.throughput]
+    titles: dict[int, str] = {}
+    # Steps are slower for being profiled, so what is found in them are shares of their own.
+    wholes = {"window": next((quantity.a for quantity in one.quantities if quantity.name == "window_us"), None)}
+    for role, title in _SECTIONS.items():
+        section = [_row(quantity, wholes.get(role, step.a)) for quantity in one.quantities if quantity.role == role]
+        if section:
+            titles[len(rows)] = title.format(per=one.per)
+            rows += section
+    lines = aligned(rows, left=(0, 6))
+    if max(map(len, lines)) > width:
+        lines = aligned([row[:5] + row[6:] for row in rows], left=(0, 5))
+    for at in sorted(titles, reverse=True):
+        lines.insert(at, titles[at])
+    return "\n".join(lines)
+
+
+def _step_rows(step: Quantity, per: str) -> list[list[str]]:
+    shifts = [(name, shift) for name, shift in (("typical", step.typical), ("average", step.average)) if shift is not None]
+    if not shifts:
+        values = [_value(step.a, "us"), _value(step.b, "us"), _change(step.difference, "us")]
+        return [[f"average {per}", *values, _UNKNOWN, _UNKNOWN, _says(step)]]
+    return [
+        [
+            f"{name} {per}",
+            time(shift.a),
+            time(shift.b),
+            time(shift.difference, signed=True),
+            _percent(shift.relative),
+            _interval(shift.relative_low, shift.relative_high),
+            _says(step) if name == "typical" else "",
+        ]
+        for name, shift in shifts
+    ]
+
+
+def _throughput_row(one: Throughput) -> list[str]:
+    values = [f"{one.a:,.4g}", f"{one.b:,.4g}", f"{one.b - one.a:+,.4g}"]
+    return [f"{one.unit} per second", *values, percent(one.relative), _interval(one.relative_low, one.relative_high), ""]
+
+
+def _row(quantity: Quantity, step_us: float | None) -> list[str]:
+    unit = quantity.unit
+    cells = [f"  {quantity.label}", _value(quantity.a, unit), _value(quantity.b, unit), _change(quantity.difference, unit)]
+    if quantity.role == "single":
+        return [*cells, "", "", ""]
+    shift = quantity.average
+    low = high = None
+    if shift is not None and (whole := 1.0 if unit == "ratio" else step_us):
+        low, high = shift.low / whole, shift.high / whole
+    return [*cells, _percent(quantity.of_step), _interval(low, high), _says(quantity)]
+
+
+def _says(quantity: Quantity) -> str:
+    return "not enough data" if quantity.outcome == "insufficient_data" else quantity.outcome
+
+
+def _percent(share: float | None) -> str:
+    return _UNKNOWN if share is None else percent(share)
+
+
+def _interval(low: float | None, high: float | None, *, signed: bool = True) -> str:
+    if low is None or high is None:
+        return _UNKNOWN
+    return f"{percentage(low, signed=signed)} … {percentage(high, signed=signed)}%"
+
+
+def _value(value: float | None, unit: Unit) -> str:
+    if value is None:
+        return _UNKNOWN
+    return time(value) if unit == "us" else size(value) if unit == "bytes" else percent(value, signed=False)
+
+
+def _change(value: float | None, unit: Unit) -> str:
+    if value is None:
+        return _UNKNOWN
+    return time(value, signed=True) if unit == "us" else size(value, signed=True) if unit == "bytes" else percent(value)
+
+
+def _rank_table(ranks: Sequence[RankShift], width: int) -> str:
+    changed = [row for row in ranks if row.outcome in ("worse", "better", "mixed")]
+    if not changed:
+        return ""
+    changed.sort(key=lambda row: -abs(row.excess_b_us - row.excess_a_us))
+    rows = [["rank", "host", "own before", "own after", "against its peers", "phase", ""]]
+    for row in changed[:_SHOWN_RANKS]:
+        host = row.host_b or _UNKNOWN
+        if row.host_a and row.host_a != row.host_b:
+            host = f"{row.host_a} -> {host}"
+        against = time(row.excess_b_us - row.excess_a_us, signed=True)
+        word = {"worse": "slower", "better": "faster"}.get(row.outcome, row.outcome)
+        rows.append(
+            [str(row.rank), printable(host), time(row.own_a_us), time(row.own_b_us), against, row.phase or _UNKNOWN, word]
+        )
+    lines = ["ranks whose own time changed against that of the others", *aligned(rows, left=(1, 6))]
+    if len(changed) > _SHOWN_RANKS:
+        lines += textwrap.wrap(f"and {len(changed) - _SHOWN_RANKS} more; --format json has them all", width)
+    return "\n".join(lines)
+
+
+def _scaling_table(scaling: Scaling, width: int) -> str:
+    unit = (scaling.work or "work").replace("_", " ")
+    rows = [["", "ranks", f"{unit}/s", "speedup", "linear", "efficiency", "between", "per million"]]
+    rows += [
+        [
+            row.label,
+            str(row.world_size),
+            _UNKNOWN if row.per_s is None else f"{row.per_s:,.4g}",
+            _UNKNOWN if row.speedup is None else f"{row.speedup:.3g}",
+            f"{row.linear:.3g}",
+            _UNKNOWN if row.efficiency is None else percent(row.efficiency, signed=False),
+            _interval(row.efficiency_low, row.efficiency_high, signed=False),
+            _UNKNOWN if row.cost_per_million is None else f"{row.cost_per_million.amount:.4g} {row.cost_per_million.currency}",
+        ]
+        for row in scaling.rows
+    ]
+    if all(row[7] == _UNKNOWN for row in rows[1:]):
+        rows = [row[:7] for row in rows]
+    lines = aligned(rows, left=(0,))
+    if max(map(len, lines)) > width:
+        lines = aligned([row[:4] + row[5:] for row in rows], left=(0,))
+    return "\n".join(lines)
+
+
+def _loss_table(scaling: Scaling) -> str:
+    with_losses = [row for row in scaling.rows if row.losses]
+    if not with_losses:
+        return ""
+    names = {loss.name: loss.label for row in with_losses for loss in row.losses}
+    rows = [["lost, of the rank-time", *(f"{row.label} ({row.world_size})" for row in with_losses)]]
+    for name, label in names.items():
+        shares = [next((loss.share for loss in row.losses if loss.name == name), None) for row in with_losses]
+        rows.append([f"  {label}", *(_UNKNOWN if share is None else percent(share) for share in shares)])
+    return "\n".join(aligned(rows, left=(0,)))
+
+
+def _method(result: CompareResult, width: int) -> str:
+    text = (
+        f"All intervals hold at once with {exactly(result.confidence)} confidence. Of noise they know what "
+        "the steps show: runs on other nodes, or at another time, also differ for reasons that no step of theirs tells."
+    )
+    if result.mode != "scaling":
+        text += f" What matters: {exactly(result.min_change)} of the step (--min-change)."
+    return "\n".join(_wrapped(text, width))

@@ -1,0 +1,125 @@
+"""Scaling efficiency over runs of several world sizes, and where the rest went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rankscope.analysis.compare.cost import cost_per_million, priced
+from rankscope.analysis.compare.job_work import WORK_NAMES, WorkName
+from rankscope.analysis.compare.judging import CONFIDENCE
+from rankscope.analysis.compare.pair import per_second
+from rankscope.analysis.compare.quantities import PARTS, parts, with_rest
+from rankscope.analysis.compare.result import Loss, Scaling, ScalingRow
+from rankscope.analysis.compare.shift import Series, compare_blocks, cut
+from rankscope.analysis.compare.usable import Basis, Usable
+from rankscope.analysis.compare.wording import percent
+from rankscope.analysis.result import Cost
+
+_NAMED: Final = 3
+_WORTH_NAMING: Final = 0.005
+
+
+def scaling(sides: Sequence[Usable], *, gpu_hour: Cost | None) -> Scaling:
+    """A row per side, the smallest world first, which is the reference: the first that was named, of several."""
+    ordered = sorted(sides, key=lambda side: side.recording.world_size)
+    work = _measure(ordered)
+    reference = ordered[0]
+    level = (1 - CONFIDENCE) / max(1, len(ordered) - 1)
+    rows = [_row(side, reference, work, level, gpu_hour) for side in ordered]
+    return Scaling(reference=reference.label, work=work, rows=rows, summary=_summary(rows, reference, work))
+
+
+def _measure(sides: Sequence[Usable]) -> WorkName | None:
+    """The best measure of work that every side knows."""
+    return next((name for name in WORK_NAMES if all(side.work[name] is not None for side in sides)), None)
+
+
+def _row(side: Usable, reference: Usable, work: WorkName | None, level: float, gpu_hour: Cost | None) -> ScalingRow:
+    world = side.recording.world_size
+    linear = world / reference.recording.world_size
+    per_s = None if work is None else per_second(side, work)
+    base = None if work is None else per_second(reference, work)
+    speedup = per_s / base if per_s is not None and base else None
+    efficiency = None if speedup is None else speedup / linear
+    low = high = None
+    losses: list[Loss] = []
+    if work is not None and efficiency is not None and side is not reference:
+        low, high = _interval(side, reference, work, level)
+        losses = _losses(side, reference, work)
+    return ScalingRow(
+        label=side.label,
+        world_size=world,
+        per_s=per_s,
+        speedup=speedup,
+        linear=linear,
+        efficiency=efficiency,
+        efficiency_low=low,
+        efficiency_high=high,
+        losses=losses,
+        cost_per_million=cost_per_million(per_s, world, priced(gpu_hour, side.recording.info)),
+    )
+
+
+def _rank_time(side: Usable, work: WorkName, series: Series) -> Series:
+    """Rank-microseconds per unit of work."""
+    amount = side.work[work]
+    assert amount is not None
+    per_unit: Series = series * (side.recording.world_size / amount)
+    return per_unit
+
+
+def _walls(side: Usable, work: WorkName) -> Series:
+    return _rank_time(side, work, side.table.matrix("wall_us").mean(axis=0))
+
+
+def _interval(side: Usable, reference: Usable, work: WorkName, level: float) -> tuple[float | None, float | None]:
+    """Of the efficiency: that of the ratio of the average rank-times, inverted."""
+    found = compare_blocks(*cut(_walls(reference, work), _walls(side, work)), "average", level=level)
+    if found is None or found.ratio is None:
+        return None, None
+    return 1 / found.ratio[2], 1 / found.ratio[1]
+
+
+def _losses(side: Usable, reference: Usable, work: WorkName) -> list[Loss]:
+    """What a unit of work takes more rank-time for than in the reference, as shares of all rank-time.
+
+    They add up to 1 - efficiency.
+    """
+    basis: Basis = "own" if side.has_own and reference.has_own else "wall"
+    of_reference, of_side = (
+        {name: _rank_time(one, work, series) for name, series in parts(one.table, basis).items()} for one in (reference, side)
+    )
+    wall_reference, wall = _walls(reference, work), _walls(side, work)
+    pieces = with_rest(of_reference, of_side, wall_reference, wall)
+    found = [
+        Loss(name=name, label=PARTS[name].label, share=float((after.mean() - before.mean()) / wall.mean()))
+        for name, (before, after) in pieces.items()
+    ]
+    return sorted(found, key=lambda loss: -loss.share)
+
+
+def _summary(rows: Sequence[ScalingRow], reference: Usable, work: WorkName | None) -> str:
+    if work is None:
+        return (
+            "Efficiency is not known: not every run recorded samples, tokens or input elements. "
+            "Tell the recorder (`step(samples=...)`), or let it see the data loader."
+        )
+    last = rows[-1]
+    if last.efficiency is None:
+        return f"Efficiency is not known: {reference.label} or {last.label} has no usable step."
+    between = (
+        f" (between {percent(last.efficiency_low, signed=False)} and {percent(last.efficiency_high, signed=False)})"
+        if last.efficiency_low is not None and last.efficiency_high is not None
+        else " (too few steps, or too lasting noise, to say within what)"
+    )
+    text = (
+        f"On {last.world_size} ranks {percent(last.efficiency, signed=False)}{between} of what linear scaling from "
+        f"{reference.recording.world_size} would give."
+    )
+    lost = [loss for loss in last.losses if loss.share >= _WORTH_NAMING][:_NAMED]
+    if lost:
+        text += (
+            " Lost to: " + ", ".join(f"{loss.label} {percent(loss.share, signed=False)}" for loss in lost) + " of the rank-time."
+        )
+    return text

@@ -1,0 +1,194 @@
+"""How far apart two series of steps are, and whether their own noise explains it.
+
+Steps are not independent: noise lasts (a neighbour's job, a slow disk). Each series is cut into blocks of consecutive steps, as
+long as its autocorrelation asks for and longer, and what is compared are the blocks' medians (the typical step) and their means
+(the average step) by Welch's test: "batch means". Where noise lasts too long for that, the interval is wide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.compare.student import quantile, two_sided
+
+Series = NDArray[np.float64]
+Statistic = Literal["typical", "average"]
+
+MIN_BLOCKS: Final = 3
+"""Fewer blocks of either side say nothing of their own noise."""
+
+MAX_BLOCKS: Final = 24
+"""More would tell little more, and forgive less."""
+
+MIN_BLOCK_STEPS: Final = 6
+"""Shorter blocks have no median worth the name."""
+
+MIN_STEPS: Final = 30
+"""Of fewer steps nobody knows for how long their noise lasts."""
+
+MOST_LEFT: Final = 0.8
+"""No more correlation between neighbouring blocks is reckoned with: more is not known from so few."""
+
+TIMES_LASTING: Final = 3.0
+"""A block is so many times as long as noise lasts, for what is left of it between neighbouring blocks to be small."""
+
+POWER: Final = 0.8
+"""A change of the detectable size would have been seen with this chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """B minus A of one statistic, in the unit of the series."""
+
+    a: float
+    b: float
+    low: float
+    high: float
+    """The interval in which the difference lies, at the level that was asked for."""
+    p_value: float
+    """Chance of a difference as large between two series of the same kind; not corrected for other tests."""
+    detectable: float
+    """The smallest difference that would have been seen with the chance ``POWER``."""
+    error: float
+    """Standard error of ``b - a``."""
+    ratio: tuple[float, float, float] | None
+    """b / a and its interval, in which the noise of both counts; ``None`` unless both are positive."""
+
+    @property
+    def difference(self) -> float:
+        """``b - a``."""
+        return self.b - self.a
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.low > 0 or self.high < 0
+
+
+def lasting(series: Series) -> float:
+    """For how many steps noise lasts: the integrated autocorrelation time 1 + 2 sum rho(k), at least 1.
+
+    Of the ranks of the values, so that single slow steps do not decide; summed up to the first window of five times itself
+    (Sokal 1997, "Monte Carlo methods in statistical mechanics").
+    """
+    count = len(series)
+    ordered = np.unique(series, return_inverse=True)[1].astype(np.float64)
+    centred = ordered - ordered.mean()
+    power = np.abs(np.fft.rfft(centred, 2 * count)) ** 2
+    covariance = np.fft.irfft(power)[:count]
+    if covariance[0] <= 1e-9 * count:
+        return 1.0
+    # The mean is the sample's own, which makes every covariance a little too small: about by the variance of that mean.
+    rho = covariance / covariance[0] * (count / (count - np.arange(count)))
+    times = 1 + 2 * np.cumsum(rho[1 : max(2, count // 2)])
+    window = np.arange(1, len(times) + 1)
+    enough = np.flatnonzero(window >= 5 * times)
+    time = float(times[enough[0] if len(enough) else -1])
+    # That the mean is subtracted hides the share time/count of the correlation.
+    time = max(1.0, time)
+    return time * (1 + min(1.0, 2 * time / count))
+
+
+def cut(a: Series, b: Series) -> tuple[list[Series], list[Series], float]:
+    """Both series in blocks of consecutive steps, all about as long: ``TIMES_LASTING`` as long as noise lasts, or longer.
+
+    Where that makes fewer than ``MIN_BLOCKS``, there are so many, and they are too short: by the third value, else 1.
+    """
+    shorter = min(len(a), len(b))
+    if shorter < MIN_STEPS:
+        return [a], [b], 1.0
+    wanted = max(MIN_BLOCK_STEPS, math.ceil(TIMES_LASTING * max(lasting(a), lasting(b))), shorter // MAX_BLOCKS)
+    length = min(wanted, shorter // MIN_BLOCKS)
+    return np.array_split(a, len(a) // length), np.array_split(b, len(b) // length), wanted / length
+
+
+def compare_blocks(
+    a: Sequence[Series], b: Sequence[Series], too_short: float, statistic: Statistic, *, level: float
+) -> Difference | None:
+    """Welch's test on the blocks; the interval misses the truth with the chance ``level``. ``None``: too few blocks.
+
+    Blocks that are ``too_short`` by a factor know so much less of their noise: its variance is taken to be larger by that.
+
+    The interval of the ratio is that of log(b / a), so that exchanging the sides inverts the ratio exactly.
+    """
+    if min(len(a), len(b)) < MIN_BLOCKS:
+        return None
+    of_a, of_b = _per_block(a, statistic), _per_block(b, statistic)
+    variance_a, variance_b = (too_short * variance for variance in _variances(of_a, of_b))
+    value_a, value_b = _value(a, of_a, statistic), _value(b, of_b, statistic)
+    error, df = _welch(variance_a, len(a), variance_b, len(b))
+    difference = value_b - value_a
+    t = abs(difference) / error if error > 0 else math.inf if difference else 0.0
+    reach = quantile(level / 2, df)
+    return Difference(
+        a=value_a,
+        b=value_b,
+        low=difference - reach * error,
+        high=difference + reach * error,
+        p_value=two_sided(t, df),
+        detectable=(reach + quantile(1 - POWER, df)) * error,
+        error=error,
+        ratio=_ratio(value_a, variance_a, value_b, variance_b, reach),
+    )
+
+
+def _per_block(blocks: Sequence[Series], statistic: Statistic) -> Series:
+    of_each = np.median if statistic == "typical" else np.mean
+    # Most blocks are as long as their neighbours: all of a length at once is many times as fast.
+    return np.concatenate([of_each(np.stack(list(alike)), axis=1) for _, alike in groupby(blocks, len)])
+
+
+def _value(blocks: Sequence[Series], per_block: Series, statistic: Statistic) -> float:
+    # Blocks differ in length by a step: only the mean of all steps is the one that the parts of a step add up to.
+    return float(per_block.mean() if statistic == "typical" else np.concatenate(blocks).mean())
+
+
+def _variances(a: Series, b: Series) -> tuple[float, float]:
+    """Of the means over the blocks of both sides.
+
+    The quieter side is taken to be as noisy as both are together: what is rare may just not have happened in the few blocks of
+    one. What noise is left between neighbouring blocks widens it, as in an autoregressive series of the first order.
+    """
+    within = [block - block.mean() for block in (a, b)]
+    squares = [float((one**2).sum()) for one in within]
+    both = sum(squares)
+    pooled = both / (len(a) + len(b) - 2)
+    lagged = sum(float((one[1:] * one[:-1]).sum()) for one in within)
+    rho = min(max(lagged / both if both > 0 else 0.0, 0.0), MOST_LEFT)
+    left = (1 + rho) / (1 - rho)
+    of_a, of_b = (left * max(square / (len(one) - 1), pooled) / len(one) for one, square in zip(within, squares, strict=True))
+    return of_a, of_b
+
+
+def _welch(variance_a: float, count_a: int, variance_b: float, count_b: int) -> tuple[float, float]:
+    """Standard error of the difference, and its degrees of freedom (Welch-Satterthwaite)."""
+    both = variance_a + variance_b
+    if both <= 0:
+        return 0.0, float(count_a + count_b - 2)
+    share_a, share_b = variance_a / both, variance_b / both
+    return math.sqrt(both), 1 / (share_a**2 / (count_a - 1) + share_b**2 / (count_b - 1))
+
+
+def _ratio(a: float, variance_a: float, b: float, variance_b: float, reach: float) -> tuple[float, float, float] | None:
+    if a <= 0 or b <= 0:
+        return None
+    error = math.sqrt(variance_a / a**2 + variance_b / b**2)
+    ratio, spread = b / a, math.exp(min(reach * error, 700.0))
+    return ratio, ratio / spread, ratio * spread
+
+
+def superiority(a: Series, b: Series) -> float:
+    """Chance that a step of ``b`` is larger than one of ``a``, ties counted half (Vargha and Delaney 2000); 0.5: neither.
+
+    Cliff's delta is 2 * superiority - 1.
+    """
+    ordered = np.sort(a)
+    below = np.searchsorted(ordered, b, side="left") + np.searchsorted(ordered, b, side="right")
+    return float(below.mean()) / (2 * len(a))

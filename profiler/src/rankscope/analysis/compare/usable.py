@@ -1,0 +1,96 @@
+"""The steps of a recording that can be compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.compare.job_work import WORK_NAMES, WorkName, work_per_step
+from rankscope.analysis.compare.recording import Recording
+from rankscope.analysis.own_time import WARM_UP
+from rankscope.analysis.steps import MAX_US, METRICS, Matrix, StepTable
+
+Basis = Literal["own", "wall"]
+
+MOSTLY: Final = 0.9
+"""Own times are compared where so many of the steps have them; the others are then left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usable:
+    """One side: complete steps of the ranks that have records of most steps."""
+
+    label: str
+    recording: Recording
+    steps: tuple[int, int]
+    """First step and the step after the last that there are records of."""
+    table: StepTable
+    """Compared ranks and steps only: every wall is known."""
+    left_out: dict[str, int]
+    has_own: bool
+    """Whether the own time of every rank is known in all steps of ``table``."""
+    work: dict[WorkName, float | None]
+    """Work per step of the whole job."""
+
+
+def usable(recording: Recording, label: str, *, first: int = 0, end: int | None = None) -> Usable:
+    """The steps from ``first`` to ``end`` (exclusive) without warm-up steps of the run, steps in which any rank was profiled, and
+    steps that a compared rank lacks. Ranks with less than half of the steps of others are not compared.
+    """
+    table = recording.table
+    count = len(table.steps)
+    inside = (table.steps >= first) & (True if end is None else table.steps < end)
+    warm = inside & (np.arange(count) < min(WARM_UP, count // 5))
+    profiled = inside & ~warm & table.profiled.any(axis=0)
+    keep = inside & ~warm & ~profiled
+    there = _there(table)
+    per_rank = (there & keep).sum(axis=1)
+    rows = np.flatnonzero((per_rank > 0) & (2 * per_rank >= per_rank.max(initial=0)))
+    complete = there[rows].all(axis=0)
+    incomplete = keep & ~complete
+    kept = table.columns(keep & complete).rows(rows)
+    own_known: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(kept.matrix("own_us")), axis=0)
+    has_own = bool(len(own_known)) and float(own_known.mean()) >= MOSTLY
+    if has_own:
+        kept = kept.columns(own_known)
+    numbers = table.steps[inside]
+    left_out = {
+        "warm_up": int(warm.sum()),
+        "profiled": int(profiled.sum()),
+        "incomplete": int(incomplete.sum()),
+        "without_own_time": int((~own_known).sum()) if has_own else 0,
+    }
+    return Usable(
+        label=label,
+        recording=recording,
+        steps=(int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else (first, first),
+        table=kept,
+        left_out={name: count for name, count in left_out.items() if count},
+        has_own=has_own,
+        work={name: work_per_step(kept, name, recording.infos, recording.world_size) for name in WORK_NAMES},
+    )
+
+
+def _there(table: StepTable) -> NDArray[np.bool_]:
+    """[ranks, steps]: where there is a record of a step that took time, and of which no time is beyond reason."""
+    there: NDArray[np.bool_] = table.matrix("wall_us") > 0
+    for name, metric in METRICS.items():
+        if metric.unit == "us":
+            # A comparison with NaN is False, and a time that is not known is no damage.
+            there &= np.logical_not(np.abs(table.matrix(name)) > MAX_US)
+    return there
+
+
+def mean_over_ranks(values: Matrix) -> NDArray[np.float64] | None:
+    """[ranks, steps] to [steps]; ``None``: no rank has a value.
+
+    A rank without one counts as 0, for that time of its step is in another phase.
+    """
+    known = np.isfinite(values)
+    if not known.any():
+        return None
+    mean: NDArray[np.float64] = np.where(known, values, 0.0).mean(axis=0)
+    return mean

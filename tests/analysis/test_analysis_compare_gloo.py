@@ -1,0 +1,66 @@
+"""Real jobs over gloo, recorded as anybody would, that become slower at a step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.analysis.compare.engine import compare
+from rankscope.analysis.compare.result import Comparison
+
+SCRIPT = Path(__file__).with_name("slowing_training.py")
+STEPS, SLOW_FROM, PAUSE_S = 240, 120, 0.06
+
+
+def recorded(run: Path, rank: int, phase: str) -> Path:
+    """A run of two ranks that becomes slower."""
+    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
+    what = [str(STEPS), str(SLOW_FROM), str(rank), phase, str(PAUSE_S)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), "--", *job, *what],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def largest_part(found: Comparison) -> str:
+    parts = [one for one in found.quantities if one.role == "part"]
+    return max(parts, key=lambda one: one.difference or 0.0).name
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_a_slow_down_of_all_ranks_is_found_with_its_phase(tmp_path: Path) -> None:
+    result = compare([recorded(tmp_path / "run", -1, "forward")], at=SLOW_FROM)
+    found = result.comparisons[0]
+    assert (found.outcome, found.basis) == ("worse", "own")
+    assert largest_part(found) == "own_forward_us"
+    step = found.quantities[0].typical
+    assert step is not None
+    # On a busy machine others cost time as well, but a pause is never shorter than it is.
+    assert step.high > 0.95 * PAUSE_S * 1e6
+    # and all steps are there, but those that are profiled or settle in
+    assert sum(side.used_steps + sum(side.left_out.values()) for side in result.sides) == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_the_rank_that_became_slower_is_found_with_its_phase(tmp_path: Path) -> None:
+    found = compare([recorded(tmp_path / "run", 1, "between_steps")], at=SLOW_FROM).comparisons[0]
+    assert found.outcome == "worse"
+    # between half of the pause on the mean of both ranks, and the other that waits
+    changed = {one.name: one.difference or 0.0 for one in found.quantities if one.role == "part"}
+    assert min(changed["own_between_steps_us"], changed["waiting_us"]) > 0.35 * PAUSE_S * 1e6
+    rank = found.ranks[1]
+    assert (rank.outcome, rank.phase) == ("worse", "between_steps")
+    assert "Rank 1 on " in found.summary

@@ -1,0 +1,231 @@
+"""Is a difference real? Series whose truth is known, with noise that lasts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.made_up_run import lasting_noise
+
+from rankscope.analysis.compare.judging import outcome
+from rankscope.analysis.compare.shift import (
+    MIN_BLOCKS,
+    MIN_STEPS,
+    POWER,
+    Difference,
+    Series,
+    Statistic,
+    compare_blocks,
+    cut,
+    lasting,
+    superiority,
+)
+from rankscope.analysis.compare.student import quantile, two_sided
+
+STATISTICS: tuple[Statistic, ...] = ("typical", "average")
+LEVEL = 0.05
+
+
+def difference(a: Series, b: Series, statistic: Statistic = "typical", level: float = LEVEL) -> Difference | None:
+    return compare_blocks(*cut(a, b), statistic, level=level)
+
+
+@pytest.mark.parametrize(
+    ("tail", "df", "t"), [(0.025, 1, 12.7062), (0.025, 10, 2.2281), (0.005, 30, 2.7500), (0.05, 4, 2.1318), (0.0005, 8, 5.0413)]
+)
+def test_students_t_is_that_of_the_tables(tail: float, df: float, t: float) -> None:
+    assert quantile(tail, df) == pytest.approx(t, abs=1e-4)
+    assert two_sided(t, df) == pytest.approx(2 * tail, rel=1e-4)
+
+
+@given(st.floats(0, 1e6), st.floats(0.5, 1e4))
+def test_chances_are_between_none_and_certain_and_fall_with_t(t: float, df: float) -> None:
+    assert 0 <= two_sided(t + 1, df) <= two_sided(t, df) <= 1
+    assert two_sided(-t, df) == two_sided(t, df)
+
+
+Shape = tuple[int, int]
+NOISES: dict[str, Callable[[np.random.Generator, Shape], Series]] = {
+    "steps that know nothing of each other": lambda rng, shape: rng.standard_normal(shape),
+    "noise that lasts": lambda rng, shape: lasting_noise(rng, shape, 0.8),
+    "noise that lasts long": lambda rng, shape: lasting_noise(rng, shape, 0.9),
+    "now and then a very slow step": lambda rng, shape: (
+        rng.random(shape) + (rng.random(shape) < 0.03) * rng.exponential(100, shape)
+    ),
+    "skewed": lambda rng, shape: rng.exponential(1, shape),
+    "two states": lambda rng, shape: (
+        0.2 * rng.standard_normal(shape) + (np.cumsum(rng.random(shape) < 0.1, axis=1) + rng.integers(2, size=(shape[0], 1))) % 2
+    ),
+}
+
+
+@pytest.mark.parametrize("sizes", [(150, 150), (120, 480)])
+@pytest.mark.parametrize("kind", NOISES)
+def test_equal_runs_differ_no_more_often_than_was_said(kind: str, sizes: tuple[int, int]) -> None:
+    # given pairs of series of the same kind
+    rng = np.random.default_rng(11)
+    of_a, of_b = (100 + NOISES[kind](rng, (80, size)) for size in sizes)
+    # when they are compared
+    pairs = [cut(a, b) for a, b in zip(of_a, of_b, strict=True)]
+    for statistic in STATISTICS:
+        found = [compare_blocks(*pair, statistic, level=LEVEL) for pair in pairs]
+        # then 1 in 20 are told apart, or fewer: of 80 at most 9, which chance exceeds once in a hundred times
+        assert sum(one is not None and one.is_real for one in found) <= 9
+
+
+@pytest.mark.parametrize("phi", [0.0, 0.6])
+def test_a_change_of_the_detectable_size_is_seen_as_often_as_was_said(phi: float) -> None:
+    rng = np.random.default_rng(3)
+    seen = judged = 0
+    for a, b in zip(*(100 + 5 * lasting_noise(rng, (2, 100, 200), phi)), strict=True):
+        before = difference(a, b, "average")
+        if before is None:
+            continue
+        # Moved by so much, whatever chance has moved it by already.
+        after = difference(a, b + before.detectable, "average")
+        assert after is not None
+        judged += 1
+        seen += after.is_real
+    assert judged > 60
+    assert seen / judged >= POWER - 0.1
+
+
+def test_the_interval_holds_the_truth_and_narrows_with_more_steps() -> None:
+    rng = np.random.default_rng(5)
+    inside, widths = 0, {}
+    for count in (100, 1600):
+        found = [difference(100 + 5 * rng.standard_normal(count), 103 + 5 * rng.standard_normal(count)) for _ in range(60)]
+        inside += sum(one is not None and one.low <= 3 <= one.high for one in found)
+        widths[count] = np.median([one.high - one.low for one in found if one is not None])
+    assert inside >= 108
+    assert widths[1600] == pytest.approx(widths[100] / 4, rel=0.25)
+
+
+def test_noise_that_never_settles_tells_little_but_a_huge_change_is_seen() -> None:
+    rng = np.random.default_rng(1)
+    pairs = np.cumsum(rng.standard_normal((40, 2, 100)), axis=2)
+    found = [difference(a, b) for a, b in pairs]
+    assert sum(one is not None and one.is_real for one in found) <= 6
+    huge = [difference(a, b + 1000) for a, b in pairs]
+    assert sum(one is not None and one.is_real for one in huge) >= 38
+
+
+def test_too_few_steps_are_not_judged() -> None:
+    rng = np.random.default_rng(1)
+    short, enough = rng.standard_normal(MIN_STEPS - 1), rng.standard_normal(300)
+    assert difference(short, enough) is None
+    assert difference(enough, short) is None
+    assert difference(np.empty(0), enough) is None
+
+
+def test_series_that_never_vary_differ_exactly() -> None:
+    found = difference(np.full(60, 100.0), np.full(60, 101.0))
+    assert found is not None
+    assert (found.difference, found.low, found.high, found.p_value, found.detectable) == (1, 1, 1, 0, 0)
+    equal = difference(np.full(60, 100.0), np.full(60, 100.0))
+    assert equal is not None
+    assert (equal.is_real, equal.p_value) == (False, 1)
+
+
+@pytest.mark.parametrize(("phi", "expected"), [(0.0, 1.0), (0.5, 3.0), (0.8, 9.0)])
+def test_how_long_noise_lasts_is_found(phi: float, expected: float) -> None:
+    # (1 + phi) / (1 - phi) for autoregressive noise
+    rng = np.random.default_rng(2)
+    assert lasting(lasting_noise(rng, (20_000,), phi)) == pytest.approx(expected, rel=0.2)
+
+
+def test_rare_slow_steps_show_in_the_average_and_not_in_the_typical_step() -> None:
+    rng = np.random.default_rng(4)
+    a, b = (100 + rng.standard_normal(400) for _ in range(2))
+    b[::10] += 50
+    typical, average = difference(a, b, "typical"), difference(a, b, "average")
+    assert typical is not None
+    assert average is not None
+    assert abs(typical.difference) < 0.5
+    assert average.is_real
+    assert average.difference == pytest.approx(5, abs=0.3)
+
+
+series = st.integers(0, 10**6).map(np.random.default_rng)
+
+
+@settings(max_examples=25, deadline=None)
+@given(series, st.integers(MIN_STEPS, 200), st.integers(MIN_STEPS, 200), st.floats(-20, 20), st.sampled_from(STATISTICS))
+def test_exchanging_the_sides_turns_the_sign(
+    rng: np.random.Generator, count_a: int, count_b: int, shift: float, statistic: Statistic
+) -> None:
+    a, b = 100 + 5 * rng.standard_normal(count_a), 100 + shift + 5 * rng.standard_normal(count_b)
+    one, other = difference(a, b, statistic), difference(b, a, statistic)
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert one.ratio is not None
+        assert other.ratio is not None
+        assert (one.difference, one.low, one.high) == pytest.approx((-other.difference, -other.high, -other.low))
+        assert one.p_value == pytest.approx(other.p_value)
+        assert one.ratio == pytest.approx((1 / other.ratio[0], 1 / other.ratio[2], 1 / other.ratio[1]))
+    assert superiority(a, b) == pytest.approx(1 - superiority(b, a))
+
+
+@settings(max_examples=25, deadline=None)
+@given(series, st.floats(1e-3, 1e3), st.sampled_from(STATISTICS))
+def test_the_unit_does_not_matter(rng: np.random.Generator, unit: float, statistic: Statistic) -> None:
+    a, b = 100 + 5 * rng.standard_normal(90), 102 + 5 * rng.standard_normal(70)
+    one, other = difference(a, b, statistic), difference(a * unit, b * unit, statistic)
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert (one.low * unit, one.high * unit) == pytest.approx((other.low, other.high))
+        assert one.p_value == pytest.approx(other.p_value)
+        assert one.ratio == pytest.approx(other.ratio)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=40), st.lists(st.floats(-5, 5), min_size=1, max_size=40))
+def test_superiority_is_the_share_of_pairs(a: list[float], b: list[float]) -> None:
+    pairs = [0.5 * (x == y) + (y > x) for x, y in itertools.product(a, b)]
+    assert superiority(np.array(a), np.array(b)) == pytest.approx(sum(pairs) / len(pairs))
+
+
+@settings(max_examples=25, deadline=None)
+@given(series, st.integers(1, 400), st.integers(1, 400))
+def test_blocks_are_all_steps_in_their_order(rng: np.random.Generator, count_a: int, count_b: int) -> None:
+    a, b = rng.standard_normal(count_a), rng.standard_normal(count_b)
+    for whole, blocks in zip((a, b), cut(a, b)[:2], strict=True):
+        assert np.array_equal(np.concatenate(blocks), whole)
+        if len(blocks) >= MIN_BLOCKS:
+            assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+
+
+def found(low: float, high: float) -> Difference:
+    middle = (low + high) / 2
+    return Difference(a=100, b=100 + middle, low=low, high=high, p_value=0.5, detectable=1, error=1, ratio=None)
+
+
+@pytest.mark.parametrize(
+    ("intervals", "says"),
+    [
+        ([], "insufficient_data"),
+        ([(2, 4)], "worse"),
+        ([(-4, -2)], "better"),
+        ([(0.5, 3)], "worse"),
+        ([(0.1, 0.5)], "same"),  # real, but less than what matters
+        ([(-0.5, 0.6)], "same"),
+        ([(-3, 4)], "undecided"),
+        ([(-0.5, 1.2)], "undecided"),
+        ([(2, 4), (-9, 9)], "worse"),
+        ([(-4, -2), (2, 9)], "mixed"),
+        ([(-0.5, 0.5), (-9, 9)], "undecided"),
+    ],
+)
+def test_what_intervals_say_together(intervals: list[tuple[float, float]], says: str) -> None:
+    # given what matters is a difference of 1
+    assert outcome([found(*one) for one in intervals], 1.0, "lower") == says
+    opposite = {"worse": "better", "better": "worse"}
+    assert outcome([found(*one) for one in intervals], 1.0, "higher") == opposite.get(says, says)
+
+
+def test_an_endless_t_is_no_chance() -> None:
+    assert two_sided(math.inf, 5) == 0

@@ -1,0 +1,144 @@
+"""A comparison as a terminal shows it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.made_up_run import MadeUp
+
+from rankscope.analysis.compare.engine import MIN_CHANGE
+from rankscope.analysis.compare.judging import CONFIDENCE, METHOD
+from rankscope.analysis.compare.pair import compare_pair
+from rankscope.analysis.compare.render import render_compare
+from rankscope.analysis.compare.result import CompareResult, Side
+from rankscope.analysis.compare.scaling import scaling
+from rankscope.analysis.compare.usable import usable
+from rankscope.analysis.compare.wording import percent, size, time
+from rankscope.analysis.result import Cost
+
+SIDE = Side(
+    label="A",
+    path="runs/a",
+    run_id="a",
+    name="a",
+    attempt=0,
+    world_size=4,
+    ranks=4,
+    steps=(0, 100),
+    used_steps=90,
+    left_out={"warm_up": 5, "profiled": 5},
+    simulated=False,
+    step_us=104_000.0,
+    samples_per_step=32.0,
+    tokens_per_step=None,
+    samples_per_s=307.0,
+    tokens_per_s=None,
+    cost_per_million_samples=Cost(amount=12.5, currency="EUR"),
+    cost_per_million_tokens=None,
+)
+
+
+def result(b: MadeUp, **side: object) -> CompareResult:
+    pair = compare_pair(usable(MadeUp(seed=1).recording(), "A"), usable(b.recording(), "B"), min_change=MIN_CHANGE)
+    return CompareResult(
+        mode="pairs",
+        confidence=CONFIDENCE,
+        min_change=MIN_CHANGE,
+        method=METHOD,
+        sides=[SIDE, msgspec.structs.replace(SIDE, **{"label": "B", "path": "runs/b", **side})],
+        comparisons=[pair],
+    )
+
+
+SLOW = MadeUp(seed=2, late={2: ("forward", 20_000)})
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_lines_fit_and_the_answer_comes_first(width: int) -> None:
+    text = render_compare(result(SLOW), width=width)
+    lines = text.splitlines()
+    assert lines[0] == "WORSE"
+    assert lines[1].startswith("B is slower than A: the typical step takes")
+    assert [line for line in lines if len(line) > width] == []
+    assert ("between" in text.split("typical step  ")[0].rsplit("\n", 2)[-2]) == (width > 80)
+
+
+def test_rows_stand_under_their_titles() -> None:
+    lines = render_compare(result(SLOW)).splitlines()
+    at = {line.strip(): number for number, line in enumerate(lines)}
+    title = at["parts of the average step, which add up to it"]
+    assert lines[title - 1].startswith("samples per second")
+    assert lines[title + 1].startswith("  own: data loading")
+    rank = at["ranks whose own time changed against that of the others"]
+    assert lines[rank + 2].split()[:2] == ["2", "n1"]
+    assert lines[rank + 2].endswith("forward  slower")
+
+
+def test_cost_simulation_and_warnings_are_said() -> None:
+    text = render_compare(result(SLOW, simulated=True, warnings=["3 damaged lines skipped"]))
+    assert "GPU readings SIMULATED" in text
+    assert "12.5 EUR per million samples" in text
+    assert "left out: 5 warm up, 5 profiled" in text
+    assert "warning: 3 damaged lines skipped" in text
+
+
+def test_a_run_cannot_send_escape_sequences() -> None:
+    text = render_compare(result(replace(SLOW, hosts={2: "\x1b[31mn9"}), path="runs/\x1b]0;b"))
+    assert "\x1b" not in text
+    assert "\N{REPLACEMENT CHARACTER}[31mn9" in text
+
+
+def test_colours_are_for_terminals() -> None:
+    assert render_compare(result(SLOW), color=True).startswith("\x1b[1;31mWORSE\x1b[0m\n")
+    assert "\x1b" not in render_compare(result(SLOW), color=False)
+
+
+def test_too_little_data_still_shows_the_numbers() -> None:
+    text = render_compare(result(MadeUp(seed=2, steps=12)))
+    assert text.startswith("INSUFFICIENT DATA\nNot enough data to compare B with A")
+    row = next(line for line in text.splitlines() if line.startswith("average step"))
+    assert row.endswith("not enough data")
+    assert " ms" in row
+
+
+def test_the_scaling_tables() -> None:
+    sides = [usable(MadeUp(seed=ranks, ranks=ranks, transfer_us=2_000.0 * ranks).recording(), f"R{ranks}") for ranks in (2, 8)]
+    whole = msgspec.structs.replace(
+        result(SLOW), mode="scaling", comparisons=[], scaling=scaling(sides, gpu_hour=Cost(amount=2, currency="USD"))
+    )
+    text = render_compare(whole, width=80)
+    assert text.startswith("SCALING\nOn 8 ranks ")
+    assert "per million" in text
+    assert "exposed communication" in text
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (time(0.01234), "0.01234 µs"),
+        (time(999.96), "1 ms"),
+        (time(102_437), "102.4 ms"),
+        (time(-1_500, signed=True), "-1.5 ms"),
+        (time(3.6e9 * 5), "5 h"),
+        (size(2**30 * 1.5), "1.5 GiB"),
+        (size(0), "0 B"),
+        (percent(0.156), "+15.6%"),
+        (percent(-0.00001), "+0.00%"),
+        (percent(0.9999, signed=False), "100%"),
+        (percent(11.4), "12.4x"),
+    ],
+)
+def test_numbers_for_people(said: str, expected: str) -> None:
+    assert said == expected
+
+
+@given(st.floats(-1e15, 1e15))
+def test_every_time_has_a_unit_and_few_digits(us: float) -> None:
+    number, unit = time(us, signed=True).split()
+    assert unit in {"µs", "ms", "s", "h"}
+    assert float(number) * {"µs": 1, "ms": 1e3, "s": 1e6, "h": 3.6e9}[unit] == pytest.approx(us, rel=1e-3)

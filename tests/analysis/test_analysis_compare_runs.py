@@ -1,0 +1,422 @@
+"""Two runs whose truth is known, or one before and after a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.made_up_run import MadeUp
+
+from rankscope.analysis.compare.engine import compare
+from rankscope.analysis.compare.pair import compare_pair
+from rankscope.analysis.compare.quantities import PARTS
+from rankscope.analysis.compare.result import CompareResult, Comparison, Quantity, RankShift
+from rankscope.analysis.compare.usable import usable
+from rankscope.runs.errors import InputError
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, StepBreakdown, StepRecord
+from rankscope.runs.writer import JsonLinesWriter, create_attempt, write_record
+
+Synthetic = Callable[..., Any]
+
+
+def pair(a: MadeUp, b: MadeUp, *, min_change: float = 0.01) -> Comparison:
+    return compare_pair(usable(a.recording(), "A"), usable(b.recording(), "B"), min_change=min_change)
+
+
+def quantity(comparison: Comparison, name: str) -> Quantity:
+    return next(one for one in comparison.quantities if one.name == name)
+
+
+def slowed(phase: str, by_us: float) -> dict[str, float]:
+    phases = dict(MadeUp().phases)
+    phases[phase] += by_us
+    return phases
+
+
+QUIET = MadeUp(name="a", seed=1)
+
+
+def test_of_equal_runs_hardly_one_pair_in_twenty_differs_in_anything() -> None:
+    # given pairs of equal runs whose noise lasts, and every difference matters
+    differing = 0
+    for seed in range(0, 40, 2):
+        found = pair(MadeUp(seed=seed), MadeUp(seed=seed + 1), min_change=1e-9)
+        rows: list[Quantity | RankShift] = [*found.quantities, *found.ranks]
+        shifts = [shift for one in rows for shift in (one.typical, one.average) if shift is not None]
+        assert shifts
+        differing += any(shift.real for shift in shifts)
+    # then: 1 of 20 is expected at most, and 4 or more would be chance once in sixty times
+    assert differing <= 3
+
+
+@pytest.mark.parametrize("phase", PHASES[2:])
+def test_a_slower_phase_is_found_with_its_size(phase: str) -> None:
+    # given B needs 8 ms longer in one phase of a step of about 105 ms
+    found = pair(QUIET, MadeUp(name="b", seed=2, phases=slowed(phase, 8_000)))
+    # then
+    step = quantity(found, "wall_us")
+    assert (found.outcome, step.outcome, found.per, found.basis) == ("worse", "worse", "step", "own")
+    assert step.typical is not None
+    assert step.typical.low < 8_000 < step.typical.high
+    worse = [one.name for one in found.quantities if one.role == "part" and one.outcome == "worse"]
+    assert worse == [f"own_{phase}_us"]
+    assert "B is slower than A" in found.summary
+    assert PARTS[f"own_{phase}_us"].label in found.summary
+    assert step.superiority is not None
+    assert step.superiority > 0.9
+    assert step.cliffs_delta == pytest.approx(2 * step.superiority - 1)
+
+
+def test_what_became_faster_is_better() -> None:
+    found = pair(MadeUp(seed=2, phases=slowed("forward", 8_000)), QUIET)
+    assert found.outcome == "better"
+    assert "B is faster than A" in found.summary
+    assert found.throughput[0].relative > 0.05
+
+
+def test_parts_add_up_to_the_change_of_the_step() -> None:
+    found = pair(QUIET, MadeUp(seed=3, phases=slowed("data", 9_000), transfer_us=6_000))
+    step = quantity(found, "wall_us")
+    parts = [one for one in found.quantities if one.role == "part"]
+    for side in ("a", "b", "difference"):
+        assert sum(getattr(one, side) for one in parts) == pytest.approx(getattr(step, side))
+    assert step.of_step == pytest.approx(sum(one.of_step or 0.0 for one in parts))
+    assert quantity(found, "communication_us").difference == pytest.approx(2_000)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6), st.floats(-4_000, 20_000))
+def test_exchanging_the_runs_turns_every_sign(seed: int, by_us: float) -> None:
+    a, b = MadeUp(seed=seed, steps=80), MadeUp(seed=seed + 1, steps=95, phases=slowed("forward", by_us))
+    # What matters is a share of A's step, so an outcome at that very limit may depend on which is A.
+    there, back = pair(a, b, min_change=1e-9), pair(b, a, min_change=1e-9)
+    opposite = {"worse": "better", "better": "worse"}
+    assert back.outcome == opposite.get(there.outcome, there.outcome)
+    for one, other in zip(there.quantities, back.quantities, strict=True):
+        assert one.name == other.name
+        assert one.difference == pytest.approx(-(other.difference or 0.0), abs=1e-6)
+        if one.typical is not None and other.typical is not None:
+            assert one.typical.p_value == pytest.approx(other.typical.p_value)
+
+
+def test_a_slower_rank_is_named_with_host_and_phase_and_nobody_else() -> None:
+    found = pair(QUIET, MadeUp(seed=4, late={2: ("optimizer", 15_000)}))
+    assert [row.rank for row in found.ranks if row.outcome in ("worse", "better")] == [2]
+    row = found.ranks[2]
+    assert (row.host_b, row.phase) == ("n1", "optimizer")
+    assert row.excess_b_us - row.excess_a_us == pytest.approx(15_000, rel=0.1)
+    assert "Rank 2 on n1 became slower than its peers" in found.summary
+    assert "in optimizer" in found.summary
+    assert quantity(found, "waiting_us").outcome == "worse"
+    assert found.slower_hosts == []
+
+
+def test_a_host_all_of_whose_ranks_became_slower_is_named() -> None:
+    late = dict.fromkeys((4, 5), ("forward", 15000.0))
+    found = pair(MadeUp(seed=5, ranks=8), MadeUp(seed=6, ranks=8, late=late))
+    assert found.slower_hosts == ["n2"]
+    assert "All ranks of host n2 became slower" in found.summary
+
+
+def test_a_rank_that_moved_to_another_host_says_so() -> None:
+    found = pair(QUIET, MadeUp(seed=4, late={1: ("data", 15_000)}, hosts={1: "n7"}))
+    assert "Rank 1 on n7 (before on n0) became slower" in found.summary
+    assert any(text.startswith("hosts: ") for text in found.differs)
+
+
+def test_ranks_that_all_became_slower_stand_out_in_nothing() -> None:
+    found = pair(QUIET, MadeUp(seed=7, phases=slowed("forward", 20_000)))
+    assert {row.outcome for row in found.ranks} <= {"same", "undecided"}
+
+
+def test_a_real_change_that_is_tiny_is_the_same() -> None:
+    calm: dict[str, Any] = {"noise": 0.002, "common": 0.001, "phi": 0.0, "steps": 400}
+    found = pair(MadeUp(seed=1, **calm), MadeUp(seed=2, phases=slowed("forward", 400), **calm))
+    step = quantity(found, "wall_us")
+    assert step.typical is not None
+    assert step.typical.real
+    assert found.outcome == "same"
+    assert "less than the 1% that matters" in found.summary
+    # and a difference that matters to somebody with a smaller limit
+    limit = pair(MadeUp(seed=1, **calm), MadeUp(seed=2, phases=slowed("forward", 400), **calm), min_change=0.002)
+    assert limit.outcome == "worse"
+
+
+def test_noise_that_hides_a_change_is_undecided_and_says_what_would_have_been_seen() -> None:
+    found = pair(MadeUp(seed=1, common=0.2), MadeUp(seed=2, common=0.2, phases=slowed("forward", 2_000)))
+    step = quantity(found, "wall_us")
+    assert found.outcome == "undecided"
+    assert step.typical is not None
+    assert step.typical.detectable > 2_000
+    assert "that the noise lets through" in found.summary
+    assert "would most likely have been seen" in found.summary
+
+
+def test_few_steps_are_not_enough_data_and_the_numbers_are_still_there() -> None:
+    found = pair(QUIET, MadeUp(seed=2, steps=20))
+    step = quantity(found, "wall_us")
+    assert (found.outcome, step.typical, step.average) == ("insufficient_data", None, None)
+    assert step.difference is not None
+    assert "16 usable steps on one side; 30 are needed" in found.summary
+
+
+def test_noise_that_lasts_long_leaves_a_small_change_undecided() -> None:
+    long: dict[str, Any] = {"phi": 0.98, "common": 0.2, "steps": 100}
+    assert pair(MadeUp(seed=1, **long), MadeUp(seed=2, phases=slowed("forward", 2_000), **long)).outcome == "undecided"
+
+
+def test_another_batch_size_is_compared_per_sample() -> None:
+    # given B does twice the work in twice the time
+    double = {phase: 2 * us for phase, us in MadeUp().phases.items()}
+    found = pair(QUIET, MadeUp(seed=2, samples=16, phases=double, transfer_us=8_000))
+    step = quantity(found, "wall_us")
+    # then nothing became slower
+    assert (found.per, found.outcome in ("same", "undecided")) == ("sample", True)
+    assert step.a == pytest.approx(step.b, rel=0.03)
+    assert found.throughput[0].relative == pytest.approx(0, abs=0.03)
+    assert {row.outcome for row in found.ranks} <= {"same", "undecided"}
+    assert len(found.ranks) == 4
+
+
+def test_a_slower_rank_is_named_per_sample_where_the_batch_is_another() -> None:
+    # given steps of twice the work, and a rank that takes 40 ms longer in those
+    double = {phase: 2 * us for phase, us in MadeUp().phases.items()}
+    found = pair(QUIET, MadeUp(seed=2, samples=16, phases=double, late={3: ("data", 40_000)}))
+    assert [(row.rank, row.phase) for row in found.ranks if row.outcome == "worse"] == [(3, "data")]
+    assert found.ranks[3].excess_b_us - found.ranks[3].excess_a_us == pytest.approx(40_000 / (4 * 16), rel=0.15)
+    assert "per sample, in data" in found.summary
+
+
+def test_tokens_count_before_samples() -> None:
+    found = pair(MadeUp(seed=1, tokens=8 * 512), MadeUp(seed=2, tokens=8 * 1024))
+    assert found.per == "token"
+    assert found.outcome == "better"
+    assert [one.unit for one in found.throughput] == ["samples", "tokens"]
+    assert found.throughput[1].relative == pytest.approx(1.0, abs=0.05)
+
+
+def test_samples_of_ranks_that_share_them_count_once() -> None:
+    tensor_parallel = {rank: {"dp": rank // 2, "tp": rank % 2} for rank in range(4)}
+    assert usable(QUIET.recording(), "A").work["samples"] == pytest.approx(32)
+    assert usable(replace(QUIET, coordinates=tensor_parallel).recording(), "A").work["samples"] == pytest.approx(16)
+
+
+def test_without_signals_the_walls_of_the_phases_are_compared(synthetic: Synthetic) -> None:
+    a = synthetic("a", seed=1, steps=80, signals=False).write()
+    b = synthetic("b", seed=2, steps=80, signals=False, phases={"forward": 50_000, "backward": 50_000}).write()
+    found = compare([a, b]).comparisons[0]
+    assert (found.basis, found.ranks) == ("wall", [])
+    parts = [one for one in found.quantities if one.role == "part"]
+    # data, optimizer and between_steps are told apart on one side only, so their time is in the rest of both
+    assert {one.name for one in parts} == {"forward_us", "backward_us", "rest"}
+    assert sum(one.difference or 0.0 for one in parts) == pytest.approx(quantity(found, "wall_us").difference)
+
+
+def test_before_and_after_a_step(synthetic: Synthetic) -> None:
+    run = synthetic(steps=200, plan=lambda _rank, step: {"phase": "data", "us": 12_000} if step >= 90 else None).write()
+    result = compare([run], at=90)
+    assert (result.mode, [side.label for side in result.sides]) == ("before_after", ["before", "after"])
+    assert [side.steps for side in result.sides] == [(0, 90), (90, 200)]
+    assert [side.used_steps for side in result.sides] == [85, 110]
+    found = result.comparisons[0]
+    assert (found.outcome, found.differs) == ("worse", [])
+    assert [one.name for one in found.quantities if one.role == "part" and one.outcome == "worse"] == ["own_data_us"]
+    assert "after is slower than before" in found.summary
+
+
+@pytest.mark.parametrize("at", [0, 200, 5000])
+def test_a_step_that_divides_nothing_is_an_error(synthetic: Synthetic, at: int) -> None:
+    run = synthetic(steps=200).write()
+    with pytest.raises(InputError, match=f"step {at} does not divide it: its steps are 0 to 199"):
+        compare([run], at=at)
+
+
+def test_warm_up_and_profiled_steps_are_left_out(synthetic: Synthetic) -> None:
+    a, b = synthetic("a", seed=1, steps=100).write(), synthetic("b", seed=2, steps=100)
+    # given profiled steps of B that take a second longer
+    b.plan = lambda _rank, step: {"us": 1_000_000} if step % 20 == 10 else None
+    path = b.write()
+    edit_steps(path, lambda record: record if record.step % 20 != 10 else msgspec.structs.replace(record, profiled=True))
+    result = compare([a, path])
+    assert result.sides[1].left_out == {"warm_up": 5, "profiled": 5}
+    assert result.sides[1].used_steps == 90
+    assert result.comparisons[0].outcome in ("same", "undecided")
+
+
+def edit_steps(run: Path, edit: Callable[[StepRecord], StepRecord]) -> None:
+    for file in run.glob("attempts/*/ranks/*/steps-*.jsonl"):
+        records = [edit(msgspec.json.decode(line, type=StepRecord)) for line in file.read_bytes().splitlines()]
+        file.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+
+
+def window(step: int, exposed_us: float) -> StepBreakdown:
+    return StepBreakdown(
+        step=step,
+        start_unix_ns=10**18,
+        device_kind="cuda",
+        window_us=100_000,
+        compute_us=80_000 - exposed_us,
+        communication_us=20_000,
+        overlap_us=20_000 - exposed_us,
+        exposed_communication_us=exposed_us,
+        memcpy_us=0,
+        exposed_memcpy_us=0,
+        idle_us=20_000,
+        events=100,
+    )
+
+
+@pytest.mark.parametrize(("windows", "says"), [(8, "worse"), (2, "insufficient_data")])
+def test_windows_tell_exposed_communication_and_overlap(
+    synthetic: Synthetic, add_windows: Callable[..., None], windows: int, says: str
+) -> None:
+    # given as many windows of two steps, with 2 and with 9 ms of exposed communication
+    rng = np.random.default_rng(0)
+    runs = []
+    for name, exposed_us in (("a", 2_000.0), ("b", 9_000.0)):
+        run = synthetic(name, steps=100).write()
+        runs.append(run)
+        steps = [10 + 10 * number + part for number in range(windows) for part in (0, 1)]
+        for rank in range(4):
+            add_windows(run, rank, [window(step, exposed_us + 200 * rng.standard_normal()) for step in steps], [])
+    found = compare(runs).comparisons[0]
+    exposed, overlap = quantity(found, "exposed_communication_us"), quantity(found, "overlap_ratio")
+    assert (exposed.outcome, overlap.outcome) == (says, says)
+    assert exposed.difference == pytest.approx(7_000, rel=0.1)
+    assert exposed.of_step == pytest.approx(0.07, rel=0.1)
+    assert overlap.difference == pytest.approx(-0.35, rel=0.1)
+    if says == "insufficient_data":
+        assert overlap.why == "2 profiled windows on one side; 3 are needed"
+
+
+def test_memory_and_the_recorders_cost_are_compared_and_not_judged(synthetic: Synthetic) -> None:
+    runs = []
+    for name, peak in (("a", 2**30), ("b", 2**31)):
+        run = synthetic(name, steps=60).write()
+        edit_steps(run, lambda record, peak=peak: msgspec.structs.replace(record, peak_allocated_bytes=peak + record.step))  # type: ignore[misc]
+        runs.append(run)
+    found = compare(runs).comparisons[0]
+    memory = quantity(found, "peak_allocated_bytes")
+    assert (memory.a, memory.b, memory.outcome, memory.typical) == (2**30 + 59, 2**31 + 59, "untested", None)
+    assert [one.name for one in found.quantities if one.role == "single"] == ["peak_allocated_bytes"]
+
+
+def test_the_last_attempt_is_compared_unless_another_is_named(synthetic: Synthetic) -> None:
+    # given a run that was started again and became slower
+    run = synthetic("a", steps=100).write()
+    slower = synthetic("b", steps=100, phases={"forward": 70_000, "backward": 60_000}).write()
+    create_attempt(run, AttemptInfo(attempt=1, start_unix_ns=10**18, world_size=4))
+    (slower / "attempts" / "000" / "ranks").rename(run / "attempts" / "001" / "ranks")
+    # when
+    result = compare([run / "attempts" / "000", run])
+    # then
+    assert [side.attempt for side in result.sides] == [0, 1]
+    assert result.comparisons[0].outcome == "worse"
+    assert result.sides[1].warnings == ["the last of 2 attempts (number 1) is compared"]
+    with pytest.raises(InputError, match="the same run as"):
+        compare([run, run / "attempts" / "001"])
+
+
+def test_a_copy_of_a_run_is_the_same_run(synthetic: Synthetic, tmp_path: Path) -> None:
+    run = synthetic("a").write()
+    (tmp_path / "link").symlink_to(run)
+    with pytest.raises(InputError, match="compared with itself"):
+        compare([run, tmp_path / "link"])
+
+
+def test_what_cannot_be_compared_is_one_line(synthetic: Synthetic, tmp_path: Path) -> None:
+    run, empty = synthetic("a").write(), synthetic("empty", steps=0).write()
+    with pytest.raises(InputError, match="not one step is recorded in attempt 0"):
+        compare([run, empty])
+    with pytest.raises(InputError, match="no such file or folder"):
+        compare([run, tmp_path / "nowhere"])
+    with pytest.raises(InputError, match="not a run directory"):
+        compare([run, tmp_path])
+    with pytest.raises(InputError, match="no such attempt"):
+        compare([run, run / "attempts" / "007"])
+    newer = synthetic("newer").write()
+    info = json.loads((newer / "run.json").read_text())
+    (newer / "run.json").write_text(json.dumps({**info, "schema": "rankscope.run/2"}))
+    with pytest.raises(InputError, match="upgrade rankscope"):
+        compare([run, newer])
+
+
+def test_records_without_sense_are_left_out(synthetic: Synthetic) -> None:
+    a, b = synthetic("a", seed=1, steps=80).write(), synthetic("b", seed=2, steps=80).write()
+    hostile = [
+        StepRecord(step=1000, start_unix_ns=10**18, wall_us=0.0),
+        StepRecord(step=1001, start_unix_ns=10**18, wall_us=1e300),
+        StepRecord(
+            step=1002,
+            start_unix_ns=10**18,
+            wall_us=10.0,
+            phases_us=PhaseTimes(forward=1e308),
+            blocked_us=PhaseTimes(forward=-1e308),
+            cpu_us=-1e308,
+        ),
+    ]
+    for rank in range(4):
+        writer = JsonLinesWriter(rank_dir(b, 0, rank), "steps")
+        writer.append(*hostile)
+        writer.close()
+    clean, damaged = compare([a, b], min_change=0.2), compare([b, a], min_change=0.2)
+    assert clean.sides[1].used_steps == 75
+    assert clean.sides[1].left_out == {"warm_up": 5, "incomplete": 2}
+    assert any("times make no sense" in text for text in clean.sides[1].warnings)
+    assert (clean.comparisons[0].outcome, damaged.comparisons[0].outcome) == ("same", "same")
+
+
+def test_several_runs_of_one_world_size_are_each_compared_with_the_first(synthetic: Synthetic) -> None:
+    runs = [synthetic(name, seed=seed, steps=90).write() for seed, name in enumerate("abc")]
+    result = compare(runs)
+    assert [(one.a, one.b) for one in result.comparisons] == [("A", "B"), ("A", "C")]
+    assert result.scaling is None
+
+
+def test_what_else_differs_is_said(synthetic: Synthetic) -> None:
+    a, b = synthetic("a").write(), synthetic("b", device_kind="cpu").write()
+    write_record(
+        b / "attempts" / "000" / "attempt.json",
+        AttemptInfo(attempt=0, start_unix_ns=1, world_size=4, backend="gloo", versions={"torch": "2.13"}, layout={"dp": 4}),
+    )
+    write_record(
+        a / "attempts" / "000" / "attempt.json",
+        AttemptInfo(attempt=0, start_unix_ns=1, world_size=4, backend="nccl", versions={"torch": "2.12", "python": "3.11"}),
+    )
+    found = compare([a, b]).comparisons[0]
+    assert found.differs == ["backend: nccl -> gloo", "devices: cuda -> cpu", "torch: 2.12 -> 2.13"]
+
+
+def test_a_rank_without_records_is_said_and_the_rest_is_compared(synthetic: Synthetic) -> None:
+    a, b = synthetic("a", seed=1, steps=80).write(), synthetic("b", seed=2, steps=80, lost_after={3: 10}).write()
+    result = compare([a, b])
+    assert result.sides[1].ranks == 3
+    assert "1 of 4 ranks have no, or few, records" in result.sides[1].warnings
+    # what the lost rank did is reckoned with
+    assert result.sides[1].samples_per_step == pytest.approx(32)
+
+
+def test_simulated_readings_are_labelled_and_no_number_is_other_than_finite(synthetic: Synthetic) -> None:
+    a, b = synthetic("a", seed=1).write(), synthetic("b", seed=2, simulated=True).write()
+    result = compare([a, b])
+    assert [side.simulated for side in result.sides] == [False, True]
+    text = msgspec.json.encode(result)
+    assert msgspec.json.decode(text, type=CompareResult) == result
+
+
+def test_rank_infos_that_are_missing_are_no_obstacle(synthetic: Synthetic) -> None:
+    a, b = synthetic("a", seed=1, steps=80).write(), synthetic("b", seed=2, steps=80).write()
+    for file in [*a.glob("attempts/*/ranks/*/rank.json"), *b.glob("attempts/*/attempt.json")]:
+        file.unlink()
+    found = compare([a, b]).comparisons[0]
+    assert found.outcome in ("same", "undecided")
+    assert {row.host_a for row in found.ranks} == {None}

@@ -1,0 +1,120 @@
+"""``rankscope compare`` as a person or a pipeline uses it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def write_run(path: Path, *, ranks: int = 2, steps: int = 90, forward_us: float = 40_000, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    create_run(path, RunInfo(run_id=path.name, name=path.name, start_unix_ns=10**18))
+    create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=10**18, world_size=ranks))
+    for rank in range(ranks):
+        info = RankInfo(rank=rank, world_size=ranks, host="n0", pid=1, start_unix_ns=10**18, end_reason="exit")
+        write_record(rank_dir(path, 0, rank) / "rank.json", info)
+        writer = JsonLinesWriter(rank_dir(path, 0, rank), "steps")
+        own = forward_us * rng.lognormal(0, 0.01, steps)
+        writer.append(
+            *(
+                StepRecord(
+                    step=step,
+                    start_unix_ns=10**18 + step * 10**8,
+                    wall_us=us + 10_000,
+                    phases_us=PhaseTimes(forward=us, backward=10_000.0),
+                    blocked_us=PhaseTimes(backward=2_000.0),
+                    samples=8,
+                )
+                for step, us in enumerate(own.tolist())
+            )
+        )
+        writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        "base": write_run(folder / "base"),
+        "same": write_run(folder / "same", seed=1),
+        "slow": write_run(folder / "slow", seed=2, forward_us=50_000),
+        "wide": write_run(folder / "wide", seed=3, ranks=4, forward_us=45_000),
+        "short": write_run(folder / "short", seed=4, steps=10),
+        "empty": write_run(folder / "empty", steps=0),
+    }
+
+
+def test_what_became_slower_fails_a_pipeline_that_asks(cli: Cli, runs: dict[str, Path]) -> None:
+    assert cli("compare", runs["base"], runs["slow"], "--fail-on", "worse").returncode == 1
+    assert cli("compare", runs["slow"], runs["base"], "--fail-on", "worse").returncode == 0
+    assert cli("compare", runs["base"], runs["slow"], "--fail-on", "worse", "--min-change", "30%").returncode == 0
+    assert cli("compare", runs["base"], runs["same"], "--fail-on", "worse").returncode == 0
+    assert cli("compare", runs["base"], runs["short"], "--fail-on", "insufficient_data").returncode == 1
+
+
+def test_the_json_is_what_its_published_schema_says(cli: Cli, runs: dict[str, Path]) -> None:
+    schema = json.loads(cli("schema", "compare").stdout)
+    for arguments in ([runs["base"], runs["slow"]], [runs["base"], "--at", "50"], [runs["base"], runs["wide"], "--price", "2"]):
+        done = cli("compare", *arguments, "--format", "json")
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        jsonschema.validate(document, schema)
+        assert document["schema"] == "rankscope.compare/1"
+
+
+def test_the_text_says_what_changed_and_where(cli: Cli, runs: dict[str, Path]) -> None:
+    done = cli("compare", runs["base"], runs["slow"])
+    assert done.returncode == 0
+    assert done.stdout.startswith("WORSE\nB is slower than A")
+    assert "own: forward" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["base"], "nothing to compare it with"),
+        (["base", "slow", "--at", "5"], "--at divides one run"),
+        (["base", "wide", "--fail-on", "worse"], "--fail-on is for runs of one world size"),
+        (["base", "slow", "--fail-on", "ugly"], "'ugly' is not one of"),
+        (["base", "slow", "--min-change", "0"], "is no share"),
+        (["base", "slow", "--price", "nan"], "is no price"),
+        (["base", "--at", "-1"], "not in the range"),
+        ([], "Missing argument"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(cli: Cli, runs: dict[str, Path], arguments: list[str], says: str) -> None:
+    done = cli("compare", *(runs.get(word, word) for word in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["base", "empty"], "not one step is recorded in attempt 0"),
+        (["base", "base"], "it would be compared with itself"),
+        (["base", "/nowhere"], "no such file or folder"),
+        (["base", "/proc/self/maps"], "not a run directory"),
+        (["base", "--at", "5000"], "step 5000 does not divide it: its steps are 0 to 89"),
+    ],
+)
+def test_input_that_cannot_be_compared_is_one_line_with_status_3(
+    cli: Cli, runs: dict[str, Path], arguments: list[str], says: str
+) -> None:
+    done = cli("compare", *(runs.get(word, word) for word in arguments))
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
+    assert says in done.stderr
