@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from rankscope.alerts.findings_log import FindingRecord
+from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.analysis.result import Analysis
 from rankscope.cli.capture_result import CaptureResult, DumpResult
 from rankscope.runs.control import ControlAnswer, ControlRequest
@@ -19,11 +20,12 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "answer": ControlAnswer,
     "capture": CaptureResult,
     "dump": DumpResult,
+    "export": ExportResult,
 }
 
 
 @click.command(epilog=f"NAME is one of {', '.join(SCHEMAS)}.")
 @click.argument("name", type=click.Choice(list(SCHEMAS)), metavar="NAME")
 def schema(name: str) -> None:
-    """Print the JSON Schema of a record of the run directory, or of the result of `analyze` or `capture`."""
+    """Print the JSON Schema of a record of the run directory, or of the result of `analyze`, `capture` or `export`."""
     click.echo(msgspec.json.format(msgspec.json.encode(msgspec.json.schema(SCHEMAS[name])), indent=2).decode())
