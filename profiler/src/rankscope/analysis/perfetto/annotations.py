@@ -9,6 +9,7 @@ import msgspec
 
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.result import ExportClock
+from rankscope.analysis.perfetto.source import counted
 from rankscope.analysis.result import Analysis, Finding
 
 
@@ -16,11 +17,11 @@ def clock_sentence(clock: ExportClock) -> str:
     """How far the ranks' times can be compared."""
     if clock.method == "none":
         return "Clocks not corrected: no collective could be matched, each host's times are those of its own clock."
-    where = f" of {clock.fitted_to}" if clock.fitted_to else ""
+    of = counted(clock.matched, "collective") + (f" of {clock.fitted_to}" if clock.fitted_to else "")
     residual = "not known" if clock.residual_us is None else f"{clock.residual_us:,.1f} us"
     return (
-        f"Clocks corrected by the ends of {clock.matched:,} collectives{where}; afterwards these still disagree by {residual} "
-        "in the median: between ranks nothing below that means anything."
+        f"Clocks corrected by the ends of {of}; afterwards these still disagree by {residual} in the median: "
+        "between ranks nothing below that means anything."
     )
 
 

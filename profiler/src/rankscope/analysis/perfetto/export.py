@@ -25,7 +25,7 @@ from rankscope.analysis.perfetto.collective_tracks import (
 from rankscope.analysis.perfetto.result import EXPORT_SCHEMA, ExportResult
 from rankscope.analysis.perfetto.run_source import RunSource
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.perfetto.source import Plan, Progress, Source
+from rankscope.analysis.perfetto.source import Plan, Progress, Source, counted
 from rankscope.analysis.perfetto.traces_source import TracesSource
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import is_headless_run, is_run
@@ -48,10 +48,10 @@ def export_perfetto(
     selection = selection or Selection()
     analysis = None
     try:
+        source = _source(paths, selection, raw, progress)
         if verdict:
             progress("Analysing", 0, 1)
             analysis = analyze(paths)
-        source = _source(paths, selection, raw, progress)
         plan = source.plan
         writer = TraceWriter(write, base_ns=plan.base_ns)
         places = _write_ranks(source, writer, progress)
@@ -62,9 +62,9 @@ def export_perfetto(
         raise InputError(error.filename, error.strerror or str(error)) from error
     arrows = _write_arrows(plan, writer, places)
     if writer.out_of_time:
-        plan.left_out.append(f"{writer.out_of_time:,} events whose times are not those of the rest")
+        plan.left_out.append(f"{counted(writer.out_of_time, 'event')}: times that are far from those of the rest")
     if writer.crowded:
-        plan.left_out.append(f"{writer.crowded:,} slices: too many on one track at once")
+        plan.left_out.append(f"{counted(writer.crowded, 'slice')}: too many on one track at once")
     extent = (plan.base_ns if writer.first_ns is None else writer.first_ns, writer.last_ns)
     write_annotations(writer, analysis, plan.clock, step_times=plan.step_times, extent=extent, left_out=plan.left_out)
     writer.close(_metadata(plan))

@@ -27,8 +27,8 @@ def write_raw(writer: TraceWriter, pid: int, trace: RawTrace, shown: Threshold, 
             event = one.event
             start, end = correct(one.start_ns), correct(one.end_ns)
             thread = track.slice(str(event.name), start, end, args_of(event), kind=event.cat or "")
-            # An arrow ends at the start of what ran, not at that of a note around it.
-            if thread is not None and kind != _NOTES:
+            # An arrow ends at the start of what ran, not at that of a note around it; what takes no time cannot hold one.
+            if thread is not None and kind != _NOTES and start < end:
                 at[place, one.start_ns] = thread
         lanes.setdefault(place, track)
     if shown.moments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from rankscope.analysis.perfetto.hardware_tracks import gpu_name, write_hardware
 from rankscope.analysis.perfetto.raw_trace import RawTrace, Threshold, read_raw_trace, threshold
 from rankscope.analysis.perfetto.raw_tracks import write_raw
 from rankscope.analysis.perfetto.selection import Selection, fitting_steps
-from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, process_name, step_range
+from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, counted, process_name, step_range
 from rankscope.analysis.perfetto.step_tracks import is_possible, write_steps
 from rankscope.analysis.perfetto.survey import Survey
 from rankscope.runs.errors import InputError
@@ -46,7 +47,7 @@ class RunSource:
                 path, "no rank has left records in it" if not everybody else f"none of these ranks: {_some(everybody)}"
             )
         self._infos = {rank: info for rank in everybody if (info := self._reader.rank(self._attempt, rank)) is not None}
-        left_out = [f"the {len(attempts) - 1} earlier of {len(attempts)} attempts"] if len(attempts) > 1 else []
+        left_out = [counted(len(attempts) - 1, "earlier attempt")] if len(attempts) > 1 else []
         steps = self._choose(everybody, set(ranks), selection, left_out, progress)
         self._steps = range(*steps)
         self._simulated = self._reader.info.simulated
@@ -64,6 +65,13 @@ class RunSource:
             if rank in ranks:
                 survey.add_steps(self._reader.steps(self._attempt, rank))
             survey.add_collectives(self._reader.collectives(self._attempt, rank))
+        if self._reader.skipped_lines:
+            left_out.append(counted(self._reader.skipped_lines, "damaged line"))
+        if survey.damaged:
+            left_out.append(f"{counted(survey.damaged, 'record')}: times that make no sense")
+        if self._reader.unusable:
+            names = sorted(os.fspath(file.relative_to(self._reader.path)) for file in self._reader.unusable)
+            left_out.append(f"{counted(len(names), 'file')} that cannot be read, such as {names[0]}")
         weights = survey.all_weights()
         # A quarter is for the hardware, where there is any.
         limit = selection.max_events - (selection.max_events // 4 if self._reader.hosts() else 0)

@@ -31,6 +31,8 @@ class Survey:
     """Profiled step to the number of its collectives, of all ranks."""
     times: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Step to its first start and last end, each on the clock of its rank."""
+    damaged: int = 0
+    """Records whose times make no sense."""
     outside: set[int] = field(default_factory=set)
     """Steps that were not chosen."""
 
@@ -38,6 +40,7 @@ class Survey:
         """Of a rank that was chosen."""
         for record in records:
             if not step_tracks.is_possible(record):
+                self.damaged += 1
                 continue
             step = record.step
             if not self.selection.has_step(step):
