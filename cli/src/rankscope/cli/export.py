@@ -121,6 +121,8 @@ def _check_target(target: str, paths: Sequence[Path]) -> None:
     file = Path(target)
     if file.is_dir():
         raise click.BadParameter(f"{target!r} is a folder; give a file such as out.json.gz", param_hint="--perfetto")
+    if file.exists() and not file.is_file():
+        raise click.BadParameter(f"{target!r} is no regular file; give - for standard output", param_hint="--perfetto")
     if not file.parent.is_dir():
         raise InputError(file.parent, "no such folder")
     for path in paths:
@@ -145,10 +147,10 @@ def _output(target: str) -> Iterator[tuple[_Write, Callable[[], int]]]:
 
         yield count, lambda: written
         return
-    path = Path(target)
     try:
-        with replacing(path) as file:
-            if path.suffix == ".gz":
+        # A link is followed: it is not what should be replaced.
+        with replacing(Path(target).resolve()) as file:
+            if target.endswith(".gz"):
                 # Without name and time, so that the same events are the same bytes.
                 with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed:
                     yield packed.write, lambda: written
