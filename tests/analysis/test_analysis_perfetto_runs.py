@@ -354,8 +354,27 @@ def test_records_of_another_age_move_nothing(tmp_path: Path) -> None:
     model, result = exported(run)
     assert len(model.of("step")) == 24
     assert max(one.end for one in model.of("step")) < 10**9
+    (verdict,) = model.of("verdict")
+    assert verdict.end - verdict.start < 10**9
     assert "1 record: times that make no sense" in result.left_out
     assert any("far from those of the rest" in said for said in result.left_out)
+
+
+def test_windows_are_exported_where_the_step_records_are_gone(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for file in run.rglob("steps-*.jsonl"):
+        file.unlink()
+    model, result = exported(run, verdict=False)
+    assert (result.steps, len(model.of("collective")), len(model.of("window"))) == ((2, 4), 8, 8)
+    # and nothing usable is an error
+    for file in run.rglob("collectives-*.jsonl"):
+        file.write_text(file.read_text().replace('"end_unix_ns":1', '"end_unix_ns":-1'))
+    with pytest.raises(InputError, match="no usable record of steps 2 to 3"):
+        exported(run)
+    for file in run.rglob("collectives-*.jsonl"):
+        file.unlink()
+    with pytest.raises(InputError, match="no step was recorded"):
+        exported(run)
 
 
 def test_steps_that_seem_to_overlap_by_a_little_stay_on_one_track(tmp_path: Path) -> None:

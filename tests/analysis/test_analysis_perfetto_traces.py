@@ -197,6 +197,18 @@ def test_damaged_events_are_counted_and_the_rest_is_there(tmp_path: Path) -> Non
     assert "1 counter events" in said
 
 
+def test_an_event_of_another_age_moves_nothing(tmp_path: Path) -> None:
+    # given absolute times, and kernels that claim to be of 1970 and of 2090
+    now = 1_700_000_000_000_000
+    events = [kernel(f"k{number}", now + 10 * number, 5) for number in range(9)]
+    events += [kernel("old", 3, 5), kernel("ncclDevKernel_AllReduce", 4, 5, 20), kernel("new", 3_800_000_000_000_000, 5)]
+    file = write(tmp_path / "rank-0.json", events, base=0)
+    model, result = exported(file)
+    assert result.base_unix_ns == now * 1000
+    assert [one.name for one in model.of("kernel")] == [f"k{number}" for number in range(9)]
+    assert "3 events whose times are far from those of the rest" in result.left_out
+
+
 def test_an_unreadable_trace_of_a_folder_is_left_out_and_named(tmp_path: Path) -> None:
     write(tmp_path / "rank-0.json", [kernel("a", 0, 5)])
     (tmp_path / "rank-1.json").write_text("{")

@@ -53,7 +53,7 @@ class _Steps(click.ParamType[Any]):
 Examples:
   rankscope export RUN --perfetto out.json.gz
   rankscope export RUN --perfetto out.json.gz --steps 120:124 --ranks 0-7
-  rankscope export traces/ --perfetto out.json.gz     Kineto traces, one per rank
+  rankscope export traces/ --perfetto out.json.gz    Kineto traces, too
   rankscope export RUN --perfetto - | gzip >out.json.gz
 
 Then open https://ui.perfetto.dev and drop the file onto the page: it is read in the browser and not sent anywhere.

@@ -58,7 +58,11 @@ def write_annotations(
 
 def _span(steps: tuple[int, int] | None, step_times: Mapping[int, tuple[int, int]], extent: tuple[int, int]) -> tuple[int, int]:
     """When those steps were, as far as they are exported; all of the time where none is."""
-    times = [times for step, times in step_times.items() if steps is None or steps[0] <= step < steps[1]]
+    times = [
+        (start, end)
+        for step, (start, end) in step_times.items()
+        if (steps is None or steps[0] <= step < steps[1]) and extent[0] <= start <= end <= extent[1]
+    ]
     return (min(start for start, _ in times), max(end for _, end in times)) if times else extent
 
 

@@ -114,7 +114,7 @@ class TraceWriter:
         event = {"ph": ph, "pid": where[0], "tid": where[1], "ts": msgspec.Raw(us_text(at_ns - self.base_ns)), **more}
         event |= {"name": inert(name), "cat": inert(kind)}
         if args:
-            event["args"] = inert_args(dict(args))
+            event["args"] = msgspec.Raw(inert_args(dict(args)))
         self.events += 1
         self._put(event)
         return True

@@ -18,6 +18,8 @@ MAX_ARGS_BYTES: Final = 8192
 
 _INT64: Final = 2**63
 
+_encode = msgspec.json.Encoder().encode
+
 
 def inert(text: str, limit: int = MAX_NAME) -> str:
     """``text`` without control characters and lone surrogates, cut to ``limit`` characters."""
@@ -28,27 +30,24 @@ def inert(text: str, limit: int = MAX_NAME) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
-def inert_args(args: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of an event; too many of them are replaced by a word about that."""
-    kept: dict[str, Any] = _inert_value(args, MAX_DEPTH)
-    size = len(msgspec.json.encode(kept))
-    return kept if size <= MAX_ARGS_BYTES else {"left out": f"{size} bytes of arguments"}
+def inert_args(args: dict[str, Any]) -> bytes:
+    """Arguments of an event as JSON; too many of them are replaced by a word about that."""
+    data = _encode(_inert_value(args, MAX_DEPTH))
+    return data if len(data) <= MAX_ARGS_BYTES else _encode({"left out": f"{len(data)} bytes of arguments"})
 
 
 def _inert_value(value: Any, depth: int) -> Any:
-    match value:
-        case str():
-            return inert(value, MAX_TEXT)
-        case bool() | None | float():
-            return value
-        case int():
-            return value if -_INT64 <= value < _INT64 else str(value)[:MAX_NAME]
-        case list() | tuple() if depth:
-            kept = [_inert_value(item, depth - 1) for item in value[:MAX_ITEMS]]
-            return kept if len(value) <= MAX_ITEMS else [*kept, f"… {len(value) - MAX_ITEMS} more"]
-        case dict() if depth:
-            pairs = list(value.items())
-            shown = {inert(str(key)): _inert_value(item, depth - 1) for key, item in pairs[:MAX_ITEMS]}
-            return shown if len(pairs) <= MAX_ITEMS else {**shown, "…": f"{len(pairs) - MAX_ITEMS} more"}
-        case _:
-            return "…"
+    if isinstance(value, str):
+        return inert(value, MAX_TEXT)
+    if value is None or isinstance(value, float):
+        return value
+    if isinstance(value, int):
+        return value if -_INT64 <= value < _INT64 else str(value)[:MAX_NAME]
+    if not depth:
+        return "…"
+    if isinstance(value, dict):
+        pairs = list(value.items())
+        shown = {inert(str(key)): _inert_value(item, depth - 1) for key, item in pairs[:MAX_ITEMS]}
+        return shown if len(pairs) <= MAX_ITEMS else {**shown, "…": f"{len(pairs) - MAX_ITEMS} more"}
+    items = [_inert_value(item, depth - 1) for item in value[:MAX_ITEMS]]
+    return items if len(value) <= MAX_ITEMS else [*items, f"… {len(value) - MAX_ITEMS} more"]

@@ -19,7 +19,7 @@ def us_text(ns: int) -> bytes:
     decimal: a tenth of a nanosecond more.
     """
     text = b"%d.%03d" % divmod(ns, 1000)
-    return text if int(float(text) * 1000.0) == ns else text + b"1"
+    return text if int(ns / 1000 * 1000.0) == ns else text + b"1"
 
 
 def ns_of(text: bytes) -> int | None:

@@ -11,9 +11,10 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.kineto_schema import Number, whole
-from rankscope.analysis.perfetto.microseconds import ns_of
+from rankscope.analysis.perfetto.microseconds import HORIZON_NS, ns_of
 from rankscope.analysis.trace_file import read_trace_bytes, repair
 from rankscope.runs.errors import InputError
 
@@ -48,7 +49,7 @@ class _AnyFile(msgspec.Struct, frozen=True):
     baseTimeNanoseconds: Number = None  # noqa: N815
 
 
-Sizes = tuple[Sequence[int], int, int]
+Sizes = tuple[NDArray[np.int64], int, int]
 """Of a trace: the lengths of its slices in nanoseconds, its moments, the ends of its arrows."""
 
 Place = tuple[object, object]
@@ -103,7 +104,17 @@ class RawTrace:
     @property
     def sizes(self) -> Sizes:
         """See ``Sizes``."""
-        return [one.end_ns - one.start_ns for one in self.slices], len(self.moments), len(self.flows)
+        lengths = np.fromiter((one.end_ns - one.start_ns for one in self.slices), np.int64, len(self.slices))
+        return lengths, len(self.moments), len(self.flows)
+
+    def extent(self) -> tuple[int, int] | None:
+        """From the first start to the last end, leaving out what damage moved to another age; ``None`` without a slice."""
+        if not self.slices:
+            return None
+        starts = np.fromiter((one.start_ns for one in self.slices), np.int64, len(self.slices))
+        near = np.abs(starts - np.median(starts)) < HORIZON_NS / 2
+        ends = (one.end_ns for one, is_near in zip(self.slices, near, strict=True) if is_near)
+        return int(starts[near].min()), max(ends) + 1
 
 
 def read_raw_trace(path: Path) -> RawTrace:
@@ -186,7 +197,7 @@ class Threshold:
         if not self.moments:
             said.append(f"{sum(one[1] for one in traces):,} instants of the raw traces")
         if self.longer_than_ns >= 0:
-            short = sum(length <= self.longer_than_ns for one in traces for length in one[0])
+            short = sum(int(np.count_nonzero(one[0] <= self.longer_than_ns)) for one in traces)
             said.append(f"{short:,} slices of the raw traces that take {self.longer_than_ns / 1000:g} us or less")
         if said:
             said[-1] += "; fewer --steps or --ranks show more of each, --max-events N more of all"
@@ -195,7 +206,7 @@ class Threshold:
 
 def threshold(traces: Sequence[Sizes], limit: int) -> Threshold:
     """First the arrows are left out, then the moments, then short slices."""
-    lengths = np.concatenate([np.empty(0, dtype=np.int64), *(np.asarray(one[0], dtype=np.int64) for one in traces)])
+    lengths = np.concatenate([np.empty(0, dtype=np.int64), *(one[0] for one in traces)])
     moments, flows = sum(one[1] for one in traces), sum(one[2] for one in traces)
     if len(lengths) + moments + flows <= limit:
         return Threshold()

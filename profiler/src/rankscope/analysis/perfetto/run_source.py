@@ -24,7 +24,7 @@ from rankscope.analysis.perfetto.survey import Survey
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import HardwareSample, RankInfo
+from rankscope.runs.records import CollectiveRecord, HardwareSample, RankInfo
 
 _KEPT: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
 """A raw trace that a rank has kept, by the first step in it."""
@@ -75,7 +75,7 @@ class RunSource:
         weights = survey.all_weights()
         # A quarter is for the hardware, where there is any.
         limit = selection.max_events - (selection.max_events // 4 if self._reader.hosts() else 0)
-        steps = fitting_steps(weights, set(survey.collectives), limit)
+        steps = fitting_steps(weights, survey.profiled, limit)
         if steps is None:
             found = f"; there are {step_range((min(survey.outside), max(survey.outside) + 1))}" if survey.outside else ""
             raise InputError(self._reader.path, f"no such steps were recorded{found}" if found else "no step was recorded")
@@ -103,11 +103,8 @@ class RunSource:
             there = {rank: captured_steps(self._reader, self._attempt, rank, range(*fitted_to)).collectives for rank in everybody}
             fitted = match_collectives(there, world_size=world_size).matches
         clocks = _shared_by_hosts(fit_clocks(fitted, hosts), hosts)
-        first, last = self._survey.extent(steps)
-        arrivals = [
-            row.enqueue_unix_ns for rows in collectives.values() for row in rows if first - _MARGIN_NS <= row.enqueue_unix_ns
-        ]
-        base = min([first, *arrivals]) - max(0, *clocks.offset_ns.values(), 0)
+        first, last = self._uncorrected(steps, collectives)
+        base = first - max(0, *clocks.offset_ns.values(), 0)
         self._extent = (base, last - min(0, *clocks.offset_ns.values(), 0) + _MARGIN_NS)
         info = self._reader.info
         return Plan(
@@ -123,6 +120,16 @@ class RunSource:
             step_times=self._step_times,
             left_out=left_out,
         )
+
+    def _uncorrected(self, steps: tuple[int, int], collectives: dict[int, list[CollectiveRecord]]) -> tuple[int, int]:
+        """When ``steps`` were, each rank by its own clock. Collectives may be all that retention has left of them."""
+        times = [(row.enqueue_unix_ns, row.end_unix_ns) for rows in collectives.values() for row in rows]
+        extent = self._survey.extent(steps)
+        if extent is None:
+            if not times:
+                raise InputError(self._reader.path, f"no usable record of {step_range(steps)}")
+            extent = (min(start for start, _ in times), max(end for _, end in times))
+        return min([extent[0], *(start for start, _ in times if start > extent[0] - _MARGIN_NS)]), extent[1]
 
     def _name(self, rank: int) -> str:
         info = self._infos.get(rank)

@@ -25,8 +25,8 @@ class Survey:
     selection: Selection
     weights: dict[int, int] = field(default_factory=dict)
     """Step to the number of its events."""
-    records: int = 0
-    """Step records that were chosen."""
+    profiled: set[int] = field(default_factory=set)
+    """Steps of which there is more than a step record."""
     collectives: dict[int, int] = field(default_factory=dict)
     """Profiled step to the number of its collectives, of all ranks."""
     times: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -46,7 +46,8 @@ class Survey:
             if not self.selection.has_step(step):
                 self.outside.add(step)
                 continue
-            self.records += 1
+            if record.profiled:
+                self.profiled.add(step)
             self.weights[step] = self.weights.get(step, 0) + step_tracks.weight(record)
             start, end = record.start_unix_ns, record.start_unix_ns + round(record.wall_us * 1000)
             first, last = self.times.get(step, (start, end))
@@ -57,6 +58,7 @@ class Survey:
         for record in records:
             if 0 <= record.step <= LAST_STEP:
                 self.collectives[record.step] = self.collectives.get(record.step, 0) + 1
+                self.profiled.add(record.step)
 
     def all_weights(self) -> dict[int, int]:
         """Step to the number of its events, collectives with them."""
@@ -75,11 +77,14 @@ class Survey:
         nearest = before or after
         return (nearest[0], nearest[-1] + 1) if nearest else None
 
-    def extent(self, steps: tuple[int, int]) -> tuple[int, int]:
-        """First start and last end of ``steps``, leaving out what a damaged record moved to another age."""
+    def extent(self, steps: tuple[int, int]) -> tuple[int, int] | None:
+        """First start and last end of the records of ``steps``; ``None`` without any.
+
+        Leaves out what a damaged record moved to another age.
+        """
         times = np.array([span for step, span in self.times.items() if steps[0] <= step < steps[1]], dtype=np.int64)
         if not len(times):
-            return 0, 0
+            return None
         typical = np.median(times[:, 0])
         near = np.abs(times - typical) < HORIZON_NS / 2
         return int(times[near[:, 0], 0].min()), int(times[near[:, 1], 1].max(initial=int(typical)))

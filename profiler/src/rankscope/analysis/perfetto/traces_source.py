@@ -11,6 +11,7 @@ from pathlib import Path
 from rankscope.analysis.clock import consistent, fit_clocks
 from rankscope.analysis.matching import arrival_ns, match_collectives
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
+from rankscope.analysis.perfetto.microseconds import HORIZON_NS
 from rankscope.analysis.perfetto.raw_trace import RawTrace, Sizes, read_raw_trace, threshold
 from rankscope.analysis.perfetto.raw_tracks import write_raw
 from rankscope.analysis.perfetto.selection import Selection
@@ -21,7 +22,13 @@ from rankscope.analysis.traces import read_trace
 from rankscope.runs.errors import InputError
 from rankscope.runs.records import CollectiveRecord
 
-_OTHER = {"damaged": "damaged events", "C": "counter events", "B": "events without their end", "E": "ends of events"}
+_OTHER = {
+    "damaged": "damaged events",
+    "far": "events whose times are far from those of the rest",
+    "C": "counter events",
+    "B": "events without their end",
+    "E": "ends of events",
+}
 """Kinds of events that are not shown, as a person calls them."""
 
 
@@ -93,6 +100,8 @@ class TracesSource:
         steps = {step: span for step, span in raw.steps().items() if self._selection.has_step(step)}
         extent = self._extent(raw, steps)
         cut = raw.within(*extent) if extent else RawTrace(file)
+        if not self._selection.chose_steps and len(cut.slices) < len(raw.slices):
+            cut.other["far"] += len(raw.slices) - len(cut.slices)
         return rank, _Known(
             file=file,
             host=trace.host,
@@ -105,8 +114,9 @@ class TracesSource:
         )
 
     def _extent(self, raw: RawTrace, steps: Mapping[int, tuple[int, int]]) -> tuple[int, int] | None:
-        spans = list(steps.values()) if self._selection.chose_steps else [(one.start_ns, one.end_ns + 1) for one in raw.slices]
-        return (min(start for start, _ in spans), max(end for _, end in spans)) if spans else None
+        if not self._selection.chose_steps:
+            return raw.extent()
+        return (min(start for start, _ in steps.values()), max(end for _, end in steps.values())) if steps else None
 
     def _make_plan(self, everything: Mapping[int, _Known], left_out: list[str]) -> Plan:
         hosts = {rank: known.host for rank, known in everything.items() if known.host}
@@ -122,7 +132,9 @@ class TracesSource:
                 row for row in known.collectives if not self._selection.chose_steps or self._selection.has_step(row.step)
             ]
             assert known.extent is not None, "else it is not exported"
-            starts += [correct(known.extent[0]), *(correct(arrival_ns(row)) for row in shown[rank])]
+            # Of collectives without what damage moved to another age.
+            arrivals = (arrival_ns(row) for row in shown[rank])
+            starts += [correct(known.extent[0]), *(correct(at) for at in arrivals if abs(at - known.extent[0]) < HORIZON_NS / 2)]
             for step, (start, end) in known.steps.items():
                 first, last = step_times.get(step, (correct(start), correct(end)))
                 step_times[step] = (min(first, correct(start)), max(last, correct(end)))
