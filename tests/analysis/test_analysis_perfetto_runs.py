@@ -389,6 +389,15 @@ def test_steps_that_seem_to_overlap_by_a_little_stay_on_one_track(tmp_path: Path
     assert steps[0].args["wall_us"] == STEP_US
 
 
+def test_short_steps_whose_two_clocks_were_read_apart_stay_on_one_track(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=0, profiled=())
+    short = [replace(step_record(number, START + number * 1_000_000), wall_us=1023.0) for number in range(4)]
+    rows(rank_dir(run, 0, 0), "steps", *short)
+    model, _ = exported(run, verdict=False)
+    assert {one.track for one in model.of("step")} == {"steps"}
+    assert {one.track for one in model.of("phase")} == {"phases (in their usual order)"}
+
+
 def test_hostile_names_are_inert(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", profiled=())
     wild = '\x00\x1b[31m</script>"\n' + "x" * 5000

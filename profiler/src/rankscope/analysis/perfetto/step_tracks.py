@@ -15,6 +15,8 @@ from rankscope.runs.records import PHASES, Phase, PhaseTimes, StepRecord
 
 _CLOCK_SLACK: Final = 0.01
 """Starts are of a clock that is adjusted, durations of one that is not: a step may seem to reach into the next by this share."""
+_READING_SLACK_NS: Final = 200_000
+"""And the two clocks are read one after the other, tens of microseconds apart: by so much, but not by a quarter of a step."""
 
 _SHOWN: Final = (
     "cpu_us",
@@ -54,7 +56,8 @@ def write_steps(writer: TraceWriter, pid: int, records: Sequence[StepRecord], co
     starts = [correct(record.start_unix_ns) for record in ordered]
     ends = [start + round(record.wall_us * 1000) for start, record in zip(starts, ordered, strict=True)]
     for at in range(len(ordered) - 1):
-        if 0 < ends[at] - starts[at + 1] <= _CLOCK_SLACK * (ends[at] - starts[at]):
+        length = ends[at] - starts[at]
+        if 0 < ends[at] - starts[at + 1] <= max(_CLOCK_SLACK * length, min(_READING_SLACK_NS, length / 4)):
             ends[at] = starts[at + 1]
     steps = writer.track(pid, "steps", nest=False)
     for record, start, end in zip(ordered, starts, ends, strict=True):
