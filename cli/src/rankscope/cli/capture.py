@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
 
 import click
 import msgspec
 
 from rankscope.cli.capture_result import CaptureResult
 from rankscope.cli.live_run import LiveRun
+from rankscope.cli.rank_list import RANKS
 from rankscope.cli.terminal import format_option, use_color, width
 from rankscope.runs.control import MAX_STEPS, new_request
-
-MAX_RANKS: Final = 65_536
-
-
-class _Ranks(click.ParamType[Any]):
-    """``0,3-5``: ranks and ranges of ranks."""
-
-    name = "ranks"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        """The ranks, ascending."""
-        if isinstance(value, list):
-            return value
-        ranks: set[int] = set()
-        for part in str(value).split(","):
-            found = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
-            if found is None:
-                self.fail(f"{value!r} is not a list of ranks such as 0,3-5", param, ctx)
-            first, last = int(found[1]), int(found[2] or found[1])
-            if last < first or last - first >= MAX_RANKS:
-                self.fail(f"{part.strip()!r} is no range of ranks", param, ctx)
-            ranks.update(range(first, last + 1))
-        return sorted(ranks)
 
 
 @click.command(
@@ -57,7 +33,7 @@ The request is a file in RUN/control, so whoever may write there may ask.
 @click.option(
     "--steps", type=click.IntRange(1, MAX_STEPS), default=3, show_default=True, help="How many steps in a row are profiled."
 )
-@click.option("--ranks", type=_Ranks(), help="Ranks to profile, such as 0,3-5.  [default: all]")
+@click.option("--ranks", type=RANKS, help="Ranks to profile, such as 0,3-5.  [default: all]")
 @click.option("--keep-trace", is_flag=True, help="Also keep the raw Kineto traces, in RUN/attempts/*/ranks/*/traces.")
 @click.option(
     "--flight-recorder",

@@ -38,6 +38,7 @@ VERBS: Final[dict[str, Verb]] = {
     "compare": Verb(
         "rankscope.cli.compare:compare", "What got better or worse between runs, and is it real; scaling.", "analysis"
     ),
+    "export": Verb("rankscope.cli.export:export", "All ranks on one clock, for ui.perfetto.dev.", "analysis"),
     "capture": Verb("rankscope.cli.capture:capture", "Ask a live run for a profile of its next steps.", "analysis"),
     "exporter": Verb("rankscope.exporter.commands:exporter", "Publish this node's GPUs and ranks to Prometheus.", "exporter"),
     "dashboard": Verb("rankscope.dashboards.commands:dashboard", "Serve the pages that show the evidence.", "dashboards"),

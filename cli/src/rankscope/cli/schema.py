@@ -8,6 +8,7 @@ import msgspec
 from rankscope.alerts.findings_log import FindingRecord
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.compare.result import CompareResult
+from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.analysis.result import Analysis
 from rankscope.cli.capture_result import CaptureResult, DumpResult
 from rankscope.runs.control import ControlAnswer, ControlRequest
@@ -23,6 +24,7 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "answer": ControlAnswer,
     "capture": CaptureResult,
     "dump": DumpResult,
+    "export": ExportResult,
 }
 
 

@@ -1,0 +1,187 @@
+"""``rankscope export``."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from rankscope.analysis.perfetto.annotations import clock_sentence
+from rankscope.analysis.perfetto.export import export_perfetto
+from rankscope.analysis.perfetto.result import ExportResult
+from rankscope.analysis.perfetto.selection import MAX_EVENTS, Selection
+from rankscope.analysis.perfetto.source import step_range
+from rankscope.cli.rank_list import RANKS
+from rankscope.cli.terminal import format_option, printable
+from rankscope.runs.errors import InputError
+from rankscope.runs.reader import is_run
+from rankscope.runs.writer import replacing
+
+_Write = Callable[[bytes], object]
+_SMALL: Final = 1_000
+
+
+class _Steps(click.ParamType[Any]):
+    """``100:120``: from step 100 to step 119; ``100:``, ``:120`` and ``100`` as well."""
+
+    name = "A:B"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int | None, int | None]:
+        """First step, and step after the last."""
+        found = re.fullmatch(r"([0-9]{1,15})?(:)?([0-9]{1,15})?", str(value))
+        if found is None or (found[1] is None and found[3] is None):
+            self.fail(f"{value!r} is no range of steps such as 100:120, which is 100 to 119", param, ctx)
+        first = None if found[1] is None else int(found[1])
+        if found[2] is None:
+            return int(value), int(value) + 1
+        past = None if found[3] is None else int(found[3])
+        if first is not None and past is not None and past <= first:
+            self.fail(f"{value!r} has no step in it", param, ctx)
+        return first, past
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  rankscope export RUN --perfetto out.json.gz
+  rankscope export RUN --perfetto out.json.gz --steps 120:124 --ranks 0-7
+  rankscope export traces/ --perfetto out.json.gz    Kineto traces, too
+  rankscope export RUN --perfetto - | gzip >out.json.gz
+
+Then open https://ui.perfetto.dev and drop the file onto the page: it is read in the browser and not sent anywhere.
+"""
+)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+@click.option(
+    "--perfetto",
+    "target",
+    required=True,
+    metavar="FILE",
+    help="Write Chrome JSON to FILE, compressed if it ends in .gz; - is standard output.",
+)
+@click.option("--steps", type=_Steps(), help="Steps A to B - 1 only.  [default: all that fit]")
+@click.option("--ranks", type=RANKS, help="These ranks only, such as 0,3-5.  [default: all]")
+@click.option(
+    "--raw/--no-raw",
+    default=None,
+    help="Merge in the raw traces that a run has kept.  [default: with --steps]",
+)
+@click.option("--no-verdict", is_flag=True, help="Without analysis: memory does not grow with the length of the run.")
+@click.option(
+    "--max-events",
+    type=click.IntRange(_SMALL, 100_000_000),
+    default=MAX_EVENTS,
+    show_default=True,
+    help="About so many events; a browser has trouble with more.",
+)
+@format_option
+def export(
+    paths: tuple[Path, ...],
+    *,
+    target: str,
+    steps: tuple[int | None, int | None] | None,
+    ranks: list[int] | None,
+    raw: bool | None,
+    no_verdict: bool,
+    max_events: int,
+    output_format: str,
+) -> None:
+    """All ranks on one corrected clock, for Perfetto: steps, phases, collectives, who waited for whom, the verdict on top.
+
+    PATH is one run directory, or Kineto traces (files, folders, patterns) of one or many ranks. Where not everything fits, the
+    latest steps around the last profile are exported, and what was left out is said.
+    """
+    first, past = steps or (None, None)
+    selection = Selection(first, past, None if ranks is None else frozenset(ranks), max_events)
+    _check_target(target, paths)
+    with _progress(shown=sys.stderr.isatty()) as progress, _output(target) as (write, size):
+        result = export_perfetto(paths, write, selection=selection, raw=raw, verdict=not no_verdict, progress=progress)
+    result = msgspec.structs.replace(result, path=target, bytes=size())
+    said = sys.stderr if target == "-" else sys.stdout
+    if output_format == "json":
+        said.buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    else:
+        click.echo(_text(result), file=said)
+
+
+def _check_target(target: str, paths: Sequence[Path]) -> None:
+    """Before anything is read: what may have taken minutes is not to fail at its end."""
+    if target == "-":
+        if sys.stdout.isatty():
+            raise click.BadParameter("standard output is a terminal; give a file", param_hint="--perfetto")
+        return
+    file = Path(target)
+    if file.is_dir():
+        raise click.BadParameter(f"{target!r} is a folder; give a file such as out.json.gz", param_hint="--perfetto")
+    if file.exists() and not file.is_file():
+        raise click.BadParameter(f"{target!r} is no regular file; give - for standard output", param_hint="--perfetto")
+    if not file.parent.is_dir():
+        raise InputError(file.parent, "no such folder")
+    for path in paths:
+        if path.is_dir() and not is_run(path) and path.resolve() in file.resolve().parents:
+            raise click.BadParameter(
+                f"{target!r} lies in {str(path)!r} and would be taken for one of its traces", param_hint="--perfetto"
+            )
+        if file.exists() and path.exists() and file.samefile(path):
+            raise click.BadParameter(f"{target!r} is what is to be exported", param_hint="--perfetto")
+
+
+@contextmanager
+def _output(target: str) -> Iterator[tuple[_Write, Callable[[], int]]]:
+    """What to write to, and the number of bytes that came of it. A file gets its name when all of it is there."""
+    written = 0
+    if target == "-":
+
+        def count(data: bytes) -> None:
+            nonlocal written
+            sys.stdout.buffer.write(data)
+            written += len(data)
+
+        yield count, lambda: written
+        return
+    try:
+        # A link is followed: it is not what should be replaced.
+        with replacing(Path(target).resolve()) as file:
+            if target.endswith(".gz"):
+                # Without name and time, so that the same events are the same bytes.
+                with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+                    yield packed.write, lambda: written
+            else:
+                yield file.write, lambda: written
+            written = file.tell()
+    except OSError as error:
+        raise InputError(target, error.strerror or str(error)) from error
+
+
+@contextmanager
+def _progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
+    if not shown:
+        yield lambda *_: None
+        return
+
+    def say(what: str, done: int, of: int) -> None:
+        click.echo(f"\r\x1b[K{what}: {done} of {of}" if of > 1 else f"\r\x1b[K{what}", nl=False, err=True)
+
+    try:
+        yield say
+    finally:
+        click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def _text(result: ExportResult) -> str:
+    ranks = f"{len(result.ranks):,} rank{'s' if len(result.ranks) != 1 else ''}"
+    steps = f", {step_range(result.steps)}" if result.steps else ""
+    where = "standard output" if result.path == "-" else result.path
+    lines = [f"{result.events:,} events of {ranks}{steps} written to {where} ({result.bytes / 1e6:,.1f} MB)."]
+    lines.append(clock_sentence(result.clock))
+    lines += [f"Left out: {what}." for what in result.left_out]
+    lines.append("Open https://ui.perfetto.dev and drop the file onto the page.")
+    return printable("\n".join(lines))

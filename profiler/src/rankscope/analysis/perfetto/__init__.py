@@ -1,0 +1,1 @@
+"""Runs and traces as one Chrome JSON file for Perfetto: all ranks on one clock."""

@@ -1,0 +1,80 @@
+"""The verdict on a track of its own above all ranks, and what one has to know about the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rankscope.analysis.perfetto.chrome_json import TraceWriter
+from rankscope.analysis.perfetto.result import ExportClock
+from rankscope.analysis.perfetto.source import counted
+from rankscope.analysis.result import Analysis, Finding
+
+
+def clock_sentence(clock: ExportClock) -> str:
+    """How far the ranks' times can be compared."""
+    if clock.method == "none":
+        return "Clocks not corrected: no collective could be matched, each host's times are those of its own clock."
+    of = counted(clock.matched, "collective") + (f" of {clock.fitted_to}" if clock.fitted_to else "")
+    residual = "not known" if clock.residual_us is None else f"{clock.residual_us:,.1f} us"
+    return (
+        f"Clocks corrected by the ends of {of}; afterwards these still disagree by {residual} in the median: "
+        "between ranks nothing below that means anything."
+    )
+
+
+def write_annotations(
+    writer: TraceWriter,
+    analysis: Analysis | None,
+    clock: ExportClock,
+    *,
+    step_times: Mapping[int, tuple[int, int]],
+    extent: tuple[int, int],
+    left_out: Sequence[str],
+) -> None:
+    """A process above all others. ``step_times``: exported step to its first start and last end; ``extent``: that of all."""
+    simulated = analysis is not None and analysis.source.simulated
+    pid = writer.process("rankscope" + (" · simulated" if simulated else ""), order=-1)
+    if analysis is not None:
+        verdict = analysis.verdict
+        span = _span(verdict.steps, step_times, extent)
+        writer.track(pid, "verdict").slice(verdict.summary, *span, _known(verdict), kind="verdict")
+        spans = [(_span(finding.steps, step_times, extent), finding) for finding in analysis.findings]
+        findings = writer.track(pid, "findings", nest=False)
+        for (start, end), finding in sorted(spans, key=lambda item: (item[0][0], -item[0][1])):
+            findings.slice(finding.summary, start, end, _finding_args(finding), kind="finding")
+        warnings = writer.track(pid, "warnings")
+        for text in analysis.source.warnings:
+            warnings.instant(text, extent[0], kind="warning")
+    notes = writer.track(pid, "about this file")
+    notes.instant(clock_sentence(clock), extent[0], msgspec.to_builtins(clock, str_keys=True), kind="clock")
+    if simulated:
+        notes.instant("The GPU readings of this run are simulated.", extent[0], kind="simulated")
+    for text in left_out:
+        notes.instant(f"Left out: {text}", extent[0], kind="left out")
+
+
+def _span(steps: tuple[int, int] | None, step_times: Mapping[int, tuple[int, int]], extent: tuple[int, int]) -> tuple[int, int]:
+    """When those steps were, as far as they are exported; all of the time where none is."""
+    times = [
+        (start, end)
+        for step, (start, end) in step_times.items()
+        if (steps is None or steps[0] <= step < steps[1]) and extent[0] <= start <= end <= extent[1]
+    ]
+    return (min(start for start, _ in times), max(end for _, end in times)) if times else extent
+
+
+def _known(record: msgspec.Struct) -> dict[str, Any]:
+    """Its fields that are known."""
+    fields: dict[str, Any] = msgspec.to_builtins(record)
+    return {name: value for name, value in fields.items() if value not in (None, [])}
+
+
+def _finding_args(finding: Finding) -> dict[str, Any]:
+    args = _known(finding)
+    args["evidence"] = {
+        one.name: f"{one.value:,.6g} {one.unit}" + (f" ({one.detail})" if one.detail else "") for one in finding.evidence
+    }
+    return args

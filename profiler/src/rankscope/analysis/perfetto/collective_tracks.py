@@ -1,0 +1,139 @@
+"""Collectives as slices: who waited in each, for how long and for whom, with arrows from the last to arrive.
+
+On a device waiting is what a kernel took longer than the shortest of its collective: that needs no clock. On the CPU it is the
+time between the own enqueue and the last one, on the common clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rankscope.analysis.clock import Clocks
+from rankscope.analysis.matching import Match, arrival_ns, exclusion
+from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter
+from rankscope.runs.records import CollectiveRecord
+
+MAX_ARROWS: Final = 10_000
+"""More than these slow a browser down, and nobody follows them."""
+
+WEIGHT: Final = 2
+"""Events of a collective: itself, and waiting in it."""
+
+Key = tuple[int, int, str, tuple[int, ...] | None, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What matching says of one rank's part in a collective."""
+
+    transfer_us: float
+    wait_us: float
+    last: int | None
+    """The rank that arrived last, where it did by more than the clocks' residual."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the slice of a collective is: on the common clock."""
+
+    thread: Thread
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """From the last to arrive to a rank that waited."""
+
+    wait_us: float
+    begin: Key
+    end: Key
+    at_ns: int
+
+
+def key_of(rank: int, record: CollectiveRecord) -> Key:
+    """What tells a collective of a rank from its others."""
+    return (rank, record.step, record.group, tuple(record.group_ranks) if record.group_ranks else None, record.index)
+
+
+def waiting_of(match: Match, clocks: Clocks) -> dict[int, Waiting]:
+    """Rank to what it waited in ``match``."""
+    on_cpu = any(record.stream is None for record in match.records)
+    arrivals = [
+        clocks.correct(rank, arrival_ns(record)) if on_cpu else arrival_ns(record) - record.end_unix_ns
+        for rank, record in zip(match.ranks, match.records, strict=True)
+    ]
+    order = sorted(range(len(arrivals)), key=lambda at: arrivals[at])
+    latest = arrivals[order[-1]]
+    clear = latest - arrivals[order[-2]] > (clocks.residual_ns or 0.0)
+    shortest = min(record.end_unix_ns - arrival_ns(record) for record in match.records)
+    return {
+        rank: Waiting(shortest / 1000, (latest - arrival) / 1000, match.ranks[order[-1]] if clear else None)
+        for rank, arrival in zip(match.ranks, arrivals, strict=True)
+    }
+
+
+def find_arrows(matches: Iterable[Match], clocks: Clocks, shown: Mapping[Key, Place]) -> list[Arrow]:
+    """Arrows between slices that are shown, the longest wait first."""
+    found: list[Arrow] = []
+    for match in matches:
+        keys = {rank: key_of(rank, record) for rank, record in zip(match.ranks, match.records, strict=True)}
+        for rank, waited in waiting_of(match, clocks).items():
+            if waited.last is None or rank == waited.last or waited.wait_us * 1000 <= (clocks.residual_ns or 0.0):
+                continue
+            begin, end = shown.get(keys[waited.last]), shown.get(keys[rank])
+            # At the moment of the last arrival both are in it, unless the clocks contradict that: then no arrow is drawn.
+            if begin is not None and end is not None and end.start_ns <= begin.start_ns < min(begin.end_ns, end.end_ns):
+                found.append(Arrow(waited.wait_us, keys[waited.last], keys[rank], begin.start_ns))
+    return sorted(found, key=lambda arrow: (-arrow.wait_us, arrow.at_ns, arrow.begin[0], arrow.end[0]))
+
+
+def write_collectives(
+    writer: TraceWriter,
+    pid: int,
+    rank: int,
+    records: Sequence[CollectiveRecord],
+    waiting: Mapping[Key, Waiting],
+    *,
+    clocks: Clocks,
+) -> dict[Key, Place]:
+    """The tracks of one rank, one per process group; where each collective is."""
+    places: dict[Key, Place] = {}
+    groups: dict[tuple[str, tuple[int, ...]], list[CollectiveRecord]] = {}
+    for record in records:
+        groups.setdefault((record.group, tuple(record.group_ranks or ())), []).append(record)
+    residual_us = (clocks.residual_ns or 0.0) / 1000
+    for (group, members), held in sorted(groups.items()):
+        size = len(members) or held[0].group_size
+        track = writer.track(pid, f"collectives of {group}" + (f" ({size} ranks)" if size else ""), nest=False)
+        spans = [(clocks.correct(rank, arrival_ns(one)), clocks.correct(rank, one.end_unix_ns), one) for one in held]
+        for start, end, record in sorted(spans, key=lambda span: (span[0], -span[1], span[2].index)):
+            key = key_of(rank, record)
+            waited = waiting.get(key)
+            thread = track.slice(record.op, start, end, _args(record, waited), kind="collective")
+            if thread is None:
+                continue
+            places[key] = Place(thread, start, end)
+            if waited is not None and waited.last not in (None, rank) and waited.wait_us > residual_us:
+                until = min(end, start + round(waited.wait_us * 1000))
+                # Inside the slice above it: nothing else of this track overlaps that.
+                writer.slice(thread, f"waiting for rank {waited.last}", start, until, kind="wait")
+    return places
+
+
+def _args(record: CollectiveRecord, waited: Waiting | None) -> dict[str, Any]:
+    args: dict[str, Any] = {"op": record.op, "group": record.group, "step": record.step, "index": record.index}
+    optional = {"bytes": record.bytes, "dtype": record.dtype, "sequence": record.sequence, "stream": record.stream}
+    args |= {name: value for name, value in optional.items() if value is not None}
+    if record.group_ranks:
+        args["ranks"] = record.group_ranks
+    args["enqueued_us_before_start"] = (record.start_unix_ns - record.enqueue_unix_ns) / 1000
+    args["compute_inside_us"] = sum(end - start for start, end in record.compute_spans_us)
+    if waited is None:
+        args["matched"] = exclusion(record) or "no: not found on all ranks of its group"
+        return args
+    args |= {"transfer_us": waited.transfer_us, "wait_us": waited.wait_us}
+    args["last_to_arrive"] = "too close to tell" if waited.last is None else waited.last
+    return args

@@ -1,0 +1,217 @@
+"""All events of one Kineto trace, with their arguments."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.kineto_schema import Number, whole
+from rankscope.analysis.perfetto.microseconds import HORIZON_NS, ns_of
+from rankscope.analysis.trace_file import read_trace_bytes, repair
+from rankscope.runs.errors import InputError
+
+_ABSENT: Final = msgspec.Raw(b"null")
+_YEAR_NS: Final = 366 * 86_400 * 10**9
+_STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
+
+
+class RawEvent(msgspec.Struct, frozen=True):
+    """One event as it is in the file; numbers of times keep all their digits."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | int | float | None = None
+    ts: msgspec.Raw = _ABSENT
+    dur: msgspec.Raw = _ABSENT
+    pid: int | float | str | None = None
+    tid: int | float | str | None = None
+    id: int | float | str | None = None
+    args: msgspec.Raw = _ABSENT
+
+
+class _File(msgspec.Struct, frozen=True):
+    traceEvents: list[RawEvent]  # noqa: N815  # the format's own spelling
+    baseTimeNanoseconds: Number = None  # noqa: N815
+
+
+class _AnyFile(msgspec.Struct, frozen=True):
+    """The same, of which any event may be damaged."""
+
+    traceEvents: list[msgspec.Raw]  # noqa: N815
+    baseTimeNanoseconds: Number = None  # noqa: N815
+
+
+Sizes = tuple[NDArray[np.int64], int, int]
+"""Of a trace: the lengths of its slices in nanoseconds, its moments, the ends of its arrows."""
+
+Place = tuple[object, object]
+"""The (pid, tid) of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """An event with a beginning and an end, in unix nanoseconds on the clock of its host."""
+
+    start_ns: int
+    end_ns: int
+    event: RawEvent
+
+
+@dataclass(frozen=True, slots=True)
+class RawTrace:
+    """One trace; ``moments`` are instants, ``flows`` the ends of arrows, both with their time."""
+
+    path: Path
+    slices: list[Slice] = field(default_factory=list)
+    moments: list[tuple[int, RawEvent]] = field(default_factory=list)
+    flows: list[tuple[int, RawEvent]] = field(default_factory=list)
+    thread_names: dict[Place, str] = field(default_factory=dict)
+    other: Counter[str] = field(default_factory=Counter)
+    """Kind of events (``ph``) that are not shown, ``damaged`` among them, and how many there are."""
+
+    def within(self, first_ns: int, past_ns: int) -> RawTrace:
+        """What touches that time."""
+        return RawTrace(
+            path=self.path,
+            slices=[one for one in self.slices if one.end_ns >= first_ns and one.start_ns < past_ns],
+            moments=[one for one in self.moments if first_ns <= one[0] < past_ns],
+            flows=[one for one in self.flows if first_ns <= one[0] < past_ns],
+            thread_names=self.thread_names,
+            other=self.other,
+        )
+
+    def steps(self) -> dict[int, tuple[int, int]]:
+        """Annotated step to its first start and last end, as the host saw it or else as the device did."""
+        found: dict[int, tuple[int, int]] = {}
+        for device in (False, True):
+            for one in self.slices:
+                match = _STEP.fullmatch(str(one.event.name))
+                if match is not None and (one.event.cat == "gpu_user_annotation") == device:
+                    start, end = found.get(int(match[1]), (one.start_ns, one.end_ns))
+                    found[int(match[1])] = (min(start, one.start_ns), max(end, one.end_ns))
+            if found:
+                break
+        return found
+
+    @property
+    def sizes(self) -> Sizes:
+        """See ``Sizes``."""
+        lengths = np.fromiter((one.end_ns - one.start_ns for one in self.slices), np.int64, len(self.slices))
+        return lengths, len(self.moments), len(self.flows)
+
+    def extent(self) -> tuple[int, int] | None:
+        """From the first start to the last end, leaving out what damage moved to another age; ``None`` without a slice."""
+        if not self.slices:
+            return None
+        starts = np.fromiter((one.start_ns for one in self.slices), np.int64, len(self.slices))
+        near = np.abs(starts - np.median(starts)) < HORIZON_NS / 2
+        ends = (one.end_ns for one, is_near in zip(self.slices, near, strict=True) if is_near)
+        return int(starts[near].min()), max(ends) + 1
+
+
+def read_raw_trace(path: Path) -> RawTrace:
+    """Raises ``InputError``."""
+    data = read_trace_bytes(path)
+    try:
+        try:
+            events, base, damaged = _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            events, base, damaged = _decode(repair(data))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(path, f"not a trace: {error}") from error
+    trace = RawTrace(path, other=Counter({"damaged": damaged} if damaged else {}))
+    for event in events:
+        _sort_in(trace, event, base)
+    return trace
+
+
+def _decode(data: bytes) -> tuple[Iterable[RawEvent], int, int]:
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if data.lstrip()[:1] == b"[":
+        data = b'{"traceEvents":' + data + b"}"
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except msgspec.ValidationError:
+        loose = msgspec.json.decode(data, type=_AnyFile)
+        events: list[RawEvent] = []
+        decode = msgspec.json.Decoder(RawEvent).decode
+        for raw in loose.traceEvents:
+            try:
+                events.append(decode(raw))
+            except msgspec.DecodeError:
+                continue
+        return events, max(0, whole(loose.baseTimeNanoseconds)), len(loose.traceEvents) - len(events)
+    return file.traceEvents, max(0, whole(file.baseTimeNanoseconds)), 0
+
+
+def _sort_in(trace: RawTrace, event: RawEvent, base: int) -> None:
+    if event.ph == "M":
+        if event.name == "thread_name" and (name := args_of(event).get("name")) is not None:
+            trace.thread_names[event.pid, event.tid] = str(name)
+        return
+    at = ns_of(bytes(event.ts))
+    if at is None or event.ph not in {"X", "i", "I", "s", "t", "f"}:
+        trace.other["damaged" if at is None else str(event.ph)] += 1
+    elif event.ph != "X":
+        (trace.moments if event.ph in {"i", "I"} else trace.flows).append((at + base, event))
+    elif (length := ns_of(bytes(event.dur))) is None or not 0 <= length < _YEAR_NS:
+        trace.other["damaged"] += 1
+    else:
+        trace.slices.append(Slice(at + base, at + base + length, event))
+
+
+def args_of(event: RawEvent) -> dict[str, object]:
+    """The arguments; empty where there are none that can be read."""
+    try:
+        return msgspec.json.decode(event.args, type=dict[str, object])
+    except msgspec.DecodeError:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """What is shown of raw traces together, so that not more than a limit is."""
+
+    longer_than_ns: int = -1
+    """Slices have to take longer."""
+    flows: bool = True
+    moments: bool = True
+
+    def shows(self, one: Slice) -> bool:
+        """Whether it is long enough."""
+        return one.end_ns - one.start_ns > self.longer_than_ns
+
+    def sentences(self, traces: Sequence[Sizes]) -> list[str]:
+        """What of ``traces`` it leaves out."""
+        said: list[str] = []
+        if not self.flows:
+            said.append(f"{sum(one[2] for one in traces):,} ends of arrows of the raw traces")
+        if not self.moments:
+            said.append(f"{sum(one[1] for one in traces):,} instants of the raw traces")
+        if self.longer_than_ns >= 0:
+            short = sum(int(np.count_nonzero(one[0] <= self.longer_than_ns)) for one in traces)
+            said.append(f"{short:,} slices of the raw traces that take {self.longer_than_ns / 1000:g} us or less")
+        if said:
+            said[-1] += "; fewer --steps or --ranks show more of each, --max-events N more of all"
+        return said
+
+
+def threshold(traces: Sequence[Sizes], limit: int) -> Threshold:
+    """First the arrows are left out, then the moments, then short slices."""
+    lengths = np.concatenate([np.empty(0, dtype=np.int64), *(one[0] for one in traces)])
+    moments, flows = sum(one[1] for one in traces), sum(one[2] for one in traces)
+    if len(lengths) + moments + flows <= limit:
+        return Threshold()
+    if len(lengths) + moments <= limit:
+        return Threshold(flows=False)
+    if len(lengths) <= limit:
+        return Threshold(flows=False, moments=False)
+    return Threshold(int(np.partition(lengths, -limit - 1)[-limit - 1]), flows=False, moments=False)

@@ -1,0 +1,264 @@
+"""A run directory as a source: its last attempt, as the analysis judges it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from rankscope.analysis.captured import captured_steps
+from rankscope.analysis.clock import Clocks, consistent, fit_clocks
+from rankscope.analysis.matching import match_collectives
+from rankscope.analysis.perfetto import hardware_tracks
+from rankscope.analysis.perfetto.chrome_json import TraceWriter
+from rankscope.analysis.perfetto.hardware_tracks import gpu_name, write_hardware
+from rankscope.analysis.perfetto.raw_trace import RawTrace, Threshold, read_raw_trace, threshold
+from rankscope.analysis.perfetto.raw_tracks import write_raw
+from rankscope.analysis.perfetto.selection import Selection, fitting_steps
+from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, counted, process_name, step_range
+from rankscope.analysis.perfetto.step_tracks import is_possible, write_steps
+from rankscope.analysis.perfetto.survey import Survey
+from rankscope.runs.errors import InputError
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import CollectiveRecord, HardwareSample, RankInfo
+
+_KEPT: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
+"""A raw trace that a rank has kept, by the first step in it."""
+
+_MARGIN_NS: Final = 1_000_000_000
+"""Device work goes on for a while after the step that asked for it, and a GPU is sampled but now and then."""
+
+
+class RunSource:
+    """``raw``: whether raw traces that were kept are merged in; ``None``: if steps were chosen."""
+
+    def __init__(self, path: Path, selection: Selection, *, raw: bool | None, progress: Progress) -> None:
+        self._reader = RunReader(path)
+        attempts = self._reader.attempts()
+        self._attempt = attempts[-1] if attempts else 0
+        everybody = self._reader.ranks(self._attempt)
+        ranks = [rank for rank in everybody if selection.has_rank(rank)]
+        if not ranks:
+            raise InputError(
+                path, "no rank has left records in it" if not everybody else f"none of these ranks: {_some(everybody)}"
+            )
+        self._infos = {rank: info for rank in everybody if (info := self._reader.rank(self._attempt, rank)) is not None}
+        left_out = [counted(len(attempts) - 1, "earlier attempt")] if len(attempts) > 1 else []
+        steps = self._choose(everybody, set(ranks), selection, left_out, progress)
+        self._steps = range(*steps)
+        self._simulated = self._reader.info.simulated
+        self._step_times: dict[int, tuple[int, int]] = {}
+        self.plan = self._make_plan(everybody, ranks, left_out)
+        self._raw = self._threshold(ranks, selection, raw, left_out)
+        self._stride = self._sampling(left_out, selection.max_events)
+
+    def _choose(
+        self, everybody: list[int], ranks: set[int], selection: Selection, left_out: list[str], progress: Progress
+    ) -> tuple[int, int]:
+        survey = self._survey = Survey(selection)
+        for done, rank in enumerate(everybody):
+            progress("Looking through", done, len(everybody))
+            if rank in ranks:
+                survey.add_steps(self._reader.steps(self._attempt, rank))
+            survey.add_collectives(self._reader.collectives(self._attempt, rank))
+        if self._reader.skipped_lines:
+            left_out.append(counted(self._reader.skipped_lines, "damaged line"))
+        if survey.damaged:
+            left_out.append(f"{counted(survey.damaged, 'record')}: times that make no sense")
+        if self._reader.unusable:
+            names = sorted(os.fspath(file.relative_to(self._reader.path)) for file in self._reader.unusable)
+            left_out.append(f"{counted(len(names), 'file')} that cannot be read, such as {names[0]}")
+        weights = survey.all_weights()
+        # A quarter is for the hardware, where there is any.
+        limit = selection.max_events - (selection.max_events // 4 if self._reader.hosts() else 0)
+        steps = fitting_steps(weights, survey.profiled, limit)
+        if steps is None:
+            found = f"; there are {step_range((min(survey.outside), max(survey.outside) + 1))}" if survey.outside else ""
+            raise InputError(self._reader.path, f"no such steps were recorded{found}" if found else "no step was recorded")
+        whole = (min(weights), max(weights) + 1)
+        if steps != whole:
+            left_out.append(
+                f"all but {step_range(steps)} of {step_range(whole)}: about {sum(weights.values()):,} events, of which"
+                f" {selection.max_events:,} are exported; --steps A:B chooses others, --max-events N more"
+            )
+        return steps
+
+    def _make_plan(self, everybody: list[int], ranks: list[int], left_out: list[str]) -> Plan:
+        steps = (self._steps.start, self._steps.stop)
+        fitted_to = self._survey.clock_range(steps)
+        collectives = {rank: captured_steps(self._reader, self._attempt, rank, self._steps).collectives for rank in everybody}
+        about = self._reader.attempt(self._attempt)
+        world_size = about.world_size if about else max((info.world_size for info in self._infos.values()), default=None)
+        if world_size is not None:
+            world_size = max(world_size, len(everybody))
+        hosts = {rank: info.host for rank, info in self._infos.items()}
+        matching = match_collectives(collectives, world_size=world_size)
+        if fitted_to is None:
+            fitted = matching.matches
+        else:
+            there = {rank: captured_steps(self._reader, self._attempt, rank, range(*fitted_to)).collectives for rank in everybody}
+            fitted = match_collectives(there, world_size=world_size).matches
+        clocks = _shared_by_hosts(fit_clocks(fitted, hosts), hosts)
+        first, last = self._uncorrected(steps, collectives)
+        base = first - max(0, *clocks.offset_ns.values(), 0)
+        self._extent = (base, last - min(0, *clocks.offset_ns.values(), 0) + _MARGIN_NS)
+        info = self._reader.info
+        return Plan(
+            kind="run",
+            about={"run_id": info.run_id, "name": info.name, "attempt": self._attempt, "simulated": info.simulated},
+            steps=steps,
+            names={rank: self._name(rank) for rank in ranks},
+            collectives={rank: collectives[rank] for rank in ranks},
+            matching=consistent(matching, clocks),
+            clocks=clocks,
+            clock=clock_of(clocks, len(fitted), ranks, fitted_to=None if fitted_to is None else step_range(fitted_to)),
+            base_ns=base,
+            step_times=self._step_times,
+            left_out=left_out,
+        )
+
+    def _uncorrected(self, steps: tuple[int, int], collectives: dict[int, list[CollectiveRecord]]) -> tuple[int, int]:
+        """When ``steps`` were, each rank by its own clock. Collectives may be all that retention has left of them."""
+        times = [(row.enqueue_unix_ns, row.end_unix_ns) for rows in collectives.values() for row in rows]
+        extent = self._survey.extent(steps)
+        if extent is None:
+            if not times:
+                raise InputError(self._reader.path, f"no usable record of {step_range(steps)}")
+            extent = (min(start for start, _ in times), max(end for _, end in times))
+        return min([extent[0], *(start for start, _ in times if start > extent[0] - _MARGIN_NS)]), extent[1]
+
+    def _name(self, rank: int) -> str:
+        info = self._infos.get(rank)
+        return process_name(rank, info.host if info else None, _gpu(info) if info else None, simulated=self._simulated)
+
+    def write_rank(self, writer: TraceWriter, pid: int, rank: int) -> None:
+        """Steps, phases, blocked time, garbage collection, profiled windows."""
+        correct = self.plan.on_common_clock(rank)
+        rows = {row.step: row for row in self._reader.steps(self._attempt, rank) if row.step in self._steps and is_possible(row)}
+        write_steps(writer, pid, list(rows.values()), correct)
+        for row in rows.values():
+            start = correct(row.start_unix_ns)
+            end = start + round(row.wall_us * 1000)
+            first, last = self._step_times.get(row.step, (start, end))
+            self._step_times[row.step] = (min(first, start), max(last, end))
+        self._write_windows(writer, pid, rank, correct)
+
+    def _write_windows(self, writer: TraceWriter, pid: int, rank: int, correct: Callable[[int], int]) -> None:
+        costliest: dict[int, list[str]] = {}
+        for kernel in self._reader.kernels(self._attempt, rank):
+            if kernel.step in self._steps:
+                costliest.setdefault(kernel.step, []).append(
+                    f"{kernel.total_us:,.1f} us in {kernel.calls} calls, {kernel.kind}: {kernel.name}"
+                )
+        track = writer.track(pid, "profiled steps", nest=False)
+        windows = captured_steps(self._reader, self._attempt, rank, self._steps).breakdowns
+        for row in sorted(windows, key=lambda row: (row.start_unix_ns, -row.window_us)):
+            start = correct(row.start_unix_ns)
+            args: dict[str, Any] = {
+                name: getattr(row, name)
+                for name in row.__struct_fields__
+                if name.endswith("_us") or name in {"events", "window_basis", "truncated"}
+            }
+            if row.looked_wrong:
+                args["looked_wrong"] = row.looked_wrong
+            args["costliest"] = costliest.get(row.step, [])
+            track.slice(f"profile of step {row.step}", start, start + round(row.window_us * 1000), args, kind="window")
+
+    def write_raw(self, writer: TraceWriter, pid: int, rank: int) -> None:
+        """The raw traces that were kept, cut to the exported time."""
+        if self._raw is None:
+            return
+        for trace in self._kept(rank):
+            write_raw(writer, pid, trace, self._raw, self.plan.on_common_clock(rank))
+
+    def _threshold(self, ranks: list[int], selection: Selection, raw: bool | None, left_out: list[str]) -> Threshold | None:
+        kept = sum(1 for rank in ranks for _ in self._kept_files(rank))
+        if not kept:
+            if raw:
+                left_out.append("raw traces: none was kept")
+            return None
+        if not (selection.chose_steps if raw is None else raw):
+            left_out.append(f"raw traces: {kept} were kept; --raw merges those of the exported steps in")
+            return None
+        sizes = [trace.sizes for rank in ranks for trace in self._kept(rank, left_out)]
+        weights = self._survey.all_weights()
+        taken = sum(weights.get(step, 0) for step in weights if step in self._steps)
+        shown = threshold(sizes, max(0, selection.max_events - taken))
+        left_out += shown.sentences(sizes)
+        return shown
+
+    def _kept(self, rank: int, left_out: list[str] | None = None) -> Iterator[RawTrace]:
+        offset = self.plan.clocks.offset_ns.get(rank, 0)
+        for file in self._kept_files(rank):
+            try:
+                trace = read_raw_trace(file).within(self._extent[0] + offset, self._extent[1] + offset)
+            except InputError as error:
+                if left_out is not None:
+                    left_out.append(str(error))
+                continue
+            if trace.slices or trace.moments:
+                yield trace
+
+    def _kept_files(self, rank: int) -> Iterator[Path]:
+        folder = rank_dir(self._reader.path, self._attempt, rank) / "traces"
+        for file in sorted(folder.iterdir()) if folder.is_dir() else []:
+            found = _KEPT.fullmatch(file.name)
+            if found is not None and int(found[1]) < self._steps.stop:
+                yield file
+
+    def _sampling(self, left_out: list[str], max_events: int) -> int:
+        count = sum(1 for host in self._hosts() for _ in self._samples(host))
+        stride = max(1, -(-count * hardware_tracks.WEIGHT // max(1, max_events // 4)))
+        if stride > 1:
+            left_out.append(f"hardware samples: one in {stride} of {count:,} is exported, of each GPU")
+        return stride
+
+    def _hosts(self) -> list[str]:
+        exported = {info.host for rank, info in self._infos.items() if rank in self.plan.names}
+        return [host for host in self._reader.hosts() if host in exported]
+
+    def _samples(self, host: str) -> Iterator[HardwareSample]:
+        correct = self._clock_of(host)
+        for sample in self._reader.hardware(host):
+            if self._extent[0] <= correct(sample.unix_ns) <= self._extent[1]:
+                yield sample
+
+    def _clock_of(self, host: str) -> Callable[[int], int]:
+        """All ranks of a host have its clock."""
+        return self.plan.on_common_clock(next(rank for rank, info in self._infos.items() if info.host == host))
+
+    def write_hosts(self, writer: TraceWriter) -> None:
+        """A process with the GPUs' counters per host."""
+        for order, host in enumerate(self._hosts()):
+            seen: dict[str, int] = {}
+            samples: list[HardwareSample] = []
+            for sample in self._samples(host):
+                number = seen[gpu_name(sample)] = seen.get(gpu_name(sample), -1) + 1
+                if number % self._stride == 0:
+                    samples.append(sample)
+            if samples:
+                simulated = self._simulated or any(sample.simulated for sample in samples)
+                name = f"host {host} · hardware" + (" · simulated" if simulated else "")
+                pid = writer.process(name, order=len(self.plan.names) + order)
+                write_hardware(writer, pid, samples, self._clock_of(host))
+
+
+def _shared_by_hosts(clocks: Clocks, hosts: dict[int, str]) -> Clocks:
+    """With the offset of a host for those of its ranks, too, that had no matched collective."""
+    of_host = {hosts[rank]: offset for rank, offset in clocks.offset_ns.items() if rank in hosts}
+    more = {rank: of_host[host] for rank, host in hosts.items() if host in of_host}
+    return replace(clocks, offset_ns={**more, **clocks.offset_ns})
+
+
+def _gpu(info: RankInfo) -> str | None:
+    if info.gpu_uuid is not None:
+        return info.gpu_uuid if info.gpu_uuid.startswith("GPU") else f"GPU {info.gpu_uuid}"
+    return None if info.local_rank is None else f"local rank {info.local_rank}"
+
+
+def _some(ranks: list[int]) -> str:
+    return f"there are {len(ranks)}, from {ranks[0]} to {ranks[-1]}"

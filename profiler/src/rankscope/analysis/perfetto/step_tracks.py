@@ -1,0 +1,115 @@
+"""Step records as slices: the step, its phases, the time in them that waited for other ranks.
+
+A record says how long each phase took, not when: phases are drawn one after the other in their usual order, blocked time at the
+end of its phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from rankscope.analysis.perfetto.chrome_json import TraceWriter
+from rankscope.analysis.steps import LAST_STEP, MAX_US
+from rankscope.runs.records import PHASES, Phase, PhaseTimes, StepRecord
+
+_CLOCK_SLACK: Final = 0.01
+"""Starts are of a clock that is adjusted, durations of one that is not: a step may seem to reach into the next by this share."""
+_READING_SLACK_NS: Final = 200_000
+"""And the two clocks are read one after the other, tens of microseconds apart: by so much, but not by a quarter of a step."""
+
+_SHOWN: Final = (
+    "cpu_us",
+    "run_queue_us",
+    "voluntary_switches",
+    "involuntary_switches",
+    "gc_us",
+    "samples",
+    "tokens",
+    "input_elements",
+    "flops",
+    "allocated_bytes",
+    "reserved_bytes",
+    "peak_allocated_bytes",
+    "allocator_retries",
+    "resident_bytes",
+)
+
+
+def is_possible(record: StepRecord) -> bool:
+    """Whether the times of a record make sense."""
+    return 0 <= record.step <= LAST_STEP and 0 <= record.start_unix_ns < 2**62 and 0 <= record.wall_us < MAX_US
+
+
+def weight(record: StepRecord) -> int:
+    """Events that ``write_steps`` makes of it, or a few more."""
+    return 2 + _known(record.phases_us) + (0 if record.blocked_us is None else _known(record.blocked_us))
+
+
+def _known(times: PhaseTimes) -> int:
+    return sum(times.get(phase) is not None for phase in PHASES)
+
+
+def write_steps(writer: TraceWriter, pid: int, records: Sequence[StepRecord], correct: Callable[[int], int]) -> None:
+    """The tracks of one rank, whose times ``correct`` takes to the common clock."""
+    ordered = sorted(records, key=lambda record: (record.start_unix_ns, -record.wall_us, record.step))
+    starts = [correct(record.start_unix_ns) for record in ordered]
+    ends = [start + round(record.wall_us * 1000) for start, record in zip(starts, ordered, strict=True)]
+    for at in range(len(ordered) - 1):
+        length = ends[at] - starts[at]
+        if 0 < ends[at] - starts[at + 1] <= max(_CLOCK_SLACK * length, min(_READING_SLACK_NS, length / 4)):
+            ends[at] = starts[at + 1]
+    steps = writer.track(pid, "steps", nest=False)
+    for record, start, end in zip(ordered, starts, ends, strict=True):
+        steps.slice(f"step {record.step}", start, end, _args(record), kind="step")
+    phases = [(record, _phases(record, start, end)) for record, start, end in zip(ordered, starts, ends, strict=True)]
+    track = writer.track(pid, "phases (in their usual order)", nest=False)
+    for _, drawn in phases:
+        for name, begin, stop in drawn:
+            track.slice(name, begin, stop, kind="phase")
+    track = writer.track(pid, "blocked by other ranks (at the end of its phase)", nest=False)
+    for record, drawn in phases:
+        for name, begin, stop in drawn:
+            waited = None if record.blocked_us is None else record.blocked_us.get(name)
+            if waited is not None and 0 < waited < MAX_US:
+                track.slice(f"blocked in {name}", max(begin, stop - round(waited * 1000)), stop, kind="blocked")
+    _write_collections(writer, pid, ordered, starts)
+
+
+def _write_collections(writer: TraceWriter, pid: int, records: Sequence[StepRecord], starts: Sequence[int]) -> None:
+    """A counter, since a record says how long garbage was collected in its step, not when."""
+    before = 0.0
+    for record, start in zip(records, starts, strict=True):
+        if record.gc_us is not None and (record.gc_us or before):
+            writer.counter(pid, "garbage collection in the step", "us", start, record.gc_us)
+            before = record.gc_us
+
+
+def _phases(record: StepRecord, start: int, end: int) -> list[tuple[Phase, int, int]]:
+    """Name, start and end of each phase, none beyond the step."""
+    found: list[tuple[Phase, int, int]] = []
+    passed = 0.0
+    for phase in PHASES:
+        time = record.phases_us.get(phase)
+        if time is not None and 0 < time < MAX_US:
+            begin, passed = start + round(passed * 1000), passed + time
+            if begin < end:
+                found.append((phase, begin, min(end, start + round(passed * 1000))))
+    return found
+
+
+def _args(record: StepRecord) -> dict[str, Any]:
+    args: dict[str, Any] = {"step": record.step, "wall_us": record.wall_us}
+    if record.own_us is not None:
+        args |= {"own_us": record.own_us, "blocked_us": record.blocked_total_us}
+    args |= {name: value for name in _SHOWN if (value := getattr(record, name)) is not None}
+    for name in ("device_us", "device_blocked_us"):
+        if (times := getattr(record, name)) is not None:
+            args[name] = {phase: value for phase in PHASES if (value := times.get(phase)) is not None}
+    if record.sections_us:
+        args["sections_us"] = record.sections_us
+    if record.tags:
+        args["tags"] = record.tags
+    if record.profiled:
+        args["profiled"] = "the profiler was on: times include its cost"
+    return args

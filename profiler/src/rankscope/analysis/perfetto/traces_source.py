@@ -1,0 +1,170 @@
+"""Kineto traces of any number of ranks as a source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rankscope.analysis.clock import consistent, fit_clocks
+from rankscope.analysis.matching import arrival_ns, match_collectives
+from rankscope.analysis.perfetto.chrome_json import TraceWriter
+from rankscope.analysis.perfetto.microseconds import HORIZON_NS
+from rankscope.analysis.perfetto.raw_trace import RawTrace, Sizes, read_raw_trace, threshold
+from rankscope.analysis.perfetto.raw_tracks import write_raw
+from rankscope.analysis.perfetto.selection import Selection
+from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, process_name
+from rankscope.analysis.reduce import reduce_file
+from rankscope.analysis.trace_analysis import find_traces
+from rankscope.analysis.traces import read_trace
+from rankscope.runs.errors import InputError
+from rankscope.runs.records import CollectiveRecord
+
+_OTHER = {
+    "damaged": "damaged events",
+    "far": "events whose times are far from those of the rest",
+    "C": "counter events",
+    "B": "events without their end",
+    "E": "ends of events",
+}
+"""Kinds of events that are not shown, as a person calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is kept of a trace until it is written; times are those of its own clock."""
+
+    file: Path
+    host: str | None
+    world_size: int | None
+    collectives: list[CollectiveRecord]
+    extent: tuple[int, int] | None
+    """The time that is exported; ``None``: nothing is."""
+    steps: dict[int, tuple[int, int]]
+    """Exported step to its start and end."""
+    sizes: Sizes
+    other: Counter[str]
+    """What is not shown, see ``RawTrace``."""
+
+
+class TracesSource:
+    """Reads every trace twice: what is in it, then to write it. One at a time is in memory."""
+
+    def __init__(self, paths: Sequence[Path], selection: Selection, *, progress: Progress) -> None:
+        self._selection = selection
+        left_out: list[str] = []
+        everything = self._look(paths, left_out, progress)
+        self._exported = {rank: known for rank, known in everything.items() if known.extent is not None}
+        if not self._exported:
+            raise InputError(paths[0], "none of these ranks and steps is in the traces")
+        sizes = [known.sizes for known in self._exported.values()]
+        self._shown = threshold(sizes, selection.max_events)
+        other = sum((known.other for known in self._exported.values()), Counter[str]())
+        left_out += [f"{count:,} {_OTHER.get(kind, f'events of kind {kind!r}')}" for kind, count in sorted(other.items())]
+        left_out += self._shown.sentences(sizes)
+        self.plan = self._make_plan(everything, left_out)
+
+    def _look(self, paths: Sequence[Path], left_out: list[str], progress: Progress) -> dict[int, _Known]:
+        files, named = find_traces(paths)
+        found: dict[int, _Known] = {}
+        for done, file in enumerate(files):
+            progress("Looking through", done, len(files))
+            try:
+                rank, known = self._know(file, only=len(files) == 1)
+            except InputError as error:
+                if file in named or len(files) == 1:
+                    raise
+                left_out.append(str(error))
+                continue
+            if rank in found:
+                raise InputError(
+                    file, f"a second trace of rank {rank} (the other is {found[rank].file}); export one window at a time"
+                )
+            found[rank] = known
+            if known.extent is None and self._selection.has_rank(rank):
+                left_out.append(f"rank {rank}: its trace has none of these steps")
+        if not found:
+            raise InputError(paths[0], f"no trace in it can be read; {left_out[0]}")
+        return dict(sorted(found.items()))
+
+    def _know(self, file: Path, *, only: bool) -> tuple[int, _Known]:
+        trace = read_trace(file)
+        rank = 0 if trace.rank is None and only else trace.rank
+        if rank is None:
+            raise InputError(
+                file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
+            )
+        raw = read_raw_trace(file) if self._selection.has_rank(rank) else RawTrace(file)
+        steps = {step: span for step, span in raw.steps().items() if self._selection.has_step(step)}
+        extent = self._extent(raw, steps)
+        cut = raw.within(*extent) if extent else RawTrace(file)
+        if not self._selection.chose_steps and len(cut.slices) < len(raw.slices):
+            cut.other["far"] += len(raw.slices) - len(cut.slices)
+        return rank, _Known(
+            file=file,
+            host=trace.host,
+            world_size=trace.world_size,
+            collectives=reduce_file(trace).collectives,
+            extent=extent,
+            steps=steps,
+            sizes=cut.sizes,
+            other=cut.other,
+        )
+
+    def _extent(self, raw: RawTrace, steps: Mapping[int, tuple[int, int]]) -> tuple[int, int] | None:
+        if not self._selection.chose_steps:
+            return raw.extent()
+        return (min(start for start, _ in steps.values()), max(end for _, end in steps.values())) if steps else None
+
+    def _make_plan(self, everything: Mapping[int, _Known], left_out: list[str]) -> Plan:
+        hosts = {rank: known.host for rank, known in everything.items() if known.host}
+        world_size = max((known.world_size for known in everything.values() if known.world_size is not None), default=None)
+        matching = match_collectives({rank: known.collectives for rank, known in everything.items()}, world_size=world_size)
+        clocks = fit_clocks(matching.matches, hosts)
+        step_times: dict[int, tuple[int, int]] = {}
+        starts: list[int] = []
+        shown: dict[int, list[CollectiveRecord]] = {}
+        for rank, known in self._exported.items():
+            correct = partial(clocks.correct, rank)
+            shown[rank] = [
+                row for row in known.collectives if not self._selection.chose_steps or self._selection.has_step(row.step)
+            ]
+            assert known.extent is not None, "else it is not exported"
+            # Of collectives without what damage moved to another age.
+            arrivals = (arrival_ns(row) for row in shown[rank])
+            starts += [correct(known.extent[0]), *(correct(at) for at in arrivals if abs(at - known.extent[0]) < HORIZON_NS / 2)]
+            for step, (start, end) in known.steps.items():
+                first, last = step_times.get(step, (correct(start), correct(end)))
+                step_times[step] = (min(first, correct(start)), max(last, correct(end)))
+        return Plan(
+            kind="traces",
+            about={"files": [known.file.name for known in self._exported.values()], "simulated": False},
+            steps=(min(step_times), max(step_times) + 1) if step_times else None,
+            names={rank: process_name(rank, hosts.get(rank), None, simulated=False) for rank in self._exported},
+            collectives=shown,
+            matching=consistent(matching, clocks),
+            clocks=clocks,
+            clock=clock_of(clocks, len(matching.matches), list(self._exported)),
+            base_ns=min(starts),
+            step_times=step_times,
+            left_out=left_out,
+        )
+
+    def write_rank(self, writer: TraceWriter, pid: int, rank: int) -> None:
+        """The annotated steps."""
+        correct = self.plan.on_common_clock(rank)
+        track = writer.track(pid, "steps", nest=False)
+        for step, (start, end) in sorted(self._exported[rank].steps.items(), key=lambda item: (item[1][0], -item[1][1])):
+            track.slice(f"step {step}", correct(start), correct(end), {"step": step}, kind="step")
+
+    def write_raw(self, writer: TraceWriter, pid: int, rank: int) -> None:
+        """Every event of the trace that is shown."""
+        known = self._exported[rank]
+        assert known.extent is not None, "else it is not exported"
+        raw = read_raw_trace(known.file).within(*known.extent)
+        write_raw(writer, pid, raw, self._shown, self.plan.on_common_clock(rank))
+
+    def write_hosts(self, writer: TraceWriter) -> None:
+        """Traces know nothing of the hardware."""

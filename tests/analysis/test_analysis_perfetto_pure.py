@@ -1,0 +1,192 @@
+"""Lanes, times, names and selections of an export."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.perfetto_model import load, nanoseconds
+
+from rankscope.analysis.perfetto.chrome_json import TraceWriter
+from rankscope.analysis.perfetto.inert import MAX_ARGS_BYTES, MAX_NAME, inert, inert_args
+from rankscope.analysis.perfetto.lanes import MAX_LANES, Lanes
+from rankscope.analysis.perfetto.microseconds import HORIZON_NS, ns_of, us_text
+from rankscope.analysis.perfetto.raw_trace import threshold
+from rankscope.analysis.perfetto.selection import Selection, fitting_steps
+
+spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=40)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(st.characters()), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+def ordered(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return sorted(found, key=lambda span: (span[0], -span[1]))
+
+
+@given(spans)
+def test_slices_of_a_nesting_lane_lie_inside_each_other_or_apart(found: list[tuple[int, int]]) -> None:
+    lanes = Lanes(nest=True)
+    placed = [(lanes.place(*span), *span) for span in ordered(found)]
+    for at, (lane, start, end) in enumerate(placed):
+        for other, begin, stop in placed[:at]:
+            if other == lane:
+                assert stop <= start or end <= stop, "begins inside an earlier one and ends after it"
+                assert begin <= start
+
+
+@given(spans)
+def test_slices_of_a_lane_that_does_not_nest_never_overlap(found: list[tuple[int, int]]) -> None:
+    lanes = Lanes(nest=False)
+    placed = [(lanes.place(*span), *span) for span in ordered(found)]
+    for at, (lane, start, _) in enumerate(placed):
+        assert all(stop <= start for other, _, stop in placed[:at] if other == lane)
+
+
+@given(spans)
+def test_what_nests_needs_one_lane(found: list[tuple[int, int]]) -> None:
+    # given slices that lie one inside the other
+    nested = [(at, 200 - at) for at in range(len(found))]
+    lanes = Lanes(nest=True)
+    assert {lanes.place(*span) for span in nested} <= {0}
+
+
+def test_too_many_at_once_are_refused() -> None:
+    lanes = Lanes(nest=False)
+    assert [lanes.place(0, 10) for _ in range(MAX_LANES + 1)] == [*range(MAX_LANES), None]
+    assert lanes.place(10, 20) == 0
+
+
+@given(spans)
+def test_perfetto_drops_nothing_of_a_track(found: list[tuple[int, int]]) -> None:
+    # given times that are not whole microseconds, as those of traces
+    written = bytearray()
+    writer = TraceWriter(written.extend, base_ns=0)
+    track = writer.track(writer.process("p", order=0), "t")
+    for start, end in ordered(found):
+        track.slice("s", 1_000_000_001 + start * 333, 1_000_000_001 + end * 333, kind="k")
+    writer.close({})
+    # when Perfetto reads them
+    model = load(bytes(written))
+    # then all are there
+    assert model.dropped == []
+    assert len(model.slices) == len(found)
+
+
+@given(st.integers(0, HORIZON_NS - 1))
+def test_no_nanosecond_is_lost_on_the_way_into_perfetto(ns: int) -> None:
+    text = us_text(ns)
+    assert nanoseconds(json.loads(text)) == ns
+    assert ns_of(text) == ns
+    assert round(Decimal(text.decode()), 3) == Decimal(ns) / 1000
+
+
+def test_times_have_three_decimals_but_where_perfetto_would_lose_a_nanosecond() -> None:
+    assert us_text(1_234_567) == b"1234.567"
+    assert us_text(0) == b"0.000"
+    # 1.001 * 1000 is 1000.9999999999999
+    assert us_text(1_001) == b"1.0011"
+
+
+@given(st.integers(-(2**60), 2**60))
+def test_absolute_times_keep_all_their_digits(ns: int) -> None:
+    sign, (us, rest) = "-" if ns < 0 else "", divmod(abs(ns), 1000)
+    assert ns_of(f"{sign}{us}.{rest:03d}".encode()) == ns
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        (b"5", 5_000),
+        (b'"5.5"', 5_500),
+        (b"1e3", 1_000_000),
+        (b"0.0004", 0),
+        (b"0.0006", 1),
+        (b"null", None),
+        (b'"x"', None),
+        (b"NaN", None),
+        (b"1e400", None),
+        (b"9" * 5000, None),
+        (b"[1]", None),
+        (b'"\xff"', None),
+        ("٣".encode(), None),
+    ],
+)
+def test_times_of_damaged_files(text: bytes, ns: int | None) -> None:
+    assert ns_of(text) == ns
+
+
+@given(st.text(st.characters()))
+def test_names_are_printable_and_short(text: str) -> None:
+    shown = inert(text)
+    assert len(shown) <= MAX_NAME
+    assert shown.isprintable()
+    shown.encode()
+    if text.isprintable() and len(text) <= MAX_NAME:
+        assert shown == text
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(st.text(st.characters()), json_values, max_size=5))
+def test_arguments_are_bounded_and_can_be_encoded(args: dict[str, Any]) -> None:
+    data = inert_args(args)
+    assert len(data) <= MAX_ARGS_BYTES
+    assert isinstance(json.loads(data), dict)
+
+
+def test_arguments_without_end_are_cut() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    shown = json.loads(
+        inert_args({"deep": deep, "long": list(range(100)), "wide": {str(key): 0 for key in range(100)}, "big": 10**50})
+    )
+    assert shown["deep"] == [[["…"]]]
+    assert shown["long"][-1] == "… 36 more"
+    assert shown["wide"]["…"] == "36 more"
+    assert shown["big"] == str(10**50)
+    assert json.loads(inert_args({str(key): "x" * 1000 for key in range(60)})) == {"left out": "60471 bytes of arguments"}
+
+
+def test_all_steps_are_exported_where_they_fit() -> None:
+    assert fitting_steps({1: 10, 2: 10, 9: 10}, set(), 30) == (1, 10)
+    assert fitting_steps({}, set(), 30) is None
+
+
+def test_else_the_latest_or_those_around_the_last_profile() -> None:
+    weights = dict.fromkeys(range(100), 10)
+    assert fitting_steps(weights, set(), 50) == (95, 100)
+    assert fitting_steps(weights, {40, 60}, 100) == (56, 66)
+    assert fitting_steps(weights, {40, 60}, 1) == (65, 66)
+
+
+@given(st.dictionaries(st.integers(0, 99), st.integers(1, 20), min_size=1), st.sets(st.integers(0, 99)), st.integers(1, 400))
+def test_the_steps_exported_fit(weights: dict[int, int], profiled: set[int], limit: int) -> None:
+    chosen = fitting_steps(weights, profiled, limit)
+    assert chosen is not None
+    held = [step for step in weights if chosen[0] <= step < chosen[1]]
+    assert held
+    assert sum(weights[step] for step in held) <= limit or len(held) == 1
+
+
+def test_a_selection_has_what_is_between_its_bounds() -> None:
+    assert [step for step in range(6) if Selection(first=2, past=4).has_step(step)] == [2, 3]
+    assert all(Selection().has_step(step) and Selection().has_rank(step) for step in range(3))
+    assert not Selection().chose_steps
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(0, 20), st.integers(0, 20), st.integers(0, 90))
+def test_what_is_shown_of_raw_traces_fits_and_is_the_longest(lengths: list[int], moments: int, flows: int, limit: int) -> None:
+    sizes = [(np.array(lengths, dtype=np.int64), moments, flows)]
+    shown = threshold(sizes, limit)
+    kept = [length for length in lengths if length > shown.longer_than_ns]
+    assert len(kept) + shown.moments * moments + shown.flows * flows <= limit
+    assert not kept or min(kept) > max((length for length in lengths if length <= shown.longer_than_ns), default=-1)
+    assert (shown.sentences(sizes) == []) == (len(lengths) + moments + flows <= limit)

@@ -1,0 +1,219 @@
+"""Kineto traces exported to Perfetto, as its trace processor would understand them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.perfetto_model import Model, load
+
+from rankscope.analysis.perfetto.export import export_perfetto
+from rankscope.analysis.perfetto.result import ExportResult
+from rankscope.analysis.perfetto.selection import Selection
+from rankscope.runs.errors import InputError
+
+Events = list[dict[str, Any]]
+
+
+def kernel(name: str, ts: float, dur: float, stream: int = 7, **args: Any) -> dict[str, Any]:
+    found = {"ph": "X", "cat": "kernel", "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": stream}
+    return {**found, "args": {"stream": stream, **args}}
+
+
+def on_cpu(name: str, ts: float, dur: float, *, cat: str = "cpu_op", tid: int = 11) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 10, "tid": tid, "args": {}}
+
+
+def step(number: int, ts: float, dur: float) -> dict[str, Any]:
+    return on_cpu(f"ProfilerStep#{number}", ts, dur, cat="user_annotation")
+
+
+def write(path: Path, events: Events, *, base: int = 1_700_000_000_000_000_000, **more: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"traceEvents": events, "baseTimeNanoseconds": base, **more}))
+    return path
+
+
+def exported(*paths: Path, **selection: Any) -> tuple[Model, ExportResult]:
+    data = bytearray()
+    result = export_perfetto(paths, data.extend, selection=Selection(**selection))
+    model = load(bytes(data))
+    assert model.dropped == []
+    assert model.lost_arrows == 0
+    return model, result
+
+
+def test_all_ranks_of_dlrm_are_on_one_clock(shared_data: Path) -> None:
+    model, result = exported(shared_data / "traces" / "dlrm_8ranks_v100")
+    assert model.processes[1:] == [f"rank {rank}" for rank in range(8)]
+    # matched collectives end together, to within a few microseconds
+    assert result.clock.residual_us is not None
+    ends: dict[int, list[int]] = {}
+    for one in model.of("collective"):
+        ends.setdefault(one.args["index"], []).append(one.end)
+    spreads = sorted(max(held) - min(held) for held in ends.values())
+    assert {len(held) for held in ends.values()} == {8}
+    assert (spreads[3] + spreads[4]) / 2 / 1000 == pytest.approx(result.clock.residual_us, abs=0.01)
+    assert spreads[-1] < 10_000
+    # and so do the kernels of the raw events below
+    kernels = {(one.process, one.start, one.end) for one in model.of("kernel")}
+    assert {(one.process, one.start, one.end) for one in model.of("collective")} <= kernels
+    # who was late is who the verdict names
+    (verdict,) = model.of("verdict")
+    assert verdict.args["rank"] == 7
+    assert sum(one.end - one.start for one in model.of("wait") if one.name == "waiting for rank 7") > 20_000_000
+    assert result.arrows == len([begin for begin, _ in model.arrows if begin.kind == "collective"]) > 0
+    # launches are tied to what they launched
+    assert all(begin.kind == "cuda_runtime" for begin, end in model.arrows if end.kind in {"kernel", "gpu_memcpy"})
+    assert len(model.of("cpu_op", "rank 7")) == 1633
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp_2ranks_nccl_metadata", "kineto_2021_schema", "moe_dualpipe_deepep", "resnet_8ranks_mi300"])
+def test_reference_traces_lose_nothing_in_perfetto(shared_data: Path, name: str) -> None:
+    limit = 60_000
+    model, result = exported(shared_data / "traces" / name, max_events=limit)
+    assert result.ranks
+    assert len(model.slices) > 500
+    added = {"collective", "wait", "step", "verdict", "finding", "warning", "clock", "left out"}
+    raw = [one for one in model.slices if one.kind not in added]
+    assert len(raw) + 2 * (len(model.arrows) - result.arrows) <= limit
+    assert all("too many" not in said and "far from" not in said for said in result.left_out)
+
+
+def test_two_hosts_whose_clocks_differ_agree_after_export(tmp_path: Path) -> None:
+    # given rank 1 on a host 3 s ahead, whose files have another base
+    for rank, ahead in ((0, 0), (1, 3_000_000_000)):
+        base = 1_700_000_000_000_000_000 + rank * 7_000_000_000
+        shift = (ahead - rank * 7_000_000_000) / 1000
+        events = [
+            kernel("ncclDevKernel_AllReduce", shift + 1000 * number + 200 * rank, 500.125 - 200 * rank, 20) for number in range(6)
+        ]
+        write(tmp_path / f"rank-{rank}.json", events, base=base, host_name=f"n{rank}", distributedInfo={"world_size": 2})
+    model, result = exported(tmp_path)
+    assert result.clock.offset_us[1] - result.clock.offset_us[0] == pytest.approx(3_000_000)
+    assert model.processes[1:] == ["rank 0 · host n0", "rank 1 · host n1"]
+    ends = [[one.end for one in model.of("kernel", f"rank {rank}")] for rank in (0, 1)]
+    assert ends[0] == ends[1]
+    # rank 1 came 200 us later each time
+    assert [(one.name, one.end - one.start) for one in model.of("wait")] == [("waiting for rank 1", 200_000)] * 6
+    assert result.arrows == 6
+
+
+def test_kernels_that_overlap_on_a_stream_go_to_a_second_track(tmp_path: Path) -> None:
+    events = [kernel("a", 0, 100), kernel("b", 50, 100), kernel("c", 150, 10), on_cpu("outer", 0, 80), on_cpu("inner", 10, 70)]
+    model, _ = exported(write(tmp_path / "rank-0.json", events))
+    where = {one.name: (one.track, one.depth) for one in model.slices}
+    assert where["a"] == ("device 0 stream 7", 0)
+    assert where["b"] == ("device 0 stream 7 (2)", 0)
+    assert where["c"] == ("device 0 stream 7", 0)
+    assert (where["outer"], where["inner"]) == (("thread 11 of 10", 0), ("thread 11 of 10", 1))
+
+
+def test_notes_of_a_stream_are_beside_its_kernels_and_arrows_end_at_kernels(tmp_path: Path) -> None:
+    events = [
+        kernel("gemm", 100.5, 50),
+        {**kernel("forward", 100.5, 300), "cat": "gpu_user_annotation"},
+        on_cpu("cudaLaunchKernel", 20, 5, cat="cuda_runtime"),
+        {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 10, "tid": 11, "ts": 20},
+        {"ph": "f", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 0, "tid": 7, "ts": 100.5, "bp": "e"},
+        {"ph": "f", "cat": "ac2g", "name": "ac2g", "id": 6, "pid": 0, "tid": 7, "ts": 100.5, "bp": "e"},
+        {"ph": "M", "name": "thread_name", "pid": 10, "tid": 11, "ts": 0, "args": {"name": "main \x1b[31m"}},
+        {
+            "ph": "i",
+            "cat": "cpu_instant_event",
+            "name": "[memory]",
+            "pid": 10,
+            "tid": 11,
+            "ts": 30,
+            "s": "t",
+            "args": {"Bytes": 7},
+        },
+    ]
+    model, _ = exported(write(tmp_path / "rank-0.json", events))
+    assert [(begin.name, end.name) for begin, end in model.arrows] == [("cudaLaunchKernel", "gemm")]
+    assert {one.name: one.track for one in model.slices if one.process == "rank 0"} == {
+        "cudaLaunchKernel": "main �[31m",
+        "[memory]": "main �[31m",
+        "gemm": "device 0 stream 7",
+        "forward": "device 0 stream 7: annotations",
+    }
+    assert next(one.args for one in model.slices if one.name == "[memory]") == {"Bytes": 7}
+
+
+def test_absolute_times_with_decimals_keep_every_nanosecond(tmp_path: Path) -> None:
+    # given microseconds since 1970 as 19 digits, more than a float has
+    text = json.dumps({"traceEvents": [kernel("a", 1111, 1), kernel("b", 2222, 1)]})
+    text = text.replace("1111,", "1700000000000000.001,").replace("2222,", "1700000000000002.004,")
+    file = tmp_path / "rank-0.json"
+    file.write_text(text)
+    model, result = exported(file)
+    first, second = model.of("kernel")
+    assert second.start - first.start == 2_003
+    assert first.start + result.base_unix_ns == 1_700_000_000_000_000_001
+
+
+def test_chosen_steps_are_cut_out_of_a_trace(tmp_path: Path) -> None:
+    events = [step(number, 1000 * number, 1000) for number in range(4)]
+    events += [kernel(f"k{number}", 1000 * number + 50, 10) for number in range(4)]
+    model, result = exported(write(tmp_path / "rank-0.json", events), first=1, past=3)
+    assert result.steps == (1, 3)
+    assert {one.name for one in model.of("kernel")} == {"k1", "k2"}
+    assert [one.name for one in model.of("step")] == ["step 1", "step 2"]
+    with pytest.raises(InputError, match="none of these ranks and steps"):
+        exported(tmp_path / "rank-0.json", first=9)
+
+
+def test_what_does_not_fit_loses_arrows_then_instants_then_the_shortest(tmp_path: Path) -> None:
+    events = [kernel(f"k{number}", 100 * number, number + 1) for number in range(50)]
+    events += [{"ph": "i", "name": "moment", "pid": 0, "tid": 7, "ts": 5, "s": "t"}] * 10
+    file = write(tmp_path / "rank-0.json", events)
+    model, result = exported(file, max_events=20)
+    assert [one.name for one in model.of("kernel")] == [f"k{number}" for number in range(30, 50)]
+    assert "10 instants of the raw traces" in result.left_out
+    assert any("30 slices of the raw traces that take 30 us or less" in said for said in result.left_out)
+    assert len(exported(file, max_events=50)[0].of("kernel")) == 50
+
+
+def test_damaged_events_are_counted_and_the_rest_is_there(tmp_path: Path) -> None:
+    events: list[Any] = [
+        kernel("good", 10, 5),
+        {**kernel("x", 0, 0), "ts": "soon"},
+        {**kernel("x", 0, 0), "dur": -5},
+        {**kernel("x", 0, 0), "pid": [1]},
+        kernel("far", 1e12, 5),
+        {"ph": "C", "name": "count", "pid": 1, "tid": 1, "ts": 1, "args": {"a": 1}},
+        {"ph": "\x00", "name": "odd", "ts": 1},
+        7,
+    ]
+    wild = kernel("\x00\x1b" + "n" * 9000, 20, 5, deep=[[[[[[1]]]]]], text="\x1b" * 5000)
+    model, result = exported(write(tmp_path / "rank-0.json", [*events, wild]))
+    assert [one.name for one in model.of("kernel")][:1] == ["good"]
+    assert all(one.name.isprintable() and len(one.name) <= 200 for one in model.slices)
+    said = " ".join(result.left_out)
+    assert "damaged events" in said
+    assert "1 counter events" in said
+
+
+def test_an_event_of_another_age_moves_nothing(tmp_path: Path) -> None:
+    # given absolute times, and kernels that claim to be of 1970 and of 2090
+    now = 1_700_000_000_000_000
+    events = [kernel(f"k{number}", now + 10 * number, 5) for number in range(9)]
+    events += [kernel("old", 3, 5), kernel("ncclDevKernel_AllReduce", 4, 5, 20), kernel("new", 3_800_000_000_000_000, 5)]
+    file = write(tmp_path / "rank-0.json", events, base=0)
+    model, result = exported(file)
+    assert result.base_unix_ns == now * 1000
+    assert [one.name for one in model.of("kernel")] == [f"k{number}" for number in range(9)]
+    assert "3 events whose times are far from those of the rest" in result.left_out
+
+
+def test_an_unreadable_trace_of_a_folder_is_left_out_and_named(tmp_path: Path) -> None:
+    write(tmp_path / "rank-0.json", [kernel("a", 0, 5)])
+    (tmp_path / "rank-1.json").write_text("{")
+    _, result = exported(tmp_path)
+    assert result.ranks == [0]
+    assert any("rank-1.json" in said for said in result.left_out)
+    with pytest.raises(InputError, match=r"rank-1\.json"):
+        exported(tmp_path / "rank-0.json", tmp_path / "rank-1.json")
