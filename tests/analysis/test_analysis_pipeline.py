@@ -14,7 +14,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.pipeline import ideal_bubble, microbatches_us, pipeline_of, schedule_us
 from rankscope.analysis.render import render_text
 from rankscope.analysis.steps import StepTable
-from rankscope.runs.records import CollectiveRecord, Pipeline, RankInfo, StepRecord
+from rankscope.runs.records import CollectiveRecord, PhaseTimes, Pipeline, RankInfo, StepRecord
 
 Synthetic = Callable[..., Any]
 
@@ -60,8 +60,8 @@ def table(busy: dict[int, float], step_us: float, *, steps: int = 12, noise: flo
             step=step,
             start_unix_ns=10**18 + step,
             wall_us=step_us,
-            phases_us={"forward": step_us},
-            blocked_us={"forward": step_us - own},
+            phases_us=PhaseTimes(forward=step_us),
+            blocked_us=PhaseTimes(forward=step_us - own),
         )
 
     return StepTable.from_records(0, {rank: [record(step, own) for step in range(steps)] for rank, own in busy.items()})
@@ -99,6 +99,7 @@ def test_the_parts_make_up_the_bubble(busy: list[float], microbatches: int, more
     assert found.ideal_us is not None
     assert found.imbalance_us is not None
     assert found.rest_us == pytest.approx(more, abs=1e-6 * step)
+    assert found.rest_us is not None
     assert found.ideal_us + found.imbalance_us + found.rest_us == pytest.approx(found.bubble * step, rel=1e-6, abs=1e-6)
     assert [one.busy_us for one in found.stages] == pytest.approx(busy)
 
@@ -134,7 +135,9 @@ def test_what_is_no_pipeline_has_no_bubble(stages: dict[int, int]) -> None:
 
 def test_records_that_do_not_tell_own_time_tell_no_bubble() -> None:
     rows = {
-        rank: [StepRecord(step=step, start_unix_ns=step, wall_us=1.0, phases_us={}, blocked_us=None) for step in range(20)]
+        rank: [
+            StepRecord(step=step, start_unix_ns=step, wall_us=1.0, phases_us=PhaseTimes(), blocked_us=None) for step in range(20)
+        ]
         for rank in (0, 1)
     }
     assert pipeline_of(StepTable.from_records(0, rows), infos({0: 0, 1: 1}), SCHEDULE, {}) is None
