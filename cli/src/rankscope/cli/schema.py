@@ -6,8 +6,8 @@ import click
 import msgspec
 
 from rankscope.alerts.findings_log import FindingRecord
-from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.compare.result import CompareResult
+from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.analysis.result import Analysis
 from rankscope.cli.capture_result import CaptureResult, DumpResult

@@ -188,7 +188,7 @@ def _pipeline_table(analysis: Analysis, width: int) -> str:
     ideal = f", {found.ideal_bubble:.1%} with equal stages" if found.ideal_bubble is not None else ""
     uneven = f"; busiest micro-batch {found.microbatch_imbalance:+.0%}" if found.microbatch_imbalance is not None else ""
     lines = textwrap.wrap(f"pipeline {schedule}{of}: waits {found.bubble:.1%} of the step{ideal}{uneven}", width)
-    lines += _aligned(cells)
+    lines += aligned(cells)
     if len(found.stages) > SHOWN_RANKS:
         lines.append(f"and {len(found.stages) - SHOWN_RANKS} more")
     return "\n".join(lines)
