@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -225,3 +227,47 @@ def test_roots_come_from_the_calls_that_kernels_are_linked_to(traces: Path) -> N
     roots = [row.root for row in collectives if row.op == "broadcast"]
     assert roots == [0] * 6
     assert {row.root for row in collectives if row.op == "all_reduce"} == {None}
+
+
+scribbles = st.one_of(st.none(), st.integers(-5, 5), st.integers(-(2**80), 2**80))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([*OPERATIONS, "unheard_of"]),
+            scribbles,
+            scribbles,
+            scribbles,
+            scribbles,
+            st.one_of(st.none(), st.lists(st.integers(-2, 3), max_size=4)),
+            st.integers(0, 10**6),
+            st.integers(0, 10**6),
+            st.booleans(),
+        ),
+        max_size=6,
+    )
+)
+def test_whatever_records_claim_every_figure_is_finite_or_missing(rows: list[tuple[Any, ...]]) -> None:
+    by_rank: ByRank = {0: [], 1: []}
+    for number, (op, size, peer, root, group_size, members, start, length, p2p) in enumerate(rows):
+        by_rank[number % 2].append(
+            record(
+                start,
+                start + length,
+                op=op,
+                bytes=size,
+                peer=peer,
+                root=root,
+                group_size=group_size,
+                group_ranks=members,
+                p2p=p2p,
+                index=number // 2,
+            )
+        )
+    matching, waits = judged(by_rank)
+    assert matching.unmatched == sum(matching.unmatched_by.values())
+    for row in bandwidths(samples(matching, waits), one_host(2)):
+        figures = [value for value in msgspec.structs.asdict(row).values() if isinstance(value, float)]
+        assert all(math.isfinite(value) and value >= 0 for value in figures)
+        assert row.matched <= row.count

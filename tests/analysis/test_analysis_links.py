@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.fabric import Expectation, Fabric, expect
+from rankscope.analysis.fabric import Expectation, Fabric, expect, run_fabric
 from rankscope.analysis.links import BY_NAME, GPU_LINKS, LINKS, Link, link_of_gpu, parse_link
+from rankscope.runs.records import RankInfo
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -185,3 +186,24 @@ def test_there_is_a_figure_or_a_reason_and_never_both(
     found = expect(op, ranks, fabric(hosts, ranks_per_host, *told, gpu="NVIDIA H800"), on_cpu=on_cpu)
     assert (found.bus_gb_s is None) != (found.unknown is None)
     assert found.bus_gb_s is None or found.bus_gb_s > 0
+
+
+def test_machines_that_share_a_name_are_not_one_host() -> None:
+    def infos(local_ranks: list[int | None]) -> dict[int, RankInfo]:
+        return {
+            rank: RankInfo(
+                rank=rank,
+                world_size=2,
+                host="localhost",
+                pid=1,
+                local_rank=local_rank,
+                device_kind="cuda",
+                gpu_name="NVIDIA H800",
+                start_unix_ns=1,
+            )
+            for rank, local_rank in enumerate(local_ranks)
+        }
+
+    assert gb_s("all_reduce", [0, 1], run_fabric(infos([0, 0]), ())) is None
+    assert run_fabric(infos([0, 1]), ()).hosts == {0: "localhost", 1: "localhost"}
+    assert run_fabric(infos([None, None]), ()).gpus_on_host == {"localhost": 2}

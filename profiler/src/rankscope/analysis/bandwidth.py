@@ -17,6 +17,9 @@ from rankscope.analysis.waiting import Wait, Waits
 LONG_US: Final = 200.0
 """A transfer that its link should take so long for is bound by bandwidth; a shorter one by latency, which no table here knows."""
 
+_ABSURD: Final = 2**62
+"""A message of so many bytes is damage, or somebody's joke."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -63,7 +66,7 @@ def _sample(match: Match, transfer_us: float | None, inside_us: float | None, wa
         group=match.group,
         ranks=members,
         group_size=size,
-        bytes=next((one.bytes for one in match.records if one.bytes is not None and one.bytes > 0), None),
+        bytes=next((one.bytes for one in match.records if one.bytes is not None and 0 < one.bytes < _ABSURD), None),
         on_cpu=record.stream is None,
         transfer_us=transfer_us if transfer_us is not None and transfer_us > 0 else None,
         inside_us=inside_us if inside_us is not None and inside_us > 0 else None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,6 +78,7 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
     positions = np.flatnonzero(chosen)
     annotated = _annotations(trace)
     roots = _root_places(trace)
+    kernels = Counter(_call(trace, int(events.rows[position]), annotated) for position in positions)
     streams: dict[int, int] = {}
     found: list[Instance] = []
     for position in positions:
@@ -95,6 +98,9 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
         dtype, moved = args.dtype, _bytes(args)
         if args.collective is None and note is not None:
             dtype, moved = input_size(op, trace.metadata.get(note))
+        if kernels[_call(trace, row, annotated)] > 1:
+            # Several kernels do what one call asked for: how much of it each of them moves is not known.
+            moved = None
         found.append(
             Instance(
                 op=op,
@@ -135,6 +141,15 @@ def _annotations(trace: Trace) -> dict[int, int]:
                 operations.update(dict.fromkeys(map(int, trace.correlation[mine[first:past]]), int(row)))
     operations.pop(-1, None)
     return operations
+
+
+def _call(trace: Trace, row: int, annotated: Mapping[int, int]) -> tuple[str, int]:
+    """What a kernel was launched by: the call that metadata was copied from, else the annotation, else nobody but itself."""
+    args = trace.metadata.get(row)
+    if args is not None and (call := integer(args.external_id)) is not None:
+        return "call", call
+    note = annotated.get(int(trace.correlation[row]))
+    return ("kernel", row) if note is None else ("note", note)
 
 
 def _root_places(trace: Trace) -> dict[int | None, int | None]:

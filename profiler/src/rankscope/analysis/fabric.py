@@ -24,10 +24,12 @@ class Fabric:
 
 
 def run_fabric(infos: Mapping[int, RankInfo], told: Sequence[ToldLink]) -> Fabric:
-    """Of the ranks of a run."""
+    """Of the ranks of a run. Where two ranks of one host's name have the same place on it, several machines have that name."""
     accelerated = {rank: info for rank, info in infos.items() if info.device_kind != "cpu"}
+    places = Counter((info.host, info.local_rank) for info in infos.values() if info.local_rank is not None)
+    shared = {host for (host, _), count in places.items() if count > 1}
     return Fabric(
-        hosts={rank: info.host for rank, info in infos.items()},
+        hosts={rank: info.host for rank, info in infos.items() if info.host not in shared},
         gpu_names={rank: info.gpu_name for rank, info in accelerated.items() if info.gpu_name is not None},
         gpus_on_host=Counter(info.host for info in accelerated.values()),
         told=told,

@@ -70,15 +70,16 @@ def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]], *, worl
                 continue
             members = tuple(record.group_ranks) if record.group_ranks else None
             cells.setdefault((record.step, record.group, members), {}).setdefault(rank, []).append(record)
+    known = set(by_rank)
     found = _Found()
     named: dict[tuple[int, str], set[int]] = {}
     for (step, group, _), held in cells.items():
         named.setdefault((step, group), set()).update(held)
     for (step, group, members), held in cells.items():
-        expected = _expected(members, held, set(by_rank), world_size)
-        _match_cell(held, expected, set(by_rank), named[step, group], found)
+        expected = _expected(members, held, known, world_size)
+        _match_cell(held, expected, known, named[step, group], found)
     directed = list(found.directed)
-    paired = pair_up(pairs, set(by_rank), world_size=world_size)
+    paired = pair_up(pairs, known, world_size=world_size)
     for sender, send, receiver, recv in paired.pairs:
         directed.append(Match(send.step, send.group, "send", [sender, receiver], [send, recv], "pair"))
     unmatched = found.unmatched + paired.unmatched

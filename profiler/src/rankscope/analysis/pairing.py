@@ -63,7 +63,7 @@ def pair_up(by_rank: Mapping[int, Iterable[CollectiveRecord]], known: set[int], 
 
 def _peer(rank: int, record: CollectiveRecord, known: set[int], world_size: int | None) -> int | None:
     if record.peer is not None:
-        return record.peer
+        return record.peer if record.peer != rank else None
     members = set(record.group_ranks or ()) or (known if world_size == 2 else set())
     others = members - {rank}
     return others.pop() if len(members) == 2 and len(others) == 1 else None

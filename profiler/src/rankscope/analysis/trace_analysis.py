@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,8 +132,10 @@ def analyze_traces(
 
 def _fabric(traces: Sequence[_RankTrace], links: Sequence[ToldLink]) -> Fabric:
     seen = {trace.host: len(trace.gpu_names) for trace in traces if trace.host}
+    ranks = Counter(trace.host for trace in traces)
     return Fabric(
-        hosts={trace.rank: trace.host for trace in traces if trace.host},
+        # With more ranks than GPUs, several machines have that name.
+        hosts={trace.rank: trace.host for trace in traces if trace.host and not 0 < seen[trace.host] < ranks[trace.host]},
         # Which of the host's GPUs was the rank's need not be known where all are of one kind.
         gpu_names={trace.rank: trace.gpu_names[0] for trace in traces if len(set(trace.gpu_names)) == 1},
         gpus_on_host=seen,
