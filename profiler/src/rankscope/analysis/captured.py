@@ -50,9 +50,10 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
     matching = match_collectives({rank: reduction.collectives for rank, reduction in held.items()}, world_size=world_size)
     clocks = fit_clocks(matching.matches, hosts)
     matching = consistent(matching, clocks)
-    waits = waits_of(matching, clocks, hosts)
+    fabric = run_fabric(infos, ())
+    waits = waits_of(matching, clocks, fabric.hosts)
     blame = assign_blame(matching.matches, clocks, list(held), waits)
-    collectives = matching_result(matching, clocks, waits, run_fabric(infos, ()))
+    collectives = matching_result(matching, clocks, waits, fabric)
     setting = Setting(
         source="windows",
         world_size=world_size,

@@ -121,7 +121,7 @@ def _read(path: os.PathLike[str]) -> RunEvidence:
     matching = match_collectives({rank: reduction.collectives for rank, reduction in windows.items()}, world_size=world_size)
     clocks = fit_clocks(matching.matches, {rank: info.host for rank, info in infos.items()})
     matching = consistent(matching, clocks)
-    waits = waits_of(matching, clocks, {rank: info.host for rank, info in infos.items()})
+    waits = waits_of(matching, clocks, run_fabric(infos, ()).hosts)
     started = reader.info.start_unix_ns if about is None else about.start_unix_ns
     return RunEvidence(
         reader=reader,

@@ -91,9 +91,10 @@ def analyze_traces(
     matching = match_collectives({trace.rank: trace.reduction.collectives for trace in traces}, world_size=_world_size(traces))
     clocks = fit_clocks(matching.matches, {trace.rank: trace.host for trace in traces if trace.host})
     matching = consistent(matching, clocks)
-    waits = waits_of(matching, clocks, {trace.rank: trace.host for trace in traces if trace.host})
+    fabric = _fabric(traces, links)
+    waits = waits_of(matching, clocks, fabric.hosts)
     blame = assign_blame(matching.matches, clocks, [trace.rank for trace in traces], waits)
-    collectives = matching_result(matching, clocks, waits, _fabric(traces, links))
+    collectives = matching_result(matching, clocks, waits, fabric)
     verdict, findings = _verdict(traces, blame, matching, price_per_gpu_hour, currency)
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {trace.rank: trace.reduction.breakdowns for trace in traces}

@@ -55,8 +55,6 @@ class Trace:
     backend: str | None
     host: str | None
     device_kind: DeviceKind
-    gpu_names: list[str]
-    """Names of the host's accelerators, as far as this process saw them."""
     groups: dict[str, tuple[int, ...]]
     """Process-group name to its ranks, from ``distributedInfo``."""
     names: list[str]
@@ -71,6 +69,8 @@ class Trace:
     correlation: NDArray[np.int64]
     metadata: dict[int, EventArgs] = field(default_factory=dict)
     """Row to communication arguments, for rows that have them, and for annotations of communication."""
+    gpu_names: list[str] = field(default_factory=list)
+    """Names of the host's accelerators, as far as this process saw them."""
     events: int = 0
     """Events in the file, used or not."""
     damaged: int = 0
@@ -129,7 +129,6 @@ def _columns(path: Path, file: TraceFile, damaged: int) -> Trace:
         backend=distributed.backend,
         host=file.host_name,
         device_kind=_device_kind(file, codes, kept),
-        gpu_names=[device.name for device in file.deviceProperties or [] if device.name],
         groups=_groups(distributed),
         name=np.array([names.setdefault(str(event.name), len(names)) for event in kept], dtype=np.int32),
         names=list(names),
@@ -145,6 +144,7 @@ def _columns(path: Path, file: TraceFile, damaged: int) -> Trace:
             if event.args is not None
             and (event.args.collective or (code == NOTE and str(event.name).startswith(("nccl:", *CPU_COMMUNICATION))))
         },
+        gpu_names=[device.name for device in file.deviceProperties or [] if device.name],
         events=len(file.traceEvents),
         damaged=damaged,
     )
