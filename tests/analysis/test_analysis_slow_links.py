@@ -103,6 +103,8 @@ def test_a_slow_link_explains_a_step_that_communication_bounds(slowed: Slowed) -
     assert "nccl-tests" in verdict.next[0]
     text = render_text(analysis)
     assert "moves 40 GB/s over nvlink4, which should give 450" in " ".join(text.split())
+    # 40 ms of the step's 100 go into it, of which a healthy link would need a ninth.
+    assert "up to 36% of the profiled time is lost" in " ".join(text.split())
     assert "9%" in next(line for line in text.splitlines() if line.startswith("all_reduce dp"))
 
 

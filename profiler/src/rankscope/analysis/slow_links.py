@@ -27,10 +27,10 @@ def slow_rows(rows: Sequence[CollectiveBandwidth]) -> list[CollectiveBandwidth]:
 
 
 def lost_us(row: CollectiveBandwidth) -> float:
-    """Time that a rank lost in the row's transfers to their link, all instances together."""
-    if row.share is None or row.transfer_us is None:
+    """Time lost in the row's transfers to their link, summed over instances and ranks."""
+    if row.share is None or row.transfer_us is None or row.group_size is None:
         return 0.0
-    return row.matched * row.transfer_us * max(0.0, 1 - row.share / HEALTHY)
+    return row.matched * row.group_size * row.transfer_us * max(0.0, 1 - row.share / HEALTHY)
 
 
 def with_slow_links(
@@ -48,11 +48,10 @@ def with_slow_links(
     slow = slow_rows(rows)
     windows = [row for one in breakdowns.values() for row in one]
     total = sum(row.window_us for row in windows)
-    ranks = sum(bool(one) for one in breakdowns.values())
     if not slow or not total:
         return verdict, findings
     exposed = sum(row.exposed_communication_us for row in windows) / total
-    share = min(sum(map(lost_us, slow)) * ranks / total, exposed)
+    share = min(sum(map(lost_us, slow)) / total, exposed)
     if share < MINIMUM_EFFECT:
         return verdict, findings
     worst = max(slow, key=lost_us)
