@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import ByRank, judged, numbered, record
 
@@ -57,6 +57,7 @@ def test_without_a_size_that_means_something_there_is_no_bus_bandwidth() -> None
     assert bus_factor("all_reduce", 1) is None
 
 
+@settings(max_examples=40)
 @given(
     st.sampled_from(ALL_WAIT),
     st.integers(2, 9),
@@ -79,6 +80,7 @@ def test_a_planted_bus_bandwidth_comes_back_however_long_the_others_waited(
     assert (row.group_size, row.bytes, row.count, row.matched) == (ranks, size, 1, 1)
 
 
+@settings(max_examples=40)
 @given(st.integers(1 << 22, 1 << 30), st.floats(0.5, 60.0), st.integers(0, 50_000), st.integers(0, 50_000))
 def test_a_planted_bandwidth_between_two_ranks_comes_back(size: int, rate: float, send_at: int, receive_at: int) -> None:
     transfer = size / rate / 1000
@@ -203,13 +205,6 @@ def test_sizes_of_a_trace_without_metadata_come_from_recorded_shapes(traces: Pat
     assert all(finding.kind != "communication_bound" for finding in analysis.findings)
 
 
-def test_without_hosts_and_without_a_link_told_nothing_is_expected(traces: Path) -> None:
-    rows = analyze([traces / "dlrm_8ranks_v100"]).collectives.by_op
-    assert {(row.link, row.expected_gb_s, row.share, row.expected_unknown) for row in rows} == {
-        (None, None, None, "the hosts of its ranks are not known")
-    }
-
-
 def test_metadata_tells_sizes_and_a_lone_trace_lower_bounds(traces: Path) -> None:
     rows = of(analyze([traces / "ddp_2ranks_nccl_metadata"]), "all_reduce")
     assert {(row.bytes, row.count, row.matched) for row in rows} == {
@@ -219,7 +214,9 @@ def test_metadata_tells_sizes_and_a_lone_trace_lower_bounds(traces: Path) -> Non
     }
     # Of two ranks the factor is 1: the largest buckets move at least 10 GB/s, and NVLink would give 300.
     assert all(row.bus_at_least_gb_s is not None and 1 < row.bus_at_least_gb_s < 300 for row in rows)
-    assert {row.expected_gb_s for row in rows} == {None}
+    assert {(row.link, row.expected_gb_s, row.share, row.expected_unknown) for row in rows} == {
+        (None, None, None, "the hosts of its ranks are not known")
+    }
 
 
 def test_roots_come_from_the_calls_that_kernels_are_linked_to(traces: Path) -> None:
@@ -232,6 +229,7 @@ def test_roots_come_from_the_calls_that_kernels_are_linked_to(traces: Path) -> N
 scribbles = st.one_of(st.none(), st.integers(-5, 5), st.integers(-(2**80), 2**80))
 
 
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(
