@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from rankscope.analysis.engine import analyze as run_analysis
+from rankscope.analysis.links import ToldLink, parse_link
 from rankscope.analysis.render import render_text
 from rankscope.cli.terminal import PRICE, format_option, use_color, width
 
@@ -21,6 +22,7 @@ Examples:
   rankscope analyze traces/                    Kineto traces, one per rank
   rankscope analyze 'traces/rank-*.json.gz' --format json | jq .verdict
   rankscope analyze RUN --fail-on straggler    exit status 1 when there is one
+  rankscope analyze RUN --link ib-ndr:8        eight NDR ports on each host
 """
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
@@ -32,13 +34,28 @@ Examples:
 )
 @click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
 @click.option(
+    "--link",
+    "links",
+    multiple=True,
+    metavar="NAME[:PORTS]",
+    help="What the ranks communicate over, such as nvlink4, pcie5, ib-ndr:8 (eight ports on each host) or eth-100: collectives "
+    "are compared with what it gives. Once for inside a host, once for between hosts. Default: by the GPUs' names, inside a "
+    "host only.",
+)
+@click.option(
     "--fail-on",
     multiple=True,
     metavar="KIND",
     help="Exit with status 1 when the verdict is of this kind. May be given several times.",
 )
 def analyze(
-    paths: tuple[Path, ...], output_format: str, price_per_gpu_hour: float | None, currency: str, fail_on: tuple[str, ...]
+    *,
+    paths: tuple[Path, ...],
+    output_format: str,
+    price_per_gpu_hour: float | None,
+    currency: str,
+    links: tuple[str, ...],
+    fail_on: tuple[str, ...],
 ) -> int:
     """Say which rank makes everybody else wait, why, what it costs and what to do next.
 
@@ -46,12 +63,27 @@ def analyze(
     enough data" are answers, too, and come with exit status 0.
     """
     _check_kinds(fail_on)
-    analysis = run_analysis(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency)
+    told = _told(links)
+    analysis = run_analysis(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=told)
     if output_format == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(analysis), indent=2) + b"\n")
     else:
         click.echo(render_text(analysis, width=width(), color=use_color()), color=True)
     return 1 if analysis.verdict.kind in fail_on else 0
+
+
+def _told(links: tuple[str, ...]) -> list[ToldLink]:
+    told: list[ToldLink] = []
+    for text in links:
+        try:
+            one = parse_link(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--link") from error
+        if any(one.link.scope == other.link.scope for other in told):
+            where = "inside a host" if one.link.scope == "host" else "between hosts"
+            raise click.BadParameter(f"{text!r}: a second link {where}; name one", param_hint="--link")
+        told.append(one)
+    return told
 
 
 def _check_kinds(kinds: tuple[str, ...]) -> None:

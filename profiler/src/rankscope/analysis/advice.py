@@ -97,6 +97,17 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
     ),
     AdviceRow(
         "communication_bound",
+        "communication",
+        "link",
+        (
+            "Measure the same links without the job, as with nccl-tests: all_reduce_perf -b 64M -e 1G -f 2",
+            "If they are slow there, too, look at the hardware: nvidia-smi nvlink --status, nvidia-smi topo -m, ibstat, ethtool",
+            "If they are not, see which transport the job took: NCCL_DEBUG=INFO names NVLS, P2P, SHM, NET/IB or NET/Socket",
+            _SHOW,
+        ),
+    ),
+    AdviceRow(
+        "communication_bound",
         None,
         None,
         (

@@ -4,6 +4,9 @@ A rank arrives at a collective on a device when its kernel starts; its kernels e
 clock: whoever spent the shortest time in it arrived last, and the others waited for as long as theirs took longer. On the CPU
 a rank arrives when the calling thread enqueues the collective, for a worker thread may start late for reasons of its own; ends
 are less sharp there, so arrivals are compared on the corrected clock.
+
+Where a root is waited for, or waits itself, ``waiting`` says by how long. Waits of sends and receives count as waiting, but
+impose nothing here: between the stages of a pipeline most of them are its schedule.
 """
 
 from __future__ import annotations
@@ -17,7 +20,11 @@ from numpy.typing import NDArray
 from rankscope.analysis.clock import Clocks
 from rankscope.analysis.intervals import EMPTY, Spans, join, measure, subtract, union
 from rankscope.analysis.matching import Match, arrival_ns
+from rankscope.analysis.waiting import NOBODY_WAITED, Wait, Waits
 from rankscope.runs.records import CollectiveRecord
+
+_Victims = dict[tuple[int, int, int], list[tuple[int, int]]]
+"""(Culprit, victim, step) to the intervals in which one waited for the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class Blame:
     """[instances, ranks]: how much earlier the others could have gone on had this rank not been the last: last arrival minus
     the one before it, 0 for everyone else and where that is below the clocks' residual."""
     instance_step: NDArray[np.int64]
-    """[instances]: the step of each."""
+    """[instances]: the step of each, ascending."""
     saved_us: dict[int, float]
     """Per rank: exposed time that a typical victim would not have waited had this rank arrived with the last of the others."""
 
@@ -49,13 +56,13 @@ class Blame:
         return self.imposed_us[rank] / total if total > 0 else None
 
 
-def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int]) -> Blame:
-    """Imposed wait of every rank of ``ranks``."""
+def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int], directed: Waits = NOBODY_WAITED) -> Blame:
+    """Imposed wait of every rank of ``ranks``; ``directed``: the waits of what is not among ``matches``."""
     everyone = sorted(ranks)
     column = {rank: at for at, rank in enumerate(everyone)}
-    waits: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    waits: _Victims = {}
     hidden: dict[tuple[int, int], list[Spans]] = {}
-    avoidable: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    avoidable: _Victims = {}
     transfer = dict.fromkeys(everyone, 0.0)
     waiting = dict.fromkeys(everyone, 0.0)
     gain = np.zeros((len(matches), len(everyone)))
@@ -78,10 +85,17 @@ def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int])
                     (here + max(before, arrival) - arrival, here + last - arrival)
                 )
             hidden.setdefault((rank, match.step), []).append(_compute(record))
+    _add_directed(directed, transfer=transfer, waiting=waiting, hidden=hidden, waits=waits, avoidable=avoidable)
+    rooted = _rooted_gains(directed.waits)
+    gain = np.concatenate((gain, np.zeros((len(rooted), len(everyone)))))
+    for number, (_, culprit, gained) in enumerate(rooted, start=len(matches)):
+        gain[number, column[culprit]] = gained
+    instance_step = np.array([*(match.step for match in matches), *(step for step, _, _ in rooted)], dtype=np.int64)
+    in_order = np.argsort(instance_step, kind="stable")
     compute = {key: join(*spans) for key, spans in hidden.items()}
     imposed = dict.fromkeys(everyone, 0.0)
     exposed = dict.fromkeys(everyone, 0.0)
-    saved: dict[int, dict[int, float]] = {rank: dict.fromkeys(everyone, 0.0) for rank in everyone}
+    saved = {rank: dict.fromkeys(everyone, 0.0) for rank in everyone}
     for (culprit, victim, step), spans in waits.items():
         waited = _merged(spans)
         busy = compute.get((victim, step), EMPTY)
@@ -94,11 +108,46 @@ def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int])
         exposed_us=exposed,
         transfer_us=transfer,
         wait_us=waiting,
-        steps=sorted({match.step for match in matches}),
-        gain_us=gain,
-        instance_step=np.array([match.step for match in matches], dtype=np.int64),
+        steps=sorted({*instance_step.tolist()}),
+        gain_us=gain[in_order],
+        instance_step=instance_step[in_order],
         saved_us={rank: _typical(saved[rank], rank) for rank in everyone},
     )
+
+
+def _add_directed(
+    directed: Waits,
+    *,
+    transfer: dict[int, float],
+    waiting: dict[int, float],
+    hidden: dict[tuple[int, int], list[Spans]],
+    waits: _Victims,
+    avoidable: _Victims,
+) -> None:
+    for match, _ in directed.transfers_ns:
+        for rank, record in zip(match.ranks, match.records, strict=True):
+            transfer[rank] += (record.end_unix_ns - arrival_ns(record)) / 1000
+            hidden.setdefault((rank, match.step), []).append(_compute(record))
+    for wait in directed.waits:
+        waiting[wait.waiter] += (wait.end - wait.start) / 1000
+        transfer[wait.waiter] -= (wait.end - wait.start) / 1000
+        if wait.match.rule != "pair":
+            waits.setdefault((wait.origin, wait.waiter, wait.match.step), []).append((wait.start, wait.end))
+            avoidable.setdefault((wait.origin, wait.waiter, wait.match.step), []).append((wait.since, wait.end))
+
+
+def _rooted_gains(waits: Sequence[Wait]) -> list[tuple[int, int, float]]:
+    """Step, culprit and microseconds of every instance with a root in which all that may wait waited for the same rank."""
+    by_match: dict[int, list[Wait]] = {}
+    for wait in waits:
+        if wait.match.rule != "pair":
+            by_match.setdefault(id(wait.match), []).append(wait)
+    found: list[tuple[int, int, float]] = []
+    for group in by_match.values():
+        match = group[0].match
+        if len(group) == (len(match.ranks) - 1 if match.rule == "from_root" else 1):
+            found.append((match.step, group[0].origin, min(wait.end - wait.since for wait in group) / 1000))
+    return found
 
 
 def _typical(saved: dict[int, float], culprit: int) -> float:

@@ -9,15 +9,18 @@ from typing import Final
 from rankscope.analysis.blame import Blame, assign_blame
 from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.clock import consistent, fit_clocks
+from rankscope.analysis.fabric import run_fabric
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.odd_windows import odd_windows
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, Finding, Source, Verdict
+from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.steps import MAX_US
 from rankscope.analysis.trace_analysis import imposed_result, late_named, matching_result
 from rankscope.analysis.verdict import Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.waiting import waits_of
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
 
@@ -47,7 +50,10 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
     matching = match_collectives({rank: reduction.collectives for rank, reduction in held.items()}, world_size=world_size)
     clocks = fit_clocks(matching.matches, hosts)
     matching = consistent(matching, clocks)
-    blame = assign_blame(matching.matches, clocks, list(held))
+    fabric = run_fabric(infos, ())
+    waits = waits_of(matching, clocks, fabric.hosts)
+    blame = assign_blame(matching.matches, clocks, list(held), waits)
+    collectives = matching_result(matching, clocks, waits, fabric)
     setting = Setting(
         source="windows",
         world_size=world_size,
@@ -61,6 +67,9 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
         run=os.fspath(reader.path),
     )
     verdict, findings = _verdict(held, blame, matching, setting)
+    verdict, findings = with_slow_links(
+        verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in held.items()}, run=setting.run
+    )
     missing = [rank for rank, reduction in held.items() if not reduction.breakdowns]
     return Analysis(
         source=Source(
@@ -89,7 +98,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
             )
             for rank, reduction in held.items()
         ],
-        collectives=matching_result(matching, clocks),
+        collectives=collectives,
         imposed_wait=imposed_result(blame) if matching.matches else [],
         imposed_wait_source="windows" if matching.matches else None,
         verdict=verdict,

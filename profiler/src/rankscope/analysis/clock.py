@@ -69,7 +69,15 @@ def consistent(matching: Matching, clocks: Clocks) -> Matching:
     """
     kept = [match for match in matching.matches if _is_possible(match, clocks)]
     dropped = len(matching.matches) - len(kept)
-    return replace(matching, matches=kept, unmatched=matching.unmatched + dropped, method=matching.method if kept else None)
+    if not dropped:
+        return matching
+    return replace(
+        matching,
+        matches=kept,
+        unmatched=matching.unmatched + dropped,
+        unmatched_by={**matching.unmatched_by, "impossible": dropped},
+        method=matching.method if kept else None,
+    )
 
 
 def _is_possible(match: Match, clocks: Clocks) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,27 +14,14 @@ from rankscope.analysis.breakdown import Work
 from rankscope.analysis.classify import is_cpu_communication, is_point_to_point, operation_name, operation_of_kernel
 from rankscope.analysis.intervals import clip
 from rankscope.analysis.kineto_schema import EventArgs, integer
+from rankscope.analysis.message_size import element_bytes, input_size
+from rankscope.analysis.operations import operation
 from rankscope.analysis.traces import KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
 from rankscope.analysis.work import COMMUNICATION, WorkEvents
 from rankscope.runs.records import CollectiveRecord
 
 CPU_GROUP: Final = "cpu"
 """Group name of collectives on CPU threads: gloo's events do not say which process group they belong to."""
-
-_ELEMENT_BYTES: Final[dict[str, int]] = {
-    "float": 4,
-    "double": 8,
-    "half": 2,
-    "bfloat16": 2,
-    "int": 4,
-    "long": 8,
-    "short": 2,
-    "char": 1,
-    "byte": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +40,8 @@ class Instance:
     end: int
     stream: int | None
     p2p: bool
+    peer: int | None = None
+    root: int | None = None
 
     def record(self, step: int, index: int, work: Work) -> CollectiveRecord:
         """The record of this instance as number ``index`` of its group in ``step``."""
@@ -70,6 +61,8 @@ class Instance:
             end_unix_ns=self.end,
             stream=self.stream,
             p2p=self.p2p,
+            peer=self.peer,
+            root=self.root,
             compute_spans_us=[((int(a) - self.enqueue) / 1000, (int(b) - self.enqueue) / 1000) for a, b in inside],
         )
 
@@ -83,7 +76,9 @@ def collective_instances(trace: Trace, events: WorkEvents) -> list[Instance]:
 def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
     chosen = (events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL)
     positions = np.flatnonzero(chosen)
-    annotated = _annotated_operations(trace)
+    annotated = _annotations(trace)
+    roots = _root_places(trace)
+    kernels = Counter(_call(trace, int(events.rows[position]), annotated) for position in positions)
     streams: dict[int, int] = {}
     found: list[Instance] = []
     for position in positions:
@@ -92,13 +87,20 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
         # Stream numbers differ between ranks; the order in which the communication streams come into use does not.
         order = streams.setdefault(stream, len(streams))
         args = trace.metadata.get(row) or EventArgs()
-        operation = args.collective or annotated.get(int(trace.correlation[row]))
-        op = operation_name(operation) if operation else operation_of_kernel(trace.names[trace.name[row]])
+        note = annotated.get(int(trace.correlation[row]))
+        spelling = args.collective or (None if note is None else trace.names[trace.name[note]])
+        op = operation_name(spelling) if spelling else operation_of_kernel(trace.names[trace.name[row]])
         if op == "all_to_allv" and _is_even(args):
             op = "all_to_all"
         group = f"stream-{order}" if args.group_name is None else str(args.group_name)
         ranks = _ranks(args, trace)
         size = integer(args.group_size)
+        dtype, moved = args.dtype, _bytes(args)
+        if args.collective is None and note is not None:
+            dtype, moved = input_size(op, trace.metadata.get(note))
+        if kernels[_call(trace, row, annotated)] > 1:
+            # Several kernels do what one call asked for: how much of it each of them moves is not known.
+            moved = None
         found.append(
             Instance(
                 op=op,
@@ -106,24 +108,28 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
                 group_ranks=ranks,
                 group_size=size if size is not None else (len(ranks) if ranks else None),
                 sequence=integer(args.sequence),
-                dtype=args.dtype,
-                bytes=_bytes(args),
+                dtype=dtype,
+                bytes=moved,
                 enqueue=int(min(events.launch[position], events.start[position])),
                 start=int(events.start[position]),
                 end=int(events.end[position]),
                 stream=max(stream, 0),
                 p2p=is_point_to_point(op),
+                peer=integer(args.destination_rank if op == "send" else args.source_rank) if is_point_to_point(op) else None,
+                root=_root(op, roots.get(integer(args.external_id)), ranks),
             )
         )
     return found
 
 
-def _annotated_operations(trace: Trace) -> dict[int, str]:
-    """Correlation id to ``nccl:…`` annotation, for launches made inside one: older traces name the operation nowhere else."""
+def _annotations(trace: Trace) -> dict[int, int]:
+    """Correlation id to the row of the ``nccl:…`` annotation, for launches made inside one: older traces name the operation
+    nowhere else.
+    """
     notes = [row for row in trace.rows(NOTE) if trace.names[trace.name[row]].startswith("nccl:")]
     if not notes:
         return {}
-    operations: dict[int, str] = {}
+    operations: dict[int, int] = {}
     calls = trace.rows(LAUNCHED)
     for thread in {int(trace.thread[row]) for row in notes}:
         mine = calls[trace.thread[calls] == thread]
@@ -132,9 +138,29 @@ def _annotated_operations(trace: Trace) -> dict[int, str]:
         for row in notes:
             if trace.thread[row] == thread:
                 first, past = np.searchsorted(starts, (trace.start[row], trace.end[row]))
-                operations.update(dict.fromkeys(map(int, trace.correlation[mine[first:past]]), trace.names[trace.name[row]]))
+                operations.update(dict.fromkeys(map(int, trace.correlation[mine[first:past]]), int(row)))
     operations.pop(-1, None)
     return operations
+
+
+def _call(trace: Trace, row: int, annotated: Mapping[int, int]) -> tuple[str, int]:
+    """What a kernel was launched by: the call that metadata was copied from, else the annotation, else nobody but itself."""
+    args = trace.metadata.get(row)
+    if args is not None and (call := integer(args.external_id)) is not None:
+        return "call", call
+    note = annotated.get(int(trace.correlation[row]))
+    return ("kernel", row) if note is None else ("note", note)
+
+
+def _root_places(trace: Trace) -> dict[int | None, int | None]:
+    """External id of a call to the place of its root in the group: kernels carry the id, but not the place."""
+    operators = trace.category == OPERATOR
+    return {integer(args.external_id): integer(args.rank) for row, args in trace.metadata.items() if operators[row]}
+
+
+def _root(op: str, place: int | None, ranks: list[int] | None) -> int | None:
+    rooted = operation(op).rule in ("from_root", "to_root")
+    return ranks[place] if rooted and place is not None and ranks and place < len(ranks) else None
 
 
 def _cpu_collectives(trace: Trace) -> list[Instance]:
@@ -161,6 +187,7 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
                 continue
             call = waiting.pop(0)
             op = operation_name(trace.names[trace.name[row]])
+            dtype, moved = input_size(op, trace.metadata.get(row))
             found.append(
                 Instance(
                     op=op,
@@ -168,8 +195,8 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
                     group_ranks=None,
                     group_size=None,
                     sequence=None,
-                    dtype=None,
-                    bytes=None,
+                    dtype=dtype,
+                    bytes=moved,
                     enqueue=int(trace.start[call]),
                     start=int(trace.start[row]),
                     end=int(trace.end[row]),
@@ -197,7 +224,7 @@ def _queue(name: str) -> str:
 
 def _bytes(args: EventArgs) -> int | None:
     elements = [count for count in (integer(args.in_elements), integer(args.out_elements)) if count is not None]
-    width = _ELEMENT_BYTES.get((args.dtype or "").lower())
+    width = element_bytes(args.dtype)
     return max(elements) * width if elements and width else None
 
 

@@ -33,6 +33,16 @@ class EventArgs(msgspec.Struct, frozen=True):
     sequence: Number = msgspec.field(name="Seq", default=None)
     source_rank: Number = msgspec.field(name="Src Rank", default=None)
     destination_rank: Number = msgspec.field(name="Dst Rank", default=None)
+    external_id: Number = msgspec.field(name="External id", default=None)
+    rank: Number = msgspec.field(name="Rank", default=None)
+    """Of a rooted collective the root, as its place in the group; else the rank itself."""
+    input_shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
+    input_types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b""))
+
+    def detached(self) -> EventArgs:
+        """The same without a hold on the whole file's text, of which raw fields are a part."""
+        shapes, types = self.input_shapes.copy(), self.input_types.copy()
+        return msgspec.structs.replace(self, input_shapes=shapes, input_types=types)
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -7,34 +7,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from rankscope.analysis.agreement import disagreement
+from rankscope.analysis.operations import Rule, operation
+from rankscope.analysis.pairing import pair_up
 from rankscope.runs.records import CollectiveRecord
-
-EXCLUDED_OPERATIONS: Final[dict[str, str]] = {
-    # operation -> reason. In these the last to arrive does not make all others wait, so waiting cannot be read from durations.
-    "send": "p2p",
-    "recv": "p2p",
-    "send_recv": "p2p",
-    "batch_isend_irecv": "p2p",
-    "broadcast": "broadcast",
-    "reduce": "rooted",
-    "gather": "rooted",
-    "scatter": "rooted",
-    "all_to_allv": "uneven_all_to_all",
-    "dispatch": "expert_parallel",
-    "combine": "expert_parallel",
-    "notify": "expert_parallel",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One collective on all its ranks: ``records[i]`` is that of ``ranks[i]``."""
+    """One collective on all its ranks: ``records[i]`` is that of ``ranks[i]``. Of a pair the sender comes first."""
 
     step: int
     group: str
     op: str
     ranks: list[int]
     records: list[CollectiveRecord]
+    rule: Rule = "everybody"
+    root: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +31,16 @@ class Matching:
     """All ranks' collectives put together. Counts are of instances, not of records."""
 
     matches: list[Match] = field(default_factory=list)
+    """Those in which everybody waits for the last."""
     unmatched: int = 0
     excluded: dict[str, int] = field(default_factory=dict)
     method: Literal["sequence", "order"] | None = None
+    directed: list[Match] = field(default_factory=list)
+    """Matched as well, but in these some wait and others do not: pairs, and operations with a known root."""
+    unmatched_by: dict[str, int] = field(default_factory=dict)
+    """Why instances did not match; the values add up to ``unmatched``."""
+    partial: list[Match] = field(default_factory=list)
+    """The ranks at hand of unmatched instances that may well be one collective: others of its ranks are missing."""
 
 
 def arrival_ns(record: CollectiveRecord) -> int:
@@ -52,49 +48,121 @@ def arrival_ns(record: CollectiveRecord) -> int:
     return record.enqueue_unix_ns if record.stream is None else record.start_unix_ns
 
 
-def exclusion(record: CollectiveRecord) -> str | None:
-    """Why a collective says nothing about waiting, or ``None``."""
-    return "p2p" if record.p2p else EXCLUDED_OPERATIONS.get(record.op)
+_RANK_MISSING: Final = "rank_missing"
+"""A member of the group is not recorded, or it is not known who the members are."""
+
+_Cell = dict[int, list[CollectiveRecord]]
 
 
 def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]], *, world_size: int | None = None) -> Matching:
     """Match by (group, sequence number) where every rank of the group has them, else by order within (step, group).
 
-    An instance counts as matched when each rank of its group has it with the same operation and size. Groups whose ranks are not
-    recorded are taken to span the world; with fewer ranks than ``world_size`` at hand, nothing in them can be matched, because
-    the last to arrive may be one that is missing.
+    An instance counts as matched when each rank of its group has it with the same operation, size and data type. Groups whose
+    ranks are not recorded are taken to span the world; with fewer ranks than ``world_size`` at hand, nothing in them can be
+    matched, because the last to arrive may be one that is missing. Sends and receives are matched by ``pairing``.
     """
-    cells: dict[tuple[int, str, tuple[int, ...] | None], dict[int, list[CollectiveRecord]]] = {}
+    cells: dict[tuple[int, str, tuple[int, ...] | None], _Cell] = {}
+    pairs: dict[int, list[CollectiveRecord]] = {}
     for rank, records in by_rank.items():
         for record in records:
+            if record.p2p:
+                pairs.setdefault(rank, []).append(record)
+                continue
             members = tuple(record.group_ranks) if record.group_ranks else None
             cells.setdefault((record.step, record.group, members), {}).setdefault(rank, []).append(record)
-    matches: list[Match] = []
-    excluded: Counter[str] = Counter()
-    unmatched = 0
-    sequenced = ordered = 0
-    for (_, _, ranks_of_group), held in cells.items():
-        expected = _expected(ranks_of_group, held, set(by_rank), world_size)
-        by_sequence = all(record.sequence is not None and not record.p2p for row in held.values() for record in row)
-        keyed = {rank: _keyed(row, by_sequence=by_sequence) for rank, row in held.items()}
-        # A rank that lacks a part of the step has its order shifted: then order says nothing.
-        shifted = not by_sequence and len({len(row) for row in held.values()}) > 1
-        for key in sorted({key for row in keyed.values() for key in row}):
-            instance = {rank: row[key] for rank, row in keyed.items() if key in row}
-            reason = next((said for record in instance.values() if (said := exclusion(record))), None)
-            if reason is None and _is_uneven(instance):
-                reason = "uneven_all_to_all"
-            if reason is not None:
-                excluded[reason] += 1
-            elif shifted or expected is None or set(instance) != expected or not _agree(instance):
-                unmatched += 1
-            elif len(instance) > 1:
-                ranks = sorted(instance)
-                first = instance[ranks[0]]
-                matches.append(Match(first.step, first.group, first.op, ranks, [instance[rank] for rank in ranks]))
-                sequenced, ordered = sequenced + by_sequence, ordered + (not by_sequence)
-    method: Literal["sequence", "order"] | None = ("sequence" if sequenced >= ordered else "order") if matches else None
-    return Matching(matches, unmatched, dict(sorted(excluded.items())), method)
+    known = set(by_rank)
+    found = _Found()
+    named: dict[tuple[int, str], set[int]] = {}
+    for (step, group, _), held in cells.items():
+        named.setdefault((step, group), set()).update(held)
+    for (step, group, members), held in cells.items():
+        expected = _expected(members, held, known, world_size)
+        _match_cell(held, expected, known, named[step, group], found)
+    directed = list(found.directed)
+    paired = pair_up(pairs, known, world_size=world_size)
+    for sender, send, receiver, recv in paired.pairs:
+        directed.append(Match(send.step, send.group, "send", [sender, receiver], [send, recv], "pair"))
+    unmatched = found.unmatched + paired.unmatched
+    excluded = found.excluded + Counter({"p2p": paired.unknown_peer} if paired.unknown_peer else {})
+    method: Literal["sequence", "order"] | None = None
+    if found.matches:
+        method = "sequence" if found.sequenced >= len(found.matches) - found.sequenced else "order"
+    return Matching(
+        found.matches,
+        unmatched.total(),
+        dict(sorted(excluded.items())),
+        method,
+        directed=directed,
+        unmatched_by=dict(sorted(unmatched.items())),
+        partial=found.partial,
+    )
+
+
+@dataclass(slots=True)
+class _Found:
+    matches: list[Match] = field(default_factory=list)
+    directed: list[Match] = field(default_factory=list)
+    partial: list[Match] = field(default_factory=list)
+    unmatched: Counter[str] = field(default_factory=Counter)
+    excluded: Counter[str] = field(default_factory=Counter)
+    sequenced: int = 0
+
+
+def _match_cell(held: _Cell, expected: set[int] | None, known: set[int], named: set[int], found: _Found) -> None:
+    """Instances of one group in one step. ``named``: the ranks that have a group of this name in it, whoever its members are."""
+    by_sequence = all(record.sequence is not None for row in held.values() for record in row)
+    keyed = {rank: _keyed(row, by_sequence=by_sequence) for rank, row in held.items()}
+    # A rank that lacks a part of the step has its order shifted: then order says nothing.
+    shifted = not by_sequence and len({len(row) for row in held.values()}) > 1
+    for key in sorted({key for row in keyed.values() for key in row}):
+        instance = {rank: row[key] for rank, row in keyed.items() if key in row}
+        ranks = sorted(instance)
+        records = [instance[rank] for rank in ranks]
+        reason = _exclusion(records)
+        if reason is not None:
+            found.excluded[reason] += 1
+            continue
+        rule = operation(records[0].op).rule or "everybody"
+        match = Match(records[0].step, records[0].group, records[0].op, ranks, records, rule, records[0].root)
+        obstacle = _obstacle(match, expected, known, named - held.keys(), shifted=shifted)
+        if obstacle is not None:
+            found.unmatched[obstacle] += 1
+            if rule == "everybody" and not shifted and _disagreement(records) is None:
+                found.partial.append(match)
+        elif len(ranks) > 1 and rule == "everybody":
+            found.matches.append(match)
+            found.sequenced += by_sequence
+        elif len(ranks) > 1:
+            found.directed.append(match)
+
+
+def _exclusion(records: list[CollectiveRecord]) -> str | None:
+    """Why an instance says nothing about who waits for whom, or ``None``."""
+    for record in records:
+        row = operation(record.op)
+        if row.rule in (None, "pair") or (row.excluded and record.root is None):
+            return row.excluded
+    if all(record.op == "all_to_all" for record in records) and len({record.bytes for record in records} - {None}) > 1:
+        return "uneven_all_to_all"
+    return None
+
+
+def _obstacle(match: Match, expected: set[int] | None, known: set[int], elsewhere: set[int], *, shifted: bool) -> str | None:
+    """Why an instance is not matched, or ``None``. ``elsewhere``: ranks that take the group to have other members."""
+    if expected is None or not expected <= known:
+        return _RANK_MISSING
+    if shifted:
+        return "order_shifted"
+    absent = expected.difference(match.ranks)
+    if absent & elsewhere:
+        return "ranks_differ"
+    if absent or set(match.ranks) != expected:
+        return "incomplete"
+    return _disagreement(match.records)
+
+
+def _disagreement(records: list[CollectiveRecord]) -> str | None:
+    return "operation_differs" if len({record.op for record in records}) > 1 else disagreement(records)
 
 
 def _expected(
@@ -111,14 +179,3 @@ def _keyed(records: list[CollectiveRecord], *, by_sequence: bool) -> dict[int, C
     if by_sequence:
         return {record.sequence: record for record in records if record.sequence is not None}
     return dict(enumerate(sorted(records, key=lambda record: record.index)))
-
-
-def _agree(instance: Mapping[int, CollectiveRecord]) -> bool:
-    operations = {record.op for record in instance.values()}
-    sizes = {record.bytes for record in instance.values()} - {None}
-    return len(operations) == 1 and len(sizes) <= 1
-
-
-def _is_uneven(instance: Mapping[int, CollectiveRecord]) -> bool:
-    sizes = {record.bytes for record in instance.values()} - {None}
-    return len(sizes) > 1 and all(record.op == "all_to_all" for record in instance.values())

@@ -6,7 +6,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from rankscope.analysis.render_bandwidth import bandwidth_table
 from rankscope.analysis.result import Analysis, ImposedWait, RankResult
+from rankscope.analysis.table import aligned, fitting
 from rankscope.analysis.verdict import duration
 
 SHOWN_RANKS: Final = 16
@@ -36,6 +38,7 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False) ->
         _rank_table(analysis, width),
         _imposed_table(analysis, width),
         _pipeline_table(analysis, width),
+        bandwidth_table(analysis.collectives, width),
         _more_findings(analysis, width),
         _next(analysis, width),
     ]
@@ -109,7 +112,7 @@ def _rank_table(analysis: Analysis, width: int) -> str:
         if stepped:
             cells += [_duration(row.own_us), _duration(row.blocked_us)]
         rows.append(cells)
-    rows = _fitting(rows, width)
+    rows = fitting(rows, width, _DISPENSABLE)
     lines = aligned(rows, left=(1,))
     if profiled:
         lines += textwrap.wrap(_legend(rows[0]), width)
@@ -124,17 +127,6 @@ def _legend(header: Sequence[str]) -> str:
         return "of the profiled window"
     overlap = "overlap is communication under compute, hidden its share of all communication"
     return f"of the profiled window; {overlap if 'overlap' in header else 'hidden is the share of communication under compute'}"
-
-
-def _fitting(rows: list[list[str]], width: int) -> list[list[str]]:
-    """Without the columns that matter least, as far as ``width`` needs it."""
-    for name in _DISPENSABLE:
-        if max(len(line) for line in aligned(rows)) <= width:
-            break
-        if name in rows[0]:
-            column = rows[0].index(name)
-            rows = [row[:column] + row[column + 1 :] for row in rows]
-    return rows
 
 
 def _interesting(analysis: Analysis) -> list[RankResult]:
@@ -211,17 +203,6 @@ def _next(analysis: Analysis, width: int) -> str:
             action, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
         )
     return "\n".join(lines)
-
-
-def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
-    """Lines of a table: cells to the right, those of the columns ``left`` to the left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(widths[column]) if column in left else cell.rjust(widths[column]) for column, cell in enumerate(row)
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _part(value: float | None, whole: float | None) -> str:

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.runs.records import DeviceKind, Phase, WindowBasis
 
@@ -76,7 +77,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     overlap_ratio: float | None
     """overlap / communication; ``None`` when there was no communication."""
     transfer_us: float | None
-    """Communication time without waiting: each matched collective counted with its shortest duration over the ranks."""
+    """Communication time without waiting: each matched collective counted with its shortest duration over the ranks, sends,
+    receives and operations with a root with their duration less the wait in it."""
     wait_us: float | None
     """Time in matched collectives beyond ``transfer_us``: waiting for later ranks."""
     blocked_us: float | None
@@ -95,10 +97,16 @@ class CollectiveMatching(msgspec.Struct, frozen=True, kw_only=True):
     """Collective instances found on every rank of their group."""
     unmatched: int
     excluded: dict[str, int]
-    """Instances left out on purpose, by reason (``p2p``, ``broadcast``, …)."""
+    """Instances left out on purpose, by reason (``p2p``, ``broadcast``, …): nothing tells who waited for whom in them."""
     method: Literal["sequence", "order"] | None
     clock_residual_us: float | None
     """Median disagreement of the ends of matched collectives after clock correction: no lag below it is claimed."""
+    unmatched_by: dict[str, int] = {}
+    """Why instances did not match (``rank_missing``, ``bytes_differ``, …); adds up to ``unmatched``."""
+    by_op: list[CollectiveBandwidth] = []
+    """Bandwidth per operation, process group and size; most transfer time first."""
+    waits: list[DirectedWait] = []
+    """Who waited for whom in sends, receives and operations with a root; longest first."""
 
 
 class ImposedWait(msgspec.Struct, frozen=True, kw_only=True):

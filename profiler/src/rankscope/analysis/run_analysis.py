@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,9 @@ import msgspec
 from rankscope.analysis.blame import assign_blame
 from rankscope.analysis.clock import consistent, fit_clocks
 from rankscope.analysis.endings import Endings, endings, listed, ranks_of
+from rankscope.analysis.fabric import run_fabric
 from rankscope.analysis.hung_run import hung_verdict
+from rankscope.analysis.links import ToldLink
 from rankscope.analysis.liveness import liveness
 from rankscope.analysis.matching import match_collectives
 from rankscope.analysis.odd_windows import odd_windows
@@ -25,20 +28,32 @@ from rankscope.analysis.recorder_cost import recorder_share
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
 from rankscope.analysis.run_verdict import RunEvidence, run_verdict
+from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.steps import LAST_STEP, MAX_US, StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
+from rankscope.analysis.waiting import waits_of
 from rankscope.runs.reader import RunReader
 
 _SHOWN: Final = 8
 
 
-def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = None, currency: str = "USD") -> Analysis:
+def analyze_run(
+    path: os.PathLike[str],
+    *,
+    price_per_gpu_hour: float | None = None,
+    currency: str = "USD",
+    links: Sequence[ToldLink] = (),
+) -> Analysis:
     """Analyse the last attempt of a run; see ``engine.analyze``."""
     run = _read(path)
     recorded = run.reader.info
     if price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
         price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
     verdict, findings = run_verdict(run, price_per_gpu_hour, currency)
+    collectives = matching_result(run.matching, run.clocks, run.waits, run_fabric(run.infos, links))
+    verdict, findings = with_slow_links(
+        verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in run.windows.items()}, run=run.path
+    )
     if (hung := hung_verdict(run)) is not None:
         verdict, findings = hung[0], [hung[1], *findings]
     ended = endings(run.infos)
@@ -73,7 +88,7 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
             )
             for row, rank in enumerate(run.ranks)
         ],
-        collectives=matching_result(run.matching, run.clocks)
+        collectives=collectives
         if any(reduction.collectives for reduction in run.windows.values())
         else CollectiveMatching(matched=0, unmatched=0, excluded={}, method=None, clock_residual_us=None),
         imposed_wait=imposed,
@@ -111,6 +126,7 @@ def _read(path: os.PathLike[str]) -> RunEvidence:
     matching = match_collectives({rank: reduction.collectives for rank, reduction in windows.items()}, world_size=world_size)
     clocks = fit_clocks(matching.matches, {rank: info.host for rank, info in infos.items()})
     matching = consistent(matching, clocks)
+    waits = waits_of(matching, clocks, run_fabric(infos, ()).hosts)
     started = reader.info.start_unix_ns if about is None else about.start_unix_ns
     return RunEvidence(
         reader=reader,
@@ -120,7 +136,8 @@ def _read(path: os.PathLike[str]) -> RunEvidence:
         world_size=world_size,
         matching=matching,
         clocks=clocks,
-        blame=assign_blame(matching.matches, clocks, ranks),
+        waits=waits,
+        blame=assign_blame(matching.matches, clocks, ranks, waits),
         damaged=damaged,
         pipeline=pipeline_of(
             table, infos, None if about is None else about.pipeline, {rank: one.collectives for rank, one in windows.items()}

@@ -37,6 +37,7 @@ from rankscope.analysis.significance import LIMIT, blocks_needed
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import late_named
 from rankscope.analysis.verdict import Lack, Named, Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.waiting import Waits
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 
@@ -55,6 +56,7 @@ class RunEvidence:
     world_size: int | None
     matching: Matching
     clocks: Clocks
+    waits: Waits
     blame: Blame
     damaged: int
     """Records with impossible times, left out."""

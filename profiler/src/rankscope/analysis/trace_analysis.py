@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +12,23 @@ from typing import Final
 
 import numpy as np
 
+from rankscope.analysis.bandwidth import bandwidths, directed_rows, samples
 from rankscope.analysis.blame import Blame, assign_blame
 from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.cause import Signals, cause_of
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
+from rankscope.analysis.fabric import Fabric
 from rankscope.analysis.late import device_signals, find_late, too_few
+from rankscope.analysis.links import ToldLink
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.own_time import Slow
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction, reduce_file, step_numbers
 from rankscope.analysis.result import Analysis, CollectiveMatching, Evidence, Finding, ImposedWait, Source, Verdict
+from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.traces import read_trace
 from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.waiting import Waits, waits_of
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import is_run
 from rankscope.runs.records import DeviceKind
@@ -40,6 +46,7 @@ class _RankTrace:
     world_size: int | None
     host: str | None
     device_kind: DeviceKind
+    gpu_names: list[str]
     steps: list[int]
     damaged: int
     reduction: Reduction
@@ -71,15 +78,27 @@ def find_traces(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
     return list(found), named
 
 
-def analyze_traces(paths: Sequence[Path], *, price_per_gpu_hour: float | None = None, currency: str = "USD") -> Analysis:
+def analyze_traces(
+    paths: Sequence[Path],
+    *,
+    price_per_gpu_hour: float | None = None,
+    currency: str = "USD",
+    links: Sequence[ToldLink] = (),
+) -> Analysis:
     """Analyse traces of one or many ranks; see ``engine.analyze``."""
     files, named = find_traces(paths)
     traces, warnings = _read_all(files, named)
     matching = match_collectives({trace.rank: trace.reduction.collectives for trace in traces}, world_size=_world_size(traces))
     clocks = fit_clocks(matching.matches, {trace.rank: trace.host for trace in traces if trace.host})
     matching = consistent(matching, clocks)
-    blame = assign_blame(matching.matches, clocks, [trace.rank for trace in traces])
+    fabric = _fabric(traces, links)
+    waits = waits_of(matching, clocks, fabric.hosts)
+    blame = assign_blame(matching.matches, clocks, [trace.rank for trace in traces], waits)
+    collectives = matching_result(matching, clocks, waits, fabric)
     verdict, findings = _verdict(traces, blame, matching, price_per_gpu_hour, currency)
+    verdict, findings = with_slow_links(
+        verdict, findings, collectives.by_op, {trace.rank: trace.reduction.breakdowns for trace in traces}
+    )
     steps = sorted({number for trace in traces for number in trace.steps})
     world_size = _world_size(traces)
     return Analysis(
@@ -104,7 +123,7 @@ def analyze_traces(paths: Sequence[Path], *, price_per_gpu_hour: float | None = 
             )
             for trace in traces
         ],
-        collectives=matching_result(matching, clocks),
+        collectives=collectives,
         imposed_wait=imposed_result(blame) if matching.matches else [],
         imposed_wait_source="traces" if matching.matches else None,
         verdict=verdict,
@@ -112,14 +131,30 @@ def analyze_traces(paths: Sequence[Path], *, price_per_gpu_hour: float | None = 
     )
 
 
-def matching_result(matching: Matching, clocks: Clocks) -> CollectiveMatching:
-    """The result's account of the matching."""
+def _fabric(traces: Sequence[_RankTrace], links: Sequence[ToldLink]) -> Fabric:
+    seen = {trace.host: len(trace.gpu_names) for trace in traces if trace.host}
+    ranks = Counter(trace.host for trace in traces)
+    return Fabric(
+        # With more ranks than GPUs, several machines have that name.
+        hosts={trace.rank: trace.host for trace in traces if trace.host and not 0 < seen[trace.host] < ranks[trace.host]},
+        # Which of the host's GPUs was the rank's need not be known where all are of one kind.
+        gpu_names={trace.rank: trace.gpu_names[0] for trace in traces if len(set(trace.gpu_names)) == 1},
+        gpus_on_host=seen,
+        told=links,
+    )
+
+
+def matching_result(matching: Matching, clocks: Clocks, waits: Waits, fabric: Fabric) -> CollectiveMatching:
+    """The result's account of the matching, and of what the matched collectives show."""
     return CollectiveMatching(
         matched=len(matching.matches),
         unmatched=matching.unmatched,
-        excluded=matching.excluded,
+        excluded=matching.excluded | waits.excluded,
         method=matching.method,
         clock_residual_us=None if clocks.residual_ns is None else clocks.residual_ns / 1000,
+        unmatched_by=matching.unmatched_by,
+        by_op=bandwidths(samples(matching, waits), fabric),
+        waits=directed_rows(waits.waits),
     )
 
 
@@ -208,6 +243,7 @@ def _read(file: Path, *, only: bool) -> _RankTrace:
         world_size=trace.world_size,
         host=trace.host,
         device_kind=trace.device_kind,
+        gpu_names=trace.gpu_names,
         steps=step_numbers(trace),
         damaged=trace.damaged,
         reduction=reduce_file(trace),

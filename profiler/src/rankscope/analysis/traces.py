@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.classify import ANNOTATION, CPU_OP, GPU_ANNOTATION, GPU_COPY, GPU_KERNEL, LAUNCH
+from rankscope.analysis.classify import ANNOTATION, CPU_COMMUNICATION, CPU_OP, GPU_ANNOTATION, GPU_COPY, GPU_KERNEL, LAUNCH
 from rankscope.analysis.kineto_schema import Distributed, Event, EventArgs, TraceFile, decode_trace, number, whole
 from rankscope.analysis.trace_file import read_trace_bytes
 from rankscope.runs.errors import InputError
@@ -68,7 +68,9 @@ class Trace:
     stream: NDArray[np.int64]
     correlation: NDArray[np.int64]
     metadata: dict[int, EventArgs] = field(default_factory=dict)
-    """Row to communication arguments, for rows that have them."""
+    """Row to communication arguments, for rows that have them, and for annotations of communication."""
+    gpu_names: list[str] = field(default_factory=list)
+    """Names of the host's accelerators, as far as this process saw them."""
     events: int = 0
     """Events in the file, used or not."""
     damaged: int = 0
@@ -136,7 +138,13 @@ def _columns(path: Path, file: TraceFile, damaged: int) -> Trace:
         thread=np.array([threads.setdefault((event.pid, event.tid), len(threads)) for event in kept], dtype=np.int64),
         stream=np.array([whole(event.args.stream if event.args else None) for event in kept], dtype=np.int64),
         correlation=np.array([whole(event.args.correlation if event.args else None) for event in kept], dtype=np.int64),
-        metadata={row: event.args for row, event in enumerate(kept) if event.args is not None and event.args.collective},
+        metadata={
+            row: event.args.detached()
+            for row, (event, code) in enumerate(zip(kept, codes, strict=True))
+            if event.args is not None
+            and (event.args.collective or (code == NOTE and str(event.name).startswith(("nccl:", *CPU_COMMUNICATION))))
+        },
+        gpu_names=[device.name for device in file.deviceProperties or [] if device.name],
         events=len(file.traceEvents),
         damaged=damaged,
     )

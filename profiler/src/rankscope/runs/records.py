@@ -250,6 +250,10 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     end_unix_ns: int
     stream: int | None = None
     p2p: bool = False
+    peer: int | None = None
+    """Rank at the other end of a send or receive, in the world's numbering, where the trace says."""
+    root: int | None = None
+    """Rank that has (broadcast, scatter) or gets (reduce, gather) everything, in the world's numbering, where the trace says."""
     compute_spans_us: list[tuple[float, float]] = []
     """Merged compute intervals inside [enqueue, end], as (start, end) in microseconds after ``enqueue_unix_ns``."""
 

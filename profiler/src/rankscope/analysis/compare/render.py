@@ -19,7 +19,8 @@ from rankscope.analysis.compare.result import (
     Unit,
 )
 from rankscope.analysis.compare.wording import exactly, percent, percentage, size, time
-from rankscope.analysis.render import aligned, printable
+from rankscope.analysis.render import printable
+from rankscope.analysis.table import aligned
 
 _SHOWN_RANKS: Final = 8
 _COLORS: Final[dict[Outcome, str]] = {

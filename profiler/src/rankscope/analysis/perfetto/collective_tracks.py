@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rankscope.analysis.clock import Clocks
-from rankscope.analysis.matching import Match, arrival_ns, exclusion
+from rankscope.analysis.matching import Match, arrival_ns
+from rankscope.analysis.operations import operation
 from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter
 from rankscope.runs.records import CollectiveRecord
 
@@ -132,7 +133,7 @@ def _args(record: CollectiveRecord, waited: Waiting | None) -> dict[str, Any]:
     args["enqueued_us_before_start"] = (record.start_unix_ns - record.enqueue_unix_ns) / 1000
     args["compute_inside_us"] = sum(end - start for start, end in record.compute_spans_us)
     if waited is None:
-        args["matched"] = exclusion(record) or "no: not found on all ranks of its group"
+        args["matched"] = ("p2p" if record.p2p else operation(record.op).excluded) or "no: not found on all ranks of its group"
         return args
     args |= {"transfer_us": waited.transfer_us, "wait_us": waited.wait_us}
     args["last_to_arrive"] = "too close to tell" if waited.last is None else waited.last

@@ -1,0 +1,123 @@
+"""What links give: a table of data with its sources, and which GPU has which. One row to add one.
+
+Rates are of the bare link in one direction, in units of 1e9 bytes per second, per GPU (inside a host) or per port (between
+hosts). Large messages get 80 to 95 % of it; what protocols take is not in the table.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Scope = Literal["host", "network"]
+
+_NVLINK: Final = "https://www.nvidia.com/en-us/data-center/nvlink/"
+_V100: Final = "https://images.nvidia.com/content/volta-architecture/pdf/volta-architecture-whitepaper.pdf"
+_P100: Final = "https://images.nvidia.com/content/pdf/tesla/whitepaper/pascal-architecture-whitepaper.pdf"
+_A800: Final = "https://aiwiki.ai/wiki/nvidia_a800"
+_H800: Final = "https://arxiv.org/abs/2505.09343"
+_MI300X: Final = (
+    "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf"
+)
+_PCIE: Final = "https://pcisig.com/specifications"
+_INFINIBAND: Final = "https://www.infinibandta.org/infiniband-roadmap/"
+_ETHERNET: Final = "https://www.ieee802.org/3/"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One kind of link.
+
+    ``mesh``: boards with up to so many GPUs have no switch, so a group of fewer GPUs has a part of their links only; 0 where
+    there is always a switch. ``pair_gb_s``: of a mesh in which every two GPUs share the same, what they share.
+    """
+
+    name: str
+    scope: Scope
+    gb_s: float
+    what: str
+    source: str
+    mesh: int = 0
+    pair_gb_s: float | None = None
+
+
+LINKS: Final[tuple[Link, ...]] = (
+    Link("nvlink1", "host", 80.0, "NVLink 1, 4 links of 20 GB/s (P100 SXM2)", _P100, mesh=8),
+    Link("nvlink2", "host", 150.0, "NVLink 2, 6 links of 25 GB/s (V100 SXM2)", _V100, mesh=8),
+    Link("nvlink2-switch", "host", 150.0, "NVLink 2 with NVSwitch (V100 SXM3)", _V100),
+    Link("nvlink3", "host", 300.0, "NVLink 3, 12 links of 25 GB/s (A100 SXM4)", _NVLINK, mesh=4),
+    Link("nvlink3-a800", "host", 200.0, "NVLink 3, 8 links of 25 GB/s (A800 SXM4)", _A800, mesh=4),
+    Link("nvlink4", "host", 450.0, "NVLink 4, 18 links of 25 GB/s (H100, H200 and H20 SXM5)", _NVLINK, mesh=4),
+    Link("nvlink4-h800", "host", 200.0, "NVLink 4, 8 links of 25 GB/s (H800 SXM5)", _H800, mesh=4),
+    Link("nvlink5", "host", 900.0, "NVLink 5, 18 links of 50 GB/s (B200, B300)", _NVLINK, mesh=4),
+    Link("xgmi-mi300x", "host", 448.0, "Infinity Fabric, 7 links of 64 GB/s (MI300X, MI325X)", _MI300X, mesh=8, pair_gb_s=64.0),
+    Link("pcie3", "host", 15.75, "PCIe 3.0 x16, 8 GT/s, 128b/130b", _PCIE),
+    Link("pcie4", "host", 31.51, "PCIe 4.0 x16, 16 GT/s, 128b/130b", _PCIE),
+    Link("pcie5", "host", 63.02, "PCIe 5.0 x16, 32 GT/s, 128b/130b", _PCIE),
+    Link("ib-fdr", "network", 6.82, "InfiniBand FDR 4x, 54.5 Gb/s of data", _INFINIBAND),
+    Link("ib-edr", "network", 12.5, "InfiniBand EDR 4x, 100 Gb/s", _INFINIBAND),
+    Link("ib-hdr", "network", 25.0, "InfiniBand HDR 4x, 200 Gb/s", _INFINIBAND),
+    Link("ib-ndr", "network", 50.0, "InfiniBand NDR 4x, 400 Gb/s", _INFINIBAND),
+    Link("ib-xdr", "network", 100.0, "InfiniBand XDR 4x, 800 Gb/s", _INFINIBAND),
+    Link("eth-1", "network", 0.125, "Ethernet, 1 Gb/s", _ETHERNET),
+    Link("eth-10", "network", 1.25, "Ethernet, 10 Gb/s", _ETHERNET),
+    Link("eth-25", "network", 3.125, "Ethernet, 25 Gb/s", _ETHERNET),
+    Link("eth-40", "network", 5.0, "Ethernet, 40 Gb/s", _ETHERNET),
+    Link("eth-50", "network", 6.25, "Ethernet, 50 Gb/s", _ETHERNET),
+    Link("eth-100", "network", 12.5, "Ethernet, 100 Gb/s", _ETHERNET),
+    Link("eth-200", "network", 25.0, "Ethernet, 200 Gb/s", _ETHERNET),
+    Link("eth-400", "network", 50.0, "Ethernet, 400 Gb/s", _ETHERNET),
+    Link("eth-800", "network", 100.0, "Ethernet, 800 Gb/s", _ETHERNET),
+)
+BY_NAME: Final[dict[str, Link]] = {link.name: link for link in LINKS}
+
+GPU_LINKS: Final[tuple[tuple[str, str], ...]] = (
+    # (pattern of the whole GPU name as the driver gives it, case-insensitive; link). Cards that may or may not have a bridge
+    # (A100 and H100 PCIe, H100 NVL, A40, RTX A6000), and GPUs whose NVLink reaches other hosts (GB200), are left out: unknown.
+    (r"(NVIDIA |Tesla )?P100-SXM2.*", "nvlink1"),
+    (r"(NVIDIA |Tesla )?V100-SXM2.*", "nvlink2"),
+    (r"(NVIDIA |Tesla )?V100-SXM3.*", "nvlink2-switch"),
+    (r"(NVIDIA )?A100-SXM.*", "nvlink3"),
+    (r"(NVIDIA )?A800-SXM.*", "nvlink3-a800"),
+    (r"(NVIDIA )?H100( 80GB HBM3| SXM5.*)", "nvlink4"),
+    (r"(NVIDIA )?H200( SXM.*)?", "nvlink4"),
+    (r"(NVIDIA )?H20(-3e)?", "nvlink4"),
+    (r"(NVIDIA )?H800", "nvlink4-h800"),
+    (r"(NVIDIA )?B[23]00( SXM.*)?", "nvlink5"),
+    (r"(AMD Instinct )?MI3(00|25)X( .*)?", "xgmi-mi300x"),
+    (r"(NVIDIA |Tesla )?(T4|V100-PCIE.*)", "pcie3"),
+    (r"(NVIDIA )?(A10|A10G|L4|L40|L40S|GeForce RTX 4090)", "pcie4"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToldLink:
+    """A link that the person asking named."""
+
+    link: Link
+    ports: int = 1
+    """Of a network: ports of each host."""
+
+
+def parse_link(text: str) -> ToldLink:
+    """``NAME`` or ``NAME:PORTS``. Raises ``ValueError`` that says what there is."""
+    name, colon, count = text.partition(":")
+    link = BY_NAME.get(name.strip().lower())
+    if link is None:
+        raise ValueError(f"{name!r} is no link that is known; there are {', '.join(BY_NAME)}")
+    if not colon:
+        return ToldLink(link)
+    if link.scope != "network":
+        raise ValueError(f"{text!r}: only networks have ports; {link.name} is inside a host")
+    if not count.isascii() or not count.isdigit() or not 1 <= len(count) <= 4 or int(count) == 0:
+        raise ValueError(f"{text!r}: the number of ports of each host is a whole number from 1 to 9999, as in {link.name}:8")
+    return ToldLink(link, int(count))
+
+
+def link_of_gpu(name: str) -> Link | None:
+    """The link that GPUs of this name have among each other; ``None`` where the name does not tell."""
+    for pattern, link in GPU_LINKS:
+        if re.fullmatch(pattern, name.strip(), re.IGNORECASE):
+            return BY_NAME[link]
+    return None

@@ -1,0 +1,66 @@
+"""How many bytes a collective moves: element types, and the shapes of what was handed to it."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from rankscope.analysis.kineto_schema import EventArgs
+from rankscope.analysis.operations import operation
+
+_ELEMENT_BYTES: Final[dict[str, int]] = {
+    # as the communication library's metadata spells it, and as recorded shapes do; lower case
+    "float": 4,
+    "double": 8,
+    "half": 2,
+    "c10::half": 2,
+    "bfloat16": 2,
+    "c10::bfloat16": 2,
+    "int": 4,
+    "long": 8,
+    "long int": 8,
+    "short": 2,
+    "short int": 2,
+    "char": 1,
+    "signed char": 1,
+    "byte": 1,
+    "unsigned char": 1,
+    "bool": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "complexfloat": 8,
+    "complexdouble": 16,
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("c10::float8_e4m3fn", "c10::float8_e4m3fnuz", "c10::float8_e5m2", "c10::float8_e5m2fnuz"), 1),
+}
+
+_shapes = msgspec.json.Decoder(list[list[int]])
+_types = msgspec.json.Decoder(list[str])
+
+
+def element_bytes(dtype: str | None) -> int | None:
+    """Bytes of one element; ``None`` for a type that is not in the table."""
+    return _ELEMENT_BYTES.get((dtype or "").lower())
+
+
+def input_size(op: str, args: EventArgs | None) -> tuple[str | None, int | None]:
+    """Data type and bytes of a collective whose annotation tells the shapes of its inputs (``record_shapes=True``).
+
+    Both ``None`` where there are none, or the inputs are not all of the message: each rank of an all-gather puts in a part.
+    """
+    if args is None or not operation(op).input_is_message:
+        return None, None
+    try:
+        shapes, types = _shapes.decode(args.input_shapes), _types.decode(args.input_types)
+    except msgspec.DecodeError:
+        return None, None
+    widths = [element_bytes(one) for one in types]
+    if not shapes or len(shapes) != len(types) or any(size < 0 for shape in shapes for size in shape):
+        return None, None
+    total = sum(math.prod(shape) * width for shape, width in zip(shapes, widths, strict=True) if width is not None)
+    if None in widths or not 0 < total < 2**62:
+        return None, None
+    return (types[0] if len(set(types)) == 1 else None), total

@@ -1,0 +1,27 @@
+"""Columns of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
+    """Lines of ``rows`` with cells aligned to the right, those of the columns ``left`` to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(widths[column]) if column in left else cell.rjust(widths[column]) for column, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def fitting(rows: list[list[str]], width: int, dispensable: Sequence[str]) -> list[list[str]]:
+    """``rows`` without those columns, in their order, as far as ``width`` needs it. The first row has the names."""
+    for name in dispensable:
+        if max(len(line) for line in aligned(rows)) <= width:
+            break
+        if name in rows[0]:
+            column = rows[0].index(name)
+            rows = [row[:column] + row[column + 1 :] for row in rows]
+    return rows

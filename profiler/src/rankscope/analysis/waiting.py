@@ -1,0 +1,132 @@
+"""Who waited for whom where not everybody waits for everybody: sends and receives, and operations with a root.
+
+Their ends say nothing about each other, as those of an all-reduce do, so arrivals are compared on corrected clocks. The later
+side is the origin; a side that left before the other arrived did not wait for it (its message fitted into a buffer).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rankscope.analysis.clock import TOLERANCE_NS, Clocks
+from rankscope.analysis.matching import Match, Matching, arrival_ns
+from rankscope.runs.records import CollectiveRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One rank waited for another in one instance. Times are nanoseconds on the waiter's own clock."""
+
+    match: Match
+    waiter: int
+    origin: int
+    record: CollectiveRecord
+    """The waiter's."""
+    start: int
+    end: int
+    since: int
+    """From when on it waited for the origin alone; before that, for others as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """All waits, and what could not be judged."""
+
+    waits: list[Wait] = field(default_factory=list)
+    transfers_ns: list[tuple[Match, int | None]] = field(default_factory=list)
+    """Every judged instance and how long its data took once the waiting was over; ``None`` where that cannot be told."""
+    excluded: dict[str, int] = field(default_factory=dict)
+    """Matched instances that could not be judged, by reason."""
+
+
+NOBODY_WAITED: Final = Waits()
+
+
+def waits_of(matching: Matching, clocks: Clocks, hosts: Mapping[int, str]) -> Waits:
+    """The waits in the directed matches of ``matching``."""
+    return directed_waits(matching.directed, clocks, clock_islands(matching.matches, hosts))
+
+
+def clock_islands(matches: Sequence[Match], hosts: Mapping[int, str]) -> dict[int, int]:
+    """Rank to the number of its island. Within one island clocks can be compared: its ranks are on one host, or linked by
+    collectives that end on all of them at once.
+    """
+    parent: dict[int | str, int | str] = {}
+
+    def root(one: int | str) -> int | str:
+        while parent.setdefault(one, one) != one:
+            parent[one] = one = parent[parent[one]]
+        return one
+
+    for rank, host in hosts.items():
+        parent[root(rank)] = root(host)
+    for match in matches:
+        for rank in match.ranks[1:]:
+            parent[root(rank)] = root(match.ranks[0])
+    numbers: dict[int | str, int] = {}
+    return {one: numbers.setdefault(root(one), len(numbers)) for one in list(parent) if isinstance(one, int)}
+
+
+def directed_waits(directed: Sequence[Match], clocks: Clocks, islands: Mapping[int, int]) -> Waits:
+    """The waits in ``directed``: none below the clocks' residual, and none between ranks whose clocks nothing compares."""
+    residual = TOLERANCE_NS if clocks.residual_ns is None else round(clocks.residual_ns)
+    waits: list[Wait] = []
+    transfers: list[tuple[Match, int | None]] = []
+    excluded: Counter[str] = Counter()
+    for match in directed:
+        if len({islands.get(rank, -1 - rank) for rank in match.ranks}) > 1:
+            excluded["no_common_clock"] += 1
+            continue
+        arrivals = {rank: clocks.correct(rank, arrival_ns(one)) for rank, one in zip(match.ranks, match.records, strict=True)}
+        waits += _waits(match, arrivals, clocks, residual)
+        transfers.append((match, _transfer(match, arrivals, clocks, residual)))
+    return Waits(waits, transfers, dict(excluded))
+
+
+def _depends(match: Match) -> Iterator[tuple[int, list[int]]]:
+    """Each rank that may wait, and for whom."""
+    for rank in match.ranks:
+        others = [other for other in match.ranks if other != rank]
+        match match.rule:
+            case "from_root":
+                if rank != match.root and match.root in others:
+                    yield rank, [match.root]
+            case "to_root":
+                if rank == match.root:
+                    yield rank, others
+            case "pair" | "everybody":
+                yield rank, others
+
+
+def _waits(match: Match, arrivals: Mapping[int, int], clocks: Clocks, residual: int) -> Iterator[Wait]:
+    records = dict(zip(match.ranks, match.records, strict=True))
+    for waiter, dependencies in _depends(match):
+        origin = max(dependencies, key=lambda rank: (arrivals[rank], -rank))
+        record, mine, last = records[waiter], arrivals[waiter], arrivals[origin]
+        gone = clocks.correct(waiter, record.end_unix_ns)
+        if last - mine <= residual or gone < last:
+            continue
+        before = max([mine, *(arrivals[rank] for rank in dependencies if rank != origin)])
+        here = arrival_ns(record)
+        yield Wait(match, waiter, origin, record, here, here + last - mine, here + before - mine)
+
+
+def _transfer(match: Match, arrivals: Mapping[int, int], clocks: Clocks, residual: int) -> int | None:
+    """From when everything was there to when the last had it.
+
+    ``None`` where a receiver came after the root, for the root may have sent most of it by then; and where it is no longer than
+    the clocks are uncertain.
+    """
+    ends = {rank: clocks.correct(rank, one.end_unix_ns) for rank, one in zip(match.ranks, match.records, strict=True)}
+    last, end = max(arrivals.values()), max(ends.values())
+    if match.rule in ("from_root", "to_root"):
+        if match.root is None or match.root not in ends:
+            return None
+        if match.rule == "to_root":
+            end = ends[match.root]
+        elif arrivals[match.root] < last - residual:
+            return None
+    return end - last if end - last > residual else None

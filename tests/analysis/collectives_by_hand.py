@@ -1,0 +1,39 @@
+"""Collectives made by hand: times in microseconds, on one clock unless a shift is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rankscope.analysis.clock import consistent, fit_clocks
+from rankscope.analysis.matching import Matching, match_collectives
+from rankscope.analysis.waiting import Waits, waits_of
+from rankscope.runs.records import CollectiveRecord
+
+ByRank = dict[int, list[CollectiveRecord]]
+
+
+def record(arrive: float, end: float, **fields: Any) -> CollectiveRecord:
+    """One rank's record of a kernel from ``arrive`` to ``end``; ``stream=None`` for a CPU thread's."""
+    given = {"step": 0, "group": "0", "index": 0, "op": "all_reduce", "stream": 7, "p2p": fields.get("op") in {"send", "recv"}}
+    times = {
+        "enqueue_unix_ns": round(arrive * 1000),
+        "start_unix_ns": round(arrive * 1000),
+        "end_unix_ns": round(end * 1000),
+    }
+    return CollectiveRecord(**{**given, **times, **fields})
+
+
+def numbered(rows: list[CollectiveRecord]) -> list[CollectiveRecord]:
+    """The records of one rank with their own counts, in the order given."""
+    return [msgspec.structs.replace(row, index=index) for index, row in enumerate(rows)]
+
+
+def judged(by_rank: ByRank, *, world_size: int | None = None, hosts: dict[int, str] | None = None) -> tuple[Matching, Waits]:
+    """Matched, on fitted clocks, with the waits of what has a direction. Ranks are on one host unless told."""
+    hosts = dict.fromkeys(by_rank, "n0") if hosts is None else hosts
+    matching = match_collectives(by_rank, world_size=world_size)
+    clocks = fit_clocks(matching.matches, hosts)
+    matching = consistent(matching, clocks)
+    return matching, waits_of(matching, clocks, hosts)
