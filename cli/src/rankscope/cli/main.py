@@ -34,6 +34,7 @@ class Verb(NamedTuple):
 VERBS: Final[dict[str, Verb]] = {
     "run": Verb("rankscope.cli.run:run", "Run a training job with the recorder attached; print the verdict.", "profiler"),
     "analyze": Verb("rankscope.cli.analyze:analyze", "Who makes everybody wait, and why: from a run or from traces.", "analysis"),
+    "whatif": Verb("rankscope.cli.whatif:whatif", "How fast it would be without stragglers: time, GPU-hours, money.", "analysis"),
     "capture": Verb("rankscope.cli.capture:capture", "Ask a live run for a profile of its next steps.", "analysis"),
     "exporter": Verb("rankscope.exporter.commands:exporter", "Publish this node's GPUs and ranks to Prometheus.", "exporter"),
     "dashboard": Verb("rankscope.dashboards.commands:dashboard", "Serve the pages that show the evidence.", "dashboards"),

@@ -7,12 +7,14 @@ import msgspec
 
 from rankscope.alerts.findings_log import FindingRecord
 from rankscope.analysis.result import Analysis
+from rankscope.analysis.whatif.result import WhatIf
 from rankscope.cli.capture_result import CaptureResult, DumpResult
 from rankscope.runs.control import ControlAnswer, ControlRequest
 from rankscope.runs.records import RECORD_TYPES
 
 SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "analysis": Analysis,
+    "whatif": WhatIf,
     **RECORD_TYPES,
     "findings": FindingRecord,
     "request": ControlRequest,
@@ -25,5 +27,5 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
 @click.command(epilog=f"NAME is one of {', '.join(SCHEMAS)}.")
 @click.argument("name", type=click.Choice(list(SCHEMAS)), metavar="NAME")
 def schema(name: str) -> None:
-    """Print the JSON Schema of a record of the run directory, or of the result of `analyze` or `capture`."""
+    """Print the JSON Schema of a record of the run directory, or of the result of `analyze`, `whatif` or `capture`."""
     click.echo(msgspec.json.format(msgspec.json.encode(msgspec.json.schema(SCHEMAS[name])), indent=2).decode())
