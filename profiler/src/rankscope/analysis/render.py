@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from rankscope.analysis.duration import duration
 from rankscope.analysis.result import Analysis, ImposedWait, RankResult
-from rankscope.analysis.verdict import duration
 
 SHOWN_RANKS: Final = 16
 """A terminal shows at most so many ranks; the JSON has them all."""

@@ -17,8 +17,11 @@ LIMITS: Final[dict[str, int]] = {"step": 2**38, "dp_rank": 2**20, "stage": 2**16
 MAX_SECONDS: Final = 366 * 86_400.0
 """Nothing in training takes a year."""
 
-SAME: Final = -1
-"""Stands for "none" in ``mc`` and ``gmc``."""
+LATEST_SECONDS: Final = 2.0**53
+"""A start beyond it is damage."""
+
+NO_CHUNK: Final = -1
+"""What ``mc`` and ``gmc`` are where an operation is of no chunk of the model."""
 
 Numbers = NDArray[np.int64]
 Seconds = NDArray[np.float64]
@@ -74,7 +77,9 @@ def arrange(columns: Mapping[str, NDArray[np.generic]]) -> Operations:
     are the program; steps in which any replica ran something else are left out. Raises ``ColumnsError``.
     """
     integers = {name: columns[name].astype(np.int64) for name in ("kind", *LIMITS)}
-    _check(columns, integers)
+    with np.errstate(invalid="ignore"):  # NaN of any kind; `_check` refuses it
+        times = {name: columns[name].astype(np.float64) for name in ("start_ts", "duration")}
+    _check(integers, times)
     lane = integers["step"] * LIMITS["dp_rank"] + integers["dp_rank"]
     key = (integers["kind"] * LIMITS["stage"] + integers["stage"]) * LIMITS["seq_id"] + integers["seq_id"]
     order = np.lexsort((key, lane))
@@ -92,11 +97,11 @@ def arrange(columns: Mapping[str, NDArray[np.generic]]) -> Operations:
     rows = order[kept[:, None] + np.arange(count)].reshape(len(steps), len(replicas), count)
     rows = np.ascontiguousarray(rows.transpose(2, 0, 1))
     one = rows[:, 0, 0]
-    start = columns["start_ts"].astype(np.float64)[rows]
+    start = times["start_ts"][rows]
     ranks = integers["rank"][rows]
     if (ranks != ranks[:, :1]).any():
         raise ColumnsError("a stage of a replica changes its rank from step to step")
-    none = np.full(len(lane), SAME)
+    none = np.full(len(lane), NO_CHUNK)
     return Operations(
         kind=integers["kind"][one],
         stage=integers["stage"][one],
@@ -107,12 +112,12 @@ def arrange(columns: Mapping[str, NDArray[np.generic]]) -> Operations:
         replicas=replicas,
         ranks=ranks[:, 0],
         start=start - start.min(axis=(0, 2), keepdims=True),
-        duration=columns["duration"].astype(np.float64)[rows],
+        duration=times["duration"][rows],
         steps_left_out=len(np.unique(integers["step"])) - len(steps),
     )
 
 
-def _check(columns: Mapping[str, NDArray[np.generic]], integers: Mapping[str, Numbers]) -> None:
+def _check(integers: Mapping[str, Numbers], times: Mapping[str, Seconds]) -> None:
     if not len(integers["step"]):
         raise ColumnsError("no operations in it")
     for name, limit in LIMITS.items():
@@ -120,15 +125,17 @@ def _check(columns: Mapping[str, NDArray[np.generic]], integers: Mapping[str, Nu
         if wrong.any():
             row = int(wrong.argmax())
             raise ColumnsError(f"{name} is {integers[name][row]}, which no job has", row=row)
-    for name, lowest in (("start_ts", -np.inf), ("duration", 0.0)):
-        values = columns[name].astype(np.float64)
-        wrong = ~np.isfinite(values) | (values < lowest)
+    for name, values in times.items():
+        wrong = ~np.isfinite(values) | (np.abs(values) > LATEST_SECONDS)
         if wrong.any():
             row = int(wrong.argmax())
-            raise ColumnsError(f"{name} is {values[row]:g}, which is no {'time' if name == 'start_ts' else 'duration'}", row=row)
-    if float(columns["duration"].max()) > MAX_SECONDS:
-        row = int(columns["duration"].argmax())
-        raise ColumnsError(f"duration is {columns['duration'][row]:g} seconds, more than a year", row=row)
+            raise ColumnsError(f"{name} is {values[row]:g}, which is no time in seconds", row=row)
+    duration = times["duration"]
+    wrong = (duration < 0) | (duration > MAX_SECONDS)
+    if wrong.any():
+        row = int(wrong.argmax())
+        why = "below 0" if duration[row] < 0 else "more than a year"
+        raise ColumnsError(f"duration is {duration[row]:g} seconds, {why}", row=row)
 
 
 def _complete(lanes: Numbers, size: Numbers, first: Numbers, key: Numbers) -> Numbers:

@@ -51,6 +51,7 @@ def read_columns(path: Path) -> dict[str, NDArray[np.generic]]:
         _check(path, table.metadata, table.schema_arrow)
         wanted = [*INTEGERS, "optype", *TIMES, *(name for name in OPTIONAL if name in table.schema_arrow.names)]
         rows = table.read(columns=wanted, use_threads=False)
+        rows.validate(full=True)
         columns = {name: _numbers(path, name, rows.column(name)) for name in wanted if name != "optype"}
         return columns | {"kind": _kinds(path, rows.column("optype"))}
 

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.duration import duration
 from rankscope.analysis.result import Cost
-from rankscope.analysis.verdict import duration
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.result import (
     CauseEffect,

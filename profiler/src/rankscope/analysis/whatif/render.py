@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.analysis.verdict import duration
+from rankscope.analysis.duration import duration
 from rankscope.analysis.whatif.result import Effect, WhatIf
 
 SHOWN: Final = 8
