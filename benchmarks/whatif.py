@@ -75,7 +75,8 @@ class Analyser:
             capture_output=True,
             text=True,
             cwd=self.checkout,
-            env={**os.environ, "PYTHONPATH": os.fspath(self.checkout)},
+            # Some of its modules are imported by their bare names.
+            env={**os.environ, "PYTHONPATH": f"{self.checkout}{os.pathsep}{self.checkout / 'analyzer'}"},
         )
         return done.stdout
 

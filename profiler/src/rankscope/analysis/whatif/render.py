@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rankscope.analysis.duration import duration
@@ -11,6 +11,9 @@ from rankscope.analysis.whatif.result import Effect, WhatIf
 
 SHOWN: Final = 8
 """Rows of a table in a terminal; the JSON has them all."""
+
+_DISPENSABLE: Final = ("GPU-hours", "share")
+"""Columns that give way on a narrow terminal, in this order."""
 
 _UNKNOWN: Final = "-"
 _RESET: Final = "\x1b[0m"
@@ -58,7 +61,11 @@ def _headline(result: WhatIf, width: int) -> str:
         facts.append(f"M_W {_plain(result.m_worker)}")
     if result.m_stage is not None:
         facts.append(f"M_S {_plain(result.m_stage)}")
-    return "\n".join([title, *textwrap.wrap(result.summary, width), *textwrap.wrap(" · ".join(facts), width)])
+    return "\n".join([title, *_wrapped(result.summary, width), *_wrapped(" · ".join(facts), width)])
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def _plain(value: float) -> str:
@@ -88,39 +95,37 @@ def _place(stage: int | None, replica: int | None) -> str:
 
 
 def _table(title: str, rows: Sequence[tuple[str, Effect]], width: int) -> str:
+    """One line per part; columns that nobody can fill, or that do not fit, are left out."""
     if not rows:
         return ""
-    priced = any(row.cost is not None for _, row in rows)
-    hours = any(row.gpu_hours_lost is not None for _, row in rows)
-    header = [
-        title,
-        "slowdown",
-        "step without it",
-        "saved",
-        "share",
-        *(["GPU-hours"] if hours else []),
-        *(["cost"] if priced else []),
-    ]
-    cells = [header]
-    for name, row in rows[:SHOWN]:
-        line = [
-            name,
-            f"{row.slowdown:.3f}x",
-            duration(row.without_step_seconds * 1e6),
-            _signed(row.saved_seconds),
-            _UNKNOWN if row.share is None else f"{row.share:.1%}",
-        ]
-        line += [_UNKNOWN if row.gpu_hours_lost is None else f"{row.gpu_hours_lost:.3g}"] if hours else []
-        line += [_UNKNOWN if row.cost is None else f"{row.cost.amount:.2f}"] if priced else []
-        cells.append(line)
-    widths = [max(len(line[at]) for line in cells) for at in range(len(header))]
-    lines = [
-        "  ".join(cell.ljust(widths[at]) if not at else cell.rjust(widths[at]) for at, cell in enumerate(line)).rstrip()
-        for line in cells
-    ]
+    shown = rows[:SHOWN]
+    columns = {
+        title: [name for name, _ in shown],
+        "slowdown": [f"{row.slowdown:.3f}x" for _, row in shown],
+        "step without": [duration(row.without_step_seconds * 1e6) for _, row in shown],
+        "saved": [_signed(row.saved_seconds) for _, row in shown],
+        "share": [_UNKNOWN if row.share is None else f"{row.share:.1%}" for _, row in shown],
+        "GPU-hours": [_UNKNOWN if row.gpu_hours_lost is None else f"{row.gpu_hours_lost:.3g}" for _, row in shown],
+        "cost": [_UNKNOWN if row.cost is None else f"{row.cost.amount:.2f}" for _, row in shown],
+    }
+    known = {name: cells for name, cells in columns.items() if name == title or set(cells) != {_UNKNOWN}}
+    lines = _aligned(known)
+    for name in _DISPENSABLE:
+        if max(map(len, lines)) > width and name in known:
+            del known[name]
+            lines = _aligned(known)
     if len(rows) > SHOWN:
         lines += textwrap.wrap(f"{len(rows) - SHOWN} more not shown; --format json has them", width)
     return "\n".join(lines)
+
+
+def _aligned(columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """Lines of a table: the first column to the left, the others to the right."""
+    padded = []
+    for at, (name, cells) in enumerate(columns.items()):
+        space = max(map(len, (name, *cells)))
+        padded.append([cell.rjust(space) if at else cell.ljust(space) for cell in (name, *cells)])
+    return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
 
 
 def _count(number: int, noun: str) -> str:
