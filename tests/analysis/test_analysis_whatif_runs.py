@@ -21,6 +21,7 @@ from rankscope.analysis.whatif.step_graph import (
     ideal_times,
     middle,
     of_amounts,
+    of_rank,
     of_ranks,
 )
 from rankscope.runs.errors import InputError
@@ -270,6 +271,15 @@ def graphs(draw: st.DrawFn) -> StepGraph:
     return graph
 
 
+@pytest.mark.parametrize("absurd", [-5.0, 1e300, float("inf"), float("nan")])
+def test_absurd_times_count_as_nothing(absurd: float) -> None:
+    forward, waited = np.array([[10.0, absurd], [30.0, 30.0]]), np.array([[absurd, 31.0], [1.0, 1.0]])
+    graph = build_step_graph({"forward": forward}, {"forward": waited}, np.arange(2))
+    assert graph is not None
+    assert actual_times(graph).tolist() == [30.0, 31.0]
+    assert ideal_times(graph).tolist() == [10.0, 1.0]
+
+
 @given(graphs(), st.data())
 @settings(max_examples=40, deadline=None)
 def test_less_slowness_is_never_slower_and_none_is_ideal(graph: StepGraph, data: st.DataObject) -> None:
@@ -283,6 +293,8 @@ def test_less_slowness_is_never_slower_and_none_is_ideal(graph: StepGraph, data:
     for times in (*of_ranks(graph, chosen), *(times for excess in graph.excess.values() for times in of_amounts(graph, excess))):
         assert (times <= actual).all()
         assert (times >= ideal).all()
+    for row in everybody.tolist():
+        assert [times.tolist() for times in of_rank(graph, row)] == [times.tolist() for times in of_ranks(graph, np.array([row]))]
     some, more = of_ranks(graph, chosen[:1])[1], of_ranks(graph, chosen)[1]
     assert (more <= some).all()
     nothing = of_amounts(graph, np.zeros_like(graph.own))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,11 +16,19 @@ from numpy.typing import NDArray
 from rankscope.analysis.own_time import MINIMUM_STEPS, Judged, judge
 from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.reduce import Reduction
-from rankscope.analysis.steps import MAX_US, Matrix, StepTable
+from rankscope.analysis.steps import LAST_STEP, MAX_US, Matrix, StepTable
 from rankscope.analysis.whatif.causes import CAUSES
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, answer, insufficient, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
-from rankscope.analysis.whatif.step_graph import StepGraph, actual_times, build_step_graph, ideal_times, of_amounts, of_ranks
+from rankscope.analysis.whatif.step_graph import (
+    StepGraph,
+    actual_times,
+    build_step_graph,
+    ideal_times,
+    of_amounts,
+    of_rank,
+    of_ranks,
+)
 from rankscope.analysis.whatif.windows_answer import Profiled, whatif_of_profiled
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, RankInfo, StepRecord
@@ -34,30 +43,32 @@ class _Blocked:
     """Blocked time per phase, noted while records pass by on their way into the step table."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, list[tuple[int, list[float]]]] = {}
+        # As bare numbers: objects of a thousand ranks' steps would fill memory.
+        self._seen: dict[tuple[int, Phase], tuple[array[int], array[float]]] = {}
 
     def noting(self, rank: int, records: Iterable[StepRecord]) -> Iterator[StepRecord]:
         """The same records."""
-        seen = self._seen.setdefault(rank, [])
         for record in records:
             on_device = record.device_us is not None and record.device_blocked_us is not None
             blocked = record.device_blocked_us if on_device else record.blocked_us
-            if blocked is not None:
-                seen.append((record.step, [np.nan if (one := blocked.get(phase)) is None else one for phase in PHASES]))
+            if blocked is not None and 0 <= record.step <= LAST_STEP:
+                for phase in PHASES:
+                    if (time := blocked.get(phase)) is not None:
+                        steps, times = self._seen.setdefault((rank, phase), (array("q"), array("d")))
+                        steps.append(record.step)
+                        times.append(time)
             yield record
 
-    def matrices(self, ranks: Iterable[int], steps: NDArray[np.int64]) -> dict[Phase, Matrix]:
-        """[ranks, steps] per phase, NaN where there is none."""
-        rows = list(ranks)
-        found = np.full((len(PHASES), len(rows), len(steps)), np.nan)
-        for row, rank in enumerate(rows):
-            seen = self._seen.get(rank, [])
-            numbers = np.array([step for step, _ in seen], dtype=np.int64)
-            at = np.minimum(np.searchsorted(steps, numbers), len(steps) - 1)
-            here = steps[at] == numbers
-            values = np.array([times for _, times in seen]).reshape(-1, len(PHASES))
-            found[:, row, at[here]] = values[here].T
-        return dict(zip(PHASES, found, strict=True))
+    def matrices(self, ranks: Sequence[int], steps: NDArray[np.int64]) -> dict[Phase, Matrix]:
+        """[ranks, steps] per phase that anybody was blocked in, NaN where there is none."""
+        found: dict[Phase, Matrix] = {}
+        for (rank, phase), (numbers, times) in self._seen.items():
+            if rank in ranks:
+                at = np.minimum(np.searchsorted(steps, numbers), len(steps) - 1)
+                here = steps[at] == np.asarray(numbers)
+                matrix = found.setdefault(phase, np.full((len(ranks), len(steps)), np.nan))
+                matrix[ranks.index(rank), at[here]] = np.asarray(times)[here]
+        return found
 
 
 def whatif_of_run(path: Path, terms: Terms) -> WhatIf:
@@ -183,7 +194,7 @@ def _outcome(judged: Judged, graph: StepGraph, infos: dict[int, RankInfo]) -> Ou
         actual=actual_times(graph),
         ideal=ideal_times(graph),
         ranks=[
-            Part({"rank": rank, "host": infos[rank].host if rank in infos else None}, *of_ranks(graph, np.array([row])))
+            Part({"rank": rank, "host": infos[rank].host if rank in infos else None}, *of_rank(graph, row))
             for row, rank in ((int(row), judged.ranks[row]) for row in order[:MAX_RANKS])
         ],
         slowest=[judged.ranks[row] for row in chosen],

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.steps import Matrix
+from rankscope.analysis.steps import MAX_US, Matrix
 from rankscope.runs.records import PHASES, Phase
 
 Stretches = NDArray[np.float64]
@@ -32,6 +32,10 @@ class StepGraph:
     own: Stretches
     typical: NDArray[np.float64]
     """[stretches]: the ideal, the own time of the rank in the middle; of two in the middle the faster one's."""
+    last: NDArray[np.intp]
+    """[stretches]: row of the rank with the longest own time."""
+    second: NDArray[np.float64]
+    """[stretches]: the longest own time of the others, 0 where there are none."""
     step_of: NDArray[np.intp]
     """[stretches]: position of the step in which it ends."""
     transfers: NDArray[np.float64]
@@ -75,7 +79,7 @@ def build_step_graph(own: Mapping[Phase, Matrix], blocked: Mapping[Phase, Matrix
     total = np.zeros((ranks, count))
     excess: dict[Phase, Stretches] = {}
     for at, phase in enumerate(phases):
-        values = np.nan_to_num(own[phase])
+        values = _possible(own[phase])
         # Steps follow each other with a meeting between, so no stretch has a phase twice.
         total[:, stretch[:, at]] += values
         over = np.zeros((ranks, count))
@@ -84,15 +88,23 @@ def build_step_graph(own: Mapping[Phase, Matrix], blocked: Mapping[Phase, Matrix
     transfers = np.zeros(len(steps))
     for phase, meets in met.items():
         if meets:
-            transfers += np.nan_to_num(blocked[phase]).min(axis=0)
+            transfers += _possible(blocked[phase]).min(axis=0)
     return StepGraph(
         own=total,
         typical=middle(total),
+        last=total.argmax(axis=0),
+        second=np.partition(total, -2, axis=0)[-2] if ranks > 1 else np.zeros(count),
         step_of=np.repeat(np.arange(len(steps)), ends.sum(axis=1)),
         transfers=transfers,
         excess=excess,
         stretch_in={phase: stretch[:, at] for at, phase in enumerate(phases)},
     )
+
+
+def _possible(times: Matrix) -> Matrix:
+    """Times that are none count as nothing: unknown ones, and those that damage made negative or absurd."""
+    found: Matrix = np.where((times > 0) & (times < MAX_US), times, 0.0)
+    return found
 
 
 def actual_times(graph: StepGraph) -> NDArray[np.float64]:
@@ -103,6 +115,13 @@ def actual_times(graph: StepGraph) -> NDArray[np.float64]:
 def ideal_times(graph: StepGraph) -> NDArray[np.float64]:
     """[steps], with every rank as fast as the one in the middle."""
     return graph.times(graph.typical)
+
+
+def of_rank(graph: StepGraph, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """As ``of_ranks`` for one rank, without looking at all the others again."""
+    only = np.maximum(graph.own[row], graph.typical)
+    others = np.where(graph.last == row, graph.second, graph.own[graph.last, np.arange(len(graph.last))])
+    return graph.times(only), graph.times(np.maximum(others, graph.typical))
 
 
 def of_ranks(graph: StepGraph, rows: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
