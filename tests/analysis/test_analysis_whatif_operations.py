@@ -332,6 +332,7 @@ WRONG: dict[str, tuple[Columns, str]] = {
     "numbers for names": ({**GOOD, "optype": GOOD["seq_id"]}, "column optype is int64, not names"),
     "twice": ({name: values + values[:1] for name, values in GOOD.items()}, "the same operation twice in a step"),
     "a stage without anything": ({**GOOD, "stage": [3 * one for one in GOOD["stage"]]}, "but nothing of stage 1"),
+    "two of one rank": ({**GOOD, "rank": GOOD["stage"]}, "needs a rank of its own"),
     "a rank that moves": (replaced(GOOD, "rank", 0, 99), "changes its rank"),
 }  # fmt: skip
 
@@ -422,6 +423,23 @@ def test_two_files_at_once_are_refused(tmp_path: Path) -> None:
         whatif([tmp_path])
     (tmp_path / "trace-b.parquet").unlink()
     assert whatif([tmp_path]).slowdown == 1.0
+
+
+def test_metadata_of_another_job_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    (tmp_path / "meta-x.yaml").write_text("world_size: 3\n")
+    with pytest.raises(InputError, match="the job has 3 GPUs, but there are 4 ranks in it"):
+        whatif([path])
+
+
+def test_nothing_else_goes_with_a_file_of_operations(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    with pytest.raises(InputError, match="cannot be looked at together with"):
+        whatif([path, tmp_path / "rank-0.json"])
+    with pytest.raises(InputError, match="cannot be looked at together with"):
+        whatif([path, path])
+    with pytest.raises(InputError, match="nothing to look at"):
+        whatif([])
 
 
 def test_the_answer_has_the_fields_of_its_schema(tmp_path: Path) -> None:

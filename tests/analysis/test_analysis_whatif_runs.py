@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -168,7 +169,7 @@ def test_damaged_lines_are_counted(synthetic: Synthetic) -> None:
 
 def test_a_run_beside_something_else_is_refused(synthetic: Synthetic, tmp_path: Path) -> None:
     path = synthetic().write()
-    with pytest.raises(InputError, match="cannot be looked at together with the run"):
+    with pytest.raises(InputError, match="cannot be looked at together with"):
         whatif([path, tmp_path])
 
 
@@ -227,6 +228,26 @@ def test_windows_answer_where_step_records_cannot(synthetic: Synthetic, add_wind
     assert {row.op: row.share for row in result.by_op} == {"own time": near(1.0), "all_reduce": near(0.0)}
     assert result.steps is not None
     assert [row.step for row in result.steps] == list(range(20, 26))
+
+
+def test_two_profiled_steps_do_not_speak_for_a_run(synthetic: Synthetic, add_windows: AddWindows) -> None:
+    path = synthetic(signals=False).write()
+    for rank in range(4):
+        add_windows(path, rank, *profiled(range(20, 22), 60_000 if rank == 2 else 0))
+    result = whatif([path])
+    assert (result.status, result.source.evidence, result.slowdown) == ("insufficient_data", None, None)
+    assert "do not tell own time from waiting. Profiled steps do not help: 2 profiled steps" in result.summary
+
+
+def test_a_pipeline_whose_transfers_are_not_in_the_graph_is_too_little(synthetic: Synthetic, add_windows: AddWindows) -> None:
+    path = synthetic(signals=False).write()
+    for rank in range(4):
+        breakdowns, collectives = profiled(range(20, 26), 0)
+        sends = [msgspec.structs.replace(row, op="send", p2p=True, group="1", group_ranks=None) for row in collectives]
+        add_windows(path, rank, breakdowns, [*collectives, *sends])
+    result = whatif([path])
+    assert result.status == "insufficient_data"
+    assert "6 point-to-point transfers" in result.summary
 
 
 def test_traces_of_eight_ranks_are_played_as_they_were(shared_data: Path) -> None:

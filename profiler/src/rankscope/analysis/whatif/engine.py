@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def whatif(
     folders, patterns). A run's price per GPU-hour is the recorded one unless one is given. Raises ``InputError``.
     """
     terms = Terms(accelerated=True, world_size=1, price_per_gpu_hour=price_per_gpu_hour, currency=currency, per_step=per_step)
+    if not paths:
+        raise InputError(os.curdir, "nothing to look at: name a run directory, a file of operations, or traces")
     try:
         return _whatif(paths, terms)
     except OSError as error:
@@ -29,23 +32,24 @@ def whatif(
 def _whatif(paths: Sequence[Path], terms: Terms) -> WhatIf:
     runs = [path for path in paths if is_run(path) or is_headless_run(path)]
     files = [] if runs else [file for path in paths for file in _operation_files(path)]
+    if (runs or files) and len(paths) > 1:
+        raise InputError(
+            paths[1], f"cannot be looked at together with {paths[0]}; give one run, or one file of operations, or traces"
+        )
     if runs:
-        if len(paths) > 1:
-            other = next(path for path in paths if path != runs[0])
-            raise InputError(other, f"cannot be looked at together with the run {runs[0]}; give one run, traces, or operations")
         from rankscope.analysis.whatif.run_answer import whatif_of_run
 
         return whatif_of_run(runs[0], terms)
-    if not files:
-        from rankscope.analysis.whatif.windows_answer import whatif_of_traces
-
-        return whatif_of_traces(paths, terms)
     if len(files) > 1:
         raise InputError(files[1], f"a second file of operations beside {files[0]}; look at one at a time")
-    # Arrow takes as long to load as it takes to answer.
-    from rankscope.analysis.whatif.operations_answer import whatif_of_operations
+    if files:
+        # Arrow takes as long to load as it takes to answer.
+        from rankscope.analysis.whatif.operations_answer import whatif_of_operations
 
-    return whatif_of_operations(files[0], terms)
+        return whatif_of_operations(files[0], terms)
+    from rankscope.analysis.whatif.windows_answer import whatif_of_traces
+
+    return whatif_of_traces(paths, terms)
 
 
 def _operation_files(path: Path) -> list[Path]:

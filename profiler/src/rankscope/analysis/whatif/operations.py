@@ -101,6 +101,13 @@ def arrange(columns: Mapping[str, NDArray[np.generic]]) -> Operations:
     ranks = integers["rank"][rows]
     if (ranks != ranks[:, :1]).any():
         raise ColumnsError("a stage of a replica changes its rank from step to step")
+    places = {
+        (stage, replica, rank)
+        for stage, row in zip(integers["stage"][one].tolist(), ranks[:, 0].tolist(), strict=True)
+        for replica, rank in enumerate(row)
+    }
+    if not len(places) == len({place[:2] for place in places}) == len({place[2] for place in places}):
+        raise ColumnsError("each stage of a replica needs a rank of its own: some has two, or two have the same")
     none = np.full(len(lane), NO_CHUNK)
     return Operations(
         kind=integers["kind"][one],

@@ -36,8 +36,10 @@ def whatif_of_operations(path: Path, terms: Terms) -> WhatIf:
         names = [operations.name(node) for node in error.nodes]
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         raise InputError(path, f"operations wait for each other in a circle: {shown}") from error
-    ranks = int(operations.ranks.max(axis=0).size and len(np.unique(operations.ranks)))
+    ranks = len(np.unique(operations.ranks))
     world_size = None if layout is None else layout.world_size
+    if world_size is not None and world_size < ranks:
+        raise InputError(path, f"its metadata say that the job has {world_size} GPUs, but there are {ranks} ranks in it")
     warnings = []
     if world_size is None:
         warnings.append(f"no metadata beside it say how many GPUs the job has; hours are those of the {ranks} ranks in the trace")
@@ -114,7 +116,7 @@ def _worst_ranks(operations: Operations, by_stage: list[Part], by_replica: list[
     stage = {part.key["stage"]: part.only.mean() for part in by_stage}
     replica = np.array([part.only.mean() for part in by_replica])
     found: dict[int, tuple[float, dict[str, Any]]] = {}
-    for node in np.flatnonzero(np.diff(operations.stage * 1, prepend=-1)):
+    for node in np.unique(operations.stage, return_index=True)[1]:
         own = int(operations.stage[node])
         for at, rank in enumerate(operations.ranks[node].tolist()):
             key = {"rank": rank, "dp_rank": int(operations.replicas[at]), "stage": own}

@@ -31,6 +31,9 @@ SLOWEST_PERCENT: Final = 3
 MAX_RANKS: Final = 64
 """Ranks in ``by_rank``."""
 
+TOO_LITTLE: Final = "Not enough data for a what-if: "
+"""How the summary begins where there is too little."""
+
 _LITTLE: Final = 1e-3
 """Of the step: less is not worth being shared out."""
 
@@ -100,7 +103,7 @@ def insufficient(source: WhatIfSource, missing: str) -> WhatIf:
     return WhatIf(
         status="insufficient_data",
         source=msgspec.structs.replace(source, evidence=None),
-        summary=f"Not enough data for a what-if: {missing}.",
+        summary=f"{TOO_LITTLE}{missing}.",
     )
 
 

@@ -18,7 +18,7 @@ from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.steps import LAST_STEP, MAX_US, Matrix, StepTable
 from rankscope.analysis.whatif.causes import CAUSES
-from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, answer, insufficient, slowest_count
+from rankscope.analysis.whatif.outcome import MAX_RANKS, TOO_LITTLE, Outcome, Part, Terms, answer, insufficient, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.step_graph import (
     StepGraph,
@@ -110,7 +110,12 @@ def whatif_of_run(path: Path, terms: Terms) -> WhatIf:
         evidence="windows",
     )
     by_windows = whatif_of_profiled(profiled, source, terms)
-    return by_windows if by_windows.status == "ok" else result
+    if by_windows.status == "ok":
+        return by_windows
+    if not any(reduction.breakdowns for reduction in profiled.reductions.values()):
+        return result
+    neither = f"{result.summary} Profiled steps do not help: {by_windows.summary.removeprefix(TOO_LITTLE)}"
+    return msgspec.structs.replace(result, summary=neither)
 
 
 def _profiled(reader: RunReader, attempt: int, rank: int) -> Reduction:

@@ -29,6 +29,9 @@ _SECONDS: Final = 1e-9
 _MAX_RECORDS: Final = 200_000
 """Collectives that are played, counted over the ranks: of more steps the last ones."""
 
+_FEW: Final = 3
+"""Fewer profiled steps may be anything; those who bring traces ask about just these."""
+
 _MUCH: Final = 0.1
 """Of the matched collectives: with more point-to-point transfers the graph lacks too many of its edges."""
 
@@ -115,6 +118,8 @@ def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -
     graphs, impossible = _graphs(matching.matches, windows, clocks)
     if not graphs:
         return insufficient(source, "no step was profiled on all ranks, with collectives that could be matched")
+    if profiled.evidence == "windows" and len(graphs) < _FEW:
+        return insufficient(source, f"{len(graphs)} profiled steps that all ranks have; {_FEW} needed to speak for a run")
     ranks = len(windows[graphs[0].step])
     left = matching.unmatched + sum(matching.excluded.values())
     missing = (source.world_size or 0) - ranks
