@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
-from rankscope.analysis.whatif import operations_file
+from rankscope.analysis.whatif import operations, operations_file
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.analysis.whatif.operation_types import CODES
 from rankscope.analysis.whatif.operations import arrange
@@ -110,8 +110,8 @@ def write(folder: Path, columns: Columns, name: str = "trace-x.parquet") -> Path
 def played(columns: Columns) -> Outcome:
     arrays: dict[str, np.ndarray] = {name: np.array(values) for name, values in columns.items() if name != "optype"}
     arrays["kind"] = np.array([CODES[name] for name in columns["optype"]])
-    operations = arrange(arrays)
-    return play_operations(operations, build_schedule(operations))
+    arranged = arrange(arrays)
+    return play_operations(arranged, build_schedule(arranged))
 
 
 def alike(op: str, _stage: int, _replica: int, _step: int) -> float:
@@ -396,6 +396,12 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 def test_too_many_operations_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations_file, "MAX_OPERATIONS", 10)
     with pytest.raises(InputError, match="at most 10 are read"):
+        whatif([write(tmp_path, GOOD)])
+
+
+def test_a_step_of_absurdly_many_operations_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "MAX_NODES", 10)
+    with pytest.raises(InputError, match="a step of 30 operations on one replica; at most 10"):
         whatif([write(tmp_path, GOOD)])
 
 

@@ -87,11 +87,12 @@ def build_graph(
 def _circle(waiting: list[set[int]], done: set[int], members_of: list[tuple[int, ...]]) -> list[int]:
     """One circle among the events that never became free: walk back from any of them until one is met again."""
     at = next(number for number in range(len(waiting)) if number not in done)
-    path: list[int] = []
+    path: dict[int, None] = {}
     while at not in path:
-        path.append(at)
+        path[at] = None
         at = next(number for number in sorted(waiting[at]) if number not in done)
-    return [members_of[number][0] for number in reversed(path[path.index(at) :])]
+    walked = list(path)
+    return [members_of[number][0] for number in reversed(walked[walked.index(at) :])]
 
 
 def step_times(graph: Graph, durations: Times) -> Times:

@@ -17,6 +17,9 @@ LIMITS: Final[dict[str, int]] = {"step": 2**38, "dp_rank": 2**20, "stage": 2**16
 MAX_SECONDS: Final = 366 * 86_400.0
 """Nothing in training takes a year."""
 
+MAX_NODES: Final = 100_000
+"""Operations of one replica in one step: hundreds to thousands are usual, and they are played one by one."""
+
 LATEST_SECONDS: Final = 2.0**53
 """A start beyond it is damage."""
 
@@ -94,6 +97,8 @@ def arrange(columns: Mapping[str, NDArray[np.generic]]) -> Operations:
     kept = _complete(lane[first], size, first, key)
     steps, replicas = (np.unique(part) for part in np.divmod(lane[kept], LIMITS["dp_rank"]))
     count = int(size[np.searchsorted(first, kept[0])])
+    if count > MAX_NODES:
+        raise ColumnsError(f"a step of {count:,} operations on one replica; at most {MAX_NODES:,} are played")
     rows = order[kept[:, None] + np.arange(count)].reshape(len(steps), len(replicas), count)
     rows = np.ascontiguousarray(rows.transpose(2, 0, 1))
     one = rows[:, 0, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -72,22 +73,24 @@ def play_operations(operations: Operations, graph: Graph) -> Outcome:
     last = _of_node(operations, operations.stage == stages[-1])
     actual, ideal, without_last = play(graph, durations, [everything, ~everything, ~last])
 
-    def parts(chosen: list[tuple[dict[str, Any], Mask]]) -> list[Part]:
-        times = play(graph, durations, [mask for _, own in chosen for mask in (own, ~own)])
-        return [Part(key, times[2 * at], times[2 * at + 1]) for at, (key, _) in enumerate(chosen)]
+    def parts(keys: list[dict[str, Any]], masks: Iterable[Mask]) -> list[Part]:
+        # One after the other: a thousand masks of a thousand replicas would fill memory.
+        times = play(graph, durations, (mask for own in masks for mask in (own, ~own)))
+        return [Part(key, times[2 * at], times[2 * at + 1]) for at, key in enumerate(keys)]
 
     kinds = np.array([TYPES[code].reported_as for code in operations.kind])
-    by_op = parts([({"op": str(name)}, _of_node(operations, kinds == name)) for name in np.unique(kinds)])
-    by_stage = parts([({"stage": int(stage)}, _of_node(operations, operations.stage == stage)) for stage in stages])
+    names = np.unique(kinds)
+    by_op = parts([{"op": str(name)} for name in names], (_of_node(operations, kinds == name) for name in names))
+    by_stage = parts(
+        [{"stage": int(stage)} for stage in stages], (_of_node(operations, operations.stage == stage) for stage in stages)
+    )
     by_replica = parts(
-        [
-            ({"dp_rank": int(number)}, np.broadcast_to(np.arange(replicas) == at, (nodes, replicas)))
-            for at, number in enumerate(operations.replicas)
-        ]
+        [{"dp_rank": int(number)} for number in operations.replicas],
+        (np.broadcast_to(np.arange(replicas) == at, (nodes, replicas)) for at in range(replicas)),
     )
     keys = _worst_ranks(operations, by_stage, by_replica)
-    slowest = [key["rank"] for key in keys[: slowest_count(len(np.unique(operations.ranks)))]]
-    by_rank = parts([(key, operations.ranks == key["rank"]) for key in keys[:MAX_RANKS]])
+    slowest = [key["rank"] for key in keys[: slowest_count(len(keys))]]
+    by_rank = parts(keys[:MAX_RANKS], (operations.ranks == key["rank"] for key in keys[:MAX_RANKS]))
     (without_slowest,) = play(graph, durations, [~np.isin(operations.ranks, slowest)])
     return Outcome(
         steps=operations.steps,

@@ -7,8 +7,9 @@ the median where it communicates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -61,14 +62,13 @@ def ideal_durations(operations: Operations, real: Times) -> Times:
     return ideal
 
 
-def play(graph: Graph, durations: Durations, masks: Sequence[Mask]) -> Times:
-    """Step times [scenarios, steps]: operations in ``masks[i]`` as they were, all others ideal."""
+def play(graph: Graph, durations: Durations, masks: Iterable[Mask]) -> Times:
+    """Step times [scenarios, steps]: operations in the mask of the scenario as they were, all others ideal."""
     real, ideal = durations.real, durations.ideal[:, None, None, None]
     at_once = max(1, _CELLS_AT_ONCE // real.size)
-
-    def some() -> Iterator[Times]:
-        for first in range(0, len(masks), at_once):
-            chosen = np.stack(masks[first : first + at_once], axis=1)[:, :, None, :]
-            yield step_times(graph, np.where(chosen, real[:, None], ideal))
-
-    return np.concatenate([np.empty((0, real.shape[1])), *some()])
+    coming = iter(masks)
+    found = [np.empty((0, real.shape[1]))]
+    while some := list(islice(coming, at_once)):
+        chosen = np.stack(some, axis=1)[:, :, None, :]
+        found.append(step_times(graph, np.where(chosen, real[:, None], ideal)))
+    return np.concatenate(found)

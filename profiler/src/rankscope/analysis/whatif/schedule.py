@@ -116,7 +116,7 @@ def _transfers(program: _Program, stage: int, direction: str) -> dict[str, list[
     for way in ("send", "recv"):
         nodes = program.in_time(program.of(stage, f"{direction}-{way}"))
         program.chain(nodes)
-        used = [node for node in nodes if _belongs(program, node, compute, way)]
+        used = _belonging(program, nodes, compute, way)
         # The very first receive has nothing to wait for and may be missing.
         skipped = 1 if way == "recv" and len(used) + 1 == len(compute) else 0
         outermost = stage in (0, program.stages - 1)
@@ -140,13 +140,15 @@ def _transfers(program: _Program, stage: int, direction: str) -> dict[str, list[
     return real
 
 
-def _belongs(program: _Program, node: int, compute: list[int], way: str) -> bool:
-    """Whether a transfer is of some compute: some are recorded before there is any to send, or after all has been received."""
+def _belonging(program: _Program, nodes: Sequence[int], compute: Sequence[int], way: str) -> list[int]:
+    """Transfers of some compute: some are recorded before there is any to send, or after all has been received."""
     if not compute:
-        return False
+        return []
     if way == "recv":
-        return bool(program.start[node] <= max(program.start[one] for one in compute) + _TOLERANCE_SECONDS)
-    return bool(program.end[node] >= min(program.end[one] for one in compute) - _TOLERANCE_SECONDS)
+        latest = max(program.start[one] for one in compute) + _TOLERANCE_SECONDS
+        return [node for node in nodes if program.start[node] <= latest]
+    earliest = min(program.end[one] for one in compute) - _TOLERANCE_SECONDS
+    return [node for node in nodes if program.end[node] >= earliest]
 
 
 def _pair(program: _Program, direction: str, stages: list[dict[str, list[int]]]) -> None:
@@ -184,14 +186,17 @@ def _data_parallel(program: _Program, stage: int) -> None:
     for node in (*gathers, *reductions, *program.of(stage, SEPARATE)):
         program.couple([node], across_replicas=True)
     chunk = program.operations.chunk.tolist()
-    forwards, backwards = program.of(stage, FORWARD), program.of(stage, BACKWARD)
+    # Of several entries of one chunk the last one stays.
+    forwards = sorted(program.of(stage, FORWARD), key=program.start.__getitem__, reverse=True)
+    first_forward = {chunk[node]: node for node in forwards}
     for number, gather in {chunk[node]: node for node in gathers}.items():
-        if own := [node for node in forwards if chunk[node] == number]:
-            program.edges.append((gather, min(own, key=program.start.__getitem__)))
+        if number in first_forward:
+            program.edges.append((gather, first_forward[number]))
     if program.of(stage, SEPARATE):
+        last_backward = {chunk[node]: node for node in sorted(program.of(stage, BACKWARD), key=program.end.__getitem__)}
         for number, reduction in {chunk[node]: node for node in reversed(reductions)}.items():
-            if own := [node for node in backwards if chunk[node] == number]:
-                program.edges.append((max(own, key=program.end.__getitem__), reduction))
+            if number in last_backward:
+                program.edges.append((last_backward[number], reduction))
 
 
 def _after_compute(program: _Program, stage: int, compute: list[int]) -> None:
