@@ -8,8 +8,8 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.alerts.alert import Alert, fingerprint
+from rankscope.analysis.duration import duration
 from rankscope.analysis.result import Analysis, Evidence, Finding, Kind, Verdict
-from rankscope.analysis.verdict import duration
 from rankscope.runs.links import overview_url
 
 

@@ -10,6 +10,7 @@ from rankscope.analysis.compare.result import CompareResult
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.analysis.result import Analysis
+from rankscope.analysis.whatif.result import WhatIf
 from rankscope.cli.capture_result import CaptureResult, DumpResult
 from rankscope.runs.control import ControlAnswer, ControlRequest
 from rankscope.runs.records import RECORD_TYPES
@@ -18,6 +19,7 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "analysis": Analysis,
     "hang": HangReport,
     "compare": CompareResult,
+    "whatif": WhatIf,
     **RECORD_TYPES,
     "findings": FindingRecord,
     "request": ControlRequest,

@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from rankscope.analysis.duration import duration
 from rankscope.analysis.render_bandwidth import bandwidth_table
 from rankscope.analysis.result import Analysis, ImposedWait, RankResult
 from rankscope.analysis.table import aligned, fitting
-from rankscope.analysis.verdict import duration
 
 SHOWN_RANKS: Final = 16
 """A terminal shows at most so many ranks; the JSON has them all."""

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from rankscope.analysis.advice import next_actions
 from rankscope.analysis.bottleneck import Shares, limit_of
 from rankscope.analysis.cause import CauseRow
+from rankscope.analysis.duration import duration
 from rankscope.analysis.liveness import Liveness
 from rankscope.analysis.result import Cost, Evidence, Finding, Kind, Pattern, Verdict
 from rankscope.runs.records import Phase
@@ -175,15 +176,6 @@ def insufficient(
 
 
 _WHEN_OVER: Final[dict[Lack | None, str]] = {"few_steps": "few_steps_over", "few_windows": "few_windows_over"}
-
-
-def duration(us: float) -> str:
-    """Microseconds for people: ``217 µs``, ``61 ms``, ``1.3 s``, ``16.7 h``."""
-    for limit, divisor, unit in ((1e3, 1, "µs"), (1e6, 1e3, "ms"), (7.2e9, 1e6, "s"), (float("inf"), 3.6e9, "h")):
-        if us < limit * 0.9995:
-            value = us / divisor
-            return f"{value:.0f} {unit}" if value >= 10 or unit == "µs" else f"{value:.1f} {unit}"
-    raise AssertionError(us)
 
 
 def _loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:

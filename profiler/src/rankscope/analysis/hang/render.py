@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
+from rankscope.analysis.duration import duration
 from rankscope.analysis.endings import listed
 from rankscope.analysis.hang.result import HangReport, Operation, Waiting
 from rankscope.analysis.hang.wording import operation_text
-from rankscope.analysis.verdict import duration
 
 SHOWN: Final = 8
 """Culprits, lines of who waits where, links of the chain; the JSON has them all."""

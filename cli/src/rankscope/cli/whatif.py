@@ -1,0 +1,47 @@
+"""``rankscope whatif``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from rankscope.analysis.whatif.engine import whatif as ask
+from rankscope.analysis.whatif.render import render_text
+from rankscope.cli.terminal import PRICE, format_option, use_color, width
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  rankscope whatif runs/2026-11-20-bert
+  rankscope whatif trace-job.parquet --price-per-gpu-hour 2.50
+  rankscope whatif RUN --format json | jq '.by_rank[0]'
+"""
+)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+@format_option
+@click.option(
+    "--price-per-gpu-hour",
+    type=PRICE,
+    help="Price the loss in money. Default: the price recorded with the run.",
+)
+@click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
+@click.option("--per-step", is_flag=True, help="Each step's figures, too (JSON).")
+def whatif(paths: tuple[Path, ...], output_format: str, price_per_gpu_hour: float | None, currency: str, per_step: bool) -> None:
+    """How fast a job would be without stragglers: in step time, GPU-hours and money.
+
+    Plays the job on the graph of what waits for what: with nobody slower than usual, and with each rank, stage, operation, phase
+    and cause alone made ideal, or alone left as it was.
+
+    PATH is one run directory; or Kineto traces of all ranks; or a Parquet file of traced operations (docs/whatif.md).
+    "Not enough data" is an answer, too, with exit status 0.
+    """
+    result = ask(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency, per_step=per_step)
+    if output_format == "json":
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    else:
+        click.echo(render_text(result, width=width(), color=use_color()), color=True)

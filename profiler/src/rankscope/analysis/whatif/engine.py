@@ -1,0 +1,58 @@
+"""The way in: a run, traces or a file of traced operations in, the answer out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankscope.analysis.whatif.outcome import Terms
+from rankscope.analysis.whatif.result import WhatIf
+from rankscope.runs.errors import InputError
+from rankscope.runs.reader import is_headless_run, is_run
+
+
+def whatif(
+    paths: Sequence[Path], *, price_per_gpu_hour: float | None = None, currency: str = "USD", per_step: bool = False
+) -> WhatIf:
+    """How fast the job would be without stragglers, and without each rank, stage, operation and cause.
+
+    ``paths``: one run directory, one file of traced operations (Parquet) or a folder with one, or Kineto traces (files,
+    folders, patterns). A run's price per GPU-hour is the recorded one unless one is given. Raises ``InputError``.
+    """
+    terms = Terms(accelerated=True, world_size=1, price_per_gpu_hour=price_per_gpu_hour, currency=currency, per_step=per_step)
+    if not paths:
+        raise InputError(os.curdir, "nothing to look at: name a run directory, a file of operations, or traces")
+    try:
+        return _whatif(paths, terms)
+    except OSError as error:
+        raise InputError(error.filename or paths[0], error.strerror or str(error)) from error
+
+
+def _whatif(paths: Sequence[Path], terms: Terms) -> WhatIf:
+    runs = [path for path in paths if is_run(path) or is_headless_run(path)]
+    files = [] if runs else [file for path in paths for file in _operation_files(path)]
+    if (runs or files) and len(paths) > 1:
+        raise InputError(
+            paths[1], f"cannot be looked at together with {paths[0]}; give one run, or one file of operations, or traces"
+        )
+    if runs:
+        from rankscope.analysis.whatif.run_answer import whatif_of_run
+
+        return whatif_of_run(runs[0], terms)
+    if len(files) > 1:
+        raise InputError(files[1], f"a second file of operations beside {files[0]}; look at one at a time")
+    if files:
+        # Arrow takes as long to load as it takes to answer.
+        from rankscope.analysis.whatif.operations_answer import whatif_of_operations
+
+        return whatif_of_operations(files[0], terms)
+    from rankscope.analysis.whatif.windows_answer import whatif_of_traces
+
+    return whatif_of_traces(paths, terms)
+
+
+def _operation_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.name.endswith(".parquet"))
+    return [path] if path.name.endswith(".parquet") else []

@@ -1,0 +1,115 @@
+"""A step as a graph: which operation waits for which, and how long the step takes for given durations.
+
+Replicas and steps run the same program, so one graph serves them all: durations are arrays whose last two axes are steps and
+data-parallel replicas, and each event is played for all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[np.float64]
+
+
+class CycleError(ValueError):
+    """Operations wait for each other in a circle; ``nodes`` are those of the circle, in order."""
+
+    def __init__(self, nodes: list[int]) -> None:
+        super().__init__("operations wait for each other in a circle")
+        self.nodes = nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Operations that begin together: one alone, or all members of a collective, when everything they wait for has ended."""
+
+    nodes: tuple[int, ...]
+    after: tuple[int, ...]
+    """Nodes that must have ended."""
+    across_replicas: bool
+    """The members in all replicas of the step begin together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Events in an order in which each comes after what it waits for."""
+
+    events: tuple[Event, ...]
+    last: tuple[int, ...]
+    """Nodes nothing waits for: the step ends with the last of them."""
+
+
+def build_graph(
+    count: int, edges: Sequence[tuple[int, int]], groups: Sequence[Sequence[int]], across_replicas: Sequence[bool]
+) -> Graph:
+    """Graph of the nodes 0 to ``count`` - 1; an edge (a, b) lets b begin when a has ended.
+
+    ``groups`` are nodes that begin together, and whether in all replicas; what is in none begins alone. Raises ``CycleError``.
+    """
+    event_of = np.full(count, -1, dtype=np.int64)
+    for number, members in enumerate(groups):
+        event_of[list(members)] = number
+    alone = np.flatnonzero(event_of < 0)
+    event_of[alone] = np.arange(len(groups), len(groups) + len(alone))
+    members_of: list[tuple[int, ...]] = [*map(tuple, groups), *((int(node),) for node in alone)]
+    owner = event_of.tolist()
+    before: list[dict[int, None]] = [{} for _ in members_of]
+    waiting: list[set[int]] = [set() for _ in members_of]
+    following: list[list[int]] = [[] for _ in members_of]
+    followed = [False] * count
+    for first, then in edges:
+        before[owner[then]][first] = None
+        followed[first] = True
+        if owner[first] not in waiting[owner[then]]:
+            waiting[owner[then]].add(owner[first])
+            following[owner[first]].append(owner[then])
+    open_for = [len(events) for events in waiting]
+    order = [number for number, left in enumerate(open_for) if not left]
+    for number in order:
+        for later in following[number]:
+            open_for[later] -= 1
+            if not open_for[later]:
+                order.append(later)
+    if len(order) < len(members_of):
+        raise CycleError(_circle(waiting, set(order), members_of))
+    return Graph(
+        events=tuple(
+            Event(members_of[number], tuple(before[number]), number < len(groups) and across_replicas[number]) for number in order
+        ),
+        last=tuple(node for node in range(count) if not followed[node]),
+    )
+
+
+def _circle(waiting: list[set[int]], done: set[int], members_of: list[tuple[int, ...]]) -> list[int]:
+    """One circle among the events that never became free: walk back from any of them until one is met again."""
+    at = next(number for number in range(len(waiting)) if number not in done)
+    path: dict[int, None] = {}
+    while at not in path:
+        path[at] = None
+        at = next(number for number in sorted(waiting[at]) if number not in done)
+    walked = list(path)
+    return [members_of[number][0] for number in reversed(walked[walked.index(at) :])]
+
+
+def step_times(graph: Graph, durations: Times) -> Times:
+    """When each step ends that begins at 0: [..., steps], for durations [nodes, ..., steps, replicas]."""
+    ends = np.empty_like(durations)
+    shape = durations.shape[1:]
+    begin = np.empty(shape)
+    for event in graph.events:
+        if not event.after:
+            begin[...] = 0.0
+        else:
+            begin[...] = ends[event.after[0]]
+            for node in event.after[1:]:
+                np.maximum(begin, ends[node], out=begin)
+        if event.across_replicas:
+            begin[...] = begin.max(axis=-1, keepdims=True)
+        for node in event.nodes:
+            np.add(begin, durations[node], out=ends[node])
+    finish: Times = ends[list(graph.last)].max(axis=(0, -1))
+    return finish

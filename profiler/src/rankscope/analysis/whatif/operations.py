@@ -1,0 +1,170 @@
+"""Traced operations of a job, one row each, as dense arrays: every kept step has every operation on every replica."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.whatif.operation_types import TYPES
+
+LIMITS: Final[dict[str, int]] = {"step": 2**38, "dp_rank": 2**20, "stage": 2**16, "seq_id": 2**31, "rank": 2**31}
+"""What a number of each column is below: beyond it is damage, and keys would not fit into 64 bits."""
+
+MAX_SECONDS: Final = 366 * 86_400.0
+"""Nothing in training takes a year."""
+
+MAX_NODES: Final = 100_000
+"""Operations of one replica in one step: hundreds to thousands are usual, and they are played one by one."""
+
+LATEST_SECONDS: Final = 2.0**53
+"""A start beyond it is damage."""
+
+NO_CHUNK: Final = -1
+"""What ``mc`` and ``gmc`` are where an operation is of no chunk of the model."""
+
+Numbers = NDArray[np.int64]
+Seconds = NDArray[np.float64]
+
+
+class ColumnsError(ValueError):
+    """Rows that make no sense; ``row`` is the first such row, counted from 0, or ``None``."""
+
+    def __init__(self, reason: str, *, row: int | None = None) -> None:
+        super().__init__(reason)
+        self.row = row
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """The nodes of one replica's step, and when they ran in each step on each replica.
+
+    Per node: ``kind`` (row of ``TYPES``), ``stage``, ``seq`` (own count of its type on its rank), ``chunk`` and
+    ``global_chunk`` of the model (-1: none). Ascending by (kind, stage, seq).
+    """
+
+    kind: Numbers
+    stage: Numbers
+    seq: Numbers
+    chunk: Numbers
+    global_chunk: Numbers
+    steps: Numbers
+    replicas: Numbers
+    ranks: Numbers
+    """[nodes, replicas]: the global rank that ran it."""
+    start: Seconds
+    """[nodes, steps, replicas], from the beginning of the step."""
+    duration: Seconds
+    """[nodes, steps, replicas]"""
+    steps_left_out: int
+    """Steps in which some replica lacks an operation, or has one too many."""
+
+    @property
+    def end(self) -> Seconds:
+        """When they ended, [nodes, steps, replicas]."""
+        return self.start + self.duration
+
+    def name(self, node: int) -> str:
+        """A node for people: ``forward-compute 3 of stage 0``."""
+        return f"{TYPES[self.kind[node]].name} {self.seq[node]} of stage {self.stage[node]}"
+
+
+def arrange(columns: Mapping[str, NDArray[np.generic]]) -> Operations:
+    """Rows in any order to dense arrays.
+
+    ``columns``: ``kind`` (rows of ``TYPES``), ``step``, ``dp_rank``, ``stage``, ``rank``, ``seq_id`` and, where known, ``mc`` and
+    ``gmc``, all int64; ``start_ts`` and ``duration`` float64 seconds. The operations that most pairs of step and replica have
+    are the program; steps in which any replica ran something else are left out. Raises ``ColumnsError``.
+    """
+    integers = {name: columns[name].astype(np.int64) for name in ("kind", *LIMITS)}
+    with np.errstate(invalid="ignore"):  # NaN of any kind; `_check` refuses it
+        times = {name: columns[name].astype(np.float64) for name in ("start_ts", "duration")}
+    _check(integers, times)
+    lane = integers["step"] * LIMITS["dp_rank"] + integers["dp_rank"]
+    key = (integers["kind"] * LIMITS["stage"] + integers["stage"]) * LIMITS["seq_id"] + integers["seq_id"]
+    order = np.lexsort((key, lane))
+    lane, key = lane[order], key[order]
+    twice = np.flatnonzero((np.diff(lane) == 0) & (np.diff(key) == 0))
+    if twice.size:
+        raise ColumnsError(
+            "the same operation twice in a step: equal step, dp_rank, stage, optype and seq_id", row=int(order[twice[0] + 1])
+        )
+    first = np.flatnonzero(np.diff(lane, prepend=lane[0] - 1))
+    size = np.diff(first, append=len(lane))
+    kept = _complete(lane[first], size, first, key)
+    steps, replicas = (np.unique(part) for part in np.divmod(lane[kept], LIMITS["dp_rank"]))
+    count = int(size[np.searchsorted(first, kept[0])])
+    if count > MAX_NODES:
+        raise ColumnsError(f"a step of {count:,} operations on one replica; at most {MAX_NODES:,} are played")
+    rows = order[kept[:, None] + np.arange(count)].reshape(len(steps), len(replicas), count)
+    rows = np.ascontiguousarray(rows.transpose(2, 0, 1))
+    one = rows[:, 0, 0]
+    start = times["start_ts"][rows]
+    ranks = integers["rank"][rows]
+    if (ranks != ranks[:, :1]).any():
+        raise ColumnsError("a stage of a replica changes its rank from step to step")
+    places = {
+        (stage, replica, rank)
+        for stage, row in zip(integers["stage"][one].tolist(), ranks[:, 0].tolist(), strict=True)
+        for replica, rank in enumerate(row)
+    }
+    if not len(places) == len({place[:2] for place in places}) == len({place[2] for place in places}):
+        raise ColumnsError("each stage of a replica needs a rank of its own: some has two, or two have the same")
+    none = np.full(len(lane), NO_CHUNK)
+    return Operations(
+        kind=integers["kind"][one],
+        stage=integers["stage"][one],
+        seq=integers["seq_id"][one],
+        chunk=columns.get("mc", none)[one].astype(np.int64),
+        global_chunk=columns.get("gmc", none)[one].astype(np.int64),
+        steps=steps,
+        replicas=replicas,
+        ranks=ranks[:, 0],
+        start=start - start.min(axis=(0, 2), keepdims=True),
+        duration=times["duration"][rows],
+        steps_left_out=len(np.unique(integers["step"])) - len(steps),
+    )
+
+
+def _check(integers: Mapping[str, Numbers], times: Mapping[str, Seconds]) -> None:
+    if not len(integers["step"]):
+        raise ColumnsError("no operations in it")
+    for name, limit in LIMITS.items():
+        wrong = (integers[name] < 0) | (integers[name] >= limit)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ColumnsError(f"{name} is {integers[name][row]}, which no job has", row=row)
+    for name, values in times.items():
+        wrong = ~np.isfinite(values) | (np.abs(values) > LATEST_SECONDS)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ColumnsError(f"{name} is {values[row]:g}, which is no time in seconds", row=row)
+    duration = times["duration"]
+    wrong = (duration < 0) | (duration > MAX_SECONDS)
+    if wrong.any():
+        row = int(wrong.argmax())
+        why = "below 0" if duration[row] < 0 else "more than a year"
+        raise ColumnsError(f"duration is {duration[row]:g} seconds, {why}", row=row)
+
+
+def _complete(lanes: Numbers, size: Numbers, first: Numbers, key: Numbers) -> Numbers:
+    """Where the lanes of complete steps begin, by (step, replica). Raises ``ColumnsError`` when no step is complete."""
+    counts = np.bincount(size)
+    usual = int(counts.argmax())
+    same_size = first[size == usual]
+    program = key[same_size[0] : same_size[0] + usual]
+    fits = np.zeros(len(lanes), dtype=bool)
+    fits[size == usual] = (key[same_size[:, None] + np.arange(usual)] == program).all(axis=1)
+    step, replica = np.divmod(lanes, LIMITS["dp_rank"])
+    replicas = len(np.unique(replica[fits]))
+    numbers, at = np.unique(step, return_inverse=True)
+    complete = (np.bincount(at, weights=fits, minlength=len(numbers)) == replicas) & (
+        np.bincount(at, minlength=len(numbers)) == replicas
+    )
+    if not complete.any():
+        raise ColumnsError("in no step have all replicas the same operations")
+    begin: Numbers = first[complete[at]]
+    return begin

@@ -1,0 +1,127 @@
+"""What-if from traced operations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from rankscope.analysis.whatif.graph import CycleError, Graph
+from rankscope.analysis.whatif.operation_types import TYPES
+from rankscope.analysis.whatif.operations import ColumnsError, Operations, arrange
+from rankscope.analysis.whatif.operations_file import read_columns, read_layout
+from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, answer, slowest_count
+from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
+from rankscope.analysis.whatif.scenarios import Durations, Mask, ideal_durations, own_durations, play
+from rankscope.analysis.whatif.schedule import ScheduleError, build_schedule
+from rankscope.runs.errors import InputError
+
+_SHOWN: Final = 4
+
+
+def whatif_of_operations(path: Path, terms: Terms) -> WhatIf:
+    """Read a file of traced operations and answer; hours count its metadata's world size. Raises ``InputError``."""
+    layout = read_layout(path)
+    try:
+        operations = arrange(read_columns(path))
+        graph = build_schedule(operations)
+    except ColumnsError as error:
+        raise InputError(path, str(error), place=None if error.row is None else f"row {error.row}") from error
+    except ScheduleError as error:
+        raise InputError(path, str(error)) from error
+    except CycleError as error:
+        names = [operations.name(node) for node in error.nodes]
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        raise InputError(path, f"operations wait for each other in a circle: {shown}") from error
+    ranks = len(np.unique(operations.ranks))
+    world_size = None if layout is None else layout.world_size
+    if world_size is not None and world_size < ranks:
+        raise InputError(path, f"its metadata say that the job has {world_size} GPUs, but there are {ranks} ranks in it")
+    warnings = []
+    if world_size is None:
+        warnings.append(f"no metadata beside it say how many GPUs the job has; hours are those of the {ranks} ranks in the trace")
+    if operations.steps_left_out:
+        left = operations.steps_left_out
+        warnings.append(
+            f"{left} of {left + len(operations.steps)} steps left out: an operation is missing, or one too many there"
+        )
+    source = WhatIfSource(
+        kind="operations",
+        path=os.fspath(path),
+        name=None if layout is None else layout.name,
+        evidence="operations",
+        ranks=ranks,
+        world_size=world_size,
+        steps=len(operations.steps),
+        steps_left_out=operations.steps_left_out,
+        warnings=warnings,
+    )
+    return answer(play_operations(operations, graph), source, replace(terms, accelerated=True, world_size=world_size or ranks))
+
+
+def play_operations(operations: Operations, graph: Graph) -> Outcome:
+    """Every part of the job, alone as it was and alone ideal."""
+    real = own_durations(operations, graph)
+    durations = Durations(real, ideal_durations(operations, real))
+    nodes, replicas = operations.ranks.shape
+    everything = np.ones((nodes, replicas), dtype=bool)
+    stages = np.unique(operations.stage)
+    last = _of_node(operations, operations.stage == stages[-1])
+    actual, ideal, without_last = play(graph, durations, [everything, ~everything, ~last])
+
+    def parts(keys: list[dict[str, Any]], masks: Iterable[Mask]) -> list[Part]:
+        # One after the other: a thousand masks of a thousand replicas would fill memory.
+        times = play(graph, durations, (mask for own in masks for mask in (own, ~own)))
+        return [Part(key, times[2 * at], times[2 * at + 1]) for at, key in enumerate(keys)]
+
+    kinds = np.array([TYPES[code].reported_as for code in operations.kind])
+    names = np.unique(kinds)
+    by_op = parts([{"op": str(name)} for name in names], (_of_node(operations, kinds == name) for name in names))
+    by_stage = parts(
+        [{"stage": int(stage)} for stage in stages], (_of_node(operations, operations.stage == stage) for stage in stages)
+    )
+    by_replica = parts(
+        [{"dp_rank": int(number)} for number in operations.replicas],
+        (np.broadcast_to(np.arange(replicas) == at, (nodes, replicas)) for at in range(replicas)),
+    )
+    keys = _worst_ranks(operations, by_stage, by_replica)
+    slowest = [key["rank"] for key in keys[: slowest_count(len(keys))]]
+    by_rank = parts(keys[:MAX_RANKS], (operations.ranks == key["rank"] for key in keys[:MAX_RANKS]))
+    (without_slowest,) = play(graph, durations, [~np.isin(operations.ranks, slowest)])
+    return Outcome(
+        steps=operations.steps,
+        measured=operations.end.max(axis=(0, 2)),
+        actual=actual,
+        ideal=ideal,
+        ranks=by_rank,
+        slowest=slowest,
+        without_slowest=without_slowest,
+        replicas=by_replica if replicas > 1 else [],
+        stages=by_stage if len(stages) > 1 else [],
+        ops=by_op,
+        without_last_stage=without_last if len(stages) > 1 else None,
+    )
+
+
+def _of_node(operations: Operations, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Mask:
+    return np.broadcast_to(chosen[:, None], operations.ranks.shape)
+
+
+def _worst_ranks(operations: Operations, by_stage: list[Part], by_replica: list[Part]) -> list[dict[str, Any]]:
+    """Ranks by the paper's estimate, worst first: a rank is at most as slow as its stage, and as its replica.
+
+    Of equal ones the lowest comes first.
+    """
+    stage = {part.key["stage"]: part.only.mean() for part in by_stage}
+    replica = np.array([part.only.mean() for part in by_replica])
+    found: dict[int, tuple[float, dict[str, Any]]] = {}
+    for node in np.unique(operations.stage, return_index=True)[1]:
+        own = int(operations.stage[node])
+        for at, rank in enumerate(operations.ranks[node].tolist()):
+            key = {"rank": rank, "dp_rank": int(operations.replicas[at]), "stage": own}
+            found[rank] = (min(stage[own], replica[at]), key)
+    return [key for _, key in sorted(found.values(), key=lambda one: (-one[0], one[1]["rank"]))]

@@ -1,0 +1,234 @@
+"""Played step times, whatever graph they are from, and the answer they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.duration import duration
+from rankscope.analysis.result import Cost
+from rankscope.analysis.whatif.graph import Times
+from rankscope.analysis.whatif.result import (
+    CauseEffect,
+    Effect,
+    OpEffect,
+    RankEffect,
+    ReplicaEffect,
+    StageEffect,
+    StepTimes,
+    WhatIf,
+    WhatIfSource,
+)
+
+SLOWEST_PERCENT: Final = 3
+"""Of the ranks that ``m_worker`` makes ideal, rounded up: the paper's."""
+
+MAX_RANKS: Final = 64
+"""Ranks in ``by_rank``."""
+
+TOO_LITTLE: Final = "Not enough data for a what-if: "
+"""How the summary begins where there is too little."""
+
+_LITTLE: Final = 1e-3
+"""Of the step: less is not worth being shared out."""
+
+_HARDLY: Final = 0.05
+"""A share below this is next to nothing."""
+
+_MOST: Final = 0.75
+"""Of the loss: a rank that explains so much of it stands out among however few."""
+
+_POOR: Final = 0.05
+"""A graph that is off by more than this is warned of; the paper leaves such jobs out."""
+
+
+_E = TypeVar("_E", bound=Effect)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the job, and the step times [steps] that tell what it does. ``key``: what its ``Effect`` needs besides."""
+
+    key: dict[str, Any]
+    only: Times
+    """This part as it was, all else ideal."""
+    without: Times
+    """This part ideal, all else as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Step times of one job in any unit that ``seconds`` (per unit) makes seconds. Arrays are [steps]."""
+
+    steps: NDArray[np.int64]
+    measured: Times
+    actual: Times
+    ideal: Times
+    ranks: Sequence[Part]
+    slowest: list[int]
+    without_slowest: Times
+    replicas: Sequence[Part] = ()
+    stages: Sequence[Part] = ()
+    ops: Sequence[Part] = ()
+    causes: Sequence[Part] = ()
+    without_last_stage: Times | None = None
+    seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What hours and money are counted with."""
+
+    accelerated: bool
+    """Ranks run on accelerators, so lost time is GPU time."""
+    world_size: int
+    price_per_gpu_hour: float | None = None
+    currency: str = "USD"
+    per_step: bool = False
+    """Whether to give every step's figures, too."""
+
+
+def slowest_count(ranks: int) -> int:
+    """How many ranks are the slowest 3 %."""
+    return -(-ranks * SLOWEST_PERCENT // 100)
+
+
+def insufficient(source: WhatIfSource, missing: str) -> WhatIf:
+    """The answer when there is too little to give one; ``missing`` says what."""
+    return WhatIf(
+        status="insufficient_data",
+        source=msgspec.structs.replace(source, evidence=None),
+        summary=f"{TOO_LITTLE}{missing}.",
+    )
+
+
+def answer(outcome: Outcome, source: WhatIfSource, terms: Terms) -> WhatIf:
+    """The answer that played step times make."""
+    telling = _Telling(outcome, terms)
+    actual, ideal, measured = telling.actual, telling.ideal, float(outcome.measured.mean()) * outcome.seconds
+    if ideal <= 0:
+        return insufficient(source, "the operations of the ideal step take no time at all")
+    lost = actual - ideal
+    discrepancy = measured / actual
+    warnings = list(source.warnings)
+    if abs(discrepancy - 1) > _POOR:
+        warnings.append(f"the graph explains the measured time badly: {measured:.3g} s were measured, it plays {actual:.3g} s")
+    last = outcome.without_last_stage
+    hours, cost = telling.loss(lost)
+    result = WhatIf(
+        status="ok",
+        source=msgspec.structs.replace(source, warnings=warnings),
+        summary="",
+        measured_step_seconds=measured,
+        step_seconds=actual,
+        ideal_step_seconds=ideal,
+        discrepancy=discrepancy,
+        slowdown=actual / ideal,
+        m_worker=telling.share(outcome.without_slowest),
+        m_stage=None if last is None else telling.share(last),
+        slowest_ranks=outcome.slowest,
+        saved_seconds=lost,
+        gpu_hours_lost=hours,
+        cost=cost,
+        by_rank=telling.effects(outcome.ranks, RankEffect),
+        by_dp_rank=telling.effects(outcome.replicas, ReplicaEffect),
+        by_stage=telling.effects(outcome.stages, StageEffect),
+        by_op=telling.effects(outcome.ops, OpEffect),
+        by_cause=telling.effects(outcome.causes, CauseEffect),
+        steps=_steps(outcome) if terms.per_step else None,
+    )
+    return msgspec.structs.replace(result, summary=_sentence(result, actual, ideal))
+
+
+class _Telling:
+    """Effects in seconds, hours and money."""
+
+    def __init__(self, outcome: Outcome, terms: Terms) -> None:
+        self._outcome = outcome
+        self._terms = terms
+        self.actual = self._mean(outcome.actual)
+        self.ideal = self._mean(outcome.ideal)
+
+    def _mean(self, times: Times) -> float:
+        return float(times.mean()) * self._outcome.seconds
+
+    def share(self, without: Times) -> float | None:
+        """What is gone without something, of all that is lost."""
+        lost = self.actual - self.ideal
+        return (self.actual - self._mean(without)) / lost if lost > _LITTLE * self.ideal else None
+
+    def loss(self, seconds: float) -> tuple[float | None, Cost | None]:
+        """GPU-hours and money of so many seconds per step."""
+        terms = self._terms
+        price = terms.price_per_gpu_hour
+        # Ranks on CPUs lose no GPU time, unless the person asking puts a price on them all the same.
+        if not terms.accelerated and price is None:
+            return None, None
+        hours = seconds * len(self._outcome.steps) * terms.world_size / 3600
+        return hours, None if price is None else Cost(amount=hours * price, currency=terms.currency)
+
+    def effects(self, parts: Sequence[Part], kind: type[_E]) -> list[_E]:
+        """Most slowing first."""
+        found = [self._effect(part, kind) for part in parts]
+        return sorted(found, key=lambda effect: -effect.slowdown)
+
+    def _effect(self, part: Part, kind: type[_E]) -> _E:
+        without = self._mean(part.without)
+        hours, cost = self.loss(self.actual - without)
+        per_step = None
+        if self._terms.per_step:
+            per_step = [_ratio(*times) for times in zip(part.only.tolist(), self._outcome.ideal.tolist(), strict=True)]
+        return kind(
+            **part.key,
+            slowdown=self._mean(part.only) / self.ideal,
+            without_step_seconds=without,
+            saved_seconds=self.actual - without,
+            share=self.share(part.without),
+            gpu_hours_lost=hours,
+            cost=cost,
+            slowdown_per_step=per_step,
+        )
+
+
+def _steps(outcome: Outcome) -> list[StepTimes]:
+    scale = outcome.seconds
+    return [
+        StepTimes(
+            step=int(step),
+            measured_seconds=float(measured) * scale,
+            step_seconds=float(actual) * scale,
+            ideal_seconds=float(ideal) * scale,
+            slowdown=_ratio(actual, ideal),
+        )
+        for step, measured, actual, ideal in zip(outcome.steps, outcome.measured, outcome.actual, outcome.ideal, strict=True)
+    ]
+
+
+def _ratio(time: float, ideal: float) -> float | None:
+    return float(time / ideal) if ideal > 0 else None
+
+
+def _sentence(result: WhatIf, actual: float, ideal: float) -> str:
+    if result.m_worker is None:
+        return f"Without any straggler a step would hardly be shorter than the {_time(actual)} it takes now."
+    text = f"Without any straggler a step would take {_time(ideal)}; it takes {_time(actual)}, {actual / ideal:.2f} times as long"
+    slowest, source = result.slowest_ranks, result.source
+    if result.gpu_hours_lost is not None:
+        text += f": {result.gpu_hours_lost:.3g} GPU-hours lost in {source.steps} {'step' if source.steps == 1 else 'steps'}"
+    who = f"rank {slowest[0]}" if len(slowest) == 1 else f"the {len(slowest)} slowest ranks"
+    gained = "next to nothing" if result.m_worker < _HARDLY else f"{min(result.m_worker, 1.0):.0%}"
+    if (result.m_stage or 0.0) >= max(_MOST, result.m_worker):
+        return f"{text}. The last pipeline stage explains {min(result.m_stage or 0.0, 1.0):.0%} of that."
+    # Where each rank is the last in turn, healing one of R gains about 1/R.
+    if result.m_worker >= min(2 * len(slowest) / source.ranks, _MOST):
+        return f"{text}. Healing {who} alone would gain {gained} of that."
+    return f"{text}. No rank stands out: healing {who} alone would gain {gained} of that."
+
+
+def _time(seconds: float) -> str:
+    return duration(seconds * 1e6)

@@ -1,0 +1,208 @@
+"""What-if from profiled steps: of a run, or of Kineto traces of its ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.clock import Clocks, consistent, fit_clocks
+from rankscope.analysis.matching import Match, match_collectives
+from rankscope.analysis.reduce import Reduction, reduce_file, reduce_trace
+from rankscope.analysis.trace_analysis import find_traces
+from rankscope.analysis.traces import Trace, read_trace
+from rankscope.analysis.whatif.graph import CycleError, Times, step_times
+from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, answer, insufficient, slowest_count
+from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
+from rankscope.analysis.whatif.window_graph import OWN, WindowGraph, build_window_graph
+from rankscope.runs.errors import InputError
+from rankscope.runs.records import StepBreakdown
+
+_SECONDS: Final = 1e-9
+
+_MAX_RECORDS: Final = 200_000
+"""Collectives that are played, counted over the ranks: of more steps the last ones."""
+
+_FEW: Final = 3
+"""Fewer profiled steps may be anything; those who bring traces ask about just these."""
+
+_MUCH: Final = 0.1
+"""Of the matched collectives: with more point-to-point transfers the graph lacks too many of its edges."""
+
+Chosen = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """What profiled steps left behind."""
+
+    reductions: Mapping[int, Reduction]
+    hosts: Mapping[int, str]
+    world_size: int | None
+    evidence: Literal["windows", "traces"]
+
+
+def whatif_of_traces(paths: Sequence[Path], terms: Terms) -> WhatIf:
+    """Answer from Kineto traces, one per rank; hours count their world size. Raises ``InputError``."""
+    files, named = find_traces(paths)
+    traces: dict[int, Trace] = {}
+    warnings = []
+    for file in files:
+        try:
+            trace = read_trace(file)
+        except InputError as error:
+            if file in named:
+                raise
+            warnings.append(f"left out: {error}")
+            continue
+        rank = 0 if trace.rank is None and len(files) == 1 else trace.rank
+        if rank is None:
+            raise InputError(
+                file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
+            )
+        if rank in traces:
+            raise InputError(file, f"a second trace of rank {rank}; look at one window at a time")
+        traces[rank] = trace
+    if not traces:
+        raise InputError(paths[0], f"no trace could be read; {warnings[0]}")
+    reductions = {rank: _reduced(trace) for rank, trace in sorted(traces.items())}
+    world_size = max((trace.world_size for trace in traces.values() if trace.world_size), default=None)
+    source = WhatIfSource(
+        kind="traces",
+        path=os.fspath(paths[0]) if len(paths) == 1 else os.path.commonpath([file.absolute() for file in files]),
+        name=None,
+        evidence="traces",
+        ranks=len(traces),
+        world_size=world_size,
+        steps=0,
+        steps_left_out=0,
+        warnings=warnings,
+    )
+    hosts = {rank: trace.host for rank, trace in traces.items() if trace.host}
+    accelerated = any(trace.device_kind != "cpu" for trace in traces.values())
+    terms = replace(terms, accelerated=accelerated, world_size=world_size or len(traces))
+    return whatif_of_profiled(Profiled(reductions, hosts, world_size, "traces"), source, terms)
+
+
+def _reduced(trace: Trace) -> Reduction:
+    """Its annotated steps, else the whole file as one."""
+    reduction = reduce_trace(trace)
+    return reduction if reduction.breakdowns else reduce_file(trace)
+
+
+def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -> WhatIf:
+    """Answer from the collectives of profiled steps that all ranks have."""
+    windows = _whole_windows(profiled)
+    seen = {row.step for reduction in profiled.reductions.values() for row in reduction.breakdowns}
+    source = msgspec.structs.replace(source, evidence=profiled.evidence, steps_left_out=len(seen))
+    if len(profiled.reductions) < 2:
+        return insufficient(source, "one rank cannot show who waits for whom; all ranks are needed")
+    matching = match_collectives(
+        {rank: reduction.collectives for rank, reduction in profiled.reductions.items()}, world_size=profiled.world_size
+    )
+    clocks = fit_clocks(matching.matches, profiled.hosts)
+    matching = consistent(matching, clocks)
+    if not matching.matches:
+        return insufficient(source, "no collective could be matched across the ranks")
+    transfers = matching.excluded.get("p2p", 0)
+    if transfers > _MUCH * len(matching.matches):
+        return insufficient(
+            source, f"{transfers} point-to-point transfers make ranks wait for each other, and are not in the graph"
+        )
+    graphs, impossible = _graphs(matching.matches, windows, clocks)
+    if not graphs:
+        return insufficient(source, "no step was profiled on all ranks, with collectives that could be matched")
+    if profiled.evidence == "windows" and len(graphs) < _FEW:
+        return insufficient(source, f"{len(graphs)} profiled steps that all ranks have; {_FEW} needed to speak for a run")
+    ranks = len(windows[graphs[0].step])
+    left = matching.unmatched + sum(matching.excluded.values())
+    missing = (source.world_size or 0) - ranks
+    warnings = [
+        *source.warnings,
+        *([f"{impossible} profiled steps left out: the order of their collectives contradicts itself"] if impossible else []),
+        *([f"{left} collectives, unmatched or rooted, are not in the graph; time in them counts as own"] if left else []),
+        *([f"{missing} of {source.world_size} ranks are not in it"] if missing > 0 else []),
+    ]
+    source = msgspec.structs.replace(
+        source, steps=len(graphs), steps_left_out=len(seen) - len(graphs), ranks=ranks, warnings=warnings
+    )
+    return answer(_outcome(graphs, profiled.hosts), source, terms)
+
+
+def _graphs(
+    matches: Sequence[Match], windows: Mapping[int, Mapping[int, StepBreakdown]], clocks: Clocks
+) -> tuple[list[WindowGraph], int]:
+    """Graphs of the steps, ascending, and how many steps are left out for being impossible."""
+    by_step: dict[int, list[Match]] = {}
+    for match in matches:
+        by_step.setdefault(match.step, []).append(match)
+    graphs: list[WindowGraph] = []
+    records = 0
+    impossible = 0
+    for step in sorted(set(by_step) & set(windows), reverse=True):
+        records += sum(len(match.ranks) for match in by_step[step])
+        if graphs and records > _MAX_RECORDS:
+            break
+        try:
+            graph = build_window_graph(step, by_step[step], windows[step], clocks)
+        except CycleError:
+            impossible += 1
+            continue
+        if graph is not None:
+            graphs.append(graph)
+    return graphs[::-1], impossible
+
+
+def _whole_windows(profiled: Profiled) -> dict[int, dict[int, StepBreakdown]]:
+    """Step to the windows of all ranks, of the steps that every rank has in full."""
+    found: dict[int, dict[int, StepBreakdown]] = {}
+    for rank, reduction in profiled.reductions.items():
+        for row in reduction.breakdowns:
+            if not row.truncated:
+                found.setdefault(row.step, {})[rank] = row
+    ranks = sum(bool(reduction.breakdowns) for reduction in profiled.reductions.values())
+    return {step: rows for step, rows in found.items() if len(rows) == ranks}
+
+
+def _outcome(graphs: Sequence[WindowGraph], hosts: Mapping[int, str]) -> Outcome:
+    def times(chosen: Sequence[Chosen]) -> Times:
+        """[steps], with the chosen nodes of each graph as they were and all others ideal."""
+        return np.array([_finish(graph, real) for graph, real in zip(graphs, chosen, strict=True)])
+
+    def part(key: dict[str, Any], chosen: Sequence[Chosen]) -> Part:
+        return Part(key, times(chosen), times([~own for own in chosen]))
+
+    everything = [np.ones(len(graph.real), dtype=bool) for graph in graphs]
+    ranks = sorted({int(rank) for graph in graphs for rank in np.unique(graph.ranks)})
+    excess = {rank: sum(_excess(graph, graph.ranks == rank) for graph in graphs) for rank in ranks}
+    order = sorted(ranks, key=lambda rank: (-excess[rank], rank))
+    slowest = order[: slowest_count(len(ranks))]
+    kinds = sorted({kind for graph in graphs for kind in graph.kinds}, key=lambda kind: (kind != OWN, kind))
+    return Outcome(
+        steps=np.array([graph.step for graph in graphs]),
+        measured=np.array([graph.measured for graph in graphs]),
+        actual=times(everything),
+        ideal=times([~own for own in everything]),
+        ranks=[
+            part({"rank": rank, "host": hosts.get(rank)}, [graph.ranks == rank for graph in graphs]) for rank in order[:MAX_RANKS]
+        ],
+        slowest=slowest,
+        without_slowest=times([~np.isin(graph.ranks, slowest) for graph in graphs]),
+        ops=[part({"op": kind}, [np.array(graph.kinds) == kind for graph in graphs]) for kind in kinds],
+        seconds=_SECONDS,
+    )
+
+
+def _finish(graph: WindowGraph, real: Chosen) -> float:
+    durations = np.where(real, graph.real, graph.ideal)[:, None, None]
+    return float(step_times(graph.graph, durations)[0])
+
+
+def _excess(graph: WindowGraph, chosen: Chosen) -> float:
+    return float((graph.real - graph.ideal)[chosen].sum())

@@ -1,0 +1,336 @@
+"""What-if from a run: step records first, windows where those cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankscope.analysis.whatif.engine import whatif
+from rankscope.analysis.whatif.outcome import slowest_count
+from rankscope.analysis.whatif.result import WhatIf
+from rankscope.analysis.whatif.step_graph import (
+    StepGraph,
+    actual_times,
+    build_step_graph,
+    ideal_times,
+    middle,
+    of_amounts,
+    of_rank,
+    of_ranks,
+)
+from rankscope.runs.errors import InputError
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import PHASES, CollectiveRecord, Phase, StepBreakdown
+
+near: Any = pytest.approx  # compared inside tuples and dictionaries, whose types mypy would hold against it
+
+Synthetic = Callable[..., Any]
+Plan = Callable[[int, int], dict[str, Any] | None]
+AddWindows = Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
+
+
+def always(rank: int, **extra: Any) -> Plan:
+    return lambda one, _step: extra if one == rank else None
+
+
+def asked(run: Any, **options: Any) -> WhatIf:
+    return whatif([run.write()], **options)
+
+
+@pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer", "between_steps"])
+def test_what_a_planted_straggler_costs(synthetic: Synthetic, phase: str) -> None:
+    result = asked(synthetic(plan=always(2, phase=phase, us=60_000), noise=0.0), price_per_gpu_hour=3.0)
+    # then a step of 104 ms (4 of them transfer) takes 164
+    assert (result.status, result.source.kind, result.source.evidence) == ("ok", "run", "steps")
+    assert (result.step_seconds, result.ideal_step_seconds) == (near(0.164), near(0.104))
+    assert (result.measured_step_seconds, result.discrepancy) == (near(0.164), near(1.0))
+    assert (result.slowdown, result.m_worker, result.m_stage) == (near(164 / 104), near(1.0), None)
+    assert result.slowest_ranks == [2]
+    first, *others = result.by_rank
+    assert (first.rank, first.host, first.saved_seconds, first.share) == (2, "n1", near(0.06), near(1.0))
+    assert [row.saved_seconds for row in others] == near([0.0] * 3)
+    assert (result.by_op[0].op, result.by_op[0].share) == (phase, near(1.0))
+    hours = 0.06 * result.source.steps * 4 / 3600
+    assert result.gpu_hours_lost == near(hours)
+    assert result.cost is not None
+    assert (result.cost.amount, result.cost.currency) == (near(3 * hours), "USD")
+    assert "Healing rank 2 alone would gain 100%" in result.summary
+
+
+@pytest.mark.parametrize(
+    ("extra", "cause"),
+    [
+        ({"phase": "data"}, "input"),
+        ({"phase": "forward", "gc": True}, "gc"),
+        ({"phase": "backward", "run_queue": True}, "cpu_contention"),
+        ({"phase": "between_steps", "tags": ["checkpoint"]}, "checkpoint"),
+    ],
+)
+def test_a_cause_that_the_records_tell_is_taken_away(synthetic: Synthetic, extra: dict[str, Any], cause: str) -> None:
+    result = asked(synthetic(plan=always(1, us=60_000, **extra), noise=0.0))
+    effects = {row.cause: row.share for row in result.by_cause}
+    assert effects.pop(cause) == near(1.0)
+    assert list(effects.values()) == near([0.0] * len(effects))
+
+
+def test_one_of_two_equal_stragglers_gains_nothing_alone(synthetic: Synthetic) -> None:
+    plan: Plan = lambda rank, _step: {"us": 60_000} if rank in (1, 3) else None  # noqa: E731  # named for what it is
+    result = asked(synthetic(ranks=6, plan=plan, noise=0.0))
+    assert result.slowdown == near(164 / 104)
+    assert {row.rank: row.saved_seconds for row in result.by_rank} == near(dict.fromkeys(range(6), 0.0), abs=1e-9)
+    assert [row.rank for row in result.by_rank[:2]] == [1, 3]
+    assert "No rank stands out" in result.summary
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_jitter_is_nobodys(synthetic: Synthetic, seed: int) -> None:
+    result = asked(synthetic(noise=0.1, seed=seed))
+    assert result.slowdown is not None
+    assert 1.0 < result.slowdown < 1.15
+    assert "No rank stands out" in result.summary
+
+
+def test_equal_ranks_lose_exactly_nothing(synthetic: Synthetic) -> None:
+    result = asked(synthetic(noise=0.0), price_per_gpu_hour=1.0)
+    assert (result.slowdown, result.saved_seconds, result.m_worker) == (1.0, 0.0, None)
+    assert {row.slowdown for row in (*result.by_rank, *result.by_op, *result.by_cause)} == {1.0}
+    assert "would hardly be shorter" in result.summary
+
+
+def test_ranks_on_cpus_lose_no_gpu_hours_unless_priced(synthetic: Synthetic) -> None:
+    run = synthetic(plan=always(2, us=60_000), device_kind="cpu")
+    result = asked(run)
+    assert (result.gpu_hours_lost, result.cost, result.by_rank[0].gpu_hours_lost) == (None, None, None)
+    assert whatif([run.path], price_per_gpu_hour=1.0).gpu_hours_lost is not None
+
+
+def test_the_recorded_price_is_used_unless_another_is_given(synthetic: Synthetic) -> None:
+    run = synthetic(plan=always(2, us=60_000), price=5.0)
+    result = asked(run)
+    assert result.cost is not None
+    assert result.gpu_hours_lost is not None
+    assert (result.cost.amount, result.cost.currency) == (near(5 * result.gpu_hours_lost), "EUR")
+    other = whatif([run.path], price_per_gpu_hour=1.0, currency="CHF")
+    assert other.cost is not None
+    assert (other.cost.amount, other.cost.currency) == (near(result.gpu_hours_lost), "CHF")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ranks": 1}, "there is one rank"),
+        ({"steps": 4}, "4 steps recorded, 5 steps complete on all ranks after warm-up needed"),
+        ({"steps": 0}, "step records of 0 rank only, of a world of 4"),
+        ({"signals": False}, "do not tell own time from waiting"),
+        ({"lost_after": {1: 0, 2: 0, 3: 0}}, "step records of 1 rank only, of a world of 4"),
+        ({"coordinates": {rank: {"pp": rank // 2} for rank in range(4)}}, "stages of a pipeline wait for each other"),
+    ],
+)
+def test_too_little_is_an_answer(synthetic: Synthetic, options: dict[str, Any], said: str) -> None:
+    result = asked(synthetic(plan=always(0, us=60_000), **options), price_per_gpu_hour=1.0)
+    assert (result.status, result.source.evidence) == ("insufficient_data", None)
+    assert said in result.summary
+    assert (result.slowdown, result.m_worker, result.gpu_hours_lost, result.cost, result.by_rank) == (None, None, None, None, [])
+
+
+def test_ranks_that_never_wait_meet_nowhere(synthetic: Synthetic) -> None:
+    # given ranks that are alike, and a communication that takes no time
+    result = asked(synthetic(noise=0.0, transfer_us=0))
+    assert result.status == "insufficient_data"
+    assert "it is not known where they meet" in result.summary
+
+
+def test_a_rank_without_records_is_said_to_be_missing(synthetic: Synthetic) -> None:
+    result = asked(synthetic(plan=always(2, us=60_000), lost_after={1: 0}))
+    assert (result.source.ranks, result.slowest_ranks) == (3, [2])
+    assert any("1 of 4 ranks are not in it" in warning for warning in result.source.warnings)
+
+
+def test_steps_that_a_rank_lacks_are_left_out(synthetic: Synthetic) -> None:
+    result = asked(synthetic(plan=always(2, us=60_000), lost_after={1: 30}, noise=0.0))
+    # then of 40 steps 5 are warm-up and 10 without rank 1
+    assert (result.source.steps, result.source.steps_left_out) == (25, 15)
+    assert result.slowdown == near(164 / 104)
+
+
+def test_damaged_lines_are_counted(synthetic: Synthetic) -> None:
+    path = synthetic(plan=always(2, us=60_000)).write()
+    with next(rank_dir(path, 0, 1).glob("steps-*.jsonl")).open("ab") as file:
+        file.write(b'{"step": 1, "start_u\n')
+    assert "1 damaged lines skipped" in whatif([path]).source.warnings
+
+
+def test_a_run_beside_something_else_is_refused(synthetic: Synthetic, tmp_path: Path) -> None:
+    path = synthetic().write()
+    with pytest.raises(InputError, match="cannot be looked at together with"):
+        whatif([path, tmp_path])
+
+
+def profiled(steps: range, late_us: int) -> tuple[list[StepBreakdown], list[CollectiveRecord]]:
+    """Steps of 160 ms on one rank: it computes 80 ms and ``late_us`` more, and then all ranks reduce for 10 ms."""
+    start = 10**18
+    breakdowns, collectives = [], []
+    for step in steps:
+        begin = start + step * 160_000_000
+        arrived = begin + (80_000 + late_us) * 1000
+        end = begin + 150_000_000
+        communication = (end - arrived) / 1000
+        breakdowns.append(
+            StepBreakdown(
+                step=step,
+                start_unix_ns=begin,
+                device_kind="cuda",
+                window_us=160_000,
+                compute_us=160_000 - communication,
+                communication_us=communication,
+                overlap_us=0,
+                exposed_communication_us=communication,
+                memcpy_us=0,
+                exposed_memcpy_us=0,
+                idle_us=0,
+                events=2,
+            )
+        )
+        collectives.append(
+            CollectiveRecord(
+                step=step,
+                group="0",
+                group_ranks=[0, 1, 2, 3],
+                index=0,
+                op="all_reduce",
+                bytes=1,
+                enqueue_unix_ns=begin,
+                start_unix_ns=arrived,
+                end_unix_ns=end,
+                stream=7,
+            )
+        )
+    return breakdowns, collectives
+
+
+def test_windows_answer_where_step_records_cannot(synthetic: Synthetic, add_windows: AddWindows) -> None:
+    path = synthetic(signals=False).write()
+    for rank in range(4):
+        add_windows(path, rank, *profiled(range(20, 26), 60_000 if rank == 2 else 0))
+    result = whatif([path], per_step=True)
+    # then without rank 2's 60 ms the step takes 100 of its 160
+    assert (result.status, result.source.evidence, result.source.steps) == ("ok", "windows", 6)
+    assert (result.step_seconds, result.ideal_step_seconds) == (near(0.16), near(0.1))
+    assert (result.slowdown, result.discrepancy) == (near(1.6), near(1.0))
+    assert (result.by_rank[0].rank, result.by_rank[0].share) == (2, near(1.0))
+    assert {row.op: row.share for row in result.by_op} == {"own time": near(1.0), "all_reduce": near(0.0)}
+    assert result.steps is not None
+    assert [row.step for row in result.steps] == list(range(20, 26))
+
+
+def test_two_profiled_steps_do_not_speak_for_a_run(synthetic: Synthetic, add_windows: AddWindows) -> None:
+    path = synthetic(signals=False).write()
+    for rank in range(4):
+        add_windows(path, rank, *profiled(range(20, 22), 60_000 if rank == 2 else 0))
+    result = whatif([path])
+    assert (result.status, result.source.evidence, result.slowdown) == ("insufficient_data", None, None)
+    assert "do not tell own time from waiting. Profiled steps do not help: 2 profiled steps" in result.summary
+
+
+def test_a_pipeline_whose_transfers_are_not_in_the_graph_is_too_little(synthetic: Synthetic, add_windows: AddWindows) -> None:
+    path = synthetic(signals=False).write()
+    for rank in range(4):
+        breakdowns, collectives = profiled(range(20, 26), 0)
+        sends = [msgspec.structs.replace(row, op="send", p2p=True, group="1", group_ranks=None) for row in collectives]
+        add_windows(path, rank, breakdowns, [*collectives, *sends])
+    result = whatif([path])
+    assert result.status == "insufficient_data"
+    assert "6 point-to-point transfers" in result.summary
+
+
+def test_traces_of_eight_ranks_are_played_as_they_were(shared_data: Path) -> None:
+    result = whatif([shared_data / "traces" / "dlrm_8ranks_v100"])
+    assert (result.status, result.source.evidence, result.source.ranks) == ("ok", "traces", 8)
+    assert result.discrepancy == near(1.0, abs=0.01)
+    assert result.slowest_ranks == [7]
+    # then rank 7 is the worst, but ranks 2 and 6 come 0.5 ms before it, so that healing it alone gains hardly more
+    assert result.by_rank[0].rank == 7
+    assert result.by_rank[0].saved_seconds == near(819e-6, abs=5e-6)
+
+
+def test_the_trace_of_one_rank_tells_nothing_of_waiting(shared_data: Path) -> None:
+    result = whatif([shared_data / "traces" / "moe_dualpipe_deepep"])
+    assert result.status == "insufficient_data"
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(1, 1), (33, 1), (34, 2), (64, 2), (1024, 31)])
+def test_the_slowest_are_three_percent(ranks: int, count: int) -> None:
+    assert slowest_count(ranks) == count
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> StepGraph:
+    """Own and blocked times of a few ranks in whole microseconds, some phases unknown, some steps missing."""
+    ranks = draw(st.integers(1, 5))
+    steps = np.array(draw(st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True).map(sorted)))
+    phases: list[Phase] = draw(st.lists(st.sampled_from(PHASES), min_size=1, unique=True))
+    meeting = draw(st.lists(st.sampled_from(phases), min_size=1, unique=True))
+    shape = (ranks, len(steps))
+
+    def numbers(low: int) -> np.ndarray:
+        size = ranks * len(steps)
+        return np.array(draw(st.lists(st.integers(low, 100), min_size=size, max_size=size)), dtype=float).reshape(shape)
+
+    own = {phase: numbers(0) if phase in phases else np.full(shape, np.nan) for phase in PHASES}
+    blocked = {phase: numbers(1) if phase in meeting else np.full(shape, np.nan) for phase in PHASES}
+    graph = build_step_graph(own, blocked, steps)
+    assert graph is not None
+    # given so much own time as there is in the records
+    assert graph.own.sum() == sum(np.nan_to_num(values).sum() for values in own.values())
+    return graph
+
+
+@pytest.mark.parametrize("absurd", [-5.0, 1e300, float("inf"), float("nan")])
+def test_absurd_times_count_as_nothing(absurd: float) -> None:
+    forward, waited = np.array([[10.0, absurd], [30.0, 30.0]]), np.array([[absurd, 31.0], [1.0, 1.0]])
+    graph = build_step_graph({"forward": forward}, {"forward": waited}, np.arange(2))
+    assert graph is not None
+    assert actual_times(graph).tolist() == [30.0, 31.0]
+    assert ideal_times(graph).tolist() == [10.0, 1.0]
+
+
+@given(graphs(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_less_slowness_is_never_slower_and_none_is_ideal(graph: StepGraph, data: st.DataObject) -> None:
+    actual, ideal = actual_times(graph), ideal_times(graph)
+    assert (actual >= ideal).all()
+    everybody = np.arange(len(graph.own))
+    only, without = of_ranks(graph, everybody)
+    assert only.tolist() == actual.tolist()
+    assert without.tolist() == ideal.tolist()
+    chosen = np.array(data.draw(st.lists(st.sampled_from(everybody.tolist()), min_size=1, unique=True)))
+    for times in (*of_ranks(graph, chosen), *(times for excess in graph.excess.values() for times in of_amounts(graph, excess))):
+        assert (times <= actual).all()
+        assert (times >= ideal).all()
+    for row in everybody.tolist():
+        assert [times.tolist() for times in of_rank(graph, row)] == [times.tolist() for times in of_ranks(graph, np.array([row]))]
+    some, more = of_ranks(graph, chosen[:1])[1], of_ranks(graph, chosen)[1]
+    assert (more <= some).all()
+    nothing = of_amounts(graph, np.zeros_like(graph.own))
+    assert (nothing[0].tolist(), nothing[1].tolist()) == (ideal.tolist(), actual.tolist())
+    everything = of_amounts(graph, np.full_like(graph.own, np.inf))
+    assert (everything[0].tolist(), everything[1].tolist()) == (actual.tolist(), ideal.tolist())
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=6), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_the_middle_does_not_ask_for_order_and_most_are_as_slow(rows: list[list[int]], random: Any) -> None:
+    values = np.array(rows, dtype=float)
+    shuffled = list(rows)
+    random.shuffle(shuffled)
+    found = middle(values)
+    assert found.tolist() == middle(np.array(shuffled, dtype=float)).tolist()
+    assert (2 * (values >= found).sum(axis=0) >= len(values)).all()
+    assert (2 * (values <= found).sum(axis=0) >= len(values)).all()

@@ -1,0 +1,56 @@
+"""``rankscope whatif`` as people and programs use it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_json_is_the_published_contract(cli: Cli, shared_data: Path) -> None:
+    done = cli(
+        "whatif", shared_data / "whatif" / "trace-ST.parquet", "--format", "json", "--price-per-gpu-hour", "2", "--per-step"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    jsonschema.validate(result, json.loads(cli("schema", "whatif").stdout))
+    assert result["schema"] == "rankscope.whatif/1"
+    assert (round(result["slowdown"], 4), round(result["m_stage"], 4), round(result["m_worker"], 4)) == (1.1787, 1.2194, 0.0314)
+    assert result["by_stage"][0]["stage"] == 3
+    assert len(result["steps"]) == len(result["by_rank"][0]["slowdown_per_step"]) == result["source"]["steps"] == 32
+    assert result["cost"]["amount"] == pytest.approx(2 * result["gpu_hours_lost"])
+
+
+def test_text_fits_and_names_what_there_is(cli: Cli, shared_data: Path) -> None:
+    done = cli("whatif", shared_data / "whatif" / "trace-AR.parquet", "--price-per-gpu-hour", "2.5", env={"COLUMNS": "80"})
+    lines = done.stdout.splitlines()
+    assert lines[0] == "SLOWDOWN 1.97x"
+    assert "M_W 1.00 · M_S 0.00" in done.stdout
+    assert "Healing rank 0 alone would gain 100%" in " ".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert {line.split("  ")[0] for line in lines} >= {"rank", "data-parallel rank", "stage", "operation"}
+
+
+def test_steps_are_left_out_of_the_json_unless_asked_for(cli: Cli, shared_data: Path) -> None:
+    result = json.loads(cli("whatif", shared_data / "whatif" / "trace-ST.parquet", "--format", "json").stdout)
+    assert result["steps"] is None
+    assert {row["slowdown_per_step"] for row in result["by_rank"]} == {None}
+
+
+@pytest.mark.parametrize("name", ["nowhere.parquet", "nowhere", "empty.parquet", "other.parquet", "folder"])
+def test_bad_input_is_one_line_and_status_3(cli: Cli, tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
+    done = cli("whatif", tmp_path / name)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert str(tmp_path / name) in done.stderr
