@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,19 @@ from rankscope.analysis.render import render_text
 from rankscope.cli.terminal import PRICE, format_option, use_color, width
 
 
+def _pattern(_context: click.Context, _option: click.Parameter, value: str | None) -> re.Pattern[str] | None:
+    """A regular expression that finds something, but not everything."""
+    if value is None:
+        return None
+    try:
+        pattern = re.compile(value)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise click.BadParameter(f"{value!r} is no regular expression: {error}") from error
+    if pattern.search("") is not None:
+        raise click.BadParameter(f"{value!r} finds nothing at all, too, so every kernel would be communication")
+    return pattern
+
+
 @click.command(
     epilog="""
 \b
@@ -21,6 +35,8 @@ Examples:
   rankscope analyze traces/                    Kineto traces, one per rank
   rankscope analyze 'traces/rank-*.json.gz' --format json | jq .verdict
   rankscope analyze RUN --fail-on straggler    exit status 1 when there is one
+  rankscope analyze rank-0.json.gz --detail    where the time of a trace goes
+  rankscope analyze traces/ --communication-pattern 'my_all_?reduce'
 """
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
@@ -32,13 +48,31 @@ Examples:
 )
 @click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
 @click.option(
+    "--communication-pattern",
+    metavar="REGEX",
+    callback=_pattern,
+    help="Kernels of traces whose name this finds are communication, too: for a library that is not known by itself.",
+)
+@click.option(
+    "--detail",
+    is_flag=True,
+    help="Of traces, also streams, kernel classes, copies, launches, recompute and contention.",
+)
+@click.option(
     "--fail-on",
     multiple=True,
     metavar="KIND",
     help="Exit with status 1 when the verdict is of this kind. May be given several times.",
 )
 def analyze(
-    paths: tuple[Path, ...], output_format: str, price_per_gpu_hour: float | None, currency: str, fail_on: tuple[str, ...]
+    *,
+    paths: tuple[Path, ...],
+    output_format: str,
+    price_per_gpu_hour: float | None,
+    currency: str,
+    communication_pattern: re.Pattern[str] | None,
+    detail: bool,
+    fail_on: tuple[str, ...],
 ) -> int:
     """Say which rank makes everybody else wait, why, what it costs and what to do next.
 
@@ -46,7 +80,13 @@ def analyze(
     enough data" are answers, too, and come with exit status 0.
     """
     _check_kinds(fail_on)
-    analysis = run_analysis(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency)
+    analysis = run_analysis(
+        paths,
+        price_per_gpu_hour=price_per_gpu_hour,
+        currency=currency,
+        communication_pattern=communication_pattern,
+        detail=detail,
+    )
     if output_format == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(analysis), indent=2) + b"\n")
     else:

@@ -17,6 +17,7 @@ from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, Finding, Source, Verdict
 from rankscope.analysis.steps import MAX_US
 from rankscope.analysis.trace_analysis import imposed_result, late_named, matching_result
+from rankscope.analysis.transfers import communication_parts
 from rankscope.analysis.verdict import Setting, among, insufficient, limits, nobody, straggler
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
@@ -61,6 +62,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
         run=os.fspath(reader.path),
     )
     verdict, findings = _verdict(held, blame, matching, setting)
+    parts = communication_parts(matching.matches)
     missing = [rank for rank, reduction in held.items() if not reduction.breakdowns]
     return Analysis(
         source=Source(
@@ -86,6 +88,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
                 steps=len(reduction.breakdowns),
                 attempt=attempt,
                 info=infos.get(rank),
+                communication_parts=parts.get(rank),
             )
             for rank, reduction in held.items()
         ],

@@ -9,15 +9,24 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.breakdown import Work
-from rankscope.analysis.classify import is_cpu_communication, is_point_to_point, operation_name, operation_of_kernel
+from rankscope.analysis.classify import (
+    asks_for_communication,
+    is_cpu_communication,
+    is_point_to_point,
+    operation_name,
+    operation_of_kernel,
+)
 from rankscope.analysis.intervals import clip
 from rankscope.analysis.kineto_schema import EventArgs, integer
-from rankscope.analysis.traces import KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
-from rankscope.analysis.work import COMMUNICATION, WorkEvents
+from rankscope.analysis.traces import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
+from rankscope.analysis.work import COMMUNICATION, WorkEvents, outermost, within
 from rankscope.runs.records import CollectiveRecord
 
 CPU_GROUP: Final = "cpu"
 """Group name of collectives on CPU threads: gloo's events do not say which process group they belong to."""
+
+COPY_GROUP: Final = "copy-engine"
+"""Group name of collectives carried by copies where nothing says which process group they belong to."""
 
 _ELEMENT_BYTES: Final[dict[str, int]] = {
     "float": 4,
@@ -76,7 +85,7 @@ class Instance:
 
 def collective_instances(trace: Trace, events: WorkEvents) -> list[Instance]:
     """Every collective whose enqueue is in the trace, in the order in which they were asked for."""
-    found = [*_device_collectives(trace, events), *_cpu_collectives(trace)]
+    found = [*_device_collectives(trace, events), *_copy_collectives(trace, events), *_cpu_collectives(trace)]
     return sorted(found, key=lambda instance: (instance.enqueue, instance.start))
 
 
@@ -112,6 +121,45 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
                 start=int(events.start[position]),
                 end=int(events.end[position]),
                 stream=max(stream, 0),
+                p2p=is_point_to_point(op),
+            )
+        )
+    return found
+
+
+def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
+    """Collectives that copy engines carry: the copies that were launched inside one operator or annotation that asks for
+    communication, as one. Where a communication kernel was launched in it, too, the copies are a part of what that stands for.
+    """
+    copies = np.flatnonzero((events.kind == COMMUNICATION) & (trace.category[events.rows] == COPY))
+    if not len(copies):
+        return []
+    asks = np.array([asks_for_communication(name) for name in trace.names], dtype=bool)
+    frames = outermost(trace, asks[trace.name] & np.isin(trace.category, (NOTE, OPERATOR)))
+    kernels = np.flatnonzero((events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL) & (events.launch_row >= 0))
+    found: list[Instance] = []
+    for frame in frames:
+        mine = copies[within(trace, events.launch_row[copies], np.array([frame]))]
+        if not len(mine) or within(trace, events.launch_row[kernels], np.array([frame])).any():
+            continue
+        said = [row for row in trace.metadata if within(trace, np.array([row]), np.array([frame]))[0]]
+        args = trace.metadata[said[0]] if said else EventArgs()
+        op = operation_name(args.collective or trace.names[trace.name[frame]])
+        ranks = _ranks(args, trace)
+        size = integer(args.group_size)
+        found.append(
+            Instance(
+                op=op,
+                group=COPY_GROUP if args.group_name is None else str(args.group_name),
+                group_ranks=ranks,
+                group_size=size if size is not None else (len(ranks) if ranks else None),
+                sequence=integer(args.sequence),
+                dtype=args.dtype,
+                bytes=_bytes(args),
+                enqueue=int(min(events.launch[mine].min(), events.start[mine].min())),
+                start=int(events.start[mine].min()),
+                end=int(events.end[mine].max()),
+                stream=max(int(trace.stream[events.rows[mine[0]]]), 0),
                 p2p=is_point_to_point(op),
             )
         )

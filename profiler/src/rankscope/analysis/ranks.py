@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.blame import Blame
+from rankscope.analysis.detail_result import CommunicationPart, RankDetail
 from rankscope.analysis.result import RankResult
 from rankscope.analysis.steps import StepTable
 from rankscope.runs.records import DeviceKind, RankInfo, StepBreakdown
@@ -35,6 +36,8 @@ def rank_result(
     host: str | None = None,
     device_kind: DeviceKind | None = None,
     table: StepTable | None = None,
+    communication_parts: CommunicationPart | None = None,
+    detail: RankDetail | None = None,
 ) -> RankResult:
     """Times summed over the breakdowns; ``None`` for everything that was not measured."""
     sums: dict[str, float | None] = dict.fromkeys(_SUMMED)
@@ -65,6 +68,8 @@ def rank_result(
         own_us=_median(table, "own_us", rank),
         wall_us=_median(table, "wall_us", rank),
         end_reason=info.end_reason if info else None,
+        communication_parts=communication_parts,
+        detail=detail,
     )
 
 

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from rankscope.analysis.aligned import aligned
+from rankscope.analysis.detail_render import render_details
 from rankscope.analysis.result import Analysis, ImposedWait, RankResult
 from rankscope.analysis.verdict import duration
 
@@ -36,6 +38,7 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False) ->
         _rank_table(analysis, width),
         _imposed_table(analysis, width),
         _more_findings(analysis, width),
+        render_details(analysis, width),
         _next(analysis, width),
     ]
     text = _printable("\n\n".join(part for part in parts if part))
@@ -109,7 +112,7 @@ def _rank_table(analysis: Analysis, width: int) -> str:
             cells += [_duration(row.own_us), _duration(row.blocked_us)]
         rows.append(cells)
     rows = _fitting(rows, width)
-    lines = _aligned(rows, left=(1,))
+    lines = aligned(rows, left=(1,))
     if profiled:
         lines += textwrap.wrap(_legend(rows[0]), width)
     if len(shown) < len(analysis.ranks):
@@ -128,7 +131,7 @@ def _legend(header: Sequence[str]) -> str:
 def _fitting(rows: list[list[str]], width: int) -> list[list[str]]:
     """Without the columns that matter least, as far as ``width`` needs it."""
     for name in _DISPENSABLE:
-        if max(len(line) for line in _aligned(rows)) <= width:
+        if max(len(line) for line in aligned(rows)) <= width:
             break
         if name in rows[0]:
             column = rows[0].index(name)
@@ -158,7 +161,7 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
     sources = {"steps": "step records", "windows": "collectives of the profiled steps", "traces": "collectives"}
     where = sources[analysis.imposed_wait_source or "steps"]
     title = f"imposed wait, summed over the ranks that waited (from {where})"
-    lines = [*textwrap.wrap(title, width), *_aligned(cells)]
+    lines = [*textwrap.wrap(title, width), *aligned(cells)]
     if len(rows) > 8:
         lines.append(f"and {len(rows) - 8} more")
     if analysis.collectives.matched:
@@ -191,16 +194,6 @@ def _next(analysis: Analysis, width: int) -> str:
             action, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
         )
     return "\n".join(lines)
-
-
-def _aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(widths[column]) if column in left else cell.rjust(widths[column]) for column, cell in enumerate(row)
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _part(value: float | None, whole: float | None) -> str:

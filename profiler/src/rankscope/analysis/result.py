@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankscope.analysis.detail_result import CommunicationPart, RankDetail
 from rankscope.runs.records import DeviceKind, Phase, WindowBasis
 
 ANALYSIS_SCHEMA: Final = "rankscope.analysis/1"
@@ -85,6 +86,11 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     wall_us: float | None = None
     """Median wall time per step from the always-on records."""
     end_reason: str | None = None
+    communication_parts: CommunicationPart | None = None
+    """Communication in matched collectives, as transferring and waiting, hidden and exposed. ``None`` without any matched,
+    and for runs."""
+    detail: RankDetail | None = None
+    """Streams, classes of kernels, copies, launches …; ``None`` unless asked for, and for runs, which keep no events."""
 
 
 class CollectiveMatching(msgspec.Struct, frozen=True, kw_only=True):

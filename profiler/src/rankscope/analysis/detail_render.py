@@ -1,0 +1,205 @@
+"""The details of ranks for a terminal: ``rankscope analyze --detail``."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+from rankscope.analysis.aligned import aligned
+from rankscope.analysis.detail_result import CommunicationPart, Contention, CopyPart, LaunchPart, RankDetail, Recompute
+from rankscope.analysis.result import Analysis, RankResult
+from rankscope.analysis.verdict import duration
+
+SHOWN_RANKS: Final = 2
+SHOWN_ROWS: Final = 12
+"""Of each table; the JSON has more."""
+
+_UNKNOWN: Final = "-"
+
+
+def render_details(analysis: Analysis, width: int) -> str:
+    """The tables of the ranks that the verdict names, else of the first ones; empty where no rank has details."""
+    having = [row for row in analysis.ranks if row.detail is not None]
+    named = set(analysis.verdict.ranks)
+    shown = sorted(having, key=lambda row: (row.rank not in named, row.rank))[:SHOWN_RANKS]
+    parts = [_rank(row, row.detail, width) for row in shown if row.detail is not None]
+    if len(having) > len(shown):
+        rest = f"details of {len(having) - len(shown)} more ranks not shown; name their traces, or --format json has them all"
+        parts.append(textwrap.fill(rest, width))
+    return "\n\n".join(parts)
+
+
+def _rank(row: RankResult, detail: RankDetail, width: int) -> str:
+    parts = [
+        f"rank {row.rank} in detail, a window of {duration(detail.window_us)}",
+        *([_devices(detail)] if len(detail.devices) > 1 else []),
+        _streams(detail),
+        _classes(detail),
+        _copies(detail),
+        _unclassified(detail, width),
+        _steps(detail) if len(detail.steps) > 1 else "",
+        "\n".join(
+            line
+            for sentence in (
+                *_communication(row.communication_parts),
+                *_launches(detail.launch),
+                *_recompute(detail.recompute),
+                *_contention(detail.contention),
+            )
+            for line in textwrap.wrap(sentence, width, subsequent_indent="  ")
+        ),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _devices(detail: RankDetail) -> str:
+    rows = [["device", "compute", "overlap", "exposed", "copies", "idle"]]
+    for one in detail.devices[:SHOWN_ROWS]:
+        parts = (one.compute_us, one.overlap_us, one.exposed_communication_us, one.exposed_memcpy_us, one.idle_us)
+        rows.append([_number(one.device), *(_share(part, one.window_us) for part in parts)])
+    return "\n".join(aligned(rows))
+
+
+def _streams(detail: RankDetail) -> str:
+    rows = [["stream", "mostly", "events", "busy", "of window", "beside others", "alone"]]
+    many = len(detail.devices) > 1
+    for one in detail.streams[:SHOWN_ROWS]:
+        name = f"{_number(one.device)}/{_number(one.stream)}" if many else _number(one.stream)
+        times = (duration(one.busy_us), _share(one.busy_us, detail.window_us), duration(one.overlapped_us))
+        rows.append([name, _KINDS[one.kind], str(one.events), *times, duration(one.exposed_us)])
+    return _table(rows, len(detail.streams), left=(1,))
+
+
+_KINDS: Final = {"compute": "compute", "communication": "communication", "memcpy": "copies"}
+
+
+def _classes(detail: RankDetail) -> str:
+    rows = [["class", "events", "busy", "of window", "under communication"]]
+    for one in detail.classes[:SHOWN_ROWS]:
+        hidden = f"{duration(one.overlapped_us)}{' of compute' if one.name == 'communication' else ''}"
+        rows.append([one.name, str(one.events), duration(one.busy_us), _share(one.busy_us, detail.window_us), hidden])
+    return _table(rows, len(detail.classes), left=(0,))
+
+
+def _copies(detail: RankDetail) -> str:
+    rows = [["copies", "memory", "events", "busy", "exposed", "bytes", "per second"]]
+    for one in detail.copies[:SHOWN_ROWS]:
+        name = f"{one.direction}, collective" if one.collective else one.direction
+        times = (duration(one.busy_us), duration(one.exposed_us))
+        rows.append([name, one.memory or _UNKNOWN, str(one.events), *times, _size(one), _bytes(one.bytes_per_second)])
+    return _table(rows, len(detail.copies), left=(0, 1))
+
+
+def _size(copy: CopyPart) -> str:
+    # Where only some say how much they move, the total is a part of it.
+    return _bytes(copy.bytes) if copy.bytes is None or copy.sized_events == copy.events else f">{_bytes(copy.bytes)}"
+
+
+def _unclassified(detail: RankDetail, width: int) -> str:
+    if not detail.unclassified:
+        return ""
+    title = "kernels of unknown kind beside the main stream; if they communicate, --communication-pattern REGEX says so to the analysis"
+    rows = [["stream", "events", "busy", "longest", "name"]]
+    rows += [
+        [_number(one.stream), str(one.events), duration(one.busy_us), duration(one.longest_us), one.name]
+        for one in detail.unclassified[:SHOWN_ROWS]
+    ]
+    return "\n".join([*textwrap.wrap(title, width), *(_cut(line, width) for line in aligned(rows, left=(4,)))])
+
+
+def _steps(detail: RankDetail) -> str:
+    rows = [["step", "window", "compute", "overlap", "exposed", "copies", "idle", "starved"]]
+    for step in detail.steps[:SHOWN_ROWS]:
+        total = step.window_us
+        sums = [sum(getattr(one, name) for one in step.devices) / len(step.devices) for name in _PARTS]
+        starved = _UNKNOWN if step.launch is None else _share(step.launch.idle_starved_us, total)
+        rows.append([_number(step.step), duration(total), *(_share(part, total) for part in sums), starved])
+    return _table(rows, len(detail.steps))
+
+
+_PARTS: Final = ("compute_us", "overlap_us", "exposed_communication_us", "exposed_memcpy_us", "idle_us")
+
+
+def _communication(part: CommunicationPart | None) -> list[str]:
+    if part is None:
+        return []
+    transfer, wait = part.transfer_overlap_us + part.transfer_exposed_us, part.wait_overlap_us + part.wait_exposed_us
+    return [
+        (
+            f"communication: {duration(transfer)} transferring, {_share(part.transfer_overlap_us, transfer)} of it under compute; "
+            f"{duration(wait)} waiting for later ranks, {_share(part.wait_overlap_us, wait)} of it under compute"
+        )
+    ]
+
+
+def _launches(launch: LaunchPart | None) -> list[str]:
+    if launch is None:
+        return []
+    idle = launch.idle_queued_us + launch.idle_launching_us + launch.idle_starved_us + launch.idle_unknown_us
+    sentences = [
+        (
+            f"idle {duration(idle)}: {_share(launch.idle_starved_us, idle)} as nothing was launched, "
+            f"{_share(launch.idle_launching_us, idle)} while a call was launching, {_share(launch.idle_queued_us, idle)} with work "
+            f"queued, {_share(launch.idle_unknown_us, idle)} before work whose launch is not in the trace"
+        )
+    ]
+    if launch.queue_delay:
+        delays = (
+            f"{_KINDS[one.kind]} {duration(one.median_us)} (90% within {duration(one.p90_us)})" for one in launch.queue_delay
+        )
+        sentences.append(f"from launch to start, median: {', '.join(delays)}")
+    if launch.graph_events:
+        started = f"started {launch.graph_events} of {launch.events} kernels and copies"
+        sentences.append(f"{launch.graph_launches} launches of device graphs {started}")
+    return sentences
+
+
+def _recompute(part: Recompute | None) -> list[str]:
+    if part is None or not part.operators:
+        return []
+    share = "" if part.compute_share is None else f", {part.compute_share:.1%} of compute"
+    return [f"recompute: {duration(part.busy_us)}{share}, by {part.operators} forward operators inside backward"]
+
+
+def _contention(part: Contention | None) -> list[str]:
+    if part is None or not part.overlapped:
+        return []
+    if part.slowdown is None:
+        return [f"compute under communication: too few of its {part.overlapped} kernels ran alone, too, to compare"]
+    return [
+        (
+            f"compute under communication takes {part.slowdown:.2f} times as long as the same kernels alone "
+            f"({part.compared} of {part.overlapped} kernels compared)"
+        )
+    ]
+
+
+def _table(rows: Sequence[Sequence[str]], of: int, left: Sequence[int] = ()) -> str:
+    if len(rows) == 1:
+        return ""
+    more = [f"and {of - len(rows) + 1} more"] if of > len(rows) - 1 else []
+    return "\n".join([*aligned(rows, left), *more])
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else _UNKNOWN
+
+
+def _number(value: int | None) -> str:
+    return _UNKNOWN if value is None else str(value)
+
+
+def _bytes(value: float | None) -> str:
+    if value is None:
+        return _UNKNOWN
+    size = float(value)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} PB"
