@@ -19,7 +19,7 @@ from rankscope.analysis.classify import (
 from rankscope.analysis.intervals import clip
 from rankscope.analysis.kineto_schema import EventArgs, integer
 from rankscope.analysis.traces import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
-from rankscope.analysis.work import COMMUNICATION, WorkEvents, outermost, within
+from rankscope.analysis.work import COMMUNICATION, WorkEvents, enclosing, outermost
 from rankscope.runs.records import CollectiveRecord
 
 CPU_GROUP: Final = "cpu"
@@ -136,14 +136,16 @@ def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
         return []
     asks = np.array([asks_for_communication(name) for name in trace.names], dtype=bool)
     frames = outermost(trace, asks[trace.name] & np.isin(trace.category, (NOTE, OPERATOR)))
-    kernels = np.flatnonzero((events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL) & (events.launch_row >= 0))
+    kernels = events.launch_row[(events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL)]
+    has_kernel = set(enclosing(trace, kernels[kernels >= 0], frames))
+    described = np.array(list(trace.metadata), dtype=np.intp)
+    said = dict(zip(enclosing(trace, described, frames), described, strict=True))
+    frame_of_copy = enclosing(trace, events.launch_row[copies], frames)
     found: list[Instance] = []
-    for frame in frames:
-        mine = copies[within(trace, events.launch_row[copies], np.array([frame]))]
-        if not len(mine) or within(trace, events.launch_row[kernels], np.array([frame])).any():
-            continue
-        said = [row for row in trace.metadata if within(trace, np.array([row]), np.array([frame]))[0]]
-        args = trace.metadata[said[0]] if said else EventArgs()
+    for number in sorted(set(frame_of_copy) - has_kernel):
+        mine = copies[frame_of_copy == number]
+        frame = frames[number]
+        args = trace.metadata[int(said[number])] if number in said else EventArgs()
         op = operation_name(args.collective or trace.names[trace.name[frame]])
         ranks = _ranks(args, trace)
         size = integer(args.group_size)

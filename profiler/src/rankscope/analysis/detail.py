@@ -21,7 +21,7 @@ from rankscope.analysis.launches import Idle, Launches, idle_of, launch_part, la
 from rankscope.analysis.recompute import recomputing_rows
 from rankscope.analysis.streams import beside_the_main_stream, known, stream_parts
 from rankscope.analysis.traces import COPY, NOTE, Trace
-from rankscope.analysis.work import COMMUNICATION, COMPUTE, MEMCPY, WorkEvents, within
+from rankscope.analysis.work import COMMUNICATION, COMPUTE, MEMCPY, WorkEvents, enclosing, within
 from rankscope.runs.records import StepBreakdown
 
 MAX_STEPS: Final = 64
@@ -51,10 +51,8 @@ class _Facts:
     label: NDArray[np.int64]
     beside: NDArray[np.bool_]
     """Not on the main compute stream of the device."""
-    again: NDArray[np.bool_]
-    """Asked for by a forward operator inside backward."""
-    again_start: NDArray[np.int64] | None
-    """When those operators started; ``None`` where it cannot be known."""
+    again: NDArray[np.intp] | None
+    """Which forward operator inside backward asked for it, -1 where none; ``None`` where it cannot be known."""
     under: NDArray[np.int64]
     """How much of it lies under communication of its own device."""
     hides: Spans
@@ -68,10 +66,6 @@ class _Facts:
         on_device = events.is_on_device(trace)
         caller = events.launch_row
         called = np.flatnonzero(caller >= 0)
-        rerun = recomputing_rows(trace)
-        again = np.zeros(len(rows), dtype=bool)
-        if rerun is not None:
-            again[called] = within(trace, caller[called], rerun)
         optimizing = np.zeros(len(rows), dtype=bool)
         is_step = np.array([name.startswith(_OPTIMIZER_STEP) for name in trace.names], dtype=bool)
         optimizing[called] = within(trace, caller[called], np.flatnonzero((trace.category == NOTE) & is_step[trace.name]))
@@ -92,8 +86,7 @@ class _Facts:
             is_copy=trace.category[rows] == COPY,
             label=_labels(trace, events, optimizing),
             beside=on_device & beside_the_main_stream(device, stream, events.kind, events.end - events.start),
-            again=again,
-            again_start=None if rerun is None else trace.start[rerun],
+            again=_again(trace, events),
             under=_under_communication(device, events),
             hides=join(work.compute, work.communication),
             launches=launches_of(trace, events),
@@ -113,6 +106,18 @@ def _labels(trace: Trace, events: WorkEvents, optimizing: NDArray[np.bool_]) -> 
     label[computes & optimizing] = _LABELS.index(OPTIMIZER)
     label[events.kind == COMMUNICATION] = _LABELS.index(COMMUNICATION_CLASS)
     return label
+
+
+def _again(trace: Trace, events: WorkEvents) -> NDArray[np.intp] | None:
+    rerun = recomputing_rows(trace)
+    linked = events.launch_row >= 0
+    # Where work runs on a device, the calls for that are what has to be known.
+    if rerun is None or not (linked & (events.is_on_device(trace) | (not trace.has_device_work))).any():
+        return None
+    called = np.flatnonzero(linked)
+    again = np.full(len(events.rows), -1, dtype=np.intp)
+    again[called] = enclosing(trace, events.launch_row[called], rerun)
+    return again
 
 
 def _under_communication(device: NDArray[np.int16], events: WorkEvents) -> NDArray[np.int64]:
@@ -178,7 +183,7 @@ def _window(facts: _Facts, window: StepBreakdown, step: int | None) -> WindowDet
             end=end[strange],
             window_ns=finish - begin,
         ),
-        recompute=_recompute(facts, inside, start, end, (begin, finish)),
+        recompute=_recompute(facts, inside, start, end),
         launch=launch,
         copies=copy_parts(
             facts.names,
@@ -222,17 +227,16 @@ def _devices(
     return parts
 
 
-def _recompute(
-    facts: _Facts, inside: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.int64], window: tuple[int, int]
-) -> Recompute | None:
-    if facts.again_start is None or (facts.on_device.any() and not (facts.launches.call >= 0).any()):
+def _recompute(facts: _Facts, inside: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.int64]) -> Recompute | None:
+    if facts.again is None:
         return None
     computes = facts.kind[inside] == COMPUTE
-    again = facts.again[inside]
+    operator = facts.again[inside]
+    again = operator >= 0
     compute = measure(union(start[computes], end[computes]))
     repeated = measure(union(start[computes & again], end[computes & again]))
     return Recompute(
-        operators=int(((facts.again_start >= window[0]) & (facts.again_start < window[1])).sum()),
+        operators=len(np.unique(operator[again])),
         events=int(again.sum()),
         busy_us=measure(union(start[again], end[again])) / 1000,
         compute_share=repeated / compute if compute else None,

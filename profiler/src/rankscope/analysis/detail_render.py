@@ -99,7 +99,7 @@ def _size(copy: CopyPart) -> str:
 def _unclassified(detail: RankDetail, width: int) -> str:
     if not detail.unclassified:
         return ""
-    title = "kernels of unknown kind beside the main stream; if they communicate, --communication-pattern REGEX says so to the analysis"
+    title = "kernels of unknown kind beside the main stream; where they communicate, say so by --communication-pattern REGEX"
     rows = [["stream", "events", "busy", "longest", "name"]]
     rows += [
         [_number(one.stream), str(one.events), duration(one.busy_us), duration(one.longest_us), one.name]
@@ -125,25 +125,23 @@ def _communication(part: CommunicationPart | None) -> list[str]:
     if part is None:
         return []
     transfer, wait = part.transfer_overlap_us + part.transfer_exposed_us, part.wait_overlap_us + part.wait_exposed_us
-    return [
-        (
-            f"communication: {duration(transfer)} transferring, {_share(part.transfer_overlap_us, transfer)} of it under compute; "
-            f"{duration(wait)} waiting for later ranks, {_share(part.wait_overlap_us, wait)} of it under compute"
-        )
-    ]
+    hidden, waited = _share(part.transfer_overlap_us, transfer), _share(part.wait_overlap_us, wait)
+    moving = f"{duration(transfer)} transferring, {hidden} of it under compute"
+    return [f"communication: {moving}; {duration(wait)} waiting for later ranks, {waited} of it under compute"]
 
 
 def _launches(launch: LaunchPart | None) -> list[str]:
     if launch is None:
         return []
     idle = launch.idle_queued_us + launch.idle_launching_us + launch.idle_starved_us + launch.idle_unknown_us
-    sentences = [
-        (
-            f"idle {duration(idle)}: {_share(launch.idle_starved_us, idle)} as nothing was launched, "
-            f"{_share(launch.idle_launching_us, idle)} while a call was launching, {_share(launch.idle_queued_us, idle)} with work "
-            f"queued, {_share(launch.idle_unknown_us, idle)} before work whose launch is not in the trace"
-        )
-    ]
+    reasons = (
+        (launch.idle_starved_us, "as nothing was launched"),
+        (launch.idle_launching_us, "while a call was launching"),
+        (launch.idle_queued_us, "with work queued"),
+        (launch.idle_unknown_us, "before work whose launch is not in the trace"),
+    )
+    shares = ", ".join(f"{_share(part, idle)} {reason}" for part, reason in reasons if part)
+    sentences = [f"idle {duration(idle)}{': ' if shares else ''}{shares}"]
     if launch.queue_delay:
         delays = (
             f"{_KINDS[one.kind]} {duration(one.median_us)} (90% within {duration(one.p90_us)})" for one in launch.queue_delay

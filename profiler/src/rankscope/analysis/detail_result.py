@@ -74,7 +74,7 @@ class Recompute(msgspec.Struct, frozen=True, kw_only=True):
     """Forward operators that ran inside backward: activation checkpointing."""
 
     operators: int
-    """Outermost forward operators inside backward operators."""
+    """Outermost forward operators inside backward operators that launched any of these events."""
     events: int
     """Kernels and copies that they launched; on a CPU, operators."""
     busy_us: float

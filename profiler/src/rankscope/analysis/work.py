@@ -137,14 +137,23 @@ def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
     return copies[inside]
 
 
-def within(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Per row, whether it starts inside one of the ``frames`` (rows) of its own thread."""
-    inside = np.zeros(len(rows), dtype=bool)
-    threads = trace.thread[rows]
+def enclosing(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Per row, the position of the frame on its thread in which it starts, or -1. ``frames`` of one thread do not overlap."""
+    found = np.full(len(rows), -1, dtype=np.intp)
     for thread in np.unique(trace.thread[frames]):
-        mine = frames[trace.thread[frames] == thread]
-        spans = union(trace.start[mine], trace.end[mine])
-        here = np.flatnonzero(threads == thread)
-        at = np.searchsorted(spans[:, 0], trace.start[rows[here]], side="right") - 1
-        inside[here] = (at >= 0) & (trace.start[rows[here]] < spans[np.maximum(at, 0), 1]) if len(spans) else False
+        here = np.flatnonzero(trace.thread[rows] == thread)
+        mine = np.flatnonzero(trace.thread[frames] == thread)
+        mine = mine[np.argsort(trace.start[frames[mine]], kind="stable")]
+        at = mine[np.maximum(np.searchsorted(trace.start[frames[mine]], trace.start[rows[here]], side="right") - 1, 0)]
+        start = trace.start[rows[here]]
+        inside = (trace.start[frames[at]] <= start) & (start < trace.end[frames[at]])
+        found[here] = np.where(inside, at, -1)
+    return found
+
+
+def within(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Per row, whether it starts inside any of the ``frames`` of its thread, which may overlap."""
+    mask = np.zeros(len(trace.start), dtype=bool)
+    mask[frames] = True
+    inside: NDArray[np.bool_] = enclosing(trace, rows, outermost(trace, mask)) >= 0
     return inside
