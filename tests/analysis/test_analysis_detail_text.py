@@ -13,8 +13,11 @@ import msgspec
 import pytest
 
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.reduce import reduce_trace
 from rankscope.analysis.render import render_text
+from rankscope.analysis.traces import read_trace
 from rankscope.runs.errors import InputError
+from rankscope.runs.records import StepBreakdown
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -72,7 +75,7 @@ def test_a_pattern_that_finds_nothing_is_a_warning(tmp_path: Path) -> None:
 def test_a_run_has_no_details_and_takes_no_pattern(synthetic: Callable[..., Any]) -> None:
     path = synthetic().write()
     found = analyze([path], detail=True)
-    assert any(warning.startswith("no details: a run is reduced") for warning in found.source.warnings)
+    assert any(warning.startswith("no details beyond ranks[].class_us: a run is reduced") for warning in found.source.warnings)
     assert all(row.detail is None for row in found.ranks)
     with pytest.raises(InputError, match="a communication pattern is for traces"):
         analyze([path], communication_pattern=re.compile("x"))
@@ -101,3 +104,54 @@ def test_a_pattern_that_cannot_be_meant_is_a_usage_error(cli: Cli, shared_data: 
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_classes_recompute_and_reasons_of_idle_time_of_recorded_windows_are_summed(
+    synthetic: Callable[..., Any], add_windows: Callable[..., None]
+) -> None:
+    # given two profiled steps of rank 0, one of rank 1 from a recorder that did not know classes yet
+    path = synthetic(ranks=2).write()
+    window = StepBreakdown(
+        step=3,
+        start_unix_ns=10**18,
+        device_kind="cuda",
+        window_us=100,
+        compute_us=60,
+        communication_us=20,
+        overlap_us=5,
+        exposed_communication_us=15,
+        memcpy_us=0,
+        exposed_memcpy_us=0,
+        idle_us=25,
+        events=9,
+    )
+    parts = {"class_us": {"gemm": 40.0, "communication": 20.0}, "idle_starved_us": 20.0, "idle_queued_us": 5.0}
+    add_windows(
+        path,
+        0,
+        [
+            msgspec.structs.replace(window, **parts, recompute_us=8.0),
+            msgspec.structs.replace(window, step=4, **parts, recompute_us=None),
+        ],
+        [],
+    )
+    add_windows(path, 1, [window], [])
+    first, second = analyze([path]).ranks
+    assert first.class_us == {"gemm": 80, "communication": 40}
+    assert (first.idle_starved_us, first.idle_queued_us, first.recompute_us) == (40, 10, None)
+    assert (second.class_us, second.idle_starved_us) == (None, None)
+
+
+def test_windows_of_steps_keep_the_parts_that_a_run_records(shared_data: Path) -> None:
+    trace = read_trace(shared_data / "traces/resnet_8ranks_mi300/rank-0.json.gz")
+    reduction = reduce_trace(trace)
+    (row,) = analyze([trace.path], detail=True).ranks
+    assert row.detail is not None
+    for kept, whole in zip(reduction.breakdowns, row.detail.steps, strict=True):
+        assert kept.class_us == {part.name: part.busy_us for part in whole.classes}
+        assert whole.recompute is not None
+        assert kept.recompute_us == whole.recompute.busy_us
+        reasons = (kept.idle_starved_us, kept.idle_launching_us, kept.idle_queued_us, kept.idle_unknown_us)
+        assert sum(value or 0.0 for value in reasons) == pytest.approx(kept.idle_us)
+    assert {kernel.kernel_class for kernel in reduction.kernels if kernel.kind == "communication"} == {None}
+    assert "convolution" in {kernel.kernel_class for kernel in reduction.kernels}

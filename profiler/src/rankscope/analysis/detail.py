@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,7 +14,17 @@ from rankscope.analysis.breakdown import Work, partition
 from rankscope.analysis.classes import class_parts, unclassified
 from rankscope.analysis.contention import contention, same_work
 from rankscope.analysis.copies import copy_parts
-from rankscope.analysis.detail_result import Contention, DevicePart, RankDetail, Recompute, WindowDetail
+from rankscope.analysis.detail_result import (
+    ClassPart,
+    Contention,
+    CopyPart,
+    DevicePart,
+    NamedKernel,
+    RankDetail,
+    Recompute,
+    StreamPart,
+    WindowDetail,
+)
 from rankscope.analysis.grouping import by_key
 from rankscope.analysis.intervals import Spans, covered, join, measure, subtract, union
 from rankscope.analysis.kernel_classes import CLASS_NAMES, COMMUNICATION_CLASS, OPTIMIZER, OTHER, kernel_class
@@ -139,9 +150,7 @@ def _sizes(trace: Trace, rows: NDArray[np.intp], caller: NDArray[np.intp]) -> ND
 
 def detail_of(trace: Trace, events: WorkEvents, window: StepBreakdown, steps: Sequence[StepBreakdown]) -> RankDetail:
     """The whole ``window`` of a file, and its ``steps`` as far as they are annotated."""
-    windows = [window, *steps]
-    starts = [row.start_unix_ns for row in windows]
-    facts = _Facts.of(trace, events, (min(starts), max(map(_end, windows))))
+    facts = _Facts.of(trace, events, _bounds([window, *steps]))
     whole = _window(facts, window, step=None)
     return RankDetail(
         **{name: getattr(whole, name) for name in whole.__struct_fields__},
@@ -149,68 +158,97 @@ def detail_of(trace: Trace, events: WorkEvents, window: StepBreakdown, steps: Se
     )
 
 
+def with_parts(trace: Trace, events: WorkEvents, steps: Sequence[StepBreakdown]) -> list[StepBreakdown]:
+    """The same breakdowns with what a run keeps of the details: classes, recompute, and the reasons of idle time."""
+    if not steps:
+        return []
+    facts = _Facts.of(trace, events, _bounds(steps))
+    return [_with_parts(facts, row) for row in steps]
+
+
+def _with_parts(facts: _Facts, step: StepBreakdown) -> StepBreakdown:
+    inside = _Inside.of(facts, step.start_unix_ns, _end(step))
+    recompute = _recompute(facts, inside)
+    launch = launch_part(facts.launches, facts.idle, inside.begin, inside.finish)
+    return msgspec.structs.replace(
+        step,
+        class_us={part.name: part.busy_us for part in _classes(inside)},
+        recompute_us=None if recompute is None else recompute.busy_us,
+        idle_starved_us=None if launch is None else launch.idle_starved_us,
+        idle_launching_us=None if launch is None else launch.idle_launching_us,
+        idle_queued_us=None if launch is None else launch.idle_queued_us,
+        idle_unknown_us=None if launch is None else launch.idle_unknown_us,
+    )
+
+
+def _bounds(windows: Sequence[StepBreakdown]) -> tuple[int, int]:
+    return min(row.start_unix_ns for row in windows), max(map(_end, windows))
+
+
 def _end(window: StepBreakdown) -> int:
     return window.start_unix_ns + round(window.window_us * 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """The events that run in a window, cut to it."""
+
+    begin: int
+    finish: int
+    rows: NDArray[np.intp]
+    """Positions among the facts."""
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    kind: NDArray[np.int8]
+    label: NDArray[np.int64]
+    device: NDArray[np.int16]
+    compute: Spans
+    communication: Spans
+
+    @classmethod
+    def of(cls, facts: _Facts, begin: int, finish: int) -> Self:
+        rows = np.flatnonzero((facts.start < finish) & ((facts.start >= begin) | (facts.end > begin)))
+        start, end = np.maximum(facts.start[rows], begin), np.minimum(facts.end[rows], finish)
+        kind = facts.kind[rows]
+        return cls(
+            begin=begin,
+            finish=finish,
+            rows=rows,
+            start=start,
+            end=end,
+            kind=kind,
+            label=facts.label[rows],
+            device=facts.device[rows],
+            compute=union(start[kind == COMPUTE], end[kind == COMPUTE]),
+            communication=union(start[kind == COMMUNICATION], end[kind == COMMUNICATION]),
+        )
+
+
 def _window(facts: _Facts, window: StepBreakdown, step: int | None) -> WindowDetail:
-    begin, finish = window.start_unix_ns, _end(window)
-    starting = (facts.start >= begin) & (facts.start < finish)
-    inside = np.flatnonzero(starting | ((facts.start < begin) & (facts.end > begin)))
-    start, end = np.maximum(facts.start[inside], begin), np.minimum(facts.end[inside], finish)
-    kind, label = facts.kind[inside], facts.label[inside]
-    device, stream = facts.device[inside], facts.stream[inside]
-    on_device = np.flatnonzero(facts.on_device[inside])
-    strange = np.flatnonzero(facts.beside[inside] & (label == _LABELS.index(OTHER)))
-    labelled = np.flatnonzero(label != _NO_LABEL)
-    copies = np.flatnonzero(starting & facts.on_device & (facts.is_copy | (facts.kind == MEMCPY)))
-    compute, communication = (union(start[kind == one], end[kind == one]) for one in (COMPUTE, COMMUNICATION))
-    launch = launch_part(facts.launches, facts.idle, begin, finish)
+    inside = _Inside.of(facts, window.start_unix_ns, _end(window))
+    starting = (facts.start >= inside.begin) & (facts.start < inside.finish)
     return WindowDetail(
         step=step,
-        start_unix_ns=begin,
+        start_unix_ns=window.start_unix_ns,
         window_us=window.window_us,
-        devices=_devices(device, kind, start, end, (begin, finish)),
-        streams=stream_parts(device[on_device], stream[on_device], kind[on_device], start[on_device], end[on_device]),
-        classes=class_parts(
-            _LABELS, label[labelled], start[labelled], end[labelled], compute=compute, communication=communication
-        ),
-        unclassified=unclassified(
-            facts.names,
-            facts.name[inside[strange]],
-            stream[strange],
-            start=start[strange],
-            end=end[strange],
-            window_ns=finish - begin,
-        ),
-        recompute=_recompute(facts, inside, start, end),
-        launch=launch,
-        copies=copy_parts(
-            facts.names,
-            facts.name[copies],
-            start=facts.start[copies],
-            end=facts.end[copies],
-            size=facts.size[copies],
-            collective=facts.kind[copies] == COMMUNICATION,
-            hidden=facts.hides,
-        ),
+        devices=_devices(inside),
+        streams=_streams(facts, inside),
+        classes=_classes(inside),
+        unclassified=_unclassified(facts, inside),
+        recompute=_recompute(facts, inside),
+        launch=launch_part(facts.launches, facts.idle, inside.begin, inside.finish),
+        copies=_copies(facts, starting),
         contention=_contention(facts, starting),
     )
 
 
-def _devices(
-    device: NDArray[np.int16],
-    kind: NDArray[np.int8],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
-    window: tuple[int, int],
-) -> list[DevicePart]:
+def _devices(inside: _Inside) -> list[DevicePart]:
     """The partition on each device; what runs on the CPU (gloo) counts on all of them."""
     parts: list[DevicePart] = []
-    for number in np.unique(device[device >= 0]) if (device >= 0).any() else [-1]:
-        mine = (device == number) | (device < 0)
-        sets = [union(start[mine & (kind == one)], end[mine & (kind == one)]) for one in (COMPUTE, COMMUNICATION, MEMCPY)]
-        part = partition(Work(*sets), *window)
+    for number in np.unique(inside.device[inside.device >= 0]) if (inside.device >= 0).any() else [-1]:
+        mine = (inside.device == number) | (inside.device < 0)
+        chosen = [mine & (inside.kind == one) for one in (COMPUTE, COMMUNICATION, MEMCPY)]
+        part = partition(Work(*(union(inside.start[one], inside.end[one]) for one in chosen)), inside.begin, inside.finish)
         parts.append(
             DevicePart(
                 device=known(int(number)),
@@ -227,19 +265,63 @@ def _devices(
     return parts
 
 
-def _recompute(facts: _Facts, inside: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.int64]) -> Recompute | None:
+def _streams(facts: _Facts, inside: _Inside) -> list[StreamPart]:
+    chosen = np.flatnonzero(facts.on_device[inside.rows])
+    stream = facts.stream[inside.rows[chosen]]
+    return stream_parts(inside.device[chosen], stream, inside.kind[chosen], inside.start[chosen], inside.end[chosen])
+
+
+def _classes(inside: _Inside) -> list[ClassPart]:
+    chosen = np.flatnonzero(inside.label != _NO_LABEL)
+    return class_parts(
+        _LABELS,
+        inside.label[chosen],
+        inside.start[chosen],
+        inside.end[chosen],
+        compute=inside.compute,
+        communication=inside.communication,
+    )
+
+
+def _unclassified(facts: _Facts, inside: _Inside) -> list[NamedKernel]:
+    chosen = np.flatnonzero(facts.beside[inside.rows] & (inside.label == _LABELS.index(OTHER)))
+    rows = inside.rows[chosen]
+    return unclassified(
+        facts.names,
+        facts.name[rows],
+        facts.stream[rows],
+        start=inside.start[chosen],
+        end=inside.end[chosen],
+        window_ns=inside.finish - inside.begin,
+    )
+
+
+def _recompute(facts: _Facts, inside: _Inside) -> Recompute | None:
     if facts.again is None:
         return None
-    computes = facts.kind[inside] == COMPUTE
-    operator = facts.again[inside]
+    computes = inside.kind == COMPUTE
+    operator = facts.again[inside.rows]
     again = operator >= 0
-    compute = measure(union(start[computes], end[computes]))
-    repeated = measure(union(start[computes & again], end[computes & again]))
+    compute = measure(inside.compute)
+    repeated = measure(union(inside.start[computes & again], inside.end[computes & again]))
     return Recompute(
         operators=len(np.unique(operator[again])),
         events=int(again.sum()),
-        busy_us=measure(union(start[again], end[again])) / 1000,
+        busy_us=measure(union(inside.start[again], inside.end[again])) / 1000,
         compute_share=repeated / compute if compute else None,
+    )
+
+
+def _copies(facts: _Facts, starting: NDArray[np.bool_]) -> list[CopyPart]:
+    chosen = np.flatnonzero(starting & facts.on_device & (facts.is_copy | (facts.kind == MEMCPY)))
+    return copy_parts(
+        facts.names,
+        facts.name[chosen],
+        start=facts.start[chosen],
+        end=facts.end[chosen],
+        size=facts.size[chosen],
+        collective=facts.kind[chosen] == COMMUNICATION,
+        hidden=facts.hides,
     )
 
 

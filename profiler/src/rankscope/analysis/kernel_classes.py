@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final
 
@@ -77,6 +78,7 @@ CLASS_NAMES: Final = tuple(name for name, _ in KERNEL_CLASSES)
 _PATTERNS: Final = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in KERNEL_CLASSES)
 
 
+@functools.lru_cache(maxsize=4096)
 def kernel_class(name: str) -> str:
     """Class of a compute kernel or CPU operator by its name, ``other`` where no row of the table knows it."""
     return next((found for found, pattern in _PATTERNS if pattern.search(name)), OTHER)

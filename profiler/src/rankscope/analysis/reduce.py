@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.breakdown import Work, partition
 from rankscope.analysis.collectives import Instance, collective_instances
+from rankscope.analysis.detail import with_parts
+from rankscope.analysis.kernel_classes import kernel_class
 from rankscope.analysis.traces import DEVICE_NOTE, NOTE, Trace
 from rankscope.analysis.work import KINDS, WorkEvents, work_events
 from rankscope.runs.errors import InputError
@@ -62,9 +64,8 @@ def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduc
     events = work_events(trace)
     work = events.work()
     owner = annotated.position(events.launch)
-    reduction = Reduction(
-        breakdowns=[row for row in _step_breakdowns(trace, events, annotated, work, owner) if steps is None or row.step in steps]
-    )
+    breakdowns = [row for row in _step_breakdowns(trace, events, annotated, work, owner) if steps is None or row.step in steps]
+    reduction = Reduction(breakdowns=with_parts(trace, events, breakdowns))
     for position, number in enumerate(annotated.numbers):
         if steps is None or number in steps:
             reduction.kernels.extend(_costliest(trace, events, np.flatnonzero(owner == position), number))
@@ -219,13 +220,17 @@ def _costliest(trace: Trace, events: WorkEvents, mine: NDArray[np.intp], number:
     keys, where, calls = np.unique(names * len(KINDS) + events.kind[mine], return_inverse=True, return_counts=True)
     totals = np.bincount(where, weights=(events.end[mine] - events.start[mine]).astype(np.float64))
     order = np.argsort(-totals, kind="stable")[:COSTLIEST]
-    return [
-        KernelRecord(
-            step=number,
-            name=trace.names[int(keys[at]) // len(KINDS)],
-            kind=KINDS[int(keys[at]) % len(KINDS)],
-            total_us=float(totals[at]) / 1000,
-            calls=int(calls[at]),
+    records: list[KernelRecord] = []
+    for at in order:
+        name, kind = trace.names[int(keys[at]) // len(KINDS)], KINDS[int(keys[at]) % len(KINDS)]
+        records.append(
+            KernelRecord(
+                step=number,
+                name=name,
+                kind=kind,
+                total_us=float(totals[at]) / 1000,
+                calls=int(calls[at]),
+                kernel_class=kernel_class(name) if kind == "compute" else None,
+            )
         )
-        for at in order
-    ]
+    return records

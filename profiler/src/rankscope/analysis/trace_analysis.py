@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from rankscope.analysis.blame import Blame, assign_blame
 from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.cause import Signals, cause_of
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
-from rankscope.analysis.detail import detail_of
+from rankscope.analysis.detail import detail_of, with_parts
 from rankscope.analysis.detail_result import RankDetail
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.matching import Matching, match_collectives
@@ -229,6 +229,8 @@ def _read(file: Path, pattern: re.Pattern[str] | None, *, only: bool, detail: bo
         rank = 0
     events = work_events(trace, pattern)
     reduction = reduce_file(trace, events)
+    if detail:
+        reduction = replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
     return _RankTrace(
         path=file,
         rank=rank,
