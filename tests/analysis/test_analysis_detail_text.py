@@ -25,7 +25,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 def test_text_is_short_unless_details_are_asked_for(shared_data: Path) -> None:
     traces = shared_data / "traces/dlrm_8ranks_v100"
     assert "in detail" not in render_text(analyze([traces]))
-    text = render_text(analyze([traces], detail=True), width=80)
+    text = render_text(analyze([traces], detail=True), width=80, detail=True)
     # The rank of the verdict comes first.
     assert re.findall(r"^rank (\d) in detail, a window of", text, re.MULTILINE) == ["7", "0"]
     assert re.search(r"^ +84  communication +8  1\.7 ms +15\.9%", text, re.MULTILINE)
@@ -39,7 +39,7 @@ def test_text_is_short_unless_details_are_asked_for(shared_data: Path) -> None:
 
 def test_long_names_are_cut_and_nothing_hostile_reaches_the_terminal(tmp_path: Path) -> None:
     events = [kernel("sgemm", 0, 1000, 7), kernel("odd\x1b]0;pwned\x07" + "x" * 300, 0, 500, 9)]
-    text = render_text(write(tmp_path, events, detail=True), width=80)
+    text = render_text(write(tmp_path, events, detail=True), width=80, detail=True)
     assert "--communication-pattern" in text
     assert "\x1b" not in text
     assert all(len(line) <= 80 for line in text.splitlines() if str(tmp_path) not in line)
@@ -75,7 +75,7 @@ def test_a_pattern_that_finds_nothing_is_a_warning(tmp_path: Path) -> None:
 def test_a_run_has_no_details_and_takes_no_pattern(synthetic: Callable[..., Any]) -> None:
     path = synthetic().write()
     found = analyze([path], detail=True)
-    assert any(warning.startswith("no details beyond ranks[].class_us: a run is reduced") for warning in found.source.warnings)
+    assert any(warning.startswith("only some of the details: a run is reduced") for warning in found.source.warnings)
     assert all(row.detail is None for row in found.ranks)
     with pytest.raises(InputError, match="a communication pattern is for traces"):
         analyze([path], communication_pattern=re.compile("x"))
@@ -97,7 +97,7 @@ def test_the_command_line_takes_details_and_patterns(cli: Cli, shared_data: Path
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"), [("(", "is no regular expression"), ("", "finds nothing at all"), (".*", "finds nothing at all")]
+    ("pattern", "said"), [("(", "is no regular expression"), ("", "finds the empty text"), (".*", "finds the empty text")]
 )
 def test_a_pattern_that_cannot_be_meant_is_a_usage_error(cli: Cli, shared_data: Path, pattern: str, said: str) -> None:
     done = cli("analyze", shared_data / "traces/moe_dualpipe_deepep", "--communication-pattern", pattern)
@@ -136,10 +136,17 @@ def test_classes_recompute_and_reasons_of_idle_time_of_recorded_windows_are_summ
         [],
     )
     add_windows(path, 1, [window], [])
-    first, second = analyze([path]).ranks
+    analysis = analyze([path])
+    first, second = analysis.ranks
     assert first.class_us == {"gemm": 80, "communication": 40}
     assert (first.idle_starved_us, first.idle_queued_us, first.recompute_us) == (40, 10, None)
     assert (second.class_us, second.idle_starved_us) == (None, None)
+    # and the text has them of the rank that has them, when asked
+    assert "in detail" not in render_text(analysis)
+    text = render_text(analysis, detail=True)
+    assert re.findall(r"^rank (\d) in detail", text, re.MULTILINE) == ["0"]
+    assert re.search(r"^gemm +80 µs +40\.0%$", text, re.MULTILINE)
+    assert "40 µs idle as nothing was launched, 10 µs idle with work queued" in text
 
 
 def test_windows_of_steps_keep_the_parts_that_a_run_records(shared_data: Path) -> None:

@@ -15,7 +15,7 @@ from rankscope.cli.terminal import PRICE, format_option, use_color, width
 
 
 def _pattern(_context: click.Context, _option: click.Parameter, value: str | None) -> re.Pattern[str] | None:
-    """A regular expression that finds something, but not everything."""
+    """A regular expression that does not find just anything."""
     if value is None:
         return None
     try:
@@ -23,7 +23,7 @@ def _pattern(_context: click.Context, _option: click.Parameter, value: str | Non
     except (re.error, RecursionError, OverflowError) as error:
         raise click.BadParameter(f"{value!r} is no regular expression: {error}") from error
     if pattern.search("") is not None:
-        raise click.BadParameter(f"{value!r} finds nothing at all, too, so every kernel would be communication")
+        raise click.BadParameter(f"{value!r} finds the empty text, so every kernel would be communication")
     return pattern
 
 
@@ -56,7 +56,8 @@ Examples:
 @click.option(
     "--detail",
     is_flag=True,
-    help="Of traces, also streams, kernel classes, copies, launches, recompute and contention.",
+    help="Also where the time goes: kernel classes, recompute and idle time; of traces also streams, copies, launches and "
+    "contention.",
 )
 @click.option(
     "--fail-on",
@@ -90,7 +91,7 @@ def analyze(
     if output_format == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(analysis), indent=2) + b"\n")
     else:
-        click.echo(render_text(analysis, width=width(), color=use_color()), color=True)
+        click.echo(render_text(analysis, width=width(), color=use_color(), detail=detail), color=True)
     return 1 if analysis.verdict.kind in fail_on else 0
 
 

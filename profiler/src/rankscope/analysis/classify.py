@@ -81,11 +81,6 @@ def classify_kernel(name: str) -> WorkKind:
     return "communication" if _COMMUNICATION.search(name) else "compute"
 
 
-def is_peer_copy(name: str) -> bool:
-    """Whether a copy goes from one device to another."""
-    return "PtoP" in name or "Peer" in name
-
-
 def asks_for_communication(name: str) -> bool:
     """Whether an operator or annotation on the calling thread asks for communication."""
     return name.startswith(ASKS_FOR_COMMUNICATION)

@@ -22,6 +22,9 @@ DIRECTIONS: Final[tuple[tuple[Direction, str], ...]] = (
     ("fill", r"[Mm]emset|[Ff]ill"),
 )
 
+LARGEST_BYTES: Final = 2**40
+"""Nothing copies more than a TiB at once: a larger size is damage."""
+
 MAX_ROWS: Final = 32
 """Kinds of copies reported, the longest; a hostile trace may invent any number."""
 
@@ -65,7 +68,7 @@ def copy_parts(
     for rows in by_key(kind, collective):
         direction, memory = labels[kind[rows[0]]]
         busy = union(start[rows], end[rows])
-        sized = rows[size[rows] >= 0]
+        sized = rows[(size[rows] >= 0) & (size[rows] <= LARGEST_BYTES)]
         took = measure(union(start[sized], end[sized]))
         total = int(size[sized].sum()) if len(sized) else None
         parts.append(

@@ -20,35 +20,51 @@ _UNKNOWN: Final = "-"
 
 def render_details(analysis: Analysis, width: int) -> str:
     """The tables of the ranks that the verdict names, else of the first ones; empty where no rank has details."""
-    having = [row for row in analysis.ranks if row.detail is not None]
+    having = [row for row in analysis.ranks if row.detail is not None or row.class_us is not None]
     named = set(analysis.verdict.ranks)
     shown = sorted(having, key=lambda row: (row.rank not in named, row.rank))[:SHOWN_RANKS]
-    parts = [_rank(row, row.detail, width) for row in shown if row.detail is not None]
+    parts = [_recorded(row, width) if row.detail is None else _rank(row, row.detail, width) for row in shown]
     if len(having) > len(shown):
-        rest = f"details of {len(having) - len(shown)} more ranks not shown; name their traces, or --format json has them all"
+        rest = f"details of {len(having) - len(shown)} more ranks not shown; --format json has them all"
         parts.append(textwrap.fill(rest, width))
     return "\n\n".join(parts)
 
 
 def _rank(row: RankResult, detail: RankDetail, width: int) -> str:
+    sentences = (
+        *_communication(row.communication_parts),
+        *_launches(detail.launch),
+        *_recompute(detail.recompute),
+        *_contention(detail.contention),
+    )
     parts = [
         f"rank {row.rank} in detail, a window of {duration(detail.window_us)}",
-        *([_devices(detail)] if len(detail.devices) > 1 else []),
+        _devices(detail) if len(detail.devices) > 1 else "",
         _streams(detail),
         _classes(detail),
         _copies(detail),
         _unclassified(detail, width),
         _steps(detail) if len(detail.steps) > 1 else "",
-        "\n".join(
-            line
-            for sentence in (
-                *_communication(row.communication_parts),
-                *_launches(detail.launch),
-                *_recompute(detail.recompute),
-                *_contention(detail.contention),
-            )
-            for line in textwrap.wrap(sentence, width, subsequent_indent="  ")
-        ),
+        "\n".join(line for sentence in sentences for line in textwrap.wrap(sentence, width, subsequent_indent="  ")),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _recorded(row: RankResult, width: int) -> str:
+    """What the windows of a run keep."""
+    total = row.window_us or 0.0
+    rows = [["class", "busy", "of window"]]
+    rows += [[name, duration(busy), _share(busy, total)] for name, busy in list((row.class_us or {}).items())[:SHOWN_ROWS]]
+    facts = (
+        (row.recompute_us, "computed again for activation checkpointing"),
+        (row.idle_starved_us, "idle as nothing was launched"),
+        (row.idle_queued_us, "idle with work queued"),
+    )
+    known = ", ".join(f"{duration(value)} {what}" for value, what in facts if value is not None)
+    parts = [
+        f"rank {row.rank} in detail, profiled windows of {duration(total)} in all",
+        _table(rows, len(row.class_us or {}), left=(0,)),
+        textwrap.fill(known, width, subsequent_indent="  "),
     ]
     return "\n\n".join(part for part in parts if part)
 

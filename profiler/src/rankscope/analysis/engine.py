@@ -59,7 +59,7 @@ def analyze(
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error
     if not detail:
         return analysis
-    warning = f"no details beyond ranks[].class_us: a run is {_REDUCED}; analyse its raw traces, where it kept any"
+    warning = f"only some of the details: a run is {_REDUCED}; its raw traces, where it kept any, tell all"
     source = msgspec.structs.replace(analysis.source, warnings=[*analysis.source.warnings, warning])
     return msgspec.structs.replace(analysis, source=source)
 

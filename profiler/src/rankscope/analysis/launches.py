@@ -13,6 +13,7 @@ from rankscope.analysis.intervals import Spans, clip, intersect, join, measure, 
 from rankscope.analysis.traces import KERNEL, Trace
 from rankscope.analysis.work import KINDS, WorkEvents
 
+NO_GRAPH: Final = -2
 _GRAPH_LAUNCH: Final = "GraphLaunch"
 
 
@@ -39,7 +40,7 @@ class Launches:
     leads: NDArray[np.bool_]
     """The call is known, and this is the first of its events to start."""
     graph: NDArray[np.int64]
-    """What launched the device graph it belongs to: a correlation id, or -1 for an event of no graph."""
+    """Correlation id of what launched the device graph it belongs to, -1 where it has none; ``NO_GRAPH`` for other events."""
 
 
 def idle_by_reason(
@@ -89,7 +90,7 @@ def launches_of(trace: Trace, events: WorkEvents) -> Launches:
         call=calls,
         delay=start - np.where(calls >= 0, trace.start[calls], start),
         leads=leads & (calls >= 0),
-        graph=np.where(_in_graph(trace, rows, calls, correlation), correlation, -1),
+        graph=np.where(_in_graph(trace, rows, calls, correlation), correlation, NO_GRAPH),
     )
 
 
@@ -124,8 +125,8 @@ def launch_part(launches: Launches, idle: Idle, start: int, end: int) -> LaunchP
         idle_unknown_us=measure(clip(idle.unknown, start, end)) / 1000,
         queue_delay=[delay for delay in delays if delay is not None],
         started_early=int((launches.delay[leads] < 0).sum()),
-        graph_launches=len(np.unique(graph[graph >= 0])),
-        graph_events=int((graph >= 0).sum()),
+        graph_launches=len(np.unique(graph[graph != NO_GRAPH])),
+        graph_events=int((graph != NO_GRAPH).sum()),
     )
 
 

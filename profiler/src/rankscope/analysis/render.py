@@ -27,10 +27,11 @@ _DISPENSABLE: Final = ("copies", "overlap", "hidden")
 """Columns that give way on a narrow terminal, in this order."""
 
 
-def render_text(analysis: Analysis, *, width: int = 100, color: bool = False) -> str:
+def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, detail: bool = False) -> str:
     """Verdict, ranks, imposed wait and what to do next, in lines of at most ``width`` columns (tables may need 80).
 
-    Tables leave columns out that do not fit; the JSON has all.
+    With ``detail`` also where the time goes, of the ranks of which that is known. Tables leave columns out that do not fit; the
+    JSON has all.
     """
     parts = [
         _headline(analysis, width),
@@ -38,7 +39,7 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False) ->
         _rank_table(analysis, width),
         _imposed_table(analysis, width),
         _more_findings(analysis, width),
-        render_details(analysis, width),
+        render_details(analysis, width) if detail else "",
         _next(analysis, width),
     ]
     text = _printable("\n\n".join(part for part in parts if part))

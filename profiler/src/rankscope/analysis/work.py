@@ -16,8 +16,8 @@ from rankscope.analysis.classify import (
     classify_kernel,
     is_cpu_communication,
     is_cpu_work,
-    is_peer_copy,
 )
+from rankscope.analysis.copies import direction_of
 from rankscope.analysis.intervals import union
 from rankscope.analysis.traces import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
 
@@ -128,7 +128,7 @@ def _launching_rows(trace: Trace) -> NDArray[np.intp]:
 
 def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
     """Copies between devices that were launched (``calls``: by which row) inside a collective on the calling thread."""
-    between = np.array([is_peer_copy(name) for name in trace.names], dtype=bool)
+    between = np.array([direction_of(name) == "peer to peer" for name in trace.names], dtype=bool)
     copies = np.flatnonzero((trace.category == COPY) & between[trace.name] & (calls >= 0))
     if not len(copies):
         return copies
