@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from rankscope.analysis.grouping import by_key
 from rankscope.analysis.intervals import covered, shared, union
 from rankscope.analysis.kernel_classes import CLASS_NAMES, kernel_class
 from rankscope.analysis.matching import Match
+from rankscope.analysis.traces import read_trace
 from rankscope.analysis.transfers import communication_parts
+from rankscope.analysis.work import enclosing, outermost, within
 from rankscope.runs.records import CollectiveRecord
 
 PAIRS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 15)), max_size=12)
@@ -56,6 +59,35 @@ def test_groups_hold_each_row_once_and_in_order(keys: list[tuple[int, int]]) -> 
     first, second = (np.array([key[column] for key in keys], dtype=np.int64) for column in (0, 1))
     groups = [rows.tolist() for rows in by_key(first, second)]
     assert groups == [[row for row, key in enumerate(keys) if key == one] for one in sorted(set(keys))]
+
+
+CALLS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=20)
+
+
+@given(CALLS, st.data())
+def test_enclosing_and_within_agree_with_looking_at_every_frame(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    # given events of three threads, any of which are frames
+    chosen = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    events = [(thread, start * 1000, (start + length) * 1000) for thread, start, length in rows]
+    path = tmp_path_factory.mktemp("trace") / "rank-0.json"
+    written = [{"ph": "X", "cat": "cpu_op", "name": "x", "tid": tid, "ts": ts, "dur": dur} for tid, ts, dur in rows]
+    path.write_text(json.dumps({"traceEvents": written}))
+    trace = read_trace(path)
+    frames = np.flatnonzero(chosen)
+    # then an event is within any frame that has begun and not ended
+    everything = np.arange(len(events))
+    expected = [any(events[at][0] == one and events[at][1] <= now < events[at][2] for at in frames) for one, now, _ in events]
+    assert within(trace, everything, frames).tolist() == expected
+    # and enclosed by the outermost of those, of which there is never more than one
+    mask = np.zeros(len(events), dtype=bool)
+    mask[frames] = True
+    outer = outermost(trace, mask)
+    for row, found in enumerate(enclosing(trace, everything, outer)):
+        thread, now, _ = events[row]
+        around = [at for at, one in enumerate(outer) if events[one][0] == thread and events[one][1] <= now < events[one][2]]
+        assert around == ([found] if found >= 0 else [])
 
 
 COLLECTIVES = st.lists(

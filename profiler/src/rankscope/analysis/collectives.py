@@ -142,7 +142,7 @@ def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
     said = dict(zip(enclosing(trace, described, frames), described, strict=True))
     frame_of_copy = enclosing(trace, events.launch_row[copies], frames)
     found: list[Instance] = []
-    for number in sorted(set(frame_of_copy) - has_kernel):
+    for number in sorted(set(frame_of_copy) - has_kernel - {-1}):
         mine = copies[frame_of_copy == number]
         frame = frames[number]
         args = trace.metadata[int(said[number])] if number in said else EventArgs()

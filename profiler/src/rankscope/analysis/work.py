@@ -128,8 +128,9 @@ def _launching_rows(trace: Trace) -> NDArray[np.intp]:
 
 def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
     """Copies between devices that were launched (``calls``: by which row) inside a collective on the calling thread."""
-    between = np.array([direction_of(name) == "peer to peer" for name in trace.names], dtype=bool)
-    copies = np.flatnonzero((trace.category == COPY) & between[trace.name] & (calls >= 0))
+    copies = np.flatnonzero((trace.category == COPY) & (calls >= 0))
+    between = [name for name in np.unique(trace.name[copies]) if direction_of(trace.names[name]) == "peer to peer"]
+    copies = copies[np.isin(trace.name[copies], between)]
     if not len(copies):
         return copies
     asks = np.array([asks_for_communication(name) for name in trace.names], dtype=bool)
@@ -139,21 +140,33 @@ def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
 
 def enclosing(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.intp]:
     """Per row, the position of the frame on its thread in which it starts, or -1. ``frames`` of one thread do not overlap."""
-    found = np.full(len(rows), -1, dtype=np.intp)
-    for thread in np.unique(trace.thread[frames]):
-        here = np.flatnonzero(trace.thread[rows] == thread)
-        mine = np.flatnonzero(trace.thread[frames] == thread)
-        mine = mine[np.argsort(trace.start[frames[mine]], kind="stable")]
-        at = mine[np.maximum(np.searchsorted(trace.start[frames[mine]], trace.start[rows[here]], side="right") - 1, 0)]
-        start = trace.start[rows[here]]
-        inside = (trace.start[frames[at]] <= start) & (start < trace.end[frames[at]])
-        found[here] = np.where(inside, at, -1)
-    return found
+    if not len(frames):
+        return np.full(len(rows), -1, dtype=np.intp)
+    both = np.concatenate((frames, rows))
+    # In order of thread and start, a frame before what starts with it: whatever encloses a row is the last frame before it.
+    order = np.lexsort((np.arange(len(both)) >= len(frames), trace.start[both], trace.thread[both]))
+    last = np.maximum.accumulate(np.where(order < len(frames), np.arange(len(order)), -1))
+    at = np.empty(len(both), dtype=np.intp)
+    at[order] = np.where(last < 0, -1, order[last])
+    found = at[len(frames) :]
+    frame = frames[found]
+    inside = (found >= 0) & (trace.thread[frame] == trace.thread[rows]) & (trace.start[rows] < trace.end[frame])
+    return np.where(inside, found, -1)
 
 
 def within(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Per row, whether it starts inside any of the ``frames`` of its thread, which may overlap."""
-    mask = np.zeros(len(trace.start), dtype=bool)
-    mask[frames] = True
-    inside: NDArray[np.bool_] = enclosing(trace, rows, outermost(trace, mask)) >= 0
+    if not len(frames):
+        return np.zeros(len(rows), dtype=bool)
+    both = np.concatenate((frames, rows))
+    ends = np.unique(trace.end[frames])
+    rank = np.concatenate((np.searchsorted(ends, trace.end[frames]) + 1, np.zeros(len(rows), dtype=np.intp)))
+    _, thread = np.unique(trace.thread[both], return_inverse=True)
+    order = np.lexsort((rank == 0, trace.start[both], thread))
+    # The latest end of any frame that has begun on the thread; a thread's numbers lie above those of the threads before it.
+    base = thread * (len(ends) + 1)
+    latest = np.empty(len(both), dtype=np.intp)
+    latest[order] = np.maximum.accumulate((base + rank)[order])
+    found = (latest - base)[len(frames) :]
+    inside: NDArray[np.bool_] = (found > 0) & (trace.start[rows] < ends[found - 1])
     return inside
