@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.detail import detail_of
 from rankscope.analysis.detail_result import RankDetail, WindowDetail
+from rankscope.analysis.engine import analyze
 from rankscope.analysis.reduce import reduce_file, step_breakdowns
 from rankscope.analysis.traces import read_trace
 from rankscope.analysis.work import work_events
@@ -523,3 +524,17 @@ def test_every_real_trace_adds_up(real: Callable[[str], RankDetail], shared_data
 def test_an_empty_trace_is_an_error_with_details_too(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to analyse"):
         detail(tmp_path, [x("cuda_runtime", "cudaLaunchKernel", 0, 1)])
+
+
+def test_transferring_and_waiting_add_up_to_the_communication_of_every_rank(shared_data: Path) -> None:
+    golden = json.loads((shared_data / "traces/golden.json").read_text())
+    for row in analyze([shared_data / "traces/dlrm_8ranks_v100"]).ranks:
+        truth, parts = golden[f"dlrm_8ranks_v100/rank-{row.rank}.json.gz"], row.communication_parts
+        assert parts is not None
+        hidden = parts.transfer_overlap_us + parts.wait_overlap_us + (parts.unmatched_overlap_us or 0.0)
+        exposed = parts.transfer_exposed_us + parts.wait_exposed_us + (parts.unmatched_exposed_us or 0.0)
+        assert (hidden, exposed) == pytest.approx((truth["overlap_us"], truth["exposed_communication_us"]), abs=1)
+        # All collectives match, and none runs beside another.
+        assert parts.transfer_overlap_us + parts.transfer_exposed_us == pytest.approx(217)
+        assert parts.wait_overlap_us + parts.wait_exposed_us == pytest.approx(row.wait_us)
+        assert (parts.unmatched_overlap_us, parts.unmatched_exposed_us) == (0, 0)
