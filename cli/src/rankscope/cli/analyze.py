@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,19 @@ from rankscope.analysis.render import render_text
 from rankscope.cli.terminal import PRICE, format_option, use_color, width
 
 
+def _pattern(_context: click.Context, _option: click.Parameter, value: str | None) -> re.Pattern[str] | None:
+    """A regular expression that does not find just anything."""
+    if value is None:
+        return None
+    try:
+        pattern = re.compile(value)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise click.BadParameter(f"{value!r} is no regular expression: {error}") from error
+    if pattern.search("") is not None:
+        raise click.BadParameter(f"{value!r} finds the empty text, so every kernel would be communication")
+    return pattern
+
+
 @click.command(
     epilog="""
 \b
@@ -23,6 +37,8 @@ Examples:
   rankscope analyze 'traces/rank-*.json.gz' --format json | jq .verdict
   rankscope analyze RUN --fail-on straggler    exit status 1 when there is one
   rankscope analyze RUN --link ib-ndr:8        eight NDR ports on each host
+  rankscope analyze rank-0.json.gz --detail    where the time of a trace goes
+  rankscope analyze traces/ --communication-pattern 'my_all_?reduce'
 """
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
@@ -43,6 +59,18 @@ Examples:
     "host only.",
 )
 @click.option(
+    "--communication-pattern",
+    metavar="REGEX",
+    callback=_pattern,
+    help="Kernels of traces whose name this finds are communication, too: for a library that is not known by itself.",
+)
+@click.option(
+    "--detail",
+    is_flag=True,
+    help="Also where the time goes: kernel classes, recompute and idle time; of traces also streams, copies, launches and "
+    "contention.",
+)
+@click.option(
     "--fail-on",
     multiple=True,
     metavar="KIND",
@@ -55,6 +83,8 @@ def analyze(
     price_per_gpu_hour: float | None,
     currency: str,
     links: tuple[str, ...],
+    communication_pattern: re.Pattern[str] | None,
+    detail: bool,
     fail_on: tuple[str, ...],
 ) -> int:
     """Say which rank makes everybody else wait, why, what it costs and what to do next.
@@ -63,12 +93,18 @@ def analyze(
     enough data" are answers, too, and come with exit status 0.
     """
     _check_kinds(fail_on)
-    told = _told(links)
-    analysis = run_analysis(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=told)
+    analysis = run_analysis(
+        paths,
+        price_per_gpu_hour=price_per_gpu_hour,
+        currency=currency,
+        links=_told(links),
+        communication_pattern=communication_pattern,
+        detail=detail,
+    )
     if output_format == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(analysis), indent=2) + b"\n")
     else:
-        click.echo(render_text(analysis, width=width(), color=use_color()), color=True)
+        click.echo(render_text(analysis, width=width(), color=use_color(), detail=detail), color=True)
     return 1 if analysis.verdict.kind in fail_on else 0
 
 

@@ -19,6 +19,7 @@ from rankscope.analysis.result import Analysis, Finding, Source, Verdict
 from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.steps import MAX_US
 from rankscope.analysis.trace_analysis import imposed_result, late_named, matching_result
+from rankscope.analysis.transfers import communication_parts
 from rankscope.analysis.verdict import Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.waiting import waits_of
 from rankscope.runs.control import MAX_STEPS
@@ -70,6 +71,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in held.items()}, run=setting.run
     )
+    parts = communication_parts(matching.matches)
     missing = [rank for rank, reduction in held.items() if not reduction.breakdowns]
     return Analysis(
         source=Source(
@@ -95,6 +97,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
                 steps=len(reduction.breakdowns),
                 attempt=attempt,
                 info=infos.get(rank),
+                communication_parts=parts.get(rank),
             )
             for rank, reduction in held.items()
         ],

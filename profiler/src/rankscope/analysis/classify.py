@@ -60,6 +60,16 @@ NOT_CPU_WORK: Final[tuple[str, ...]] = (
 # Communication on CPU threads: the worker's annotation. The calling thread shows only the enqueue, as ``c10d::…``.
 CPU_COMMUNICATION: Final[tuple[str, ...]] = ("gloo:", "mpi:", "ucc:")
 
+# What the calling thread is in while it asks for communication on a device.
+ASKS_FOR_COMMUNICATION: Final[tuple[str, ...]] = (
+    "nccl:",
+    "record_param_comms",
+    "c10d::",
+    "_c10d_functional::",
+    "c10d_functional::",
+    "symm_mem::",
+)
+
 _COMMUNICATION = re.compile("|".join(pattern for _, pattern in COMMUNICATION_NAMES), re.IGNORECASE)
 _COPY = re.compile("|".join(pattern for _, pattern in COPY_NAMES))
 
@@ -69,6 +79,11 @@ def classify_kernel(name: str) -> WorkKind:
     if _COPY.search(name):
         return "memcpy"
     return "communication" if _COMMUNICATION.search(name) else "compute"
+
+
+def asks_for_communication(name: str) -> bool:
+    """Whether an operator or annotation on the calling thread asks for communication."""
+    return name.startswith(ASKS_FOR_COMMUNICATION)
 
 
 def is_cpu_work(name: str) -> bool:

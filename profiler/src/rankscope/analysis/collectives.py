@@ -11,17 +11,26 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.breakdown import Work
-from rankscope.analysis.classify import is_cpu_communication, is_point_to_point, operation_name, operation_of_kernel
+from rankscope.analysis.classify import (
+    asks_for_communication,
+    is_cpu_communication,
+    is_point_to_point,
+    operation_name,
+    operation_of_kernel,
+)
 from rankscope.analysis.intervals import clip
 from rankscope.analysis.kineto_schema import EventArgs, integer
 from rankscope.analysis.message_size import element_bytes, input_size
 from rankscope.analysis.operations import operation
-from rankscope.analysis.traces import KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
-from rankscope.analysis.work import COMMUNICATION, WorkEvents
+from rankscope.analysis.traces import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
+from rankscope.analysis.work import COMMUNICATION, WorkEvents, enclosing, outermost
 from rankscope.runs.records import CollectiveRecord
 
 CPU_GROUP: Final = "cpu"
 """Group name of collectives on CPU threads: gloo's events do not say which process group they belong to."""
+
+COPY_GROUP: Final = "copy-engine"
+"""Group name of collectives carried by copies where nothing says which process group they belong to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class Instance:
 
 def collective_instances(trace: Trace, events: WorkEvents) -> list[Instance]:
     """Every collective whose enqueue is in the trace, in the order in which they were asked for."""
-    found = [*_device_collectives(trace, events), *_cpu_collectives(trace)]
+    found = [*_device_collectives(trace, events), *_copy_collectives(trace, events), *_cpu_collectives(trace)]
     return sorted(found, key=lambda instance: (instance.enqueue, instance.start))
 
 
@@ -117,6 +126,47 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
                 p2p=is_point_to_point(op),
                 peer=integer(args.destination_rank if op == "send" else args.source_rank) if is_point_to_point(op) else None,
                 root=_root(op, roots.get(integer(args.external_id)), ranks),
+            )
+        )
+    return found
+
+
+def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
+    """Collectives that copy engines carry: the copies that were launched inside one operator or annotation that asks for
+    communication, as one. Where a communication kernel was launched in it, too, the copies are a part of what that stands for.
+    """
+    copies = np.flatnonzero((events.kind == COMMUNICATION) & (trace.category[events.rows] == COPY))
+    if not len(copies):
+        return []
+    asks = np.array([asks_for_communication(name) for name in trace.names], dtype=bool)
+    frames = outermost(trace, asks[trace.name] & np.isin(trace.category, (NOTE, OPERATOR)))
+    kernels = events.launch_row[(events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL)]
+    has_kernel = set(enclosing(trace, kernels[kernels >= 0], frames))
+    described = np.array(list(trace.metadata), dtype=np.intp)
+    said = dict(zip(enclosing(trace, described, frames), described, strict=True))
+    frame_of_copy = enclosing(trace, events.launch_row[copies], frames)
+    found: list[Instance] = []
+    for number in sorted(set(frame_of_copy) - has_kernel - {-1}):
+        mine = copies[frame_of_copy == number]
+        frame = frames[number]
+        args = trace.metadata[int(said[number])] if number in said else EventArgs()
+        op = operation_name(args.collective or trace.names[trace.name[frame]])
+        ranks = _ranks(args, trace)
+        size = integer(args.group_size)
+        found.append(
+            Instance(
+                op=op,
+                group=COPY_GROUP if args.group_name is None else str(args.group_name),
+                group_ranks=ranks,
+                group_size=size if size is not None else (len(ranks) if ranks else None),
+                sequence=integer(args.sequence),
+                dtype=args.dtype,
+                bytes=_bytes(args),
+                enqueue=int(min(events.launch[mine].min(), events.start[mine].min())),
+                start=int(events.start[mine].min()),
+                end=int(events.end[mine].max()),
+                stream=max(int(trace.stream[events.rows[mine[0]]]), 0),
+                p2p=is_point_to_point(op),
             )
         )
     return found

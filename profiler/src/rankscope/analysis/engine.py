@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from rankscope.analysis.links import ToldLink
 from rankscope.analysis.result import Analysis
@@ -13,6 +17,8 @@ from rankscope.analysis.trace_analysis import analyze_traces
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import is_headless_run, is_run
 
+_REDUCED: Final = "reduced to records while it was recorded"
+
 
 def analyze(
     paths: Sequence[Path],
@@ -20,6 +26,8 @@ def analyze(
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
+    communication_pattern: re.Pattern[str] | None = None,
+    detail: bool = False,
 ) -> Analysis:
     """Analyse one run directory, or the traces that ``paths`` (files, folders, patterns) name.
 
@@ -29,26 +37,45 @@ def analyze(
 
     ``links``: what the ranks communicate over, where their GPUs' names do not tell.
 
+    Kernels of traces whose name ``communication_pattern`` finds are communication; ``detail`` adds ``ranks[].detail``. Both are
+    for traces: a run has been reduced while it was recorded, so the first is an error there, and the second a warning.
+
     Confidence of a straggler is the share of bootstrap samples of the run (blocks of steps, or collectives of a short trace)
     that give the same answer, times one minus the p-value of the permutation test, at most 0.99.
     """
     if not paths:
         raise InputError(os.curdir, "nothing to analyse: name a run directory or traces")
     try:
-        return _analyze(paths, price_per_gpu_hour, currency, links)
+        runs = _runs(paths)
+        if not runs:
+            return analyze_traces(
+                paths,
+                price_per_gpu_hour=price_per_gpu_hour,
+                currency=currency,
+                links=links,
+                communication_pattern=communication_pattern,
+                detail=detail,
+            )
+        if communication_pattern is not None:
+            raise InputError(runs[0], f"a run, {_REDUCED}: a communication pattern is for traces")
+        analysis = analyze_run(runs[0], price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
     except OSError as error:
         # A folder that may not be looked into, a disk that fails: readers translate what they expect, this is the rest.
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error
+    if not detail:
+        return analysis
+    warning = f"only some of the details: a run is {_REDUCED}; its raw traces, where it kept any, tell all"
+    source = msgspec.structs.replace(analysis.source, warnings=[*analysis.source.warnings, warning])
+    return msgspec.structs.replace(analysis, source=source)
 
 
-def _analyze(paths: Sequence[Path], price_per_gpu_hour: float | None, currency: str, links: Sequence[ToldLink]) -> Analysis:
+def _runs(paths: Sequence[Path]) -> list[Path]:
+    """The one run that ``paths`` name, or nothing when they name traces. Raises ``InputError`` for more than that."""
     # What was a run once is not searched for traces: reading it as a run says what is wrong with it.
     runs = [path for path in paths if is_run(path) or is_headless_run(path)]
-    if not runs:
-        return analyze_traces(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
     if len(runs) > 1:
         raise InputError(runs[1], f"a second run beside {runs[0]}; analyse one run at a time")
-    if len(paths) > 1:
+    if runs and len(paths) > 1:
         other = next(path for path in paths if path not in runs)
         raise InputError(other, f"cannot be analysed together with the run {runs[0]}; give a run or traces, not both")
-    return analyze_run(runs[0], price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
+    return runs

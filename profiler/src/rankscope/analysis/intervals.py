@@ -6,6 +6,7 @@ without empty intervals: what ``union`` returns, and what every other function t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -71,3 +72,30 @@ def clip(spans: Spans, start: int, end: int) -> Spans:
         return EMPTY
     inside = spans[(spans[:, 1] > start) & (spans[:, 0] < end)]
     return np.column_stack((np.maximum(inside[:, 0], start), np.minimum(inside[:, 1], end)))
+
+
+def covered(starts: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.int64]:
+    """Per interval ``[starts, ends)``, how much of it lies in a merged set; 0 for an empty or negative one."""
+    if not len(spans):
+        return np.zeros(len(starts), dtype=np.int64)
+    before = np.concatenate(([0], np.cumsum(spans[:, 1] - spans[:, 0])))
+
+    def until(times: NDArray[np.int64]) -> NDArray[np.int64]:
+        at = np.searchsorted(spans[:, 0], times, side="right") - 1
+        inside = np.minimum(times, spans[np.maximum(at, 0), 1]) - spans[np.maximum(at, 0), 0]
+        return np.where(at < 0, 0, before[np.maximum(at, 0)] + inside).astype(np.int64)
+
+    held: NDArray[np.int64] = np.maximum(until(ends) - until(starts), 0)
+    return held
+
+
+def shared(sets: Sequence[Spans]) -> Spans:
+    """What lies in two or more of several merged sets."""
+    edges = np.concatenate([EMPTY, *sets])
+    times = np.concatenate((edges[:, 0], edges[:, 1]))
+    steps = np.repeat(np.array([1, -1], dtype=np.int64), len(edges))
+    order = np.argsort(times, kind="stable")
+    depth = np.cumsum(steps[order])[:-1]
+    times = times[order]
+    twice = depth >= 2
+    return union(times[:-1][twice], times[1:][twice])

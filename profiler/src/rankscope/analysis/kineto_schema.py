@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,16 @@ class EventArgs(msgspec.Struct, frozen=True):
     stream: Number = None
     device: Number = None
     correlation: Number = None
+    bytes: Number = None
+    """What a copy moves."""
+    grid: Any = None
+    """Blocks of a kernel, usually a list of three numbers; only compared, never read."""
+    graph_node: Number = msgspec.field(name="graph node id", default=None)
+    """Node of the device graph that a kernel or copy is; 0 or missing where it was launched by itself."""
+    autograd_sequence: Number = msgspec.field(name="Sequence number", default=None)
+    """Of an operator that autograd saw: the forward operator's number, on its backward, too."""
+    forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
+    """Of a backward operator: the thread of its forward operator. 0 on forward operators."""
     collective: str | None = msgspec.field(name="Collective name", default=None)
     in_elements: Number = msgspec.field(name="In msg nelems", default=None)
     out_elements: Number = msgspec.field(name="Out msg nelems", default=None)

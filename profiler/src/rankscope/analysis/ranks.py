@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from rankscope.analysis.blame import Blame
+from rankscope.analysis.detail_result import CommunicationPart, RankDetail
 from rankscope.analysis.result import RankResult
 from rankscope.analysis.steps import StepTable
 from rankscope.runs.records import DeviceKind, RankInfo, StepBreakdown
@@ -35,6 +37,8 @@ def rank_result(
     host: str | None = None,
     device_kind: DeviceKind | None = None,
     table: StepTable | None = None,
+    communication_parts: CommunicationPart | None = None,
+    detail: RankDetail | None = None,
 ) -> RankResult:
     """Times summed over the breakdowns; ``None`` for everything that was not measured."""
     sums: dict[str, float | None] = dict.fromkeys(_SUMMED)
@@ -65,7 +69,29 @@ def rank_result(
         own_us=_median(table, "own_us", rank),
         wall_us=_median(table, "wall_us", rank),
         end_reason=info.end_reason if info else None,
+        communication_parts=communication_parts,
+        class_us=_classes(breakdowns),
+        recompute_us=_sum([row.recompute_us for row in breakdowns]),
+        idle_starved_us=_sum([row.idle_starved_us for row in breakdowns]),
+        idle_queued_us=_sum([row.idle_queued_us for row in breakdowns]),
+        detail=detail,
     )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """``None`` without any value, and where one of them is not known."""
+    known = [value for value in values if value is not None]
+    return float(sum(known)) if known and len(known) == len(values) else None
+
+
+def _classes(breakdowns: Sequence[StepBreakdown]) -> dict[str, float] | None:
+    """Summed over windows, longest first. A window in which something ran has a class, unless it was recorded without any."""
+    if any(not row.class_us and (row.compute_us or row.communication_us) for row in breakdowns):
+        return None
+    total: Counter[str] = Counter()
+    for row in breakdowns:
+        total.update(row.class_us)
+    return dict(total.most_common()) or None
 
 
 def _median(table: StepTable | None, metric: str, rank: int) -> float | None:

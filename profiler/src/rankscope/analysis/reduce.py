@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.breakdown import Work, partition
 from rankscope.analysis.collectives import Instance, collective_instances
+from rankscope.analysis.detail import with_parts
+from rankscope.analysis.kernel_classes import kernel_class
 from rankscope.analysis.traces import DEVICE_NOTE, NOTE, Trace
 from rankscope.analysis.work import KINDS, WorkEvents, work_events
 from rankscope.runs.errors import InputError
@@ -62,35 +64,44 @@ def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduc
     events = work_events(trace)
     work = events.work()
     owner = annotated.position(events.launch)
-    windows = (
-        _device_windows(annotated, events, owner)
-        if trace.has_device_work
-        else list(zip(annotated.start, annotated.end, strict=True))
-    )
-    reduction = Reduction()
+    breakdowns = [row for row in _step_breakdowns(trace, events, annotated, work, owner) if steps is None or row.step in steps]
+    reduction = Reduction(breakdowns=with_parts(trace, events, breakdowns))
     for position, number in enumerate(annotated.numbers):
-        if steps is not None and number not in steps:
-            continue
-        start, end = map(int, windows[position])
-        mine = np.flatnonzero(owner == position)
-        # A host interval stands in for a step that asked the device for nothing, or whose work was not recorded.
-        truncated = trace.has_device_work and not len(mine)
-        breakdown = _breakdown(number, trace.device_kind, work, (start, end), len(mine), truncated=truncated, basis="steps")
-        reduction.breakdowns.append(breakdown)
-        reduction.kernels.extend(_costliest(trace, events, mine, number))
+        if steps is None or number in steps:
+            reduction.kernels.extend(_costliest(trace, events, np.flatnonzero(owner == position), number))
     wanted = set(annotated.numbers) if steps is None else set(steps)
     instances = collective_instances(trace, events)
     reduction.collectives.extend(record for record in _records(instances, annotated, work) if record.step in wanted)
     return reduction
 
 
-def reduce_file(trace: Trace) -> Reduction:
-    """The whole trace as one window, from the first start to the last end of any work.
+def step_breakdowns(trace: Trace, events: WorkEvents) -> list[StepBreakdown]:
+    """The breakdowns of ``reduce_trace``, of every annotated step."""
+    annotated = _annotated_steps(trace)
+    if annotated is None:
+        return []
+    return _step_breakdowns(trace, events, annotated, events.work(), annotated.position(events.launch))
+
+
+def _step_breakdowns(trace: Trace, events: WorkEvents, steps: _Steps, work: Work, owner: NDArray[np.intp]) -> list[StepBreakdown]:
+    windows = _device_windows(steps, events, owner) if trace.has_device_work else list(zip(steps.start, steps.end, strict=True))
+    breakdowns: list[StepBreakdown] = []
+    for position, number in enumerate(steps.numbers):
+        start, end = map(int, windows[position])
+        count = int((owner == position).sum())
+        # A host interval stands in for a step that asked the device for nothing, or whose work was not recorded.
+        truncated = trace.has_device_work and not count
+        breakdowns.append(_breakdown(number, trace.device_kind, work, (start, end), count, truncated=truncated, basis="steps"))
+    return breakdowns
+
+
+def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
+    """The whole trace as one window, from the first start to the last end of any work; ``events`` are its ``work_events``.
 
     Collectives keep the number of the annotated step they were enqueued in, 0 where nothing is annotated. Raises
     ``InputError`` when there is no work at all.
     """
-    events = work_events(trace)
+    events = work_events(trace) if events is None else events
     work = events.work()
     extent = work.extent()
     if extent is None:
@@ -209,13 +220,17 @@ def _costliest(trace: Trace, events: WorkEvents, mine: NDArray[np.intp], number:
     keys, where, calls = np.unique(names * len(KINDS) + events.kind[mine], return_inverse=True, return_counts=True)
     totals = np.bincount(where, weights=(events.end[mine] - events.start[mine]).astype(np.float64))
     order = np.argsort(-totals, kind="stable")[:COSTLIEST]
-    return [
-        KernelRecord(
-            step=number,
-            name=trace.names[int(keys[at]) // len(KINDS)],
-            kind=KINDS[int(keys[at]) % len(KINDS)],
-            total_us=float(totals[at]) / 1000,
-            calls=int(calls[at]),
+    records: list[KernelRecord] = []
+    for at in order:
+        name, kind = trace.names[int(keys[at]) // len(KINDS)], KINDS[int(keys[at]) % len(KINDS)]
+        records.append(
+            KernelRecord(
+                step=number,
+                name=name,
+                kind=kind,
+                total_us=float(totals[at]) / 1000,
+                calls=int(calls[at]),
+                kernel_class=kernel_class(name) if kind == "compute" else None,
+            )
         )
-        for at in order
-    ]
+    return records

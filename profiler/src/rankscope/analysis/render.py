@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from rankscope.analysis.detail_render import render_details
 from rankscope.analysis.duration import duration
 from rankscope.analysis.render_bandwidth import bandwidth_table
 from rankscope.analysis.result import Analysis, ImposedWait, RankResult
@@ -27,10 +28,11 @@ _DISPENSABLE: Final = ("copies", "overlap", "hidden")
 """Columns that give way on a narrow terminal, in this order."""
 
 
-def render_text(analysis: Analysis, *, width: int = 100, color: bool = False) -> str:
+def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, detail: bool = False) -> str:
     """Verdict, ranks, imposed wait and what to do next, in lines of at most ``width`` columns (tables may need 80).
 
-    Tables leave columns out that do not fit; the JSON has all.
+    With ``detail`` also where the time goes, of the ranks of which that is known. Tables leave columns out that do not fit; the
+    JSON has all.
     """
     parts = [
         _headline(analysis, width),
@@ -40,6 +42,7 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False) ->
         _pipeline_table(analysis, width),
         bandwidth_table(analysis.collectives, width),
         _more_findings(analysis, width),
+        render_details(analysis, width) if detail else "",
         _next(analysis, width),
     ]
     text = printable("\n\n".join(part for part in parts if part))

@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWait
+from rankscope.analysis.detail_result import CommunicationPart, RankDetail
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.runs.records import DeviceKind, Phase, WindowBasis
 
@@ -88,6 +89,21 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     wall_us: float | None = None
     """Median wall time per step from the always-on records."""
     end_reason: str | None = None
+    communication_parts: CommunicationPart | None = None
+    """Communication in matched collectives, as transferring and waiting, hidden and exposed. ``None`` without any matched,
+    and for runs."""
+    class_us: dict[str, float] | None = None
+    """Class of kernels or operators to the time in which any of them ran, over the same windows as ``compute_us``. Classes may
+    run side by side. This and the next three are ``None`` where they are not known for all windows; of traces, unless details are
+    asked for."""
+    recompute_us: float | None = None
+    """Time in which anything ran that activation checkpointing computed again."""
+    idle_starved_us: float | None = None
+    """Idle as nothing had been launched: the host came too late."""
+    idle_queued_us: float | None = None
+    """Idle though work had been launched."""
+    detail: RankDetail | None = None
+    """Streams, classes of kernels, copies, launches …; ``None`` unless asked for, and for runs, which keep no events."""
 
 
 class CollectiveMatching(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,18 +18,22 @@ from rankscope.analysis.blame import Blame, assign_blame
 from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.cause import Signals, cause_of
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
+from rankscope.analysis.detail import detail_of, with_parts
+from rankscope.analysis.detail_result import RankDetail
 from rankscope.analysis.fabric import Fabric
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.links import ToldLink
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.own_time import Slow
 from rankscope.analysis.ranks import rank_result
-from rankscope.analysis.reduce import Reduction, reduce_file, step_numbers
+from rankscope.analysis.reduce import Reduction, reduce_file, step_breakdowns, step_numbers
 from rankscope.analysis.result import Analysis, CollectiveMatching, Evidence, Finding, ImposedWait, Source, Verdict
 from rankscope.analysis.slow_links import with_slow_links
-from rankscope.analysis.traces import read_trace
+from rankscope.analysis.traces import KERNEL, Trace, read_trace
+from rankscope.analysis.transfers import communication_parts
 from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.waiting import Waits, waits_of
+from rankscope.analysis.work import work_events
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import is_run
 from rankscope.runs.records import DeviceKind
@@ -50,6 +55,9 @@ class _RankTrace:
     steps: list[int]
     damaged: int
     reduction: Reduction
+    detail: RankDetail | None
+    pattern_found: bool
+    """Whether the pattern for communication found any kernel."""
 
 
 def find_traces(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
@@ -84,10 +92,14 @@ def analyze_traces(
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
+    communication_pattern: re.Pattern[str] | None = None,
+    detail: bool = False,
 ) -> Analysis:
     """Analyse traces of one or many ranks; see ``engine.analyze``."""
     files, named = find_traces(paths)
-    traces, warnings = _read_all(files, named)
+    traces, warnings = _read_all(files, named, communication_pattern, detail=detail)
+    if communication_pattern is not None and not any(trace.pattern_found for trace in traces):
+        warnings.append(f"the communication pattern {communication_pattern.pattern!r} is in no kernel's name")
     matching = match_collectives({trace.rank: trace.reduction.collectives for trace in traces}, world_size=_world_size(traces))
     clocks = fit_clocks(matching.matches, {trace.rank: trace.host for trace in traces if trace.host})
     matching = consistent(matching, clocks)
@@ -95,6 +107,10 @@ def analyze_traces(
     waits = waits_of(matching, clocks, fabric.hosts)
     blame = assign_blame(matching.matches, clocks, [trace.rank for trace in traces], waits)
     collectives = matching_result(matching, clocks, waits, fabric)
+    windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces}
+    parts = communication_parts(
+        matching.matches, {rank: (window.communication_us, window.overlap_us) for rank, window in windows.items()}
+    )
     verdict, findings = _verdict(traces, blame, matching, price_per_gpu_hour, currency)
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {trace.rank: trace.reduction.breakdowns for trace in traces}
@@ -120,6 +136,8 @@ def analyze_traces(
                 steps=max(1, len(trace.steps)),
                 host=trace.host,
                 device_kind=trace.device_kind,
+                communication_parts=parts.get(trace.rank),
+                detail=trace.detail,
             )
             for trace in traces
         ],
@@ -202,13 +220,15 @@ def late_named(slow: Slow, blame: Blame, window_us: float, signals: Signals, *, 
     )
 
 
-def _read_all(files: Sequence[Path], named: set[Path]) -> tuple[list[_RankTrace], list[str]]:
+def _read_all(
+    files: Sequence[Path], named: set[Path], pattern: re.Pattern[str] | None, *, detail: bool
+) -> tuple[list[_RankTrace], list[str]]:
     traces: dict[int, _RankTrace] = {}
     warnings: list[str] = []
     first_error: InputError | None = None
     for file in files:
         try:
-            trace = _read(file, only=len(files) == 1)
+            trace = _read(file, pattern, only=len(files) == 1, detail=detail)
         except InputError as error:
             if file in named:
                 raise
@@ -228,7 +248,7 @@ def _read_all(files: Sequence[Path], named: set[Path]) -> tuple[list[_RankTrace]
     return [traces[rank] for rank in sorted(traces)], warnings
 
 
-def _read(file: Path, *, only: bool) -> _RankTrace:
+def _read(file: Path, pattern: re.Pattern[str] | None, *, only: bool, detail: bool) -> _RankTrace:
     trace = read_trace(file)
     rank = trace.rank
     if rank is None:
@@ -237,6 +257,10 @@ def _read(file: Path, *, only: bool) -> _RankTrace:
                 file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
             )
         rank = 0
+    events = work_events(trace, pattern)
+    reduction = reduce_file(trace, events)
+    if detail:
+        reduction = replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
     return _RankTrace(
         path=file,
         rank=rank,
@@ -246,8 +270,14 @@ def _read(file: Path, *, only: bool) -> _RankTrace:
         gpu_names=trace.gpu_names,
         steps=step_numbers(trace),
         damaged=trace.damaged,
-        reduction=reduce_file(trace),
+        reduction=reduction,
+        detail=detail_of(trace, events, reduction.breakdowns[0], step_breakdowns(trace, events)) if detail else None,
+        pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
     )
+
+
+def _kernel_names(trace: Trace) -> list[str]:
+    return [trace.names[name] for name in np.unique(trace.name[trace.rows(KERNEL)])]
 
 
 def _world_size(traces: Sequence[_RankTrace]) -> int | None:

@@ -24,6 +24,10 @@ NOTE: Final = 3
 LAUNCHED: Final = 4
 DEVICE_NOTE: Final = 5
 
+RECORDED: Final = 1
+BACKWARD: Final = 2
+"""Values of ``Trace.autograd``; 0 is an operator that autograd did not see, and everything that is no operator."""
+
 _CATEGORIES: Final[dict[str, int]] = {
     **dict.fromkeys(GPU_KERNEL, KERNEL),
     **dict.fromkeys(GPU_COPY, COPY),
@@ -67,6 +71,15 @@ class Trace:
     """CPU thread, numbered in order of appearance."""
     stream: NDArray[np.int64]
     correlation: NDArray[np.int64]
+    device: NDArray[np.int16]
+    bytes: NDArray[np.int64]
+    """What a copy, or the call that asked for it, says it moves."""
+    grid: NDArray[np.int32]
+    """Launch grid of a kernel, numbered in order of appearance."""
+    graphed: NDArray[np.bool_]
+    """Whether the event says that it is a node of a device graph."""
+    autograd: NDArray[np.int8]
+    """``RECORDED``: an operator called with gradients on, as forward is. ``BACKWARD``: an operator of a backward pass."""
     metadata: dict[int, EventArgs] = field(default_factory=dict)
     """Row to communication arguments, for rows that have them, and for annotations of communication."""
     gpu_names: list[str] = field(default_factory=list)
@@ -121,6 +134,7 @@ def _columns(path: Path, file: TraceFile, damaged: int) -> Trace:
     start = _nanoseconds(start_us) + base
     names: dict[str, int] = {}
     threads: dict[tuple[object, object], int] = {}
+    grids: dict[str, int] = {}
     distributed = file.distributedInfo or Distributed()
     return Trace(
         path=path,
@@ -138,6 +152,11 @@ def _columns(path: Path, file: TraceFile, damaged: int) -> Trace:
         thread=np.array([threads.setdefault((event.pid, event.tid), len(threads)) for event in kept], dtype=np.int64),
         stream=np.array([whole(event.args.stream if event.args else None) for event in kept], dtype=np.int64),
         correlation=np.array([whole(event.args.correlation if event.args else None) for event in kept], dtype=np.int64),
+        device=np.array([_device(event.args) for event in kept], dtype=np.int16),
+        bytes=np.array([whole(event.args.bytes if event.args else None) for event in kept], dtype=np.int64),
+        grid=np.array([_grid(event.args, grids) for event in kept], dtype=np.int32),
+        graphed=np.array([event.args is not None and whole(event.args.graph_node) > 0 for event in kept], dtype=np.bool_),
+        autograd=np.array([_autograd(event.args) for event in kept], dtype=np.int8),
         metadata={
             row: event.args.detached()
             for row, (event, code) in enumerate(zip(kept, codes, strict=True))
@@ -148,6 +167,21 @@ def _columns(path: Path, file: TraceFile, damaged: int) -> Trace:
         events=len(file.traceEvents),
         damaged=damaged,
     )
+
+
+def _device(args: EventArgs | None) -> int:
+    number = -1 if args is None or args.device is None else whole(args.device)
+    return number if number < 2**15 else -1
+
+
+def _grid(args: EventArgs | None, numbers: dict[str, int]) -> int:
+    return -1 if args is None or args.grid is None else numbers.setdefault(str(args.grid), len(numbers))
+
+
+def _autograd(args: EventArgs | None) -> int:
+    if args is None or args.autograd_sequence is None or whole(args.autograd_sequence) < 0:
+        return 0
+    return BACKWARD if whole(args.forward_thread) > 0 else RECORDED
 
 
 def _nanoseconds(us: NDArray[np.float64]) -> NDArray[np.int64]:

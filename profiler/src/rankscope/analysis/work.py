@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.breakdown import Work
-from rankscope.analysis.classify import WorkKind, classify_kernel, is_cpu_communication, is_cpu_work
+from rankscope.analysis.classify import (
+    WorkKind,
+    asks_for_communication,
+    classify_kernel,
+    is_cpu_communication,
+    is_cpu_work,
+)
+from rankscope.analysis.copies import direction_of
 from rankscope.analysis.intervals import union
 from rankscope.analysis.traces import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
 
@@ -33,6 +41,12 @@ class WorkEvents:
     end: NDArray[np.int64]
     launch: NDArray[np.int64]
     """When the CPU asked for it: the start of the linked launch, or the event's own start where nothing is linked."""
+    launch_row: NDArray[np.intp]
+    """Row of the call that launched it; its own row on the CPU; -1 where no call is linked."""
+
+    def is_on_device(self, trace: Trace) -> NDArray[np.bool_]:
+        """Which of the events ran on an accelerator."""
+        return trace.category[self.rows] <= COPY
 
     def work(self) -> Work:
         """Everything, as merged sets."""
@@ -40,30 +54,46 @@ class WorkEvents:
         return Work(*sets)
 
 
-def work_events(trace: Trace) -> WorkEvents:
-    """Classify every event once."""
+def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> WorkEvents:
+    """Classify every event once.
+
+    What is communication: kernels with linked communication metadata; then kernels whose name ``communication`` finds; then by
+    the table of names; and copies between devices that a collective asked for, which is how copy engines carry one.
+    """
     kind = np.full(len(trace.start), NO_WORK, dtype=np.int8)
     kernels = trace.category == KERNEL
     notes = trace.category == NOTE
     by_name = np.array([KINDS.index(classify_kernel(name)) for name in trace.names], dtype=np.int8)
+    if communication is not None:
+        by_name[[communication.search(name) is not None for name in trace.names]] = COMMUNICATION
     kind[kernels] = by_name[trace.name[kernels]]
     # What the communication library said about a kernel outweighs the kernel's name.
     for row in trace.metadata:
         if kernels[row]:
             kind[row] = COMMUNICATION
     kind[trace.category == COPY] = MEMCPY
+    calls = _launching_rows(trace)
+    kind[copy_engine_rows(trace, calls)] = COMMUNICATION
     cpu_communication = np.array([is_cpu_communication(name) for name in trace.names], dtype=bool)
     kind[notes & cpu_communication[trace.name]] = COMMUNICATION
     if not trace.has_device_work:
         computes = np.array([is_cpu_work(name) for name in trace.names], dtype=bool)
         operators = (trace.category == OPERATOR) & computes[trace.name]
-        kind[_outermost(trace, operators)] = COMPUTE
+        kind[outermost(trace, operators)] = COMPUTE
     rows = np.flatnonzero(kind != NO_WORK)
     rows = rows[np.argsort(trace.start[rows], kind="stable")]
-    return WorkEvents(rows=rows, kind=kind[rows], start=trace.start[rows], end=trace.end[rows], launch=_launches(trace)[rows])
+    launch_row = calls[rows]
+    return WorkEvents(
+        rows=rows,
+        kind=kind[rows],
+        start=trace.start[rows],
+        end=trace.end[rows],
+        launch=np.where(launch_row >= 0, trace.start[launch_row], trace.start[rows]),
+        launch_row=launch_row,
+    )
 
 
-def _outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
+def outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
     """Rows of the wanted events that lie inside no other wanted event of their thread: ``aten::linear``, not the ``aten::t``
     in it.
     """
@@ -78,17 +108,65 @@ def _outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
     return rows[keep]
 
 
-def _launches(trace: Trace) -> NDArray[np.int64]:
-    """Per row, the start of the CPU call that launched it; its own start where no call is linked."""
-    launched = trace.start.copy()
+def _launching_rows(trace: Trace) -> NDArray[np.intp]:
+    """Per row, the row of the CPU call that launched it: itself for what is on the CPU, -1 where no call is linked."""
+    found = np.arange(len(trace.start), dtype=np.intp)
+    device = np.flatnonzero(trace.category <= COPY)
+    found[device] = -1
     calls = trace.rows(LAUNCHED)
     calls = calls[trace.correlation[calls] >= 0]
     if not len(calls):
-        return launched
+        return found
     calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
-    device = np.flatnonzero((trace.category <= COPY) & (trace.correlation >= 0))
+    device = device[trace.correlation[device] >= 0]
     at = np.searchsorted(trace.correlation[calls], trace.correlation[device])
     at = np.minimum(at, len(calls) - 1)
     linked = trace.correlation[calls[at]] == trace.correlation[device]
-    launched[device[linked]] = trace.start[calls[at[linked]]]
-    return launched
+    found[device[linked]] = calls[at[linked]]
+    return found
+
+
+def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Copies between devices that were launched (``calls``: by which row) inside a collective on the calling thread."""
+    copies = np.flatnonzero((trace.category == COPY) & (calls >= 0))
+    between = [name for name in np.unique(trace.name[copies]) if direction_of(trace.names[name]) == "peer to peer"]
+    copies = copies[np.isin(trace.name[copies], between)]
+    if not len(copies):
+        return copies
+    asks = np.array([asks_for_communication(name) for name in trace.names], dtype=bool)
+    inside = within(trace, calls[copies], np.flatnonzero(asks[trace.name] & np.isin(trace.category, (NOTE, OPERATOR))))
+    return copies[inside]
+
+
+def enclosing(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Per row, the position of the frame on its thread in which it starts, or -1. ``frames`` of one thread do not overlap."""
+    if not len(frames):
+        return np.full(len(rows), -1, dtype=np.intp)
+    both = np.concatenate((frames, rows))
+    # In order of thread and start, a frame before what starts with it: whatever encloses a row is the last frame before it.
+    order = np.lexsort((np.arange(len(both)) >= len(frames), trace.start[both], trace.thread[both]))
+    last = np.maximum.accumulate(np.where(order < len(frames), np.arange(len(order)), -1))
+    at = np.empty(len(both), dtype=np.intp)
+    at[order] = np.where(last < 0, -1, order[last])
+    found = at[len(frames) :]
+    frame = frames[found]
+    inside = (found >= 0) & (trace.thread[frame] == trace.thread[rows]) & (trace.start[rows] < trace.end[frame])
+    return np.where(inside, found, -1)
+
+
+def within(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Per row, whether it starts inside any of the ``frames`` of its thread, which may overlap."""
+    if not len(frames):
+        return np.zeros(len(rows), dtype=bool)
+    both = np.concatenate((frames, rows))
+    ends = np.unique(trace.end[frames])
+    rank = np.concatenate((np.searchsorted(ends, trace.end[frames]) + 1, np.zeros(len(rows), dtype=np.intp)))
+    _, thread = np.unique(trace.thread[both], return_inverse=True)
+    order = np.lexsort((rank == 0, trace.start[both], thread))
+    # The latest end of any frame that has begun on the thread; a thread's numbers lie above those of the threads before it.
+    base = thread * (len(ends) + 1)
+    latest = np.empty(len(both), dtype=np.intp)
+    latest[order] = np.maximum.accumulate((base + rank)[order])
+    found = (latest - base)[len(frames) :]
+    inside: NDArray[np.bool_] = (found > 0) & (trace.start[rows] < ends[found - 1])
+    return inside

@@ -223,6 +223,21 @@ class StepBreakdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Profiler events that were reduced to this row."""
     truncated: bool = False
     """The trace lacks a part of this step."""
+    class_us: dict[str, float] = {}
+    """Class of kernels or CPU operators (``gemm``, ``communication``, ``other`` …) to the time in which any of them ran. Classes
+    may run side by side, so the times need not add up to anything."""
+    recompute_us: float | None = None
+    """Time in which anything ran that forward operators inside backward asked for: activation checkpointing. ``None``: cannot be
+    known, as in a trace of device activities alone."""
+    idle_starved_us: float | None = None
+    """Idle as nothing had been launched: the host came too late. This and the next three add up to ``idle_us``; ``None``: no
+    launching call is in the trace, or nothing runs on a device."""
+    idle_launching_us: float | None = None
+    """Idle while a call was launching."""
+    idle_queued_us: float | None = None
+    """Idle though work had been launched."""
+    idle_unknown_us: float | None = None
+    """Idle before work whose launching call is not in the trace."""
     looked_wrong: str | None = None
     """What looked wrong in this step to its own rank, so that the window's raw trace was to be kept: it took clearly longer than
     the steps around it, or its profile is not complete. ``None``: nothing did, or it was not looked at."""
@@ -267,6 +282,8 @@ class KernelRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     total_us: float
     """Sum of the durations of its calls; calls may overlap."""
     calls: int
+    kernel_class: str | None = None
+    """Class by its name, for compute; ``other`` where no class knows it."""
 
 
 class PlannedWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,71 @@
+"""Communication of a rank told apart: moving data or waiting for later ranks, under compute or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.analysis.detail_result import CommunicationPart
+from rankscope.analysis.intervals import Spans, intersect, join, measure, subtract, union
+from rankscope.analysis.matching import Match, arrival_ns
+
+
+@dataclass(slots=True)
+class _Spans:
+    """Of one rank, over all of its matched collectives: unmerged intervals in nanoseconds."""
+
+    transfers: list[tuple[int, int]] = field(default_factory=list)
+    waits: list[tuple[int, int]] = field(default_factory=list)
+    compute: list[tuple[int, int]] = field(default_factory=list)
+
+
+def communication_parts(
+    matches: Iterable[Match], whole: Mapping[int, tuple[float, float]] | None = None
+) -> dict[int, CommunicationPart]:
+    """Rank to its part, out of the matched collectives; ranks without any are not in it.
+
+    A collective transfers during its last moments, for as long as it took on the rank that came last; before, it waits.
+    ``whole`` is each rank's communication and overlap in microseconds, of the window in which these collectives lie: what is
+    left of it is unmatched.
+    """
+    spans: dict[int, _Spans] = {}
+    for match in matches:
+        shortest = min(record.end_unix_ns - arrival_ns(record) for record in match.records)
+        for rank, record in zip(match.ranks, match.records, strict=True):
+            mine = spans.setdefault(rank, _Spans())
+            begins = max(record.start_unix_ns, record.end_unix_ns - shortest)
+            mine.transfers.append((begins, record.end_unix_ns))
+            mine.waits.append((record.start_unix_ns, begins))
+            mine.compute += [
+                (record.enqueue_unix_ns + round(start * 1000), record.enqueue_unix_ns + round(end * 1000))
+                for start, end in record.compute_spans_us
+            ]
+    return {rank: _part(mine, None if whole is None else whole.get(rank)) for rank, mine in spans.items()}
+
+
+def _part(spans: _Spans, whole: tuple[float, float] | None) -> CommunicationPart:
+    busy, transfer = _merged(spans.compute), _merged(spans.transfers)
+    wait = subtract(_merged(spans.waits), transfer)
+    transfer_overlap, wait_overlap = measure(intersect(transfer, busy)) / 1000, measure(intersect(wait, busy)) / 1000
+    matched, matched_overlap = measure(join(transfer, wait)) / 1000, transfer_overlap + wait_overlap
+    unmatched_overlap = unmatched_exposed = None
+    if whole is not None:
+        communication, overlap = whole
+        # Never below nothing: microseconds of unix times are not exact.
+        unmatched_overlap = max(0.0, overlap - matched_overlap)
+        unmatched_exposed = max(0.0, communication - overlap - (matched - matched_overlap))
+    return CommunicationPart(
+        transfer_overlap_us=transfer_overlap,
+        transfer_exposed_us=measure(transfer) / 1000 - transfer_overlap,
+        wait_overlap_us=wait_overlap,
+        wait_exposed_us=measure(wait) / 1000 - wait_overlap,
+        unmatched_overlap_us=unmatched_overlap,
+        unmatched_exposed_us=unmatched_exposed,
+    )
+
+
+def _merged(pairs: list[tuple[int, int]]) -> Spans:
+    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return union(array[:, 0], array[:, 1])
