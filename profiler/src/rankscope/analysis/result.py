@@ -161,6 +161,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     host: str | None = None
     cause: Cause | None = None
+    explained_by: str | None = None
     phase: Phase | None = None
     pattern: Pattern | None = None
     steps: tuple[int, int] | None = None

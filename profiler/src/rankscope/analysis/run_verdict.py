@@ -13,6 +13,7 @@ from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import Shares, shares_of_steps, shares_of_windows
 from rankscope.analysis.cause import Signals, cause_of, signals_of
 from rankscope.analysis.clock import Clocks
+from rankscope.analysis.explained import Witness, explained
 from rankscope.analysis.late import busy_excess, find_late, too_few
 from rankscope.analysis.liveness import Liveness
 from rankscope.analysis.matching import Matching
@@ -63,6 +64,11 @@ class RunEvidence:
     def path(self) -> str:
         """The run directory."""
         return os.fspath(self.reader.path)
+
+    @property
+    def witness(self) -> Witness:
+        """Where the physical reason of a slowness is looked for."""
+        return Witness(self.reader, self.table, self.infos)
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -124,7 +130,7 @@ def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[V
     if not found:
         return _nobody_slow(run, comparable, setting, shares)
     judged, slow = max(found, key=lambda one: one[1].gain_us)
-    verdict, finding = straggler(_named(run, judged, slow), setting)
+    verdict, finding = straggler(_explained(run, judged, slow), setting)
     return verdict, [finding, *limits(shares, setting, lead="Besides that, ")]
 
 
@@ -192,7 +198,10 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Shares) -> tuple[V
     # Blame sums over the profiled steps; verdicts speak of one step.
     steps = max(counts)
     signals = _signals_beside_windows(run, late.ranks[0], late.gain_us / steps)
-    verdict, finding = straggler(late_named(late, run.blame, window, signals, steps=steps), by_windows)
+    # A few profiled steps are over between two readings of the hardware: all steps speak for them.
+    every = np.ones(len(run.table.steps), dtype=bool)
+    named = explained(late_named(late, run.blame, window, signals, steps=steps), run.witness, every, every)
+    verdict, finding = straggler(named, by_windows)
     return verdict, [finding]
 
 
@@ -204,6 +213,13 @@ def _signals_beside_windows(run: RunEvidence, rank: int, gain_us: float) -> Sign
     busy = busy_excess(rank, {one: reduction.breakdowns for one, reduction in run.windows.items()})
     peers = [one for one in run.ranks if one != rank]
     return signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
+
+
+def _explained(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
+    """The slow rank, with the physical reason where there is one."""
+    looked_at = np.isin(run.table.steps, judged.table.steps)
+    late = looked_at if slow.pattern == "fixed" else np.isin(run.table.steps, judged.table.steps[slow.affected])
+    return explained(_named(run, judged, slow), run.witness, late, looked_at)
 
 
 def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
