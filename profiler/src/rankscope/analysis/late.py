@@ -39,8 +39,7 @@ def find_late(blame: Blame, window_us: float) -> Slow | None:
     chance = p_value(scores, row)
     if chance > LIMIT:
         return None
-    late = blame.gain_us > 0
-    share = float(late[:, row].sum() / max(1, late.any(axis=1).sum()))
+    share = _led(blame, row)
     return Slow(
         ranks=[rank],
         pattern="fixed" if share >= FIXED else "intermittent",
@@ -76,12 +75,28 @@ def _at_a_price(blame: Blame, rank: int, window_us: float) -> bool:
     return blame.saved_us[rank] - usual >= MINIMUM_EFFECT * window_us
 
 
+def _led(blame: Blame, row: int) -> float:
+    """Share of the steps in which it delayed the others more than anybody else did, of those in which anybody did; of the
+    collectives where there is one step.
+    """
+    gains = blame.gain_us if len(blame.steps) < 2 else _by_step(blame)
+    clear = gains[(gains > 0).any(axis=1)]
+    return float((clear.argmax(axis=1) == row).mean())
+
+
+def _by_step(blame: Blame) -> Scores:
+    """[steps, ranks]. The instances of several groups are in no order of steps."""
+    steps, position = np.unique(blame.instance_step, return_inverse=True)
+    total = np.zeros((len(steps), len(blame.ranks)))
+    np.add.at(total, position, blame.gain_us)
+    return total
+
+
 def _scores(blame: Blame) -> Scores:
     """[units of chance, ranks]."""
     if len(blame.steps) < ENOUGH_STEPS:
         return blame.gain_us
-    edges = np.flatnonzero(np.diff(blame.instance_step, prepend=blame.instance_step[0] - 1))
-    return block_sums(np.add.reduceat(blame.gain_us, edges, axis=0))
+    return block_sums(_by_step(blame))
 
 
 def device_signals(rank: int, gain_us: float, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> Signals:

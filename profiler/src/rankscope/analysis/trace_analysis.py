@@ -148,7 +148,12 @@ def late_named(slow: Slow, blame: Blame, window_us: float, signals: Signals, *, 
             unit="us",
             detail=f"per {'window' if steps == 1 else 'step'}, had it come with the last of the others",
         ),
-        Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the collectives with a clear last rank"),
+        Evidence(
+            name="last",
+            value=slow.last_share,
+            unit="ratio",
+            detail=f"of the {'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
+        ),
     ]
     if share is not None:
         evidence.append(Evidence(name="imposed_wait_share", value=share, unit="ratio", detail="of all imposed wait"))

@@ -66,13 +66,15 @@ class _Delay:
         if len(mine) > MAX_ORIGINS:
             del mine[min(mine, key=lambda origin: mine[origin])]
 
-    def settle(self, members: tuple[int, ...], at_most: Charge) -> None:
-        """Delays of other groups that did not show when this group met had been made up for."""
+    def settle(self, members: tuple[int, ...], origin: int, left: float, shown: float) -> None:
+        """This group has met, and this was the last to come. Of what an origin did to it elsewhere, ``left`` counts on: the
+        others have had as much, or compute hid that they waited. ``shown`` is now common to all; the rest it had made up for.
+        """
+        before = self.outside(members).get(origin, 0.0)
         for group, delays in self.by_group.items():
-            if group != members:
-                for origin, most in at_most.items():
-                    if origin in delays:
-                        delays[origin] *= most
+            if group != members and origin in delays:
+                delays[origin] *= min(1.0, left / before)
+        self.add(members, {origin: shown}, 1.0)
 
 
 def charge_origins(
@@ -106,26 +108,26 @@ def _meet(meeting: Meeting, delays: Mapping[int, _Delay], exposed: Callable[[int
         for origin, amount in delays[meeting.culprit].outside(meeting.members).items()
         if amount > least_ns and origin != meeting.culprit
     }
-    shown: dict[int, list[float]] = {origin: [] for origin in inherited}
+    seen: dict[int, list[tuple[float, float]]] = {origin: [] for origin in inherited}
     for victim, wait in meeting.waits_ns.items():
         if wait <= least_ns:
             continue
+        share = exposed(victim)
         charge = {meeting.culprit: float(wait)}
         if inherited:
             before = delays[victim].outside(meeting.members)
             charge = _split(wait, meeting.culprit, victim, inherited, before)
-            for origin in inherited:
-                shown[origin].append(before.get(origin, 0.0) + charge.get(origin, 0.0))
+            for origin, both in seen.items():
+                got = charge.get(origin, 0.0)
+                both.append((before.get(origin, 0.0) + got * (1 - share), got * share))
             if len(charge) > 1 or meeting.culprit not in charge:
                 charged[victim] = charge
-        share = exposed(victim)
         if share > 0:
             delays[victim].add(meeting.members, charge, share)
-    if inherited:
-        delays[meeting.culprit].settle(
-            meeting.members,
-            {origin: min(1.0, median(seen) / inherited[origin]) if (seen := shown[origin]) else 0.0 for origin in inherited},
-        )
+    for origin, both in seen.items():
+        if both:
+            left, shown = zip(*both, strict=True)
+            delays[meeting.culprit].settle(meeting.members, origin, median(left), median(shown))
     return charged
 
 
