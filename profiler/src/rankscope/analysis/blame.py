@@ -22,6 +22,9 @@ from rankscope.analysis.matching import Match, arrival_ns
 from rankscope.analysis.upstream import Charge, Meeting, charge_origins
 from rankscope.runs.records import CollectiveRecord
 
+Group = tuple[str | None, tuple[int, ...]]
+"""Name and members of a process group."""
+
 Row = tuple[float, float, int]
 """Imposed microseconds, those that no compute hid, and in how many steps."""
 
@@ -48,9 +51,8 @@ class Blame:
     """[instances]: the step of each."""
     saved_us: dict[int, float]
     """Per rank: exposed time that a typical victim would not have waited had this rank arrived with the last of the others."""
-    rows: dict[tuple[str, tuple[int, ...]], dict[tuple[int, int], Row]] = field(default_factory=dict)
-    """Who delayed whom: per process group (name and members) and (origin, victim) the imposed wait. Overlapping waits count
-    once within a group."""
+    rows: dict[Group, dict[tuple[int, int], Row]] = field(default_factory=dict)
+    """Who delayed whom: per process group and (origin, victim) the imposed wait. Overlapping waits count once within a group."""
 
     def share(self, rank: int) -> float | None:
         """This rank's part of all imposed wait, or ``None`` when nobody waited."""
@@ -92,14 +94,14 @@ def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int])
     imposed = dict.fromkeys(everyone, 0.0)
     exposed = dict.fromkeys(everyone, 0.0)
     saved: dict[int, dict[int, float]] = {rank: {} for rank in everyone}
-    rows: dict[tuple[str, tuple[int, ...]], dict[tuple[int, int], Row]] = {}
+    rows: dict[Group, dict[tuple[int, int], Row]] = {}
     for (origin, victim, step), found in waits.items():
         busy = hidden[victim, step]
         whole, bare = _measured([span for _, span, _ in found], busy)
         imposed[origin] += whole
         exposed[origin] += bare
         saved[origin][victim] = saved[origin].get(victim, 0.0) + _measured([span for _, _, span in found], busy)[1]
-        by_group: dict[tuple[str, tuple[int, ...]], list[Span]] = {}
+        by_group: dict[Group, list[Span]] = {}
         for number, span, _ in found:
             by_group.setdefault((matches[number].group, meetings[number].members), []).append(span)
         for group, spans in by_group.items():

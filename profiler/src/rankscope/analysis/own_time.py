@@ -119,17 +119,21 @@ def saved(own: Matrix, slow: NDArray[np.bool_]) -> NDArray[np.float64]:
     return gap
 
 
-def imposed_wait(judged: Judged) -> dict[int, float]:
-    """Per rank, microseconds that others were blocked because of it, summed over victims and usable steps.
+def waits(judged: Judged) -> tuple[NDArray[np.intp], Matrix]:
+    """Who came last, [usable steps], and how long each compared rank waited for it, [compared ranks, usable steps].
 
     At each step the rank with the longest own time came last; a victim waited for it as long as its own time was shorter, but
     no longer than it was blocked.
     """
     own = judged.own
     blocked = judged.table.matrix("blocked_us")[judged.rows]
-    last = own.argmax(axis=0)
-    wait = np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
-    totals = np.bincount(last, weights=wait.sum(axis=0), minlength=len(own))
+    return own.argmax(axis=0), np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
+
+
+def imposed_wait(judged: Judged) -> dict[int, float]:
+    """Per rank, microseconds that others were blocked because of it, summed over victims and usable steps."""
+    last, wait = waits(judged)
+    totals = np.bincount(last, weights=wait.sum(axis=0), minlength=len(wait))
     return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
 
 

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankscope.analysis.ledger_result import Ledger
 from rankscope.runs.records import DeviceKind, Phase, WindowBasis
 
 ANALYSIS_SCHEMA: Final = "rankscope.analysis/1"
@@ -183,6 +184,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """Most imposed first."""
     imposed_wait_source: Literal["steps", "windows", "traces"] | None = None
     """What ``imposed_wait`` was read from; ``None`` when it is empty. Windows see a few steps sharply, step records all steps."""
+    ledger: Ledger | None = None
+    """Who delayed whom, by process group; ``None`` where nothing tells."""
     verdict: Verdict
     findings: list[Finding]
     """Most costly first."""

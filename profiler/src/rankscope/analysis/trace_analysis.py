@@ -16,6 +16,7 @@ from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.cause import Signals, cause_of
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.late import device_signals, find_late, too_few
+from rankscope.analysis.ledger import ledger_of_blame
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.own_time import Slow
 from rankscope.analysis.ranks import rank_result
@@ -107,6 +108,7 @@ def analyze_traces(paths: Sequence[Path], *, price_per_gpu_hour: float | None = 
         collectives=matching_result(matching, clocks),
         imposed_wait=imposed_result(blame) if matching.matches else [],
         imposed_wait_source="traces" if matching.matches else None,
+        ledger=ledger_of_blame(blame, "traces"),
         verdict=verdict,
         findings=findings,
     )
