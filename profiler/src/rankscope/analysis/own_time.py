@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.result import Pattern
-from rankscope.analysis.significance import BLOCKS, LIMIT, attainable_p, block_sums, p_value, share_reaching, stability
+from rankscope.analysis.significance import (
+    BLOCKS,
+    LIMIT,
+    attainable_p,
+    block_sums,
+    chance_reaches,
+    p_value,
+    share_reaching,
+    stability,
+)
 from rankscope.analysis.steps import Matrix, StepTable
 
 MINIMUM_STEPS: Final = 5
@@ -158,7 +167,7 @@ def find_slow(judged: Judged) -> Slow | None:
             break
         blocks = block_sums(scores.T)
         chance = p_value(blocks, worst)
-        if chance > LIMIT:
+        if chance > LIMIT or not _beyond_noise(scores, worst):
             break
         if not named:
             p = chance
@@ -189,6 +198,12 @@ def find_slow(judged: Judged) -> Slow | None:
         last_share=float(last.mean()),
         affected=last,
     )
+
+
+def _beyond_noise(scores: Matrix, worst: int) -> bool:
+    """Whether the mean excess of one rank is farther out than noise as lasting as that of the others carries a mean."""
+    rest = np.delete(scores, worst, axis=0) if len(scores) > 2 else scores
+    return bool(scores[worst].mean() > chance_reaches(rest.T, len(scores)))
 
 
 def by_chance_elsewhere(judged: Judged, slow: Slow, others: Sequence[Judged]) -> float:
