@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.hardware import MAX_SAMPLES, bare, in_steps, readings_of
 from rankscope.analysis.physical import PHYSICAL
 from rankscope.analysis.result import Analysis
+from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import HardwareSample
 
 Synthetic = Callable[..., Any]
@@ -199,6 +201,20 @@ def test_impossible_readings_are_no_reading(synthetic: Synthetic, add_hardware: 
     odd = [HardwareSample(unix_ns=at, gpu_uuid="GPU-2", xid_errors=2**63, **HOT) for at in (-5, 0, 2**62, 2**63 - 1)]
     add_hardware(path, "n1", [one for one in odd for _ in range(9)])
     unexplained(analyze([path]))
+
+
+@pytest.mark.parametrize(("peers", "reason"), [(0, "memory_pressure"), (3, "memory_pressure"), (20, None)])
+def test_an_allocator_that_starts_over_and_over_is_short_of_memory(
+    synthetic: Synthetic, add_hardware: AddHardware, peers: int, reason: str | None
+) -> None:
+    path = written(synthetic(gpus=True, plan=late(2, SLOW)), add_hardware, only(2, {}))
+    for rank in range(4):
+        file = next(rank_dir(path, 0, rank).glob("steps-*.jsonl"))
+        rows = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+        for number, row in enumerate(rows[::4]):
+            row["allocator_retries"] = (20 if rank == 2 else peers) * number // 9
+        file.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    assert analyze([path]).verdict.explained_by == reason
 
 
 def test_of_a_mig_device_its_gpu_speaks() -> None:

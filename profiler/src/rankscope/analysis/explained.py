@@ -46,7 +46,7 @@ def explained(named: Named, run: Witness, late: NDArray[np.bool_], looked_at: ND
     peers = _peers(named, run.infos)
     found, why = _read(run, [rank, *peers])
     if rank not in found:
-        return replace(named, note=f"There are no hardware samples of its GPU{why}.")
+        return replace(named, note=f"{named.note} There are no hardware samples of its GPU{why}.".lstrip())
     lost = _lost(named, late, looked_at)
     slow = _of_steps(run, found, [rank], late)[rank]
     compared = Compared(

@@ -37,6 +37,12 @@ WARM_UP: Final = 5
 FIXED: Final = 0.6
 """A rank that is the last in this share of the steps is always slow; below it, now and then."""
 
+FAR: Final = 0.3
+"""... and so much of its excess comes in few steps when it is far out in less than this share of them: now and then."""
+
+REGULAR: Final = 0.75
+"""Share of the distances between slow steps that must be a multiple of the same for them to come regularly."""
+
 HALF: Final = 0.5
 """A rank that is last in fewer steps than this must stick out when it is, to be told from noise that lasts."""
 
@@ -76,7 +82,7 @@ class Slow:
     last_share: float
     """Share of the steps in which one of them was last."""
     affected: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
-    """[usable steps]: where one of them was last."""
+    """[usable steps]: where one of them was last; where it is intermittent, those in which the worst was far out."""
 
 
 def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
@@ -157,8 +163,7 @@ def find_slow(judged: Judged) -> Slow | None:
     limit = MINIMUM_EFFECT * judged.wall_us
     slow = np.zeros(len(own), dtype=bool)
     named: list[int] = []
-    p = 1.0
-    certain = 0.0
+    p = 0.0
     while len(named) < max(1, (len(own) - 1) // 2):
         left = np.flatnonzero(~slow)
         scores = excess(own[left])
@@ -169,9 +174,7 @@ def find_slow(judged: Judged) -> Slow | None:
         chance = p_value(blocks, worst)
         if chance > LIMIT or not _beyond_noise(scores, worst):
             break
-        if not named:
-            p = chance
-            certain = stability(blocks, worst, at_least=limit * scores.shape[1])
+        p = max(p, chance)
         named.append(int(left[worst]))
         slow[left[worst]] = True
     if not named:
@@ -185,19 +188,39 @@ def find_slow(judged: Judged) -> Slow | None:
     if gain.mean() - noise < limit:
         return None
     last = slow[own.argmax(axis=0)]
-    pattern: Pattern = "fixed" if last.mean() >= FIXED else "intermittent"
     if last.mean() < HALF and not _sticks_out(gain, rest):
         return None
+    over = {row: excess(own[[row, *np.flatnonzero(~slow)]]) for row in named}
+    far = _far(over[named[0]][0])
+    pattern: Pattern = "fixed" if last.mean() >= FIXED and far.mean() >= FAR else "intermittent"
+    affected = last if pattern == "fixed" else far
     return Slow(
         ranks=[judged.ranks[row] for row in named],
         pattern=pattern,
         gain_us=float(gain.mean()),
-        excess_us=float(excess(own[[named[0], *np.flatnonzero(~slow)]])[0][last].mean()),
+        excess_us=float(over[named[0]][0][affected].mean()),
         p_value=p,
-        stability=certain,
+        stability=min(stability(block_sums(each.T), 0, at_least=limit * own.shape[1]) for each in over.values()),
         last_share=float(last.mean()),
-        affected=last,
+        affected=affected,
     )
+
+
+def _far(over: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """The steps that make up a rank's excess: those with half of what it is in a typical microsecond of it, or more."""
+    positive = np.maximum(over, 0.0)
+    far: NDArray[np.bool_] = over >= 0.5 * (positive**2).sum() / positive.sum()
+    return far
+
+
+def period(steps: NDArray[np.int64]) -> int | None:
+    """The distance at which these steps come, ascending, if most follow each other at the same; ``None`` otherwise, or of few."""
+    apart = np.diff(steps)
+    if len(apart) < 4:
+        return None
+    usual = int(np.median(apart))
+    # Every second one may be missing where it did not stand out.
+    return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
 
 
 def _beyond_noise(scores: Matrix, worst: int) -> bool:

@@ -27,6 +27,7 @@ from rankscope.analysis.own_time import (
     find_slow,
     imposed_wait,
     judge,
+    period,
     too_short,
 )
 from rankscope.analysis.peers import peer_groups, stage_of
@@ -124,7 +125,7 @@ def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[V
     comparable = [judged for peers in peer_groups(run.ranks, run.infos) if (judged := judge(run.table, peers)) is not None]
     if not comparable:
         return _from_windows(run, setting, shares) or _too_little(run, *_missing(run))
-    found = [(judged, slow) for judged in comparable if (slow := find_slow(judged) or find_rotating(judged)) is not None]
+    found = [(judged, slow) for judged in comparable if (slow := find_rotating(judged) or find_slow(judged)) is not None]
     calm = [judged for judged in comparable if all(judged is not other for other, _ in found)]
     found = [one for one in found if (one[1].p_value or 0.0) + by_chance_elsewhere(*one, calm) <= LIMIT]
     if not found:
@@ -249,6 +250,13 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps"),
         Evidence(name="steps_judged", value=float(steps), unit="steps"),
     ]
+    note = ""
+    if slow.pattern == "intermittent":
+        share, every = float(slow.affected.mean()), period(judged.table.steps[slow.affected])
+        evidence.append(Evidence(name="slow_steps", value=share, unit="ratio", detail="of the steps, in which it was far out"))
+        if every is not None:
+            evidence.append(Evidence(name="period", value=float(every), unit="steps", detail="between slow steps"))
+        note = f"It is slow in {share:.0%} of the steps" + (f", one in {every}." if every is not None else ".")
     if slow.p_value is not None:
         evidence.append(
             Evidence(
@@ -279,6 +287,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         step_us=judged.wall_us,
         confidence=round(min(0.99, confidence), 3),
         evidence=evidence,
+        note=note,
     )
 
 

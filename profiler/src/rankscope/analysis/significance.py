@@ -109,8 +109,7 @@ def chance_reaches(noise: Scores, ranks: int) -> float:
             within = _farthest(ranks, freedom) * float(np.sqrt(variance / independent))
     if held < _ENOUGH_RANKS:
         return within
-    # Of normal values the median of the deviations tells as much as the standard deviation of 0.37 times as many.
-    between = _farthest(ranks, 0.37 * held) * 1.4826 * float(np.median(np.abs(means - np.median(means))))
+    between = _farthest(ranks, held) * 1.4826 * float(np.median(np.abs(means - np.median(means))))
     return max(0.0 if np.isinf(within) else within, between)
 
 
