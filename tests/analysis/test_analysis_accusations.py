@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.own_time import Judged, Slow, find_rotating, find_slow, period
+from rankscope.analysis.own_time import Judged, Slow, find_rotating, find_slow, period, saved, saved_by_each
 from rankscope.analysis.significance import chance_reaches
 from rankscope.analysis.steps import StepTable
 
@@ -150,3 +150,11 @@ def test_noise_that_lasts_as_long_as_the_run_tells_nothing_of_few_ranks() -> Non
     drift = np.cumsum(np.random.default_rng(1).normal(size=(30, 2)), axis=0)
     assert chance_reaches(drift, 3) > np.ptp(drift, axis=0).max(), "as if each step told something, a third of that would do"
     assert chance_reaches(np.random.default_rng(1).permuted(drift, axis=0), 3) < 0.5 * np.ptp(drift, axis=0).max()
+
+
+@given(st.integers(2, 9), st.data())
+def test_what_each_rank_costs_is_what_healing_it_alone_saves(ranks: int, data: st.DataObject) -> None:
+    times = st.lists(st.integers(0, 50), min_size=ranks, max_size=ranks)
+    own = np.array(data.draw(st.lists(times, min_size=1, max_size=9)), dtype=float).T
+    each = [saved(own, np.arange(ranks) == row).mean() for row in range(ranks)]
+    assert saved_by_each(own) == pytest.approx(each)

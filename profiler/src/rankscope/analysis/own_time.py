@@ -134,6 +134,13 @@ def saved(own: Matrix, slow: NDArray[np.bool_]) -> NDArray[np.float64]:
     return gap
 
 
+def saved_by_each(own: Matrix) -> NDArray[np.float64]:
+    """Per rank, the mean over the steps of what it costs that it is last: what noise alone costs, where nobody is slow."""
+    second, first = np.partition(own, -2, axis=0)[-2:]
+    each: NDArray[np.float64] = np.bincount(own.argmax(axis=0), weights=first - second, minlength=len(own)) / own.shape[1]
+    return each
+
+
 def waits(judged: Judged) -> tuple[NDArray[np.intp], Matrix]:
     """Who came last, [usable steps], and how long each compared rank waited for it, [compared ranks, usable steps].
 
@@ -181,10 +188,7 @@ def find_slow(judged: Judged) -> Slow | None:
         return None
     gain = saved(own, slow)
     rest = own[~slow]
-    # What being last by mere noise costs: the same figure for a typical rank among the others.
-    noise = (
-        float(np.median([saved(rest, np.arange(len(rest)) == row).mean() for row in range(len(rest))])) if len(rest) > 1 else 0.0
-    )
+    noise = float(np.median(saved_by_each(rest))) if len(rest) > 1 else 0.0
     if gain.mean() - noise < limit:
         return None
     last = slow[own.argmax(axis=0)]
@@ -223,10 +227,15 @@ def period(steps: NDArray[np.int64]) -> int | None:
     return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
 
 
+_ENOUGH_NOISE: Final = 64
+"""Of very many ranks so many, evenly spread, tell what their noise is like."""
+
+
 def _beyond_noise(scores: Matrix, worst: int) -> bool:
     """Whether the mean excess of one rank is farther out than noise as lasting as that of the others carries a mean."""
-    rest = np.delete(scores, worst, axis=0) if len(scores) > 2 else scores
-    return bool(scores[worst].mean() > chance_reaches(rest.T, len(scores)))
+    rest = np.delete(np.arange(len(scores)), worst) if len(scores) > 2 else np.arange(len(scores))
+    some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)]
+    return bool(scores[worst].mean() > chance_reaches(scores[some].T, len(scores)))
 
 
 def by_chance_elsewhere(judged: Judged, slow: Slow, others: Sequence[Judged]) -> float:
