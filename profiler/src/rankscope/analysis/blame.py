@@ -49,6 +49,8 @@ class Blame:
     the one before it, 0 for everyone else and where that is below the clocks' residual."""
     instance_step: NDArray[np.int64]
     """[instances]: the step of each."""
+    waited_us: NDArray[np.float64]
+    """[instances, ranks]: how long each member waited for the last, NaN for who is none."""
     saved_us: dict[int, float]
     """Per rank: exposed time that a typical victim would not have waited had this rank arrived with the last of the others."""
     rows: dict[Group, dict[tuple[int, int], Row]] = field(default_factory=dict)
@@ -69,6 +71,7 @@ def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int])
     transfer = dict.fromkeys(everyone, 0.0)
     waiting = dict.fromkeys(everyone, 0.0)
     gain = np.zeros((len(matches), len(everyone)))
+    waited = np.full((len(matches), len(everyone)), np.nan)
     threshold = clocks.residual_ns or 0.0
     meetings = [_meeting(match, clocks) for match in matches]
     charged = charge_origins(
@@ -81,6 +84,7 @@ def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int])
             for origin, amount in charges.get(soonest, {meeting.culprit: least}).items():
                 gain[number, column[origin]] = amount / 1000
         for rank, record in zip(match.ranks, match.records, strict=True):
+            waited[number, column[rank]] = meeting.waits_ns.get(rank, 0) / 1000
             # On the rank's own clock, where its compute is.
             here = arrival_ns(record)
             transfer[rank] += shortest / 1000
@@ -117,6 +121,7 @@ def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int])
         steps=sorted({match.step for match in matches}),
         gain_us=gain,
         instance_step=np.array([match.step for match in matches], dtype=np.int64),
+        waited_us=waited,
         saved_us={rank: _typical(saved[rank], rank, everyone) for rank in everyone},
         rows=rows,
     )

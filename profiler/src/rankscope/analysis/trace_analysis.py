@@ -138,12 +138,13 @@ def imposed_result(blame: Blame) -> list[ImposedWait]:
 
 def late_named(slow: Slow, blame: Blame, window_us: float, signals: Signals, *, steps: int = 1) -> Named:
     """What there is to say of a rank that was late in windows, of ``window_us`` and ``steps`` steps each: per step."""
-    rank = slow.ranks[0]
-    victims = max(1, len(blame.ranks) - 1)
-    share = blame.share(rank)
+    victims = max(1, len(blame.ranks) - len(slow.ranks))
+    imposed, exposed = (sum(each[rank] for rank in slow.ranks) for each in (blame.imposed_us, blame.exposed_us))
+    total = sum(blame.imposed_us.values())
+    share = imposed / total if total > 0 else None
     evidence = [
-        Evidence(name="imposed_wait", value=blame.imposed_us[rank], unit="us", detail="summed over the victims"),
-        Evidence(name="imposed_wait_exposed", value=blame.exposed_us[rank], unit="us", detail="the part that no compute hid"),
+        Evidence(name="imposed_wait", value=imposed, unit="us", detail="summed over the victims"),
+        Evidence(name="imposed_wait_exposed", value=exposed, unit="us", detail="the part that no compute hid"),
         Evidence(
             name="saved",
             value=slow.gain_us / steps,
@@ -167,11 +168,18 @@ def late_named(slow: Slow, blame: Blame, window_us: float, signals: Signals, *, 
         cause=cause_of(signals),
         phase=signals.phase,
         gain_us=slow.gain_us / steps,
-        wait_us=blame.exposed_us[rank] / victims / steps,
+        wait_us=exposed / victims / steps,
         step_us=window_us / steps,
         confidence=round(min(0.99, slow.stability * (1 - (slow.p_value or 0.0))), 3),
+        group=_where(blame, slow.ranks[0]),
         evidence=evidence,
     )
+
+
+def _where(blame: Blame, rank: int) -> str | None:
+    """The process group in which others waited most for a rank; ``None`` where there is one only."""
+    waits = {group: sum(row[1] for (origin, _), row in rows.items() if origin == rank) for group, rows in blame.rows.items()}
+    return max(waits, key=lambda group: waits[group])[0] if len(waits) > 1 else None
 
 
 def _read_all(files: Sequence[Path], named: set[Path]) -> tuple[list[_RankTrace], list[str]]:
