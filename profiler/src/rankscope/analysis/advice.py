@@ -49,12 +49,17 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
     ),
     _physical("thermal_throttle", "TEMPERATURE,PERFORMANCE", "Check airflow, fans and coolant of {host}"),
     _physical("power_brake", "POWER,PERFORMANCE", "Check the power supplies of {host} and what its rack may draw"),
-    _physical("power_cap", "POWER", "Compare the power limit of rank {rank}'s GPU with the others': nvidia-smi -q -d POWER"),
+    _physical(
+        "power_cap", "POWER", "Compare the power limit of rank {rank}'s GPU with the others', and whether the room allows more"
+    ),
     _physical(
         "clock", "CLOCK,PERFORMANCE", "If somebody set the clocks of {host}'s GPUs, reset them: nvidia-smi -rgc; nvidia-smi -rac"
     ),
     _physical(
-        "link", "PCIE", "Find the degraded link of rank {rank}'s GPU on {host}: nvidia-smi nvlink -s; nvidia-smi nvlink -e"
+        "link",
+        "PERFORMANCE",
+        "Compare the PCIe links of {host}: nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv",
+        "Find NVLinks that are down or have errors on {host}: nvidia-smi nvlink -s; nvidia-smi nvlink -e",
     ),
     AdviceRow(
         "straggler",
