@@ -11,13 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope.runs.paths import rank_dir
+from rankscope.runs.paths import host_dir, rank_dir
 from rankscope.runs.records import (
     PHASES,
     AttemptInfo,
     CollectiveRecord,
     DeviceKind,
     EndReason,
+    HardwareSample,
     Phase,
     PhaseTimes,
     Pipeline,
@@ -72,6 +73,8 @@ class SyntheticRun:
     coordinates: dict[int, dict[str, int]] = field(default_factory=dict)
     """Rank to its place in the parallel layout."""
     pipeline: Pipeline | None = None
+    gpus: bool = False
+    """Each rank trains on the GPU ``GPU-RANK``."""
 
     def write(self) -> Path:
         rng = np.random.default_rng(self.seed)
@@ -104,6 +107,8 @@ class SyntheticRun:
                 start_unix_ns=10**18,
                 end_reason=self.end_reasons.get(rank, "exit"),
                 coordinates=self.coordinates.get(rank, {}),
+                gpu_uuid=f"GPU-{rank}" if self.gpus else None,
+                gpu_name="H100" if self.gpus else None,
             )
             write_record(folder / "rank.json", info)
             append(folder, "steps", kept)
@@ -161,6 +166,12 @@ def add_windows() -> Callable[[Path, int, list[StepBreakdown], list[CollectiveRe
         append(rank_dir(run, 0, rank), "collectives", collectives)
 
     return add
+
+
+@pytest.fixture
+def add_hardware() -> Callable[[Path, str, list[HardwareSample]], None]:
+    """``add_hardware(run, host, samples)`` adds hardware samples of a host to a run."""
+    return lambda run, host, samples: append(host_dir(run, host), "gpu", samples)
 
 
 @pytest.fixture

@@ -192,6 +192,40 @@ def test_a_rank_that_is_late_by_turns_is_not() -> None:
     assert find_late(late_run([0, 1, 2, 3] * 4), window_us=2000) is None
 
 
+def both_late(steps: int, ranks: int, late: set[int], *, hidden: bool = False) -> Blame:
+    """One collective per step, to which some ranks come 40 us late, one or the other of them 1 us later than the rest."""
+    return blame(
+        {
+            rank: [
+                collective(
+                    100 + (40 + ((rank + step) % 2) if rank in late else step % 2) + 1000 * step,
+                    150 + 1000 * step,
+                    step=step,
+                    compute_spans_us=[(0.0, 99.0)] if hidden else [],
+                )
+                for step in range(steps)
+            ]
+            for rank in range(ranks)
+        }
+    )
+
+
+def test_two_that_are_late_together_are_both_named_though_healing_one_saves_nothing() -> None:
+    slow = find_late(both_late(12, 6, {1, 4}), window_us=3000)
+    assert slow is not None
+    assert (sorted(slow.ranks), slow.pattern) == ([1, 4], "fixed")
+    assert slow.gain_us == pytest.approx(12 * 40.5, rel=0.02)
+    assert slow.p_value is not None
+    assert slow.p_value <= 0.01
+
+
+def test_two_that_are_late_together_are_not_named_for_nothing() -> None:
+    assert find_late(both_late(12, 6, {1, 4}), window_us=30_000) is None
+    assert find_late(both_late(12, 6, {1, 4}, hidden=True), window_us=3000) is None
+    assert find_late(both_late(12, 4, {1, 2}), window_us=3000) is None, "half of the ranks are no outliers"
+    assert find_late(both_late(1, 6, {1, 4}), window_us=300) is None, "once may be chance"
+
+
 def test_twice_late_may_be_chance_and_is_said_to_be() -> None:
     found = late_run([2, 2], ranks=3)
     assert find_late(found, window_us=1000) is None

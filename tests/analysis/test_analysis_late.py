@@ -23,6 +23,7 @@ def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
         steps=steps,
         gain_us=gain,
         instance_step=np.array(steps),
+        waited_us=gain[:, ::-1],
         saved_us={0: totals[0] / len(gain), 1: totals[1] / len(gain)},
     )
 

@@ -39,6 +39,9 @@ def test_a_gpu_becomes_a_sample_in_base_units() -> None:
         ecc_uncorrected_errors=0,
         pcie_replays=0,
         nvlink_errors=0,
+        pcie_link_width=16,
+        pcie_link_generation=5,
+        nvlinks_down=0,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,8 +13,9 @@ from rankscope.analysis.result import Cause, Kind
 class AdviceRow:
     """One row. ``None`` matches anything; of the rows that match, the first gives the advice.
 
-    ``{run}``, ``{rank}``, ``{host}``, ``{steps}`` (how many to profile) and ``{record}`` (how to record a run, where there is
-    none) are filled in; an action that names one that is not known is left out.
+    ``{run}``, ``{rank}``, ``{host}``, ``{node}`` (the host, where its name can stand in a command), ``{steps}`` (how many to
+    profile) and ``{record}`` (how to record a run, where there is none) are filled in; an action that names one that is not known
+    is left out.
     """
 
     kind: Kind
@@ -26,7 +28,49 @@ _SHOW: Final = "rankscope dashboard {run}"
 _RECORD: Final = "Record every step, with phases and CPU time of rank {rank}: {record}"
 _RECORD_COMMAND: Final = "rankscope run -- torchrun ... train.py"
 
+_DRAIN: Final = 'Take the host out: scontrol update NodeName={node} State=DRAIN Reason="rankscope: rank {rank} slow, %s"'
+_READINGS: Final = "Look at the readings of rank {rank}'s GPU on {host}: nvidia-smi -q -d %s"
+_NODE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})?")
+
+
+def _physical(reason: str, topics: str, *actions: str) -> AdviceRow:
+    """Advice where the hardware is why."""
+    return AdviceRow("straggler", None, reason, (*actions, _READINGS % topics, _DRAIN % reason.replace("_", " "), _SHOW))
+
+
 ADVICE: Final[tuple[AdviceRow, ...]] = (
+    _physical(
+        "xid", "PAGE_RETIREMENT,ECC", "On {host}, find the errors in the kernel's log, and what each asks for: dmesg | grep Xid"
+    ),
+    _physical(
+        "ecc",
+        "ECC,ROW_REMAPPER",
+        "Reset rank {rank}'s GPU on {host} once the job is off it; if the errors come again, replace it",
+    ),
+    _physical("thermal_throttle", "TEMPERATURE,PERFORMANCE", "Check airflow, fans and coolant of {host}"),
+    _physical("power_brake", "POWER,PERFORMANCE", "Check the power supplies of {host} and what its rack may draw"),
+    _physical(
+        "power_cap", "POWER", "Compare the power limit of rank {rank}'s GPU with the others', and whether the room allows more"
+    ),
+    _physical(
+        "clock", "CLOCK,PERFORMANCE", "If somebody set the clocks of {host}'s GPUs, reset them: nvidia-smi -rgc; nvidia-smi -rac"
+    ),
+    _physical(
+        "link",
+        "PERFORMANCE",
+        "Compare the PCIe links of {host}: nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv",
+        "Find NVLinks that are down or have errors on {host}: nvidia-smi nvlink -s; nvidia-smi nvlink -e",
+    ),
+    AdviceRow(
+        "straggler",
+        None,
+        "memory_pressure",
+        (
+            "Use less memory on rank {rank}: a smaller batch, activation checkpointing, or what else lives on its GPU on {host}",
+            "Let the allocator fragment less: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            _SHOW,
+        ),
+    ),
     AdviceRow(
         "straggler",
         "input",
@@ -217,6 +261,7 @@ def next_actions(
             ("run", run),
             ("rank", rank),
             ("host", host),
+            ("node", host if host and _NODE.fullmatch(host) else None),
             ("steps", steps),
             ("record", None if run else _RECORD_COMMAND),
         )
@@ -229,4 +274,4 @@ def next_actions(
 
 
 def _fits(action: str, known: dict[str, object]) -> bool:
-    return all("{" + name + "}" not in action or name in known for name in ("run", "rank", "host", "steps", "record"))
+    return all("{" + name + "}" not in action or name in known for name in ("run", "rank", "host", "node", "steps", "record"))

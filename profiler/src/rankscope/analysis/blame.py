@@ -7,24 +7,30 @@ are less sharp there, so arrivals are compared on the corrected clock.
 
 Where a root is waited for, or waits itself, ``waiting`` says by how long. Waits of sends and receives count as waiting, but
 impose nothing here: between the stages of a pipeline most of them are its schedule.
+
+Charged is the origin: a rank that was last because another group had kept it waiting is a victim itself (``upstream``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.clock import Clocks
-from rankscope.analysis.intervals import EMPTY, Spans, join, measure, subtract, union
+from rankscope.analysis.few_spans import Span, covered, length, merge
 from rankscope.analysis.matching import Match, arrival_ns
+from rankscope.analysis.upstream import Charge, Meeting, charge_origins
 from rankscope.analysis.waiting import NOBODY_WAITED, Wait, Waits
 from rankscope.runs.records import CollectiveRecord
 
-_Victims = dict[tuple[int, int, int], list[tuple[int, int]]]
-"""(Culprit, victim, step) to the intervals in which one waited for the other."""
+Group = tuple[str | None, tuple[int, ...]]
+"""Name and members of a process group."""
+
+Row = tuple[float, float, int]
+"""Imposed microseconds, those that no compute hid, and in how many steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,12 @@ class Blame:
     the one before it, 0 for everyone else and where that is below the clocks' residual."""
     instance_step: NDArray[np.int64]
     """[instances]: the step of each, ascending."""
+    waited_us: NDArray[np.float64]
+    """[instances, ranks]: how long each member waited for the last, NaN for who is none."""
     saved_us: dict[int, float]
     """Per rank: exposed time that a typical victim would not have waited had this rank arrived with the last of the others."""
+    rows: dict[Group, dict[tuple[int, int], Row]] = field(default_factory=dict)
+    """Who delayed whom: per process group and (origin, victim) the imposed wait. Overlapping waits count once within a group."""
 
     def share(self, rank: int) -> float | None:
         """This rank's part of all imposed wait, or ``None`` when nobody waited."""
@@ -58,106 +68,165 @@ class Blame:
 
 def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int], directed: Waits = NOBODY_WAITED) -> Blame:
     """Imposed wait of every rank of ``ranks``; ``directed``: the waits of what is not among ``matches``."""
-    everyone = sorted(ranks)
-    column = {rank: at for at, rank in enumerate(everyone)}
-    waits: _Victims = {}
-    hidden: dict[tuple[int, int], list[Spans]] = {}
-    avoidable: _Victims = {}
-    transfer = dict.fromkeys(everyone, 0.0)
-    waiting = dict.fromkeys(everyone, 0.0)
-    gain = np.zeros((len(matches), len(everyone)))
+    books = _Books(ranks)
     threshold = clocks.residual_ns or 0.0
-    for number, match in enumerate(matches):
-        shortest = min(record.end_unix_ns - arrival_ns(record) for record in match.records)
-        arrivals = _arrivals(match, clocks)
-        order = np.argsort(arrivals, kind="stable")
-        culprit, last, before = match.ranks[order[-1]], arrivals[order[-1]], arrivals[order[-2]]
-        if last - before > threshold:
-            gain[number, column[culprit]] = (last - before) / 1000
-        for rank, record, arrival in zip(match.ranks, match.records, arrivals, strict=True):
-            transfer[rank] += shortest / 1000
-            waiting[rank] += (record.end_unix_ns - arrival_ns(record) - shortest) / 1000
-            if rank != culprit and last > arrival:
-                # On the victim's own clock, where its compute is.
-                here = arrival_ns(record)
-                waits.setdefault((culprit, rank, match.step), []).append((here, here + last - arrival))
-                avoidable.setdefault((culprit, rank, match.step), []).append(
-                    (here + max(before, arrival) - arrival, here + last - arrival)
-                )
-            hidden.setdefault((rank, match.step), []).append(_compute(record))
-    _add_directed(directed, transfer=transfer, waiting=waiting, hidden=hidden, waits=waits, avoidable=avoidable)
-    rooted = _rooted_gains(directed.waits)
-    gain = np.concatenate((gain, np.zeros((len(rooted), len(everyone)))))
-    for number, (_, culprit, gained) in enumerate(rooted, start=len(matches)):
-        gain[number, column[culprit]] = gained
-    instance_step = np.array([*(match.step for match in matches), *(step for step, _, _ in rooted)], dtype=np.int64)
-    in_order = np.argsort(instance_step, kind="stable")
-    compute = {key: join(*spans) for key, spans in hidden.items()}
-    imposed = dict.fromkeys(everyone, 0.0)
-    exposed = dict.fromkeys(everyone, 0.0)
-    saved = {rank: dict.fromkeys(everyone, 0.0) for rank in everyone}
-    for (culprit, victim, step), spans in waits.items():
-        waited = _merged(spans)
-        busy = compute.get((victim, step), EMPTY)
-        imposed[culprit] += measure(waited) / 1000
-        exposed[culprit] += measure(subtract(waited, busy)) / 1000
-        saved[culprit][victim] += measure(subtract(_merged(avoidable[culprit, victim, step]), busy)) / 1000
-    return Blame(
-        ranks=everyone,
-        imposed_us=imposed,
-        exposed_us=exposed,
-        transfer_us=transfer,
-        wait_us=waiting,
-        steps=sorted({*instance_step.tolist()}),
-        gain_us=gain[in_order],
-        instance_step=instance_step[in_order],
-        saved_us={rank: _typical(saved[rank], rank) for rank in everyone},
+    meetings = [_meeting(match, clocks) for match in matches]
+    charged = charge_origins(
+        meetings, lambda number, victim: _exposed(matches[number], meetings[number], victim), least_ns=threshold
     )
+    for match, meeting, charges in zip(matches, meetings, charged, strict=True):
+        books.enter(match, meeting, charges, threshold)
+    books.enter_directed(directed)
+    return books.closed()
 
 
-def _add_directed(
-    directed: Waits,
-    *,
-    transfer: dict[int, float],
-    waiting: dict[int, float],
-    hidden: dict[tuple[int, int], list[Spans]],
-    waits: _Victims,
-    avoidable: _Victims,
-) -> None:
-    for match, _ in directed.transfers_ns:
+class _Books:
+    """What is added up, instance by instance."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = sorted(ranks)
+        self._column = {rank: at for at, rank in enumerate(self._ranks)}
+        self._transfer = dict.fromkeys(self._ranks, 0.0)
+        self._waiting = dict.fromkeys(self._ranks, 0.0)
+        self._waits: dict[tuple[int, int, int], list[tuple[Group, Span, Span]]] = {}
+        """Origin, victim and step to waits: where, when, and when it was for the origin alone."""
+        self._compute: dict[tuple[int, int], list[Span]] = {}
+        self._instances: list[tuple[int, dict[int, float], dict[int, float]]] = []
+        """Step, gain of origins, waits of members, in microseconds."""
+
+    def enter(self, match: Match, meeting: Meeting, charges: Mapping[int, Charge], threshold: float) -> None:
+        """A collective in which everybody waits for everybody."""
+        shortest = min(record.end_unix_ns - arrival_ns(record) for record in match.records)
+        soonest, least = meeting.soonest
+        charge = charges.get(soonest, {meeting.culprit: least}) if least > threshold else {}
+        gain = {origin: amount / 1000 for origin, amount in charge.items()}
+        self._instances.append((match.step, gain, {rank: meeting.waits_ns.get(rank, 0) / 1000 for rank in match.ranks}))
         for rank, record in zip(match.ranks, match.records, strict=True):
-            transfer[rank] += (record.end_unix_ns - arrival_ns(record)) / 1000
-            hidden.setdefault((rank, match.step), []).append(_compute(record))
-    for wait in directed.waits:
-        waiting[wait.waiter] += (wait.end - wait.start) / 1000
-        transfer[wait.waiter] -= (wait.end - wait.start) / 1000
-        if wait.match.rule != "pair":
-            waits.setdefault((wait.origin, wait.waiter, wait.match.step), []).append((wait.start, wait.end))
-            avoidable.setdefault((wait.origin, wait.waiter, wait.match.step), []).append((wait.since, wait.end))
+            # On the rank's own clock, where its compute is.
+            here = arrival_ns(record)
+            self._transfer[rank] += shortest / 1000
+            self._waiting[rank] += (record.end_unix_ns - here - shortest) / 1000
+            self._compute.setdefault((rank, match.step), []).extend(_compute(record))
+            if wait := meeting.waits_ns.get(rank):
+                for origin, (begin, end) in _parts(charges.get(rank), meeting.culprit, (here, here + wait)):
+                    avoidable = (max(begin, here + wait - least), end)
+                    key = (origin, rank, match.step)
+                    group = (match.group, meeting.members)
+                    self._waits.setdefault(key, []).append((group, (begin, end), avoidable))
+
+    def enter_directed(self, directed: Waits) -> None:
+        """Instances in which some wait for others."""
+        for match, _ in directed.transfers_ns:
+            for rank, record in zip(match.ranks, match.records, strict=True):
+                self._transfer[rank] += (record.end_unix_ns - arrival_ns(record)) / 1000
+                self._compute.setdefault((rank, match.step), []).extend(_compute(record))
+        rooted: dict[int, list[Wait]] = {}
+        for wait in directed.waits:
+            match = wait.match
+            self._waiting[wait.waiter] += (wait.end - wait.start) / 1000
+            self._transfer[wait.waiter] -= (wait.end - wait.start) / 1000
+            if match.rule != "pair":
+                group = (match.group, tuple(match.ranks))
+                key = (wait.origin, wait.waiter, match.step)
+                self._waits.setdefault(key, []).append((group, (wait.start, wait.end), (wait.since, wait.end)))
+                rooted.setdefault(id(match), []).append(wait)
+        for found in rooted.values():
+            match = found[0].match
+            # Only where all that may wait waited, and so for the same rank.
+            if len(found) == (len(match.ranks) - 1 if match.rule == "from_root" else 1):
+                gain = {found[0].origin: min(wait.end - wait.since for wait in found) / 1000}
+                waited = dict.fromkeys(match.ranks, 0.0) | {wait.waiter: (wait.end - wait.start) / 1000 for wait in found}
+                self._instances.append((match.step, gain, waited))
+
+    def closed(self) -> Blame:
+        """The sums."""
+        hidden = {key: merge(spans) for key, spans in self._compute.items()}
+        imposed = dict.fromkeys(self._ranks, 0.0)
+        exposed = dict.fromkeys(self._ranks, 0.0)
+        saved: dict[int, dict[int, float]] = {rank: {} for rank in self._ranks}
+        rows: dict[Group, dict[tuple[int, int], Row]] = {}
+        for (origin, victim, step), found in self._waits.items():
+            busy = hidden.get((victim, step), [])
+            whole, bare = _measured([span for _, span, _ in found], busy)
+            imposed[origin] += whole
+            exposed[origin] += bare
+            saved[origin][victim] = saved[origin].get(victim, 0.0) + _measured([span for _, _, span in found], busy)[1]
+            by_group: dict[Group, list[Span]] = {}
+            for group, span, _ in found:
+                by_group.setdefault(group, []).append(span)
+            for group, spans in by_group.items():
+                part = (whole, bare) if len(by_group) == 1 else _measured(spans, busy)
+                row = rows.setdefault(group, {}).get((origin, victim), (0.0, 0.0, 0))
+                rows[group][origin, victim] = (row[0] + part[0], row[1] + part[1], row[2] + 1)
+        self._instances.sort(key=lambda one: one[0])
+        return Blame(
+            ranks=self._ranks,
+            imposed_us=imposed,
+            exposed_us=exposed,
+            transfer_us=self._transfer,
+            wait_us=self._waiting,
+            steps=sorted({step for step, _, _ in self._instances}),
+            gain_us=self._matrix([gain for _, gain, _ in self._instances], 0.0),
+            instance_step=np.array([step for step, _, _ in self._instances], dtype=np.int64),
+            waited_us=self._matrix([waited for _, _, waited in self._instances], np.nan),
+            saved_us={rank: _typical(saved[rank], rank, self._ranks) for rank in self._ranks},
+            rows=rows,
+        )
+
+    def _matrix(self, rows: Sequence[Mapping[int, float]], default: float) -> NDArray[np.float64]:
+        matrix = np.full((len(rows), len(self._ranks)), default)
+        for number, row in enumerate(rows):
+            for rank, value in row.items():
+                matrix[number, self._column[rank]] = value
+        return matrix
 
 
-def _rooted_gains(waits: Sequence[Wait]) -> list[tuple[int, int, float]]:
-    """Step, culprit and microseconds of every instance with a root in which all that may wait waited for the same rank."""
-    by_match: dict[int, list[Wait]] = {}
-    for wait in waits:
-        if wait.match.rule != "pair":
-            by_match.setdefault(id(wait.match), []).append(wait)
-    found: list[tuple[int, int, float]] = []
-    for group in by_match.values():
-        match = group[0].match
-        if len(group) == (len(match.ranks) - 1 if match.rule == "from_root" else 1):
-            found.append((match.step, group[0].origin, min(wait.end - wait.since for wait in group) / 1000))
-    return found
+def _parts(charge: Charge | None, culprit: int, waited: Span) -> list[tuple[int, Span]]:
+    """One wait, cut into what each origin is charged with. Whoever did most of it comes last, for that is what had to be healed
+    for the others to go on earlier.
+    """
+    if charge is None:
+        return [(culprit, waited)]
+    parts: list[tuple[int, Span]] = []
+    begin, stop = waited
+    for origin, amount in sorted(charge.items(), key=lambda part: part[1]):
+        end = min(begin + round(amount), stop)
+        parts.append((origin, (begin, end)))
+        begin = end
+    return parts
 
 
-def _typical(saved: dict[int, float], culprit: int) -> float:
-    others = [value for victim, value in saved.items() if victim != culprit]
+def _typical(saved: dict[int, float], culprit: int, ranks: Sequence[int]) -> float:
+    others = [saved.get(victim, 0.0) for victim in ranks if victim != culprit]
     return float(np.median(others)) if others else 0.0
 
 
-def _merged(spans: Sequence[tuple[int, int]]) -> Spans:
-    pairs = np.array(spans, dtype=np.int64)
-    return union(pairs[:, 0], pairs[:, 1])
+def _measured(spans: Sequence[Span], busy: Sequence[Span]) -> tuple[float, float]:
+    """Their union, and the part of it that is not in ``busy``, in microseconds."""
+    merged = merge(spans)
+    whole = length(merged)
+    return whole / 1000, (whole - covered(merged, busy)) / 1000
+
+
+def _meeting(match: Match, clocks: Clocks) -> Meeting:
+    """Who kept whom waiting."""
+    arrivals = _arrivals(match, clocks)
+    last = int(np.argsort(arrivals, kind="stable")[-1])
+    waits = {rank: arrivals[last] - arrival for rank, arrival in zip(match.ranks, arrivals, strict=True)}
+    return Meeting(
+        step=match.step,
+        members=tuple(match.ranks),
+        culprit=match.ranks[last],
+        when_ns=clocks.correct(match.ranks[last], arrival_ns(match.records[last])),
+        waits_ns={rank: wait for rank, wait in waits.items() if wait > 0},
+    )
+
+
+def _exposed(match: Match, meeting: Meeting, victim: int) -> float:
+    """Share of a victim's wait at one collective that its compute did not hide."""
+    record = match.records[match.ranks.index(victim)]
+    begin, wait = arrival_ns(record), meeting.waits_ns[victim]
+    return 1 - covered([(begin, begin + wait)], merge(_compute(record))) / wait
 
 
 def _arrivals(match: Match, clocks: Clocks) -> list[int]:
@@ -167,9 +236,6 @@ def _arrivals(match: Match, clocks: Clocks) -> list[int]:
     return [arrival_ns(record) - record.end_unix_ns for record in match.records]
 
 
-def _compute(record: CollectiveRecord) -> Spans:
-    if not record.compute_spans_us:
-        return EMPTY
-    spans = np.rint(np.array(record.compute_spans_us, dtype=np.float64) * 1000).astype(np.int64)
-    spans += record.enqueue_unix_ns
-    return union(spans[:, 0], spans[:, 1])
+def _compute(record: CollectiveRecord) -> list[Span]:
+    at = record.enqueue_unix_ns
+    return [(at + round(begin * 1000), at + round(end * 1000)) for begin, end in record.compute_spans_us]

@@ -18,7 +18,7 @@ _PARTS: Final = (
 """What explains a bubble, the field of the result that says how much, and the words for it."""
 
 
-def explained(
+def bubble_explained(
     verdict: Verdict, findings: list[Finding], pipeline: PipelineResult | None, run: str
 ) -> tuple[Verdict, list[Finding]]:
     """The same with what the bubble is made of, where one of them is about a bubble; ``run``: the run directory."""

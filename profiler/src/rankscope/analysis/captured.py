@@ -11,6 +11,7 @@ from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.clock import consistent, fit_clocks
 from rankscope.analysis.fabric import run_fabric
 from rankscope.analysis.late import device_signals, find_late, too_few
+from rankscope.analysis.ledger import ledger_of_blame
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.odd_windows import odd_windows
 from rankscope.analysis.ranks import rank_result
@@ -104,6 +105,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
         collectives=collectives,
         imposed_wait=imposed_result(blame) if matching.matches else [],
         imposed_wait_source="windows" if matching.matches else None,
+        ledger=ledger_of_blame(blame, "windows"),
         verdict=verdict,
         findings=findings,
     )

@@ -28,6 +28,10 @@ TOLERANCE_NS: Final = 1_000_000
 """What the correction of a clock may be wrong by, before an impossible order of events is believed to be one."""
 
 
+_ROUNDS: Final = 32
+"""Groups of two or three hosts each halve what is left, those that all hosts are in need one round."""
+
+
 def fit_clocks(matches: Sequence[Match], hosts: Mapping[int, str] | None = None) -> Clocks:
     """Offset of each host against the others, from matched ends. Ranks whose host is not known have a clock of their own.
 
@@ -47,7 +51,7 @@ def fit_clocks(matches: Sequence[Match], hosts: Mapping[int, str] | None = None)
     members = [np.array([at for at, key in enumerate(keys) if key == one]) for one in dict.fromkeys(keys)]
     offset = np.zeros(len(ranks))
     # With a single clock there is nothing to correct, and fitting would take scheduling noise for an offset.
-    for _ in range(8 if len(members) > 1 else 0):
+    for _ in range(_ROUNDS if len(members) > 1 else 0):
         apart = ends - offset
         apart = apart - np.nanmedian(apart, axis=1, keepdims=True)
         step = np.zeros(len(ranks))

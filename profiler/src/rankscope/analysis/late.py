@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.cause import Signals
 from rankscope.analysis.own_time import FIXED, MINIMUM_EFFECT, Slow
-from rankscope.analysis.significance import LIMIT, Scores, attainable_p, block_sums, p_value, stability
+from rankscope.analysis.significance import LIMIT, Scores, attainable_p, block_sums, chance_reaches, p_value, stability
 from rankscope.runs.records import StepBreakdown
 
 ENOUGH_STEPS: Final = 8
@@ -22,7 +23,7 @@ UNCLEAR: Final = 0.1
 
 
 def find_late(blame: Blame, window_us: float) -> Slow | None:
-    """The rank that was late beyond chance and at a price, or ``None``.
+    """The rank (or ranks, where one alone makes no difference) that was late beyond chance and at a price, or ``None``.
 
     ``window_us`` is the typical window over which ``blame`` was summed. Lags below the clocks' residual do not count, nor does
     waiting that compute hid.
@@ -30,26 +31,88 @@ def find_late(blame: Blame, window_us: float) -> Slow | None:
     units, ranks = blame.gain_us.shape
     if not units or ranks < 2 or window_us <= 0:
         return None
+    together = _together(blame, window_us)
     row = int(blame.gain_us.sum(axis=0).argmax())
     rank = blame.ranks[row]
     gain = blame.saved_us[rank]
-    if not _at_a_price(blame, rank, window_us):
-        return None
-    scores = _scores(blame)
+    if not _at_a_price(blame, rank, window_us) or (together is not None and together.gain_us > _MUCH_MORE * gain):
+        return together
+    scores = _scores(blame, blame.gain_us)
     chance = p_value(scores, row)
-    if chance > LIMIT:
+    # Of a handful of collectives in few steps nobody can tell how long noise lasts.
+    lasting = len(blame.steps) >= ENOUGH_STEPS and not _beyond_noise(blame, [row], np.delete(np.arange(ranks), row))
+    if chance > LIMIT or lasting:
+        return together
+    return _slow([rank], gain, chance, stability(scores, row, at_least=0.0), _led(blame, row))
+
+
+_MUCH_MORE: Final = 1.5
+"""Several are named instead of one where healing them all saves so much more."""
+
+
+def _lags(blame: Blame) -> Scores | None:
+    """By how much each rank came later than the median, [units, ranks], steps where there are enough, else collectives; ``None``
+    where not all collectives are of the same ranks, for then what was charged to others is in it.
+    """
+    if np.isnan(blame.waited_us).any():
         return None
-    late = blame.gain_us > 0
-    share = float(late[:, row].sum() / max(1, late.any(axis=1).sum()))
+    lags = np.median(blame.waited_us, axis=1, keepdims=True) - blame.waited_us
+    return lags if len(blame.steps) < ENOUGH_STEPS else _by_step(blame, lags)
+
+
+def _beyond_noise(blame: Blame, rows: Sequence[int], others: NDArray[np.intp]) -> bool:
+    """Whether each of some ranks is late by more than noise as lasting as that of the others carries a mean."""
+    lags = _lags(blame)
+    if lags is None or len(lags) < 2:
+        return True
+    bound = chance_reaches(lags[:, others], lags.shape[1])
+    return bool((lags[:, rows].mean(axis=0) > bound).all())
+
+
+def _slow(ranks: list[int], gain_us: float, chance: float, certain: float, share: float) -> Slow:
     return Slow(
-        ranks=[rank],
+        ranks=ranks,
         pattern="fixed" if share >= FIXED else "intermittent",
-        gain_us=gain,
-        excess_us=gain,
+        gain_us=gain_us,
+        excess_us=gain_us,
         p_value=chance,
-        stability=stability(scores, row, at_least=0.0),
+        stability=certain,
         last_share=share,
     )
+
+
+def _together(blame: Blame, window_us: float) -> Slow | None:
+    """Ranks that are late at the same collectives, so that healing one alone saves little; ``None`` when there are none.
+
+    The fewest that cost enough, each of them late beyond chance among those that are not; fewer than half of the ranks. Only
+    where all collectives are of the same ranks: what another group did to one of them is charged to whoever came last alone.
+    """
+    if np.isnan(blame.waited_us).any():
+        return None
+    lag = np.maximum(np.median(blame.waited_us, axis=1, keepdims=True) - blame.waited_us, 0.0)
+    order = np.argsort(-lag.sum(axis=0), kind="stable")
+    for count in range(2, min(_AT_MOST, (len(order) - 1) // 2) + 1):
+        late, rest = order[:count], order[count:]
+        ranks = [blame.ranks[row] for row in late]
+        # How much earlier the others could have gone on: until then the first of them had waited, too.
+        gains = blame.waited_us[:, rest].min(axis=1)
+        imposed = sum(blame.imposed_us[rank] for rank in ranks)
+        exposed = sum(blame.exposed_us[rank] for rank in ranks) / imposed if imposed > 0 else 0.0
+        if exposed * gains.sum() < MINIMUM_EFFECT * window_us:
+            continue
+        each = [_scores(blame, lag[:, [row, *rest]]) for row in late]
+        chance = max(p_value(scores, 0) for scores in each)
+        if chance > LIMIT or not _beyond_noise(blame, list(late), rest):
+            return None
+        led = _by_step(blame, gains[:, None])[:, 0] if len(blame.steps) > 1 else gains
+        share = float((led > 0.5 * led.max()).mean())
+        certain = min(stability(scores, 0, at_least=0.0) for scores in each)
+        return _slow(ranks, exposed * float(gains.sum()), chance, certain, share)
+    return None
+
+
+_AT_MOST: Final = 8
+"""So many are named together."""
 
 
 def too_few(blame: Blame, window_us: float) -> int | None:
@@ -65,7 +128,7 @@ def too_few(blame: Blame, window_us: float) -> int | None:
     if not _at_a_price(blame, blame.ranks[row], window_us):
         return None
     always = bool((blame.gain_us[late, row] > 0).all())
-    scores = _scores(blame)
+    scores = _scores(blame, blame.gain_us)
     powerless = attainable_p(int((scores > 0).any(axis=1).sum()), len(blame.ranks)) > LIMIT
     return blame.ranks[row] if always or powerless or p_value(scores, row) <= UNCLEAR else None
 
@@ -76,12 +139,26 @@ def _at_a_price(blame: Blame, rank: int, window_us: float) -> bool:
     return blame.saved_us[rank] - usual >= MINIMUM_EFFECT * window_us
 
 
-def _scores(blame: Blame) -> Scores:
-    """[units of chance, ranks]."""
-    if len(blame.steps) < ENOUGH_STEPS:
-        return blame.gain_us
-    edges = np.flatnonzero(np.diff(blame.instance_step, prepend=blame.instance_step[0] - 1))
-    return block_sums(np.add.reduceat(blame.gain_us, edges, axis=0))
+def _led(blame: Blame, row: int) -> float:
+    """Share of the steps in which it delayed the others more than anybody else did, of those in which anybody did; of the
+    collectives where there is one step.
+    """
+    gains = blame.gain_us if len(blame.steps) < 2 else _by_step(blame, blame.gain_us)
+    clear = gains[(gains > 0).any(axis=1)]
+    return float((clear.argmax(axis=1) == row).mean())
+
+
+def _by_step(blame: Blame, values: Scores) -> Scores:
+    """Sums of [instances, any] as [steps, any]. The instances of several groups are in no order of steps."""
+    steps, position = np.unique(blame.instance_step, return_inverse=True)
+    total = np.zeros((len(steps), values.shape[1]))
+    np.add.at(total, position, values)
+    return total
+
+
+def _scores(blame: Blame, values: Scores) -> Scores:
+    """[units of chance, ranks], of [instances, ranks]."""
+    return values if len(blame.steps) < ENOUGH_STEPS else block_sums(_by_step(blame, values))
 
 
 def device_signals(rank: int, gain_us: float, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> Signals:

@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.result import Pattern
-from rankscope.analysis.significance import BLOCKS, LIMIT, attainable_p, block_sums, p_value, share_reaching, stability
+from rankscope.analysis.significance import (
+    BLOCKS,
+    LIMIT,
+    attainable_p,
+    block_sums,
+    chance_reaches,
+    p_value,
+    share_reaching,
+    stability,
+)
 from rankscope.analysis.steps import Matrix, StepTable
 
 MINIMUM_STEPS: Final = 5
@@ -27,6 +36,12 @@ WARM_UP: Final = 5
 
 FIXED: Final = 0.6
 """A rank that is the last in this share of the steps is always slow; below it, now and then."""
+
+FAR: Final = 0.3
+"""... and so much of its excess comes in few steps when it is far out in less than this share of them: now and then."""
+
+REGULAR: Final = 0.75
+"""Share of the distances between slow steps that must be a multiple of the same for them to come regularly."""
 
 HALF: Final = 0.5
 """A rank that is last in fewer steps than this must stick out when it is, to be told from noise that lasts."""
@@ -67,7 +82,7 @@ class Slow:
     last_share: float
     """Share of the steps in which one of them was last."""
     affected: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
-    """[usable steps]: where one of them was last."""
+    """[usable steps]: where one of them was last; where it is intermittent, those in which the worst was far out."""
 
 
 def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
@@ -119,17 +134,28 @@ def saved(own: Matrix, slow: NDArray[np.bool_]) -> NDArray[np.float64]:
     return gap
 
 
-def imposed_wait(judged: Judged) -> dict[int, float]:
-    """Per rank, microseconds that others were blocked because of it, summed over victims and usable steps.
+def saved_by_each(own: Matrix) -> NDArray[np.float64]:
+    """Per rank, the mean over the steps of what it costs that it is last: what noise alone costs, where nobody is slow."""
+    second, first = np.partition(own, -2, axis=0)[-2:]
+    each: NDArray[np.float64] = np.bincount(own.argmax(axis=0), weights=first - second, minlength=len(own)) / own.shape[1]
+    return each
+
+
+def waits(judged: Judged) -> tuple[NDArray[np.intp], Matrix]:
+    """Who came last, [usable steps], and how long each compared rank waited for it, [compared ranks, usable steps].
 
     At each step the rank with the longest own time came last; a victim waited for it as long as its own time was shorter, but
     no longer than it was blocked.
     """
     own = judged.own
     blocked = judged.table.matrix("blocked_us")[judged.rows]
-    last = own.argmax(axis=0)
-    wait = np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
-    totals = np.bincount(last, weights=wait.sum(axis=0), minlength=len(own))
+    return own.argmax(axis=0), np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
+
+
+def imposed_wait(judged: Judged) -> dict[int, float]:
+    """Per rank, microseconds that others were blocked because of it, summed over victims and usable steps."""
+    last, wait = waits(judged)
+    totals = np.bincount(last, weights=wait.sum(axis=0), minlength=len(wait))
     return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
 
 
@@ -144,8 +170,7 @@ def find_slow(judged: Judged) -> Slow | None:
     limit = MINIMUM_EFFECT * judged.wall_us
     slow = np.zeros(len(own), dtype=bool)
     named: list[int] = []
-    p = 1.0
-    certain = 0.0
+    p = 0.0
     while len(named) < max(1, (len(own) - 1) // 2):
         left = np.flatnonzero(~slow)
         scores = excess(own[left])
@@ -154,37 +179,63 @@ def find_slow(judged: Judged) -> Slow | None:
             break
         blocks = block_sums(scores.T)
         chance = p_value(blocks, worst)
-        if chance > LIMIT:
+        if chance > LIMIT or not _beyond_noise(scores, worst):
             break
-        if not named:
-            p = chance
-            certain = stability(blocks, worst, at_least=limit * scores.shape[1])
+        p = max(p, chance)
         named.append(int(left[worst]))
         slow[left[worst]] = True
     if not named:
         return None
     gain = saved(own, slow)
     rest = own[~slow]
-    # What being last by mere noise costs: the same figure for a typical rank among the others.
-    noise = (
-        float(np.median([saved(rest, np.arange(len(rest)) == row).mean() for row in range(len(rest))])) if len(rest) > 1 else 0.0
-    )
+    noise = float(np.median(saved_by_each(rest))) if len(rest) > 1 else 0.0
     if gain.mean() - noise < limit:
         return None
     last = slow[own.argmax(axis=0)]
-    pattern: Pattern = "fixed" if last.mean() >= FIXED else "intermittent"
     if last.mean() < HALF and not _sticks_out(gain, rest):
         return None
+    over = {row: excess(own[[row, *np.flatnonzero(~slow)]]) for row in named}
+    far = _far(over[named[0]][0])
+    pattern: Pattern = "fixed" if last.mean() >= FIXED and far.mean() >= FAR else "intermittent"
+    affected = last if pattern == "fixed" else far
     return Slow(
         ranks=[judged.ranks[row] for row in named],
         pattern=pattern,
         gain_us=float(gain.mean()),
-        excess_us=float(excess(own[[named[0], *np.flatnonzero(~slow)]])[0][last].mean()),
+        excess_us=float(over[named[0]][0][affected].mean()),
         p_value=p,
-        stability=certain,
+        stability=min(stability(block_sums(each.T), 0, at_least=limit * own.shape[1]) for each in over.values()),
         last_share=float(last.mean()),
-        affected=last,
+        affected=affected,
     )
+
+
+def _far(over: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """The steps that make up a rank's excess: those with half of what it is in a typical microsecond of it, or more."""
+    positive = np.maximum(over, 0.0)
+    far: NDArray[np.bool_] = over >= 0.5 * (positive**2).sum() / positive.sum()
+    return far
+
+
+def period(steps: NDArray[np.int64]) -> int | None:
+    """The distance at which these steps come, ascending, if most follow each other at the same; ``None`` otherwise, or of few."""
+    apart = np.diff(steps)
+    if len(apart) < 4:
+        return None
+    usual = int(np.median(apart))
+    # Every second one may be missing where it did not stand out.
+    return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
+
+
+_ENOUGH_NOISE: Final = 64
+"""Of very many ranks so many, evenly spread, tell what their noise is like."""
+
+
+def _beyond_noise(scores: Matrix, worst: int) -> bool:
+    """Whether the mean excess of one rank is farther out than noise as lasting as that of the others carries a mean."""
+    rest = np.delete(np.arange(len(scores)), worst) if len(scores) > 2 else np.arange(len(scores))
+    some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)]
+    return bool(scores[worst].mean() > chance_reaches(scores[some].T, len(scores)))
 
 
 def by_chance_elsewhere(judged: Judged, slow: Slow, others: Sequence[Judged]) -> float:

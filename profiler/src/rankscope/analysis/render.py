@@ -15,6 +15,10 @@ from rankscope.analysis.table import aligned, fitting
 SHOWN_RANKS: Final = 16
 """A terminal shows at most so many ranks; the JSON has them all."""
 
+SHOWN_ORIGINS: Final = 4
+SHOWN_VICTIMS: Final = 8
+"""So much of who waited for whom; the JSON has more."""
+
 _COLORS: Final[dict[str, str]] = {
     "straggler": "\x1b[1;31m",
     "hang": "\x1b[1;31m",
@@ -41,6 +45,7 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, de
         _imposed_table(analysis, width),
         _pipeline_table(analysis, width),
         bandwidth_table(analysis.collectives, width),
+        _ledger_table(analysis, width),
         _more_findings(analysis, width),
         render_details(analysis, width) if detail else "",
         _next(analysis, width),
@@ -186,6 +191,35 @@ def _pipeline_table(analysis: Analysis, width: int) -> str:
     lines += aligned(cells)
     if len(found.stages) > SHOWN_RANKS:
         lines.append(f"and {len(found.stages) - SHOWN_RANKS} more")
+    return "\n".join(lines)
+
+
+def _ledger_table(analysis: Analysis, width: int) -> str:
+    """Who waited for whom: the worst origins in rows, their victims in columns, as many as fit; and the groups where."""
+    ledger = analysis.ledger
+    if ledger is None or len(ledger.matrix) < 2:
+        return ""
+    waited: dict[tuple[int, int], float] = {}
+    for row in ledger.matrix:
+        waited[row.origin, row.victim] = waited.get((row.origin, row.victim), 0.0) + row.imposed_exposed_us
+    origins = list(dict.fromkeys(origin for origin, _ in waited))[:SHOWN_ORIGINS]
+    victims = sorted(list(dict.fromkeys(victim for origin, victim in waited if origin in origins))[:SHOWN_VICTIMS])
+    cells = [
+        ["", *(f"rank {victim}" for victim in victims)],
+        *([f"rank {origin}", *(_duration(waited.get((origin, victim))) for victim in victims)] for origin in origins),
+    ]
+    while len(cells[0]) > 2 and max(map(len, aligned(cells))) > width:
+        cells = [row[:-1] for row in cells]
+    lines = textwrap.wrap("who waited (columns) because of whom (rows), as far as no compute hid it", width)
+    lines += aligned(cells, left=(0,))
+    left = len({victim for _, victim in waited}) - (len(cells[0]) - 1)
+    if left > 0 or ledger.rest.rows:
+        lines += textwrap.wrap("more ranks waited; --format json has the largest amounts and the sum of the rest", width)
+    if ledger.groups > 1:
+        for group in [one for one in ledger.by_group if one.worst is not None][:SHOWN_ORIGINS]:
+            members = ", ".join(map(str, group.ranks[:8])) + (", …" if group.size > 8 else "")
+            text = f"group {group.group or _UNKNOWN} ({members}): {duration(group.imposed_exposed_us)}"
+            lines += textwrap.wrap(f"{text}, most because of rank {group.worst}", width, subsequent_indent="  ")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.detail_result import CommunicationPart, RankDetail
+from rankscope.analysis.ledger_result import Ledger
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.runs.records import DeviceKind, Phase, WindowBasis
 
@@ -186,6 +187,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     host: str | None = None
     cause: Cause | None = None
+    explained_by: str | None = None
     phase: Phase | None = None
     pattern: Pattern | None = None
     steps: tuple[int, int] | None = None
@@ -207,6 +209,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """Most imposed first."""
     imposed_wait_source: Literal["steps", "windows", "traces"] | None = None
     """What ``imposed_wait`` was read from; ``None`` when it is empty. Windows see a few steps sharply, step records all steps."""
+    ledger: Ledger | None = None
+    """Who delayed whom, by process group; ``None`` where nothing tells."""
     verdict: Verdict
     findings: list[Finding]
     """Most costly first."""

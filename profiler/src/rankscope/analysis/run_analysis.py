@@ -16,11 +16,12 @@ from rankscope.analysis.clock import consistent, fit_clocks
 from rankscope.analysis.endings import Endings, endings, listed, ranks_of
 from rankscope.analysis.fabric import run_fabric
 from rankscope.analysis.hung_run import hung_verdict
+from rankscope.analysis.ledger import ledger_of_blame, ledger_of_steps
 from rankscope.analysis.links import ToldLink
 from rankscope.analysis.liveness import liveness
 from rankscope.analysis.matching import match_collectives
 from rankscope.analysis.odd_windows import odd_windows
-from rankscope.analysis.own_time import imposed_wait, judge
+from rankscope.analysis.own_time import Judged, imposed_wait, judge
 from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.pipeline import pipeline_of
 from rankscope.analysis.ranks import rank_result
@@ -60,7 +61,8 @@ def analyze_run(
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
     table = run.table
     evidence = table.has_record
-    imposed = _imposed(run)
+    compared = [judged for peers in peer_groups(run.ranks, run.infos) if (judged := judge(table, peers)) is not None]
+    imposed = _imposed(run, compared)
     return Analysis(
         source=Source(
             kind="run",
@@ -93,6 +95,7 @@ def analyze_run(
         else CollectiveMatching(matched=0, unmatched=0, excluded={}, method=None, clock_residual_us=None),
         imposed_wait=imposed,
         imposed_wait_source=("windows" if run.matching.matches else "steps") if imposed else None,
+        ledger=ledger_of_blame(run.blame, "windows") or ledger_of_steps(compared),
         verdict=verdict,
         findings=findings,
         pipeline=run.pipeline,
@@ -218,16 +221,15 @@ def _expired(run: RunEvidence) -> list[str]:
     return [f"retention removed the oldest records of {listed(ranks)} ({counts}){since}; what is left is analysed"]
 
 
-def _imposed(run: RunEvidence) -> list[ImposedWait]:
+def _imposed(run: RunEvidence, compared: Sequence[Judged]) -> list[ImposedWait]:
     """From the windows' collectives where there are any matched, else from the step records (then nothing is known of hiding
     compute).
     """
     if run.matching.matches:
         return imposed_result(run.blame)
     imposed: dict[int, float] = {}
-    for peers in peer_groups(run.ranks, run.infos):
-        judged = judge(run.table, peers)
-        imposed.update({} if judged is None else imposed_wait(judged))
+    for judged in compared:
+        imposed.update(imposed_wait(judged))
     total = sum(imposed.values())
     # Blocked time is time in which the training thread did nothing else, so all of it is exposed.
     rows = [

@@ -11,9 +11,10 @@ import numpy as np
 
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import Shares, shares_of_steps, shares_of_windows
-from rankscope.analysis.bubble import explained
+from rankscope.analysis.bubble import bubble_explained
 from rankscope.analysis.cause import Signals, cause_of, signals_of
 from rankscope.analysis.clock import Clocks
+from rankscope.analysis.explained import Witness, explained
 from rankscope.analysis.late import busy_excess, find_late, too_few
 from rankscope.analysis.liveness import Liveness
 from rankscope.analysis.matching import Matching
@@ -27,6 +28,7 @@ from rankscope.analysis.own_time import (
     find_slow,
     imposed_wait,
     judge,
+    period,
     too_short,
 )
 from rankscope.analysis.peers import peer_groups, stage_of
@@ -69,6 +71,11 @@ class RunEvidence:
     def path(self) -> str:
         """The run directory."""
         return os.fspath(self.reader.path)
+
+    @property
+    def witness(self) -> Witness:
+        """Where the physical reason of a slowness is looked for."""
+        return Witness(self.reader, self.table, self.infos)
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -116,7 +123,7 @@ def _shares(run: RunEvidence) -> Shares:
 
 def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[Verdict, list[Finding]]:
     """The verdict, and all findings, most costly first."""
-    return explained(*_run_verdict(run, price, currency), run.pipeline, run.path)
+    return bubble_explained(*_run_verdict(run, price, currency), run.pipeline, run.path)
 
 
 def _run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[Verdict, list[Finding]]:
@@ -133,13 +140,13 @@ def _run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[
     comparable = [judged for peers in peer_groups(run.ranks, run.infos) if (judged := judge(run.table, peers)) is not None]
     if not comparable:
         return _from_windows(run, setting, shares) or _of_stages(run, setting, shares) or _too_little(run, *_missing(run))
-    found = [(judged, slow) for judged in comparable if (slow := find_slow(judged) or find_rotating(judged)) is not None]
+    found = [(judged, slow) for judged in comparable if (slow := find_rotating(judged) or find_slow(judged)) is not None]
     calm = [judged for judged in comparable if all(judged is not other for other, _ in found)]
     found = [one for one in found if (one[1].p_value or 0.0) + by_chance_elsewhere(*one, calm) <= LIMIT]
     if not found:
         return _nobody_slow(run, comparable, setting, shares)
     judged, slow = max(found, key=lambda one: one[1].gain_us)
-    verdict, finding = straggler(_named(run, judged, slow), setting)
+    verdict, finding = straggler(_explained(run, judged, slow), setting)
     return verdict, [finding, *limits(shares, setting, lead="Besides that, ")]
 
 
@@ -216,7 +223,10 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Shares) -> tuple[V
     # Blame sums over the profiled steps; verdicts speak of one step.
     steps = max(counts)
     signals = _signals_beside_windows(run, late.ranks[0], late.gain_us / steps)
-    verdict, finding = straggler(late_named(late, run.blame, window, signals, steps=steps), by_windows)
+    # A few profiled steps are over between two readings of the hardware: all steps speak for them.
+    every = np.ones(len(run.table.steps), dtype=bool)
+    named = explained(late_named(late, run.blame, window, signals, steps=steps), run.witness, every, every)
+    verdict, finding = straggler(named, by_windows)
     return verdict, [finding]
 
 
@@ -228,6 +238,13 @@ def _signals_beside_windows(run: RunEvidence, rank: int, gain_us: float) -> Sign
     busy = busy_excess(rank, {one: reduction.breakdowns for one, reduction in run.windows.items()})
     peers = [one for one in run.ranks if one != rank]
     return signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
+
+
+def _explained(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
+    """The slow rank, with the physical reason where there is one."""
+    looked_at = np.isin(run.table.steps, judged.table.steps)
+    late = looked_at if slow.pattern == "fixed" else np.isin(run.table.steps, judged.table.steps[slow.affected])
+    return explained(_named(run, judged, slow), run.witness, late, looked_at)
 
 
 def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
@@ -257,6 +274,13 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps"),
         Evidence(name="steps_judged", value=float(steps), unit="steps"),
     ]
+    note = ""
+    if slow.pattern == "intermittent":
+        share, every = float(slow.affected.mean()), period(judged.table.steps[slow.affected])
+        evidence.append(Evidence(name="slow_steps", value=share, unit="ratio", detail="of the steps, in which it was far out"))
+        if every is not None:
+            evidence.append(Evidence(name="period", value=float(every), unit="steps", detail="between slow steps"))
+        note = f"It is slow in {share:.0%} of the steps" + (f", one in {every}." if every is not None else ".")
     if slow.p_value is not None:
         evidence.append(
             Evidence(
@@ -287,6 +311,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         step_us=judged.wall_us,
         confidence=round(min(0.99, confidence), 3),
         evidence=evidence,
+        note=note,
     )
 
 

@@ -5,6 +5,7 @@ With nothing wrong some rank is always last, so a rank is named only when chance
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -79,3 +80,43 @@ def stability(scores: Scores, column: int, *, at_least: float) -> float:
     np.add.at(weights, (np.arange(400)[:, None], picks), 1.0)
     totals = weights @ scores
     return float(np.mean((totals.argmax(axis=1) == column) & (totals[:, column] >= at_least)))
+
+
+def chance_reaches(noise: Scores, ranks: int) -> float:
+    """How far out the mean of the farthest of ``ranks`` equal ranks is once in a hundred times, from the ``noise`` [units, ranks]
+    of some of them; infinite where the noise lasts so long that the units do not tell.
+
+    Noise that lasts (a neighbour's job, a warm room) moves a mean farther than its scatter from unit to unit tells, so two
+    estimates are taken, and the larger counts. Within the ranks: scatter and correlation of consecutive units, of all ranks
+    together, as an autoregressive process of first order, corrected for the means that were subtracted (Kendall 1954). Between
+    the ranks, where there are enough: how far apart their means are, by the median of the deviations. That one also knows ranks
+    that always differ a little, and stands alone where noise lasts as long as the run.
+    """
+    units, held = noise.shape
+    means = noise.mean(axis=0)
+    apart = noise - means
+    scatter = float((apart**2).sum())
+    within = 0.0
+    if scatter > 0:
+        step = float((apart[1:] * apart[:-1]).sum()) / scatter
+        step = min(max(0.0, step + (1 + 3 * step) / units), 1 - 2 / units)
+        independent = units * (1 - step) / (1 + step)
+        freedom = held * (independent - 1)
+        within = float("inf")
+        if freedom > 2:
+            # The scatter around a mean that moves along is smaller than the one around the true mean.
+            variance = scatter / (held * units) / (1 - 1 / independent)
+            within = _farthest(ranks, freedom) * float(np.sqrt(variance / independent))
+    if held < _ENOUGH_RANKS:
+        return within
+    between = _farthest(ranks, held) * 1.4826 * float(np.median(np.abs(means - np.median(means))))
+    return max(0.0 if np.isinf(within) else within, between)
+
+
+_ENOUGH_RANKS: Final = 5
+
+
+def _farthest(ranks: int, freedom: float) -> float:
+    """Quantile of Student's t that the farthest of so many reaches once in a hundred times; Fisher's expansion, two terms."""
+    z = NormalDist().inv_cdf(1 - LIMIT / ranks)
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

@@ -22,6 +22,7 @@ from rankscope.analysis.detail import detail_of, with_parts
 from rankscope.analysis.detail_result import RankDetail
 from rankscope.analysis.fabric import Fabric
 from rankscope.analysis.late import device_signals, find_late, too_few
+from rankscope.analysis.ledger import ledger_of_blame
 from rankscope.analysis.links import ToldLink
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.own_time import Slow
@@ -144,6 +145,7 @@ def analyze_traces(
         collectives=collectives,
         imposed_wait=imposed_result(blame) if matching.matches else [],
         imposed_wait_source="traces" if matching.matches else None,
+        ledger=ledger_of_blame(blame, "traces"),
         verdict=verdict,
         findings=findings,
     )
@@ -189,19 +191,25 @@ def imposed_result(blame: Blame) -> list[ImposedWait]:
 
 def late_named(slow: Slow, blame: Blame, window_us: float, signals: Signals, *, steps: int = 1) -> Named:
     """What there is to say of a rank that was late in windows, of ``window_us`` and ``steps`` steps each: per step."""
-    rank = slow.ranks[0]
-    victims = max(1, len(blame.ranks) - 1)
-    share = blame.share(rank)
+    victims = max(1, len(blame.ranks) - len(slow.ranks))
+    imposed, exposed = (sum(each[rank] for rank in slow.ranks) for each in (blame.imposed_us, blame.exposed_us))
+    total = sum(blame.imposed_us.values())
+    share = imposed / total if total > 0 else None
     evidence = [
-        Evidence(name="imposed_wait", value=blame.imposed_us[rank], unit="us", detail="summed over the victims"),
-        Evidence(name="imposed_wait_exposed", value=blame.exposed_us[rank], unit="us", detail="the part that no compute hid"),
+        Evidence(name="imposed_wait", value=imposed, unit="us", detail="summed over the victims"),
+        Evidence(name="imposed_wait_exposed", value=exposed, unit="us", detail="the part that no compute hid"),
         Evidence(
             name="saved",
             value=slow.gain_us / steps,
             unit="us",
             detail=f"per {'window' if steps == 1 else 'step'}, had it come with the last of the others",
         ),
-        Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the collectives with a clear last rank"),
+        Evidence(
+            name="last",
+            value=slow.last_share,
+            unit="ratio",
+            detail=f"of the {'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
+        ),
     ]
     if share is not None:
         evidence.append(Evidence(name="imposed_wait_share", value=share, unit="ratio", detail="of all imposed wait"))
@@ -213,11 +221,18 @@ def late_named(slow: Slow, blame: Blame, window_us: float, signals: Signals, *, 
         cause=cause_of(signals),
         phase=signals.phase,
         gain_us=slow.gain_us / steps,
-        wait_us=blame.exposed_us[rank] / victims / steps,
+        wait_us=exposed / victims / steps,
         step_us=window_us / steps,
         confidence=round(min(0.99, slow.stability * (1 - (slow.p_value or 0.0))), 3),
+        group=_where(blame, slow.ranks[0]),
         evidence=evidence,
     )
+
+
+def _where(blame: Blame, rank: int) -> str | None:
+    """The process group in which others waited most for a rank; ``None`` where there is one only."""
+    waits = {group: sum(row[1] for (origin, _), row in rows.items() if origin == rank) for group, rows in blame.rows.items()}
+    return max(waits, key=lambda group: waits[group])[0] if len(waits) > 1 else None
 
 
 def _read_all(

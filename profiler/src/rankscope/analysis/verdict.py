@@ -53,6 +53,8 @@ class Named:
     stage: int | None = None
     """The pipeline stage of the worst rank."""
     evidence: list[Evidence] = field(default_factory=list)
+    note: str = ""
+    """What else to say, a sentence of its own."""
 
 
 def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
@@ -89,6 +91,7 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
         rank=rank,
         host=host,
         cause=named.cause.cause,
+        explained_by=named.cause.explained_by,
         phase=named.phase,
         pattern=named.pattern,
         steps=setting.steps,
@@ -218,7 +221,7 @@ def _sentence(named: Named, setting: Setting) -> str:
             else (f"Rank {named.ranks[0]}{where} makes {others} wait {per}")
         )
         text += f": {cause.says} ({known})"
-    return text + "."
+    return f"{text}. {named.note}" if named.note else f"{text}."
 
 
 def _listed(ranks: list[int]) -> str:

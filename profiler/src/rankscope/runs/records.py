@@ -330,6 +330,11 @@ class HardwareSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ecc_uncorrected_errors: int | None = None
     pcie_replays: int | None = None
     nvlink_errors: int | None = None
+    pcie_link_width: int | None = None
+    """Lanes in use now."""
+    pcie_link_generation: int | None = None
+    """Now; idle GPUs fall back to save power."""
+    nvlinks_down: int | None = None
 
 
 RECORD_TYPES: Final[dict[str, type[msgspec.Struct]]] = {

@@ -43,6 +43,9 @@ _KEPT: Final[dict[str, _Kept]] = {
     "gpu_ecc_errors_total": _Kept("ecc_uncorrected_errors", whole=True, label=("error", "uncorrected")),
     "gpu_pcie_replays_total": _Kept("pcie_replays", whole=True),
     "gpu_nvlink_errors_total": _Kept("nvlink_errors", whole=True),
+    "gpu_pcie_link_width": _Kept("pcie_link_width", whole=True),
+    "gpu_pcie_link_generation": _Kept("pcie_link_generation", whole=True),
+    "gpu_nvlink_links": _Kept("nvlinks_down", whole=True, label=("state", "down")),
 }
 _INFO, _MIG_INFO, _UP, _DOWN, _THROTTLE = "gpu_info", "gpu_mig_info", "gpu_up", "gpu_down_info", "gpu_throttle_active"
 _WANTED: Final = frozenset({*_KEPT, _INFO, _MIG_INFO, _UP, _DOWN, _THROTTLE})

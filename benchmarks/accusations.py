@@ -1,0 +1,118 @@
+"""How often is a rank named that did nothing, and one found that did? Seeded own times of ranks, judged as step records are.
+
+usage: python benchmarks/accusations.py [--seeds N]
+
+Noise is log-normal and autocorrelated: it lasts for some steps. Every rank has a small bias of its own. Rates are given by how
+long the noise lasts as a share of the run, for noise as long as a run of a rank is a slow rank in that run. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import sys
+from collections import Counter
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.own_time import Judged, Slow, find_rotating, find_slow
+from rankscope.analysis.steps import StepTable
+
+STEP_US = 100_000.0
+RANKS = (2, 3, 4, 8, 16, 64)
+STEPS = (35, 200)
+LASTS = (1, 6, 20, 100)
+"""Steps that noise lasts for: (1 + r) / (1 - r) of an autocorrelation r, about."""
+SCATTER = (0.03, 0.2)
+BIAS = 0.01
+
+
+def own_times(rng: np.random.Generator, ranks: int, steps: int, lasts: float, scatter: float) -> np.ndarray:
+    """Own times of a run in which nothing is wrong, [ranks, steps]."""
+    keep = (lasts - 1) / (lasts + 1)
+    noise = rng.normal(size=(ranks, steps))
+    for step in range(1, steps):
+        noise[:, step] = keep * noise[:, step - 1] + np.sqrt(1 - keep**2) * noise[:, step]
+    return STEP_US * (1 + rng.normal(0, BIAS, size=(ranks, 1))) * np.exp(scatter * noise)
+
+
+def verdict(own: np.ndarray) -> Slow | None:
+    """Who is named, as for a run without windows."""
+    ranks, steps = own.shape
+    wall = own.max(axis=0) + 0.04 * STEP_US
+    table = StepTable(
+        attempt=0,
+        ranks=np.arange(ranks),
+        steps=np.arange(steps),
+        values={"own_us": own, "wall_us": np.tile(wall, (ranks, 1)), "blocked_us": wall - own},
+        start_unix_ns=np.zeros((ranks, steps), dtype=np.int64),
+        profiled=np.zeros((ranks, steps), dtype=bool),
+        tags={},
+    )
+    judged = Judged(table, np.arange(ranks), own, float(wall.mean()))
+    return find_rotating(judged) or find_slow(judged)
+
+
+def accusations(seeds: int) -> dict[str, Any]:
+    """Rates of false accusations by how long noise lasts, as a share of the run."""
+    classes: dict[str, Counter[str]] = {}
+    for ranks, steps, lasts, scatter in itertools.product(RANKS, STEPS, LASTS, SCATTER):
+        share = lasts / steps
+        name = "up to a tenth" if share <= 0.1 else "up to a third" if share <= 1 / 3 else "longer"
+        for seed in range(seeds):
+            rng = np.random.default_rng((ranks, steps, lasts, round(scatter * 100), seed))
+            found = verdict(own_times(rng, ranks, steps, lasts, scatter))
+            classes.setdefault(name, Counter()).update(["runs", "named"] if found else ["runs"])
+    return {name: {**count, "rate": count["named"] / count["runs"]} for name, count in classes.items()}
+
+
+PLANTED = {
+    # what: (slow ranks, pattern, extra share of a step of a slow rank at a step, in a world of 8)
+    "fixed, 20 % of a step": ([1], "fixed", lambda rank, _step: 0.2 * (rank == 1)),
+    "two ranks, 30 %": ([1, 3], "fixed", lambda rank, _step: 0.3 * (rank in {1, 3})),
+    "one step in ten, 100 %": ([1], "intermittent", lambda rank, step: 1.0 * (rank == 1 and step % 10 == 0)),
+    "one step in ten, 300 %": ([1], "intermittent", lambda rank, step: 3.0 * (rank == 1 and step % 10 == 0)),
+    "rotating, 60 %": (None, "rotating", lambda rank, step: 0.6 * (step % 8 == rank)),
+}
+
+
+def detections(seeds: int) -> dict[str, Any]:
+    """Of planted faults, how many are found, with which pattern, in 300 steps of 8 ranks whose noise lasts for 6."""
+    result: dict[str, Any] = {}
+    for what, (expected, pattern, extra) in PLANTED.items():
+        right = same = 0
+        for seed in range(seeds):
+            own = own_times(np.random.default_rng(seed), 8, 300, 6, 0.05)
+            own += STEP_US * np.array([[extra(rank, step) for step in range(300)] for rank in range(8)])
+            found = verdict(own)
+            hit = found is not None and (expected is None or sorted(found.ranks) == expected)
+            right += hit
+            same += hit and found is not None and found.pattern == pattern
+        result[what] = {"runs": seeds, "found": right / seeds, "with_the_right_pattern": same / seeds}
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20)
+    seeds = parser.parse_args().seeds
+    null, planted = accusations(seeds), detections(seeds)
+    usual = [null[name] for name in ("up to a tenth", "up to a third")]
+    rate = sum(one["named"] for one in usual) / sum(one["runs"] for one in usual)
+    found = min(one["found"] for one in planted.values())
+    budgets = [
+        {"name": "false accusations, noise of up to a third of the run", "value": rate, "limit": 0.02, "ok": rate <= 0.02},
+        {"name": "least found of any planted fault", "value": found, "limit": 0.95, "ok": found >= 0.95},
+    ]
+    figures = {"false_accusations_by_how_long_noise_lasts": null, "planted": planted, "seeds": seeds}
+    environment = {"python": platform.python_version(), "machine": platform.machine(), "rankscope": version("rankscope")}
+    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+    sys.exit(0 if all(budget["ok"] for budget in budgets) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Interval arithmetic for a handful of intervals, where arrays cost more than they save.
+
+A merged list is sorted and disjoint and has no empty interval, as ``intervals.Spans``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+Span = tuple[int, int]
+
+
+def merge(spans: Iterable[Span]) -> list[Span]:
+    """Any intervals, in any order; empty and negative ones vanish, touching ones become one."""
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if end <= start:
+            continue
+        if merged and start <= merged[-1][1]:
+            if end > merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def length(merged: Iterable[Span]) -> int:
+    """Total length of a merged list."""
+    return sum(end - start for start, end in merged)
+
+
+def covered(merged: Iterable[Span], by: Sequence[Span]) -> int:
+    """How much of one merged list lies in another one."""
+    total = 0
+    for start, end in merged:
+        for at in range(max(0, bisect_right(by, (start, start)) - 1), len(by)):
+            low, high = by[at]
+            if low >= end:
+                break
+            total += max(0, min(end, high) - max(start, low))
+    return total

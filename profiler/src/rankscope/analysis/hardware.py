@@ -1,0 +1,167 @@
+"""Readings of GPUs, as the host's exporter had them, per step of the rank that trains on the GPU.
+
+A reading belongs to the step that the GPU's own rank was in at that moment, by the clock of the host that both live on; so no
+two hosts' clocks are compared with each other.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.runs.records import HardwareSample
+
+Values = NDArray[np.float64]
+
+GAUGES: Final = (
+    "utilization_ratio",
+    "temperature_celsius",
+    "power_watts",
+    "sm_clock_hertz",
+    "pcie_link_width",
+    "pcie_link_generation",
+    "nvlinks_down",
+)
+COUNTERS: Final = ("xid_errors", "ecc_uncorrected_errors", "pcie_replays", "nvlink_errors")
+REASONS: Final = (
+    "gpu_idle",
+    "applications_clocks",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal",
+    "hw_thermal",
+    "hw_power_brake",
+    "display_clocks",
+)
+"""What the exporter knows as reasons for a lowered clock."""
+
+MAX_SAMPLES: Final = 16_384
+"""Kept per GPU, a day of readings every 5 s; of longer runs every second one, or every fourth …"""
+
+_IDLE: Final = 0.1
+"""A GPU that is used less than this lowers clock and link to save power: that is no fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Readings of one GPU in order of time; arrays are [samples], NaN where the GPU did not tell."""
+
+    unix_ns: NDArray[np.int64]
+    values: dict[str, Values]
+    """Gauge, counter or ``reason.NAME`` (1 while it was active) to its values."""
+    simulated: bool = False
+
+    def where(self, keep: NDArray[np.bool_]) -> Readings:
+        """The readings marked ``keep`` [samples]."""
+        return Readings(self.unix_ns[keep], {name: values[keep] for name, values in self.values.items()}, self.simulated)
+
+    def known(self, name: str) -> Values:
+        """The values of one name, without those that are missing."""
+        values = self.values[name]
+        return values[np.isfinite(values)]
+
+    def busy(self) -> Readings:
+        """Without the readings that show the GPU idle; one that does not tell its use counts as busy."""
+        idle = (self.values["utilization_ratio"] < _IDLE) | (self.values["reason.gpu_idle"] == 1)
+        return self.where(~idle)
+
+    def rises(self, name: str) -> tuple[float, int | None] | None:
+        """How much a counter rose, and when that was first seen; ``None`` with fewer than two values.
+
+        A counter that fell was reset, and counts from zero.
+        """
+        values = self.values[name]
+        at = np.flatnonzero(np.isfinite(values))
+        if len(at) < 2:
+            return None
+        rise = np.diff(values[at])
+        rise = np.where(rise < 0, values[at[1:]], rise)
+        up = np.flatnonzero(rise > 0)
+        return float(rise.sum()), int(self.unix_ns[at[1:][up[0]]]) if len(up) else None
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Readings of one GPU while they are read."""
+
+    stride: int = 1
+    seen: int = 0
+    times: array[int] = field(default_factory=lambda: array("q"))
+    columns: dict[str, array[float]] = field(
+        default_factory=lambda: {name: array("d") for name in (*GAUGES, *COUNTERS, *(f"reason.{one}" for one in REASONS))}
+    )
+    simulated: bool = False
+
+    def add(self, sample: HardwareSample) -> None:
+        self.seen += 1
+        if (self.seen - 1) % self.stride:
+            return
+        self.times.append(sample.unix_ns)
+        for name in (*GAUGES, *COUNTERS):
+            value = getattr(sample, name)
+            self.columns[name].append(float("nan") if value is None else float(value))
+        active = sample.throttle_reasons
+        for reason in REASONS:
+            self.columns[f"reason.{reason}"].append(float("nan") if active is None else float(reason in active))
+        self.simulated = self.simulated or sample.simulated
+        if len(self.times) > MAX_SAMPLES:
+            self.stride *= 2
+            self.times = self.times[::2]
+            self.columns = {name: column[::2] for name, column in self.columns.items()}
+
+    def readings(self) -> Readings:
+        times = np.array(self.times, dtype=np.int64)
+        order = np.argsort(times, kind="stable")
+        values = {name: np.array(column, dtype=np.float64)[order] for name, column in self.columns.items()}
+        return Readings(times[order], values, self.simulated)
+
+
+def bare(uuid: str) -> str:
+    """A uuid without ``GPU-`` or ``MIG-``: CUDA gives a MIG device's without saying that it is one."""
+    kind, _, rest = uuid.partition("-")
+    return rest if kind in ("GPU", "MIG") else uuid
+
+
+def readings_of(samples: Iterable[HardwareSample], wanted: Iterable[str], between_ns: tuple[int, int]) -> dict[str, Readings]:
+    """Readings of the GPUs ``wanted`` (uuids) within a time; of those without any, nothing.
+
+    What a MIG device shares with its neighbours (clock, heat, power, links, errors) is in the row of the GPU that it is a part
+    of, so that stands for it.
+    """
+    names = {bare(uuid): uuid for uuid in wanted}
+    parents: dict[str, str] = {}
+    kept: dict[str, _Kept] = {}
+    for sample in samples:
+        if sample.gpu_uuid is None or sample.missing is not None or not between_ns[0] <= sample.unix_ns <= between_ns[1]:
+            continue
+        name = bare(sample.gpu_uuid)
+        if name in names and sample.parent_uuid is not None:
+            parents[name] = bare(sample.parent_uuid)
+        elif name in names or name in parents.values():
+            kept.setdefault(name, _Kept()).add(sample)
+    found = {name: one.readings() for name, one in kept.items()}
+    return {uuid: found[at] for name, uuid in names.items() if (at := parents.get(name, name)) in found}
+
+
+def in_steps(readings: Readings, starts_ns: NDArray[np.int64], walls_us: Values, wanted: NDArray[np.bool_]) -> Readings:
+    """The readings taken within those steps of the GPU's rank that are marked ``wanted``; all arrays are [steps]."""
+    recorded = np.flatnonzero(np.isfinite(walls_us) & (starts_ns > 0))
+    if not len(recorded):
+        return readings.where(np.zeros(len(readings.unix_ns), dtype=bool))
+    steps = recorded[np.argsort(starts_ns[recorded], kind="stable")]
+    at = np.searchsorted(starts_ns[steps], readings.unix_ns, side="right") - 1
+    step = steps[np.maximum(at, 0)]
+    inside = (at >= 0) & (readings.unix_ns - starts_ns[step] < walls_us[step] * 1000)
+    return readings.where(inside & wanted[step])
+
+
+def median_of(readings: Mapping[int, Readings], name: str, *, at_least: int) -> float | None:
+    """The median over GPUs of each one's median; ``None`` when none has so many values."""
+    each = [float(np.median(values)) for one in readings.values() if len(values := one.known(name)) >= at_least]
+    return float(np.median(each)) if each else None

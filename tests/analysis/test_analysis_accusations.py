@@ -1,0 +1,160 @@
+"""Whom own times name: patterns, several at once, and nobody when there is only noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.own_time import Judged, Slow, find_rotating, find_slow, period, saved, saved_by_each
+from rankscope.analysis.significance import chance_reaches
+from rankscope.analysis.steps import StepTable
+
+Matrix = NDArray[np.float64]
+
+
+def noisy(seed: int, ranks: int, steps: int, *, lasts: int = 1, scatter: float = 0.1, bias: float = 0.01) -> Matrix:
+    """Own times around 100 ms; the noise of a rank lasts for some steps, and each rank differs a little."""
+    rng = np.random.default_rng((seed, ranks, steps, lasts))
+    keep = (lasts - 1) / (lasts + 1)
+    noise = rng.normal(size=(ranks, steps))
+    for step in range(1, steps):
+        noise[:, step] = keep * noise[:, step - 1] + np.sqrt(1 - keep**2) * noise[:, step]
+    times: Matrix = 100_000 * (1 + rng.normal(0, bias, size=(ranks, 1))) * np.exp(scatter * noise)
+    return times
+
+
+def found(own: Matrix) -> Slow | None:
+    ranks, steps = own.shape
+    wall = own.max(axis=0) + 4_000
+    table = StepTable(
+        attempt=0,
+        ranks=np.arange(ranks),
+        steps=np.arange(steps),
+        values={"own_us": own, "wall_us": np.tile(wall, (ranks, 1)), "blocked_us": wall - own},
+        start_unix_ns=np.zeros((ranks, steps), dtype=np.int64),
+        profiled=np.zeros((ranks, steps), dtype=bool),
+        tags={},
+    )
+    judged = Judged(table, np.arange(ranks), own, float(wall.mean()))
+    return find_rotating(judged) or find_slow(judged)
+
+
+def test_at_most_one_run_in_fifty_accuses_somebody_of_noise() -> None:
+    accused = runs = 0
+    for ranks in (2, 3, 4, 8, 16, 64):
+        for steps, lasts in ((35, 1), (35, 4), (200, 1), (200, 10), (200, 30)):
+            for seed in range(5):
+                runs += 1
+                accused += found(noisy(seed, ranks, steps, lasts=lasts, scatter=0.2 if seed % 2 else 0.03)) is not None
+    assert accused / runs <= 0.02, f"{accused} of {runs}"
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 32])
+@pytest.mark.parametrize("seed", range(3))
+def test_one_step_in_ten_is_intermittent(ranks: int, seed: int) -> None:
+    own = noisy(seed, ranks, 200, lasts=4, scatter=0.05)
+    own[1, ::10] += 150_000
+    slow = found(own)
+    assert slow is not None
+    assert (slow.ranks, slow.pattern) == ([1], "intermittent")
+    assert slow.affected.mean() == pytest.approx(0.1, abs=0.01)
+    assert period(np.flatnonzero(slow.affected)) == 10
+    assert slow.stability > 0.9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_at_once_are_both_named_and_the_confidence_is_that_of_the_less_certain(seed: int) -> None:
+    own = noisy(seed, 8, 200, lasts=4, scatter=0.05)
+    own[1] += 30_000
+    own[6] += 30_000
+    slow = found(own)
+    assert slow is not None
+    assert (sorted(slow.ranks), slow.pattern) == ([1, 6], "fixed")
+    assert slow.p_value is not None
+    assert slow.p_value <= 0.01
+    assert slow.stability > 0.95, "either one against those that are not slow, not against each other"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_moves_on_is_rotating_also_in_a_long_run(seed: int) -> None:
+    own = noisy(seed, 8, 300, scatter=0.05)
+    own[np.arange(300) % 8, np.arange(300)] += 60_000
+    slow = found(own)
+    assert slow is not None
+    assert (sorted(slow.ranks), slow.pattern) == (list(range(8)), "rotating")
+
+
+def test_a_constant_excess_is_fixed_however_noisy_it_is() -> None:
+    own = noisy(3, 4, 200, scatter=0.3)
+    own[2] += 80_000
+    slow = found(own)
+    assert slow is not None
+    assert (slow.ranks, slow.pattern) == ([2], "fixed")
+
+
+def test_how_often_and_how_regularly_is_said(synthetic: Callable[..., Any]) -> None:
+    plan = lambda rank, step: {"us": 200_000} if rank == 3 and step % 10 == 0 else None  # noqa: E731
+    analysis = analyze([synthetic(steps=120, plan=plan).write()])
+    assert (analysis.verdict.rank, analysis.verdict.pattern) == (3, "intermittent")
+    assert "It is slow in 10% of the steps, one in 10." in analysis.verdict.summary
+    evidence = {one.name: one.value for one in analysis.findings[0].evidence}
+    assert evidence["period"] == 10
+    assert evidence["slow_steps"] == pytest.approx(0.1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([0, 10, 20, 30, 40], 10),
+        ([0, 10, 30, 40, 50, 60], 10),
+        ([3, 10, 20, 30, 40, 50], 10),
+        ([0, 1, 2, 3, 4], None),
+        ([0, 7, 9, 30, 41], None),
+        ([0, 10, 20, 30], None),
+        ([], None),
+    ],
+)
+def test_a_period_is_one_that_most_steps_keep(steps: list[int], expected: int | None) -> None:
+    assert period(np.array(steps, dtype=np.int64)) == expected
+
+
+@given(st.integers(2, 50), st.integers(0, 10**6), st.lists(st.integers(0, 9), min_size=5, max_size=40, unique=True))
+def test_a_period_does_not_depend_on_where_one_begins_to_count(every: int, first: int, kept: list[int]) -> None:
+    steps = np.array(sorted(kept), dtype=np.int64)
+    assert period(steps * every + first) == period(steps * every)
+    regular = np.arange(len(kept)) * every + first
+    assert period(regular) == every
+
+
+@given(st.integers(0, 99), st.integers(1, 12), st.integers(5, 60), st.floats(1e-3, 1e3), st.floats(-1e3, 1e3))
+def test_what_chance_reaches_grows_with_the_noise_and_not_with_its_mean(
+    seed: int, ranks: int, steps: int, scale: float, mean: float
+) -> None:
+    noise = np.random.default_rng(seed).normal(size=(steps, ranks))
+    reached = chance_reaches(noise, ranks + 1)
+    assert reached >= 0
+    assert chance_reaches(scale * noise, ranks + 1) == pytest.approx(scale * reached)
+    assert chance_reaches(noise + mean, ranks + 1) == pytest.approx(reached, rel=1e-6)
+    assert chance_reaches(noise, ranks + 100) >= reached
+    assert chance_reaches(np.zeros((steps, ranks)), ranks + 1) == 0
+
+
+def test_noise_that_lasts_as_long_as_the_run_tells_nothing_of_few_ranks() -> None:
+    drift = np.cumsum(np.random.default_rng(1).normal(size=(30, 2)), axis=0)
+    assert chance_reaches(drift, 3) > np.ptp(drift, axis=0).max(), "as if each step told something, a third of that would do"
+    assert chance_reaches(np.random.default_rng(1).permuted(drift, axis=0), 3) < 0.5 * np.ptp(drift, axis=0).max()
+
+
+@given(st.integers(2, 9), st.data())
+def test_what_each_rank_costs_is_what_healing_it_alone_saves(ranks: int, data: st.DataObject) -> None:
+    times = st.lists(st.integers(0, 50), min_size=ranks, max_size=ranks)
+    own = np.array(data.draw(st.lists(times, min_size=1, max_size=9)), dtype=float).T
+    each = [saved(own, np.arange(ranks) == row).mean() for row in range(ranks)]
+    assert saved_by_each(own) == pytest.approx(each)
