@@ -85,7 +85,7 @@ def test_the_graph_plays_the_step_and_less_slowness_is_never_slower(
     # and without any slowness no longer than the middle of the ranks everywhere
     ideal = finish(graph, real=False)
     assert ideal <= graph.measured
-    assert ideal <= float(np.sort(work, axis=0)[(len(work) - 1) // 2].sum() + sum(transfer))
+    assert ideal <= float(np.sort(work, axis=0)[(len(work) - 1) // 2].sum() + sum(transfer)) * (1 + 1e-12)
     for rank in range(len(work)):
         assert ideal <= finish(graph, real=graph.ranks != rank) <= graph.measured
     # and scaled by what all its times are, and the same whoever the ranks are

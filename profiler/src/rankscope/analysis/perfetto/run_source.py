@@ -159,9 +159,10 @@ class RunSource:
         for row in sorted(windows, key=lambda row: (row.start_unix_ns, -row.window_us)):
             start = correct(row.start_unix_ns)
             args: dict[str, Any] = {
-                name: getattr(row, name)
+                name: value
                 for name in row.__struct_fields__
-                if name.endswith("_us") or name in {"events", "window_basis", "truncated"}
+                if (name.endswith("_us") or name in {"events", "window_basis", "truncated"})
+                and (value := getattr(row, name)) not in (None, {})
             }
             if row.looked_wrong:
                 args["looked_wrong"] = row.looked_wrong

@@ -110,7 +110,8 @@ def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -
     matching = consistent(matching, clocks)
     if not matching.matches:
         return insufficient(source, "no collective could be matched across the ranks")
-    transfers = matching.excluded.get("p2p", 0)
+    # Each is there twice: as a send and as a receive.
+    transfers = sum(row.p2p for reduction in profiled.reductions.values() for row in reduction.collectives) // 2
     if transfers > _MUCH * len(matching.matches):
         return insufficient(
             source, f"{transfers} point-to-point transfers make ranks wait for each other, and are not in the graph"
@@ -121,7 +122,7 @@ def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -
     if profiled.evidence == "windows" and len(graphs) < _FEW:
         return insufficient(source, f"{len(graphs)} profiled steps that all ranks have; {_FEW} needed to speak for a run")
     ranks = len(windows[graphs[0].step])
-    left = matching.unmatched + sum(matching.excluded.values())
+    left = matching.unmatched + sum(matching.excluded.values()) + len(matching.directed)
     missing = (source.world_size or 0) - ranks
     warnings = [
         *source.warnings,
