@@ -247,7 +247,7 @@ def test_a_pipeline_whose_transfers_are_not_in_the_graph_is_too_little(synthetic
         add_windows(path, rank, breakdowns, [*collectives, *sends])
     result = whatif([path])
     assert result.status == "insufficient_data"
-    assert "6 point-to-point transfers" in result.summary
+    assert "12 point-to-point transfers" in result.summary
 
 
 def test_traces_of_eight_ranks_are_played_as_they_were(shared_data: Path) -> None:
