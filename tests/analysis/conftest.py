@@ -20,6 +20,7 @@ from rankscope.runs.records import (
     EndReason,
     Phase,
     PhaseTimes,
+    Pipeline,
     RankInfo,
     RunInfo,
     StepBreakdown,
@@ -70,6 +71,7 @@ class SyntheticRun:
     end_reasons: dict[int, EndReason] = field(default_factory=dict)
     coordinates: dict[int, dict[str, int]] = field(default_factory=dict)
     """Rank to its place in the parallel layout."""
+    pipeline: Pipeline | None = None
 
     def write(self) -> Path:
         rng = np.random.default_rng(self.seed)
@@ -84,7 +86,9 @@ class SyntheticRun:
                 currency="EUR",
             ),
         )
-        create_attempt(self.path, AttemptInfo(attempt=0, start_unix_ns=10**18, world_size=self.ranks, backend="nccl"))
+        create_attempt(
+            self.path, AttemptInfo(attempt=0, start_unix_ns=10**18, world_size=self.ranks, backend="nccl", pipeline=self.pipeline)
+        )
         rows = self._records(rng)
         for rank in range(self.ranks):
             kept = rows[rank][: self.lost_after.get(rank, self.steps)]

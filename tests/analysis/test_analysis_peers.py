@@ -67,10 +67,17 @@ def test_of_two_slow_ranks_in_two_stages_the_one_that_costs_more_is_named(synthe
 
 
 def test_stages_of_one_rank_each_have_nobody_to_be_compared_with(synthetic: Synthetic) -> None:
-    analysis = analyze([synthetic(plan=by_design(1), coordinates=stages("pp", 4, 1)).write()])
-    assert analysis.verdict.kind == "insufficient_data"
-    assert "every pipeline stage is on one rank" in analysis.verdict.summary
+    apart = stages("pp", 4, 1)
+    analysis = analyze([synthetic(plan=by_design(1), coordinates=apart).write()])
+    assert (analysis.verdict.kind, analysis.verdict.rank, analysis.verdict.stage) == ("pipeline_bubble", None, 3)
+    assert "Every pipeline stage is on one rank" in analysis.verdict.summary
     assert analysis.imposed_wait == []
+
+
+def test_stages_of_one_rank_each_that_hardly_wait_leave_nothing_to_say(synthetic: Synthetic) -> None:
+    verdict = analyze([synthetic(coordinates=stages("pp", 4, 1)).write()]).verdict
+    assert verdict.kind == "insufficient_data"
+    assert "every pipeline stage is on one rank" in verdict.summary
 
 
 @pytest.mark.parametrize("seed", [20, 31])  # looked at by itself, one of their stages has a rank beyond chance

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import HashStore  # noqa: E402
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
 
 from rankscope.profiler.rank import layout  # noqa: E402
+from rankscope.runs.records import Pipeline  # noqa: E402
 
 
 class Mesh:
@@ -189,3 +190,19 @@ def test_a_pipeline_stage_without_a_named_group_is_found_by_its_object(monkeypat
     noted(Mesh((2, 2), ("pipeline", "dp"), (0, 1)))
     assert layout.find_layout(None).coordinates == {"pipeline": 0, "dp": 1}, "the script's name for it"
     del stage
+
+
+def test_how_a_pipeline_schedules_its_micro_batches_is_read_off_it() -> None:
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    gc.collect()
+    assert layout.find_pipeline() is None, "the module alone says nothing"
+
+    class Interleaved(schedules.PipelineScheduleMulti):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            self._n_microbatches, self._stages = 8, [object(), object()]
+
+    schedule = Interleaved()
+    assert layout.find_pipeline() == Pipeline(schedule="Interleaved", microbatches=8, chunks=2)
+    del schedule._n_microbatches
+    assert layout.find_pipeline() is None, "another version of it: nothing is known, nothing breaks"
+    del schedule

@@ -105,6 +105,32 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
             _SHOW,
         ),
     ),
+    AdviceRow(
+        "pipeline_bubble",
+        None,
+        "schedule",
+        (
+            "Use more micro-batches per step, or gradient accumulation: twice as many nearly halve the schedule's bubble",
+            "Try an interleaved or zero-bubble schedule",
+            _SHOW,
+        ),
+    ),
+    AdviceRow(
+        "pipeline_bubble",
+        None,
+        "stage_imbalance",
+        ("Move layers from the slowest stage to the others; embeddings and the loss count, too", _SHOW),
+    ),
+    AdviceRow(
+        "pipeline_bubble",
+        None,
+        None,
+        (
+            "See what the ranks wait in: rankscope capture {run} --steps 3",
+            "Check the links between the stages' hosts; smaller activations (lower precision) travel faster",
+            _SHOW,
+        ),
+    ),
     AdviceRow("input_bound", None, None, ("Raise num_workers and prefetch_factor of the DataLoader; check the storage", _SHOW)),
     AdviceRow(
         "host_bound",

@@ -27,6 +27,8 @@ class Shares:
     compute: float | None = None
     idle: float | None = None
     """Of an accelerator that has nothing to do; on a CPU build idle says nothing."""
+    bubble: float | None = None
+    """Waiting of a pipeline's ranks; communication and waiting are parts of it and not known apart."""
     between_steps: float | None = None
     """On CPU ranks: between the steps, neither computing nor waiting for anybody, nor for a CPU."""
     stalled: float | None = None
@@ -52,6 +54,7 @@ class LimitRow:
 LIMITS: Final[tuple[LimitRow, ...]] = (
     LimitRow("input_bound", "input", 0.25, "of the step goes into waiting for the data loader"),
     LimitRow("communication_bound", "communication", 0.30, "of the step goes into communication that no compute hides"),
+    LimitRow("pipeline_bubble", "bubble", 0.25, "of the step the pipeline's ranks wait for each other"),
     LimitRow("host_bound", "idle", 0.35, "of the step the device has nothing to do: the host does not keep it busy"),
     LimitRow(
         "host_bound",

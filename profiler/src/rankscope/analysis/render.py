@@ -35,6 +35,7 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False) ->
         _source(analysis, width),
         _rank_table(analysis, width),
         _imposed_table(analysis, width),
+        _pipeline_table(analysis, width),
         _more_findings(analysis, width),
         _next(analysis, width),
     ]
@@ -172,6 +173,25 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
 def _imposed_row(row: ImposedWait) -> list[str]:
     share = _UNKNOWN if row.share is None else f"{row.share:.1%}"
     return [str(row.rank), _duration(row.imposed_us), _duration(row.imposed_exposed_us), share]
+
+
+def _pipeline_table(analysis: Analysis, width: int) -> str:
+    found = analysis.pipeline
+    if found is None:
+        return ""
+    cells = [["stage", "ranks", "busy/step", "waits"]]
+    cells += [
+        [str(one.stage), str(len(one.ranks)), duration(one.busy_us), f"{one.bubble:.1%}"] for one in found.stages[:SHOWN_RANKS]
+    ]
+    schedule = found.schedule or "of an unknown schedule"
+    of = f", {found.microbatches} micro-batches" if found.microbatches is not None else ""
+    ideal = f", {found.ideal_bubble:.1%} with equal stages" if found.ideal_bubble is not None else ""
+    uneven = f"; busiest micro-batch {found.microbatch_imbalance:+.0%}" if found.microbatch_imbalance is not None else ""
+    lines = textwrap.wrap(f"pipeline {schedule}{of}: waits {found.bubble:.1%} of the step{ideal}{uneven}", width)
+    lines += _aligned(cells)
+    if len(found.stages) > SHOWN_RANKS:
+        lines.append(f"and {len(found.stages) - SHOWN_RANKS} more")
+    return "\n".join(lines)
 
 
 def _more_findings(analysis: Analysis, width: int) -> str:

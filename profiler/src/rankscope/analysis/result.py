@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.runs.records import DeviceKind, Phase, WindowBasis
 
 ANALYSIS_SCHEMA: Final = "rankscope.analysis/1"
@@ -185,3 +186,5 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     findings: list[Finding]
     """Most costly first."""
+    pipeline: PipelineResult | None = None
+    """Bubbles and stages; ``None`` without a pipeline, or where the records do not tell own time."""

@@ -19,6 +19,7 @@ from rankscope.analysis.matching import match_collectives
 from rankscope.analysis.odd_windows import odd_windows
 from rankscope.analysis.own_time import imposed_wait, judge
 from rankscope.analysis.peers import peer_groups
+from rankscope.analysis.pipeline import pipeline_of
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
@@ -76,6 +77,7 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
         imposed_wait_source=("windows" if run.matching.matches else "steps") if imposed else None,
         verdict=verdict,
         findings=findings,
+        pipeline=run.pipeline,
     )
 
 
@@ -117,6 +119,9 @@ def _read(path: os.PathLike[str]) -> RunEvidence:
         clocks=clocks,
         blame=assign_blame(matching.matches, clocks, ranks),
         damaged=damaged,
+        pipeline=pipeline_of(
+            table, infos, None if about is None else about.pipeline, {rank: one.collectives for rank, one in windows.items()}
+        ),
         liveness=liveness(table, infos, start_unix_ns=started, now=time.time()),
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import Shares, shares_of_steps, shares_of_windows
+from rankscope.analysis.bubble import explained
 from rankscope.analysis.cause import Signals, cause_of, signals_of
 from rankscope.analysis.clock import Clocks
 from rankscope.analysis.late import busy_excess, find_late, too_few
@@ -29,6 +30,7 @@ from rankscope.analysis.own_time import (
     too_short,
 )
 from rankscope.analysis.peers import peer_groups, stage_of
+from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Evidence, Finding, Verdict
 from rankscope.analysis.significance import LIMIT, blocks_needed
@@ -56,6 +58,8 @@ class RunEvidence:
     blame: Blame
     damaged: int
     """Records with impossible times, left out."""
+    pipeline: PipelineResult | None
+    """``None``: there is none, or it is not seen."""
     liveness: Liveness
     """Whether it goes on."""
 
@@ -95,16 +99,25 @@ def _shares(run: RunEvidence) -> Shares:
     """Communication and compute from windows where there are any, for only they see what compute hides; the rest from records."""
     on_cpu = not any(info.device_kind != "cpu" for info in run.infos.values())
     always = shares_of_steps(run.table, on_cpu=on_cpu)
+    if run.pipeline is not None:
+        always = replace(always, bubble=run.pipeline.bubble, communication=None, waiting=None)
     breakdowns = [row for reduction in run.windows.values() for row in reduction.breakdowns]
     if not breakdowns:
         return always
     wait = sum(run.blame.wait_us.values()) if run.matching.matches else None
     seen = shares_of_windows(breakdowns, wait_us=wait)
-    return replace(seen, input=always.input, between_steps=always.between_steps, stalled=always.stalled)
+    if run.pipeline is not None:
+        # Waiting for other stages looks like communication that no compute hides.
+        seen = replace(seen, communication=None, waiting=None)
+    return replace(seen, bubble=always.bubble, input=always.input, between_steps=always.between_steps, stalled=always.stalled)
 
 
 def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[Verdict, list[Finding]]:
     """The verdict, and all findings, most costly first."""
+    return explained(*_run_verdict(run, price, currency), run.pipeline, run.path)
+
+
+def _run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[Verdict, list[Finding]]:
     setting = _setting(run, price, currency)
 
     if not len(run.table.steps):
@@ -117,7 +130,7 @@ def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[V
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     comparable = [judged for peers in peer_groups(run.ranks, run.infos) if (judged := judge(run.table, peers)) is not None]
     if not comparable:
-        return _from_windows(run, setting, shares) or _too_little(run, *_missing(run))
+        return _from_windows(run, setting, shares) or _of_stages(run, setting, shares) or _too_little(run, *_missing(run))
     found = [(judged, slow) for judged in comparable if (slow := find_slow(judged) or find_rotating(judged)) is not None]
     calm = [judged for judged in comparable if all(judged is not other for other, _ in found)]
     found = [one for one in found if (one[1].p_value or 0.0) + by_chance_elsewhere(*one, calm) <= LIMIT]
@@ -142,6 +155,15 @@ def _missing(run: RunEvidence) -> tuple[str, Lack]:
         return "every pipeline stage is on one rank, so its own time has none to be compared with", "one_rank_per_stage"
     steps = len(run.table.steps)
     return f"{steps} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed", "few_steps"
+
+
+def _of_stages(run: RunEvidence, setting: Setting, shares: Shares) -> tuple[Verdict, list[Finding]] | None:
+    """What limits a pipeline of which every stage is on one rank: nobody can be named, but the step can be explained."""
+    if run.pipeline is None:
+        return None
+    why = "Every pipeline stage is on one rank, so there is none to compare it with"
+    verdict, findings = nobody(shares, setting, confidence=None, why=why)
+    return (verdict, findings) if findings else None
 
 
 def _nobody_slow(

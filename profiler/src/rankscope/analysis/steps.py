@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -150,7 +150,7 @@ class StepTable:
         return cls.from_records(attempt, {rank: reader.steps(attempt, rank) for rank in ranks})
 
     @classmethod
-    def from_records(cls, attempt: int, records: dict[int, Iterable[StepRecord]]) -> Self:
+    def from_records(cls, attempt: int, records: Mapping[int, Iterable[StepRecord]]) -> Self:
         """Table of the records of each rank. A step recorded twice by a rank counts as last written."""
         ranks = sorted(records)
         # Columns per rank first: a thousand ranks' records as objects would fill memory, their numbers do not.

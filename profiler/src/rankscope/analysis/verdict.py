@@ -146,7 +146,7 @@ def limits(shares: Shares, setting: Setting, *, lead: str, confidence: float | N
                     unit="ratio",
                     detail=f"of the {setting.unit}, from {measured.get(name, 'step records')}",
                 )
-                for name in ("input", "communication", "waiting", "compute", "idle", "between_steps", "stalled")
+                for name in ("input", "bubble", "communication", "waiting", "compute", "idle", "between_steps", "stalled")
                 if (value := getattr(shares, name)) is not None
             ],
         )

@@ -36,6 +36,16 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     run is shown. What ranks record about their steps is always measured."""
 
 
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the micro-batches of a pipeline are scheduled."""
+
+    schedule: str
+    """Name of the schedule's class: ``ScheduleGPipe``, ``Schedule1F1B``, ``ScheduleInterleaved1F1B`` …"""
+    microbatches: int | None = None
+    chunks: int = 1
+    """Chunks of the model per rank; more than one in interleaved schedules."""
+
+
 class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``attempts/NNN/attempt.json``: one per (elastic) start."""
 
@@ -50,6 +60,8 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """What tells the job of an elastic agent from others in the same folder; ``None``: there is no such agent."""
     layout: dict[str, int] = {}
     """Parallel layout when known, name of a dimension to its size, outermost first: ``{"dp": 4, "tp": 2}``."""
+    pipeline: Pipeline | None = None
+    """``None``: there is none, or it is not one of torch's own."""
 
 
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.rank.layout import find_layout
+from rankscope.profiler.rank.layout import find_layout, find_pipeline
 from rankscope.profiler.settings import PREFIX, RecorderSettings, as_recorded
 from rankscope.profiler.starts import process_start_unix_ns, start_key
 from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo
@@ -53,6 +53,7 @@ def identify(settings: RecorderSettings) -> Hello:
             versions=_versions(),
             start_key=start_key(os.environ),
             layout=layout.sizes,
+            pipeline=find_pipeline(),
         ),
         rank=RankInfo(
             rank=rank,

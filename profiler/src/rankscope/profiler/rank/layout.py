@@ -17,6 +17,8 @@ from typing import Any, Final, NamedTuple
 from torch import distributed as dist
 from torch.compiler import is_compiling
 
+from rankscope.runs.records import Pipeline
+
 _TOLD: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*")
 _MESH_GROUP: Final = "mesh_"
 _UNNAMED: Final = ("default", "dim_")
@@ -160,14 +162,28 @@ def _of_groups() -> Layout:
 
 
 def _of_pipelines() -> Layout:
-    """From torch's own pipeline stages, whose group needs no name. Looks at every object, where there is anything to be found."""
-    module = sys.modules.get("torch.distributed.pipelining.stage")
-    kind = getattr(module, "_PipelineStageBase", None)
+    """From torch's own pipeline stages, whose group needs no name."""
+    thing = _living("torch.distributed.pipelining.stage", "_PipelineStageBase")
+    return _NOWHERE if thing is None else Layout({"pp": int(thing.group_rank)}, {"pp": int(thing.group_size)})
+
+
+def find_pipeline() -> Pipeline | None:
+    """How torch's own pipelining schedules micro-batches here; ``None`` where it does not. Never raises."""
+    with suppress(Exception):  # others' objects, in whatever state
+        thing = _living("torch.distributed.pipelining.schedules", "_PipelineSchedule")
+        if thing is not None:
+            chunks = len(getattr(thing, "_stages", ())) or 1
+            return Pipeline(schedule=type(thing).__name__, microbatches=int(thing._n_microbatches), chunks=chunks)  # noqa: SLF001  # there is no public name
+    return None
+
+
+def _living(module: str, name: str) -> Any:
+    """Any object of that class or of one derived from it. Looks at every object, where the module is loaded."""
+    kind = getattr(sys.modules.get(module), name, None)
     if kind is None:
-        return _NOWHERE
+        return None
     kinds = {kind}
     while more := {deeper for one in kinds for deeper in one.__subclasses__()} - kinds:
         kinds |= more
     # Asking who refers to the classes goes through all objects several times faster than Python would.
-    thing: Any = next((thing for thing in gc.get_referrers(*kinds) if type(thing) in kinds), None)
-    return _NOWHERE if thing is None else Layout({"pp": int(thing.group_rank)}, {"pp": int(thing.group_size)})
+    return next((thing for thing in gc.get_referrers(*kinds) if type(thing) in kinds), None)
