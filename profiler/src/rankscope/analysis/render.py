@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from rankscope.analysis.render_costs import advice_text, memory_text, throughput_text, waterfall_text
 from rankscope.analysis.result import Analysis, ImposedWait, RankResult
 from rankscope.analysis.verdict import duration
 
@@ -36,7 +37,11 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False) ->
         _rank_table(analysis, width),
         _imposed_table(analysis, width),
         _pipeline_table(analysis, width),
+        waterfall_text(analysis, width),
+        throughput_text(analysis, width),
+        memory_text(analysis, width),
         _more_findings(analysis, width),
+        advice_text(analysis, width),
         _next(analysis, width),
     ]
     text = _printable("\n\n".join(part for part in parts if part))

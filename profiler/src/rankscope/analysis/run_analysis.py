@@ -23,6 +23,7 @@ from rankscope.analysis.pipeline import pipeline_of
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
+from rankscope.analysis.run_assessment import assessed_run
 from rankscope.analysis.run_verdict import RunEvidence, run_verdict
 from rankscope.analysis.steps import LAST_STEP, MAX_US, StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
@@ -43,7 +44,7 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
     table = run.table
     evidence = table.has_record
     imposed = _imposed(run)
-    return Analysis(
+    analysis = Analysis(
         source=Source(
             kind="run",
             path=run.path,
@@ -79,6 +80,7 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
         findings=findings,
         pipeline=run.pipeline,
     )
+    return assessed_run(analysis, run)
 
 
 def _read(path: os.PathLike[str]) -> RunEvidence:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 import numpy as np
@@ -53,6 +53,13 @@ MAX_US: Final = 366 * 86_400 * 1e6
 LAST_STEP: Final = 2**53
 """A step number beyond it is damage."""
 
+MEMORY: Final = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "allocator_retries", "resident_bytes")
+"""Columns of ``StepTable.memory`` after the first, which is the step."""
+
+_TOLD: Final = ("tokens", "flops")
+_MOST: Final = 1e30
+"""No count of anything in a step is larger."""
+
 _Getter = Callable[[StepRecord], float | int | None]
 
 
@@ -96,6 +103,8 @@ class _Columns:
     profiled: NDArray[np.bool_]
     values: dict[str, NDArray[np.float64]]
     tags: dict[str, list[int]]
+    told: dict[str, NDArray[np.float64]]
+    memory: Matrix
     damaged: int
 
     @classmethod
@@ -114,8 +123,21 @@ class _Columns:
                 name: np.array([get(row) for row in rows], dtype=np.float64) for name, get in _GETTERS.items()
             },  # None becomes NaN
             tags=tags,
+            told={name: np.array([_count(getattr(row, name)) for row in rows], dtype=np.float64) for name in _TOLD},
+            memory=np.array(
+                [
+                    (row.step, *(_count(getattr(row, name)) for name in MEMORY))
+                    for row in rows
+                    if row.resident_bytes is not None or row.allocated_bytes is not None
+                ],
+                dtype=np.float64,
+            ).reshape(-1, 1 + len(MEMORY)),
             damaged=len(everything) - len(rows),
         )
+
+
+def _count(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value < _MOST else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +158,10 @@ class StepTable:
     """Tag to [ranks, steps]: where it was set."""
     damaged: int = 0
     """Records left out because their times or numbers are impossible."""
+    told: dict[str, Matrix] = field(default_factory=dict)
+    """``tokens`` and ``flops``, [ranks, steps]; only those that some rank has, for most runs have neither."""
+    memory: dict[int, Matrix] = field(default_factory=dict)
+    """Rank to [samples, 1 + len(MEMORY)]: the step, and what ``MEMORY`` names; of every so-and-so-many-th step only."""
 
     @classmethod
     def load(cls, reader: RunReader, attempt: int | None = None) -> Self:
@@ -169,6 +195,10 @@ class StepTable:
             profiled[row, at] = one.profiled
             for tag, where in one.tags.items():
                 tags.setdefault(tag, np.zeros(shape, dtype=bool))[row, at[where]] = True
+        told = {name: np.full(shape, np.nan) for name in _TOLD if any(np.isfinite(one.told[name]).any() for one in columns)}
+        for row, one in enumerate(columns):
+            for name, matrix in told.items():
+                matrix[row, np.searchsorted(steps, one.step)] = one.told[name]
         return cls(
             attempt=attempt,
             ranks=np.array(ranks, dtype=np.int64),
@@ -178,6 +208,8 @@ class StepTable:
             profiled=profiled,
             tags=tags,
             damaged=sum(one.damaged for one in columns),
+            told=told,
+            memory={rank: one.memory for rank, one in zip(ranks, columns, strict=True) if len(one.memory)},
         )
 
     def matrix(self, metric: str) -> Matrix:
@@ -200,6 +232,8 @@ class StepTable:
             profiled=self.profiled[:, keep],
             tags={name: matrix[:, keep] for name, matrix in self.tags.items()},
             damaged=self.damaged,
+            told={name: matrix[:, keep] for name, matrix in self.told.items()},
+            memory={rank: rows[np.isin(rows[:, 0], self.steps[keep])] for rank, rows in self.memory.items()},
         )
 
     @property

@@ -11,10 +11,12 @@ from typing import Final
 
 import numpy as np
 
+from rankscope.analysis.assess import assessed_windows
 from rankscope.analysis.blame import Blame, assign_blame
 from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.cause import Signals, cause_of
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
+from rankscope.analysis.input_wait import input_wait_us
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.own_time import Slow
@@ -43,6 +45,7 @@ class _RankTrace:
     steps: list[int]
     damaged: int
     reduction: Reduction
+    input_us: float | None
 
 
 def find_traces(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
@@ -82,7 +85,7 @@ def analyze_traces(paths: Sequence[Path], *, price_per_gpu_hour: float | None = 
     verdict, findings = _verdict(traces, blame, matching, price_per_gpu_hour, currency)
     steps = sorted({number for trace in traces for number in trace.steps})
     world_size = _world_size(traces)
-    return Analysis(
+    analysis = Analysis(
         source=Source(
             kind="traces",
             path=os.fspath(paths[0]) if len(paths) == 1 else os.path.commonpath([file.absolute() for file in files]),
@@ -110,6 +113,15 @@ def analyze_traces(paths: Sequence[Path], *, price_per_gpu_hour: float | None = 
         verdict=verdict,
         findings=findings,
     )
+    return assessed_windows(
+        analysis, [trace.reduction for trace in traces], blame if matching.matches else None, "traces", input_us=_input_us(traces)
+    )
+
+
+def _input_us(traces: Sequence[_RankTrace]) -> float | None:
+    """Mean idle time of the devices while their hosts were in the data loader; ``None`` where not all traces show a loader."""
+    known = [trace.input_us for trace in traces if trace.input_us is not None]
+    return float(np.mean(known)) if len(known) == len(traces) else None
 
 
 def matching_result(matching: Matching, clocks: Clocks) -> CollectiveMatching:
@@ -202,6 +214,7 @@ def _read(file: Path, *, only: bool) -> _RankTrace:
                 file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
             )
         rank = 0
+    reduction = reduce_file(trace)
     return _RankTrace(
         path=file,
         rank=rank,
@@ -210,7 +223,8 @@ def _read(file: Path, *, only: bool) -> _RankTrace:
         device_kind=trace.device_kind,
         steps=step_numbers(trace),
         damaged=trace.damaged,
-        reduction=reduce_file(trace),
+        reduction=reduction,
+        input_us=input_wait_us(trace),
     )
 
 
