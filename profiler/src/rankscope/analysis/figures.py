@@ -37,8 +37,8 @@ _OTHER_REMEDY: Final = frozenset(("cpu_contention",))
 
 # Names as cuBLAS, cuDNN, CUTLASS and Tensile give them; what does not tell its type counts for neither.
 _MATRIX = re.compile(r"gemm|gemv|cutlass|nvjet|Cijk_|matmul|conv.*(fprop|dgrad|wgrad)|winograd", re.IGNORECASE)
-_HALF = re.compile(r"f16|fp16|half|hgemm|nvjet_[ht]|e[45]m[23]|fp8|Cijk_\w*_(H|B)[A-Z]", re.IGNORECASE)
-_FLOAT32 = re.compile(r"sgemm|s1688gemm|tf32|f32f32|<float|nvjet_s|Cijk_\w*_SB?_", re.IGNORECASE)
+_HALF = re.compile(r"f16|fp16|half|hgemm|nvjet_[ht]|e[45]m[23]|fp8|Cijk_\w{4}_\w{4}_[HB][HSB]", re.IGNORECASE)
+_FLOAT32 = re.compile(r"sgemm|s1688gemm|tf32|f32f32|<float|nvjet_s|Cijk_\w{4}_\w{4}_SB?_", re.IGNORECASE)
 
 
 def figures_of_costs(costs: Costs | None, waterfall: Waterfall | None) -> dict[str, Figure]:
@@ -50,16 +50,8 @@ def figures_of_costs(costs: Costs | None, waterfall: Waterfall | None) -> dict[s
         for part in waterfall.parts
         if part.share is not None and part.name != "unexplained"
     }
-    inner: tuple[tuple[str, float | None, PartSource], ...] = (
-        ("idle", costs.idle_us, "windows" if waterfall.unit == "step" else "traces"),
-        ("between_steps", costs.between_steps_us, "steps"),
-        ("stalled", costs.stalled_us, "steps"),
-        ("run_queue", costs.run_queue_us, "steps"),
-        ("gc", costs.gc_us, "steps"),
-    )
-    for name, us, source in inner:
-        if us is not None:
-            found[f"share.{name}"] = Figure(min(1.0, us / waterfall.step_us), source=source)
+    for name, amount in costs.inner.items():
+        found[f"share.{name}"] = Figure(min(1.0, amount.us / waterfall.step_us), source=amount.source)
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MINIMUM_SAMPLES: Final = 10
-MOST_SAMPLES: Final = 200
+MOST_SAMPLES: Final = 100
 """More are thinned out evenly: pairs grow with the square."""
 UNSURE: Final = 0.01
 """Chance that the interval of any rank misses its slope."""

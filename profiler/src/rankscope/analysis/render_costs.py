@@ -75,10 +75,10 @@ def memory_text(analysis: Analysis, width: int) -> str:
     for leak in [row for row in found.growth if row.leaking][:SHOWN_ADVICE]:
         where = "on the device" if leak.kind == "device" else "on the host"
         rate, low, high = (
-            value / _MIB for value in (leak.bytes_per_1000_steps, leak.low_bytes_per_1000_steps, leak.high_bytes_per_1000_steps)
+            _mib(value) for value in (leak.bytes_per_1000_steps, leak.low_bytes_per_1000_steps, leak.high_bytes_per_1000_steps)
         )
         full = "" if leak.steps_until_full is None else f"; full in at most {leak.steps_until_full:,} steps"
-        text = f"leak: rank {leak.rank} grows {where} by {rate:.3g} MiB per 1,000 steps ({low:.3g} to {high:.3g}){full}"
+        text = f"leak: rank {leak.rank} grows {where} by {rate} MiB per 1,000 steps ({low} to {high}){full}"
         lines += textwrap.wrap(text, width, subsequent_indent="  ")
     return "\n".join(lines)
 
@@ -104,6 +104,10 @@ def advice_text(analysis: Analysis, width: int) -> str:
             f"  and {len(analysis.advice) - SHOWN_ADVICE} more in --format json, each with its evidence and how to check it"
         )
     return "\n".join(lines)
+
+
+def _mib(value: float) -> str:
+    return f"{value / _MIB:.3g}" if abs(value) < 999 * _MIB else f"{value / _MIB:,.0f}"
 
 
 def _label(part: WaterfallPart) -> str:

@@ -25,7 +25,7 @@ _KERNEL_RANKS: Final = 4
 
 def assessed_run(analysis: Analysis, run: RunEvidence) -> Analysis:
     """The analysis with all that there is to say of the run's costs."""
-    throughput = throughput_of(run.table.columns(usual_steps(run.table)), run.infos, run.world_size)
+    throughput = throughput_of(run.table, usual_steps(run.table), run.infos, run.world_size)
     memory = memory_of(run.table, device_memory(run.reader, run.infos))
     kernels = [row for rank in run.ranks[:_KERNEL_RANKS] for row in run.reader.kernels(run.table.attempt, rank)]
     figures = {

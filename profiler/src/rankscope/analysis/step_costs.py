@@ -8,18 +8,21 @@ rank is the mean over stages, and all that it was blocked is the bubble.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.own_time import MINIMUM_STEPS, WARM_UP, judge
+from rankscope.analysis.own_time import MINIMUM_STEPS, WARM_UP, Judged, judge
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.analysis.steps import Matrix, StepTable
-from rankscope.analysis.waterfall import Amount, Costs
+from rankscope.analysis.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.waterfall_result import PartName
+
+Vector = NDArray[np.float64]
+_Name = TypeVar("_Name")
 
 NO_OWN_TIME: Final = "the step records do not tell own time from waiting"
 NO_WINDOW: Final = "compute and host are told apart by profiled windows only"
@@ -29,22 +32,32 @@ IN_BUBBLE: Final = "not told apart from the pipeline's bubble"
 
 @dataclass(frozen=True, slots=True)
 class _Typical:
-    """The steps judged, and how much each rank counts as the typical one, [ranks, steps], 1 in every step."""
+    """Where the typical rank is: [places] of a rank and a step each, which count ``weight``; 1 in every step together."""
 
     table: StepTable
-    weights: Matrix
+    """The steps judged."""
+    ranks: NDArray[np.intp]
+    """Rows of the table that were compared."""
+    row: NDArray[np.intp]
+    step: NDArray[np.intp]
+    weight: Vector
     alone: bool
     """One rank, which waits for nobody."""
 
-    def mean(self, values: Matrix) -> float | None:
-        """Mean over the steps of the typical rank's value; ``None`` where nobody has one."""
-        known = np.isfinite(values)
-        weight = float(self.weights[known].sum())
-        return float((self.weights[known] * values[known]).sum()) / weight if weight > 0 else None
+    def at(self, name: str) -> Vector:
+        """One metric of the table, [places]."""
+        values: Vector = self.table.matrix(name)[self.row, self.step]
+        return values
 
-    def own(self, name: str) -> Matrix:
-        """``own_NAME``, or ``NAME`` of a rank that is alone."""
-        return self.table.matrix(name if self.alone else f"own_{name}")
+    def own(self, name: str) -> Vector:
+        """``own_NAME``, or ``NAME`` of a rank that is alone, [places]."""
+        return self.at(name if self.alone else f"own_{name}")
+
+    def mean(self, values: Vector) -> float | None:
+        """Mean over the steps of ``values`` [places]; ``None`` where there are none."""
+        known = np.isfinite(values)
+        weight = float(self.weight[known].sum())
+        return float((self.weight[known] * values[known]).sum()) / weight if weight > 0 else None
 
 
 def costs_of_steps(
@@ -54,70 +67,66 @@ def costs_of_steps(
     typical = _typical(table, world_size, pipeline)
     if typical is None:
         return _without_own_time(table)
-    plain = typical.table
-    ranks = typical.weights.any(axis=1)
-    wall = float(np.nanmean(plain.matrix("wall_us")[ranks]))
-    known: dict[PartName, Amount] = {}
+    known = _waiting(typical, in_bubble=pipeline is not None)
     notes: dict[PartName, str] = {}
-
-    def told(name: PartName, us: float | None) -> None:
-        if us is not None:
-            known[name] = Amount(us, "steps")
-
-    if typical.alone:
-        told("exposed_communication", 0.0)
-        told("straggler_wait", 0.0)
-    else:
-        own, blocked = plain.matrix("own_us"), plain.matrix("blocked_us")
-        if pipeline is not None:
-            told("pipeline_bubble", typical.mean(blocked))
-            notes |= dict.fromkeys(("exposed_communication", "straggler_wait"), IN_BUBBLE)
-        else:
-            longest = np.where(np.isfinite(own), own, -np.inf).max(axis=0)
-            waiting = np.minimum(np.maximum(longest - own, 0), blocked)
-            told("exposed_communication", typical.mean(blocked - waiting))
-            told("straggler_wait", typical.mean(waiting))
-    told("input", typical.mean(typical.own("data_us")))
-    if (copies := typical.mean(typical.own("h2d_us"))) is not None:
-        told("copies", copies)
-    elif not accelerated:
-        told("copies", 0.0)  # there is nowhere to copy to
+    if "pipeline_bubble" in known:
+        notes |= dict.fromkeys(("exposed_communication", "straggler_wait"), IN_BUBBLE)
+    known["input"] = typical.mean(typical.own("data_us"))
+    # Without a device there is nowhere to copy to.
+    known["copies"] = typical.mean(typical.own("h2d_us")) if accelerated else 0.0
+    inner: dict[InnerName, float | None] = {"gc": typical.mean(typical.at("gc_us"))}
     if accelerated:
         notes |= dict.fromkeys(("compute", "host"), NO_WINDOW)
-        between = typical.mean(typical.own("between_steps_us"))
-        return Costs(
-            wall, len(plain.steps), known=known, notes=notes, between_steps_us=between, gc_us=typical.mean(plain.matrix("gc_us"))
-        )
-    if typical.mean(plain.matrix("cpu_us")) is None:
+        inner["between_steps"] = typical.mean(typical.own("between_steps_us"))
+    elif not np.isfinite(typical.at("cpu_us")).any():
         notes |= dict.fromkeys(("compute", "host"), NO_CPU_TIME)
-        return Costs(wall, len(plain.steps), known=known, notes=notes)
-    thread = _thread(typical)
-    told("compute", typical.mean(thread.compute))
-    told("host", typical.mean(thread.host))
+    else:
+        thread = _thread(typical)
+        known["compute"], known["host"] = typical.mean(thread.compute), typical.mean(thread.host)
+        inner = {
+            "between_steps": typical.mean(thread.between_steps),
+            "stalled": typical.mean(thread.stalled),
+            "run_queue": typical.mean(thread.run_queue),
+            "gc": typical.mean(thread.gc),
+        }
     return Costs(
-        wall,
-        len(plain.steps),
-        known=known,
+        step_us=float(np.nanmean(typical.table.matrix("wall_us")[typical.ranks])),
+        steps=len(typical.table.steps),
+        known=_told(known),
         notes=notes,
-        between_steps_us=typical.mean(thread.between_steps),
-        stalled_us=typical.mean(thread.stalled),
-        run_queue_us=typical.mean(thread.run_queue),
-        gc_us=typical.mean(thread.gc),
+        inner=_told(inner),
     )
+
+
+def _told(found: Mapping[_Name, float | None]) -> dict[_Name, Amount]:
+    return {name: Amount(us, "steps") for name, us in found.items() if us is not None and np.isfinite(us)}
+
+
+def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | None]:
+    """What the typical rank was blocked, as far as that is told apart."""
+    if typical.alone:
+        return {"exposed_communication": 0.0, "straggler_wait": 0.0}
+    blocked = typical.at("blocked_us")
+    if in_bubble:
+        return {"pipeline_bubble": typical.mean(blocked)}
+    own = typical.table.matrix("own_us")[typical.ranks]
+    longest = own.max(axis=0)[typical.step]
+    waiting = np.minimum(np.maximum(longest - typical.at("own_us"), 0), blocked)
+    return {"exposed_communication": typical.mean(blocked - waiting), "straggler_wait": typical.mean(waiting)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Thread:
-    """What a training thread on a CPU did in its own time outside input and copies, [ranks, steps]."""
+    """What a training thread on a CPU did in its own time outside input, [places]."""
 
-    compute: Matrix
-    between_steps: Matrix
-    stalled: Matrix
-    run_queue: Matrix
-    gc: Matrix
+    compute: Vector
+    between_steps: Vector
+    stalled: Vector
+    run_queue: Vector
+    gc: Vector
 
     @property
-    def host(self) -> Matrix:
+    def host(self) -> Vector:
         """All but compute."""
         return self.between_steps + self.stalled + self.run_queue + self.gc
 
@@ -126,14 +135,14 @@ def _thread(typical: _Typical) -> _Thread:
     """Time off the CPU is taken for waiting in the data loader first, then for what goes on between the steps: only what
     neither can explain is a stall inside the model's phases. What is left of these is compute.
     """
-    table = typical.table
-    own = table.matrix("wall_us") if typical.alone else table.matrix("own_us")
-    data, copies, between = (np.nan_to_num(typical.own(name)) for name in ("data_us", "h2d_us", "between_steps_us"))
-    queued, collected = (np.nan_to_num(table.matrix(name)) for name in ("run_queue_us", "gc_us"))
-    between = np.clip(between, 0, np.maximum(own, 0))
-    model = np.maximum(own - data - copies - between, 0)
-    off = own - table.matrix("cpu_us") - queued
-    stalled = np.clip(off - data - copies - between, 0, model)
+    own = typical.at("wall_us" if typical.alone else "own_us")
+    data, between, queued, collected = (
+        np.nan_to_num(values)
+        for values in (typical.own("data_us"), typical.own("between_steps_us"), typical.at("run_queue_us"), typical.at("gc_us"))
+    )
+    between = np.clip(between, 0, np.maximum(own - data, 0))
+    model = np.maximum(own - data - between, 0)
+    stalled = np.clip(own - typical.at("cpu_us") - queued - data - between, 0, model)
     queue = np.clip(queued, 0, model - stalled)
     gc = np.clip(collected, 0, model - stalled - queue)
     return _Thread(compute=model - stalled - queue - gc, between_steps=between, stalled=stalled, run_queue=queue, gc=gc)
@@ -142,15 +151,16 @@ def _thread(typical: _Typical) -> _Thread:
 def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult | None) -> _Typical | None:
     judged = judge(table, [int(rank) for rank in table.ranks])
     if judged is not None:
-        weights = np.zeros(judged.table.matrix("own_us").shape)
-        weights[judged.rows] = (
-            _middle(judged.own) if pipeline is None else _per_stage(judged.ranks, pipeline)[:, None] * np.ones(judged.own.shape)
-        )
-        return _Typical(judged.table, weights, alone=False)
+        weights = _middle(judged.own) if pipeline is None else _per_stage(judged, pipeline)
+        row, step = np.nonzero(weights)
+        return _Typical(judged.table, judged.rows, judged.rows[row], step, weights[row, step], alone=False)
     if (world_size or len(table.ranks)) != 1 or len(table.ranks) != 1:
         return None
-    keep = usual_steps(table)
-    return _Typical(table.columns(keep), np.ones((1, int(keep.sum()))), alone=True) if keep.sum() >= MINIMUM_STEPS else None
+    plain = table.columns(usual_steps(table))
+    steps = np.arange(len(plain.steps))
+    if len(steps) < MINIMUM_STEPS:
+        return None
+    return _Typical(plain, np.zeros(1, dtype=np.intp), np.zeros_like(steps), steps, np.ones(len(steps)), alone=True)
 
 
 def _middle(own: Matrix) -> Matrix:
@@ -163,13 +173,14 @@ def _middle(own: Matrix) -> Matrix:
     return weights
 
 
-def _per_stage(ranks: Sequence[int], pipeline: PipelineResult) -> Matrix:
+def _per_stage(judged: Judged, pipeline: PipelineResult) -> Matrix:
     """Every stage counts the same, and in it every rank."""
-    weights: Matrix = np.zeros(len(ranks))
+    weights: Matrix = np.zeros(judged.own.shape)
     for stage in pipeline.stages:
-        mine = np.isin(ranks, stage.ranks)
+        mine = np.isin(judged.ranks, stage.ranks)
         weights[mine] = 1 / max(1, mine.sum())
-    return np.asarray(weights / weights.sum(), dtype=np.float64)
+    weights /= weights.sum(axis=0)
+    return weights
 
 
 def usual_steps(table: StepTable) -> NDArray[np.bool_]:

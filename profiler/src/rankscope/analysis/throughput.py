@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.peak_flops import half_precision, peaks_of
 from rankscope.analysis.steps import Matrix, StepTable
@@ -18,9 +19,11 @@ OWN_BATCH: Final = frozenset(
 """Dimensions of the layout along which ranks have batches of their own; along all others they work on the same one."""
 
 
-def throughput_of(table: StepTable, infos: Mapping[int, RankInfo], world_size: int | None) -> Throughput | None:
-    """Rates over the steps of ``table``, which are all those to be counted; ``None`` without any."""
-    wall = table.matrix("wall_us")
+def throughput_of(
+    table: StepTable, keep: NDArray[np.bool_], infos: Mapping[int, RankInfo], world_size: int | None
+) -> Throughput | None:
+    """Rates over the steps where ``keep`` [steps] is true; ``None`` without any."""
+    wall = table.matrix("wall_us")[:, keep]
     if not np.isfinite(wall).any():
         return None
     step_us = float(np.nanmean(wall))
@@ -28,7 +31,8 @@ def throughput_of(table: StepTable, infos: Mapping[int, RankInfo], world_size: i
         return None
     whole = len(table.ranks) == (world_size or len(table.ranks))
     batches = _batches(table, infos)
-    known = {name: table.matrix(name) if name == "samples" else table.told.get(name) for name in ("samples", "tokens", "flops")}
+    told = {"samples": table.matrix("samples"), **table.told}
+    known = {name: told[name][:, keep] if name in told else None for name in ("samples", "tokens", "flops")}
     rates = {name: _rate(known[name], wall, batches) if whole else None for name in ("samples", "tokens")}
     flops = known["flops"]
     rate = None if flops is None else _mean_rate(flops, wall)
@@ -38,7 +42,7 @@ def throughput_of(table: StepTable, infos: Mapping[int, RankInfo], world_size: i
     quoted = half_precision(peaks)
     ranks = world_size or len(table.ranks)
     return Throughput(
-        steps=len(table.steps),
+        steps=int(keep.sum()),
         step_us=step_us,
         replicas=len(batches) if whole else None,
         samples_per_second=rates["samples"],

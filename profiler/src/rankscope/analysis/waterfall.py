@@ -20,6 +20,11 @@ BLAME: Final[tuple[PartName, ...]] = (
 """Where parts are read from different sources they may claim more than the step has: a part gets what those before it left."""
 
 
+InnerName = Literal["idle", "between_steps", "stalled", "run_queue", "gc"]
+"""``idle``: an accelerator has nothing to do. ``between_steps``: own time there. The others on CPUs: the training thread neither
+runs nor waits for a CPU inside the model's phases, waits for a CPU, collects garbage."""
+
+
 @dataclass(frozen=True, slots=True)
 class Amount:
     """What is known of one part: microseconds per step, and from where."""
@@ -37,16 +42,8 @@ class Costs:
     unit: Literal["step", "window"] = "step"
     known: dict[PartName, Amount] = field(default_factory=dict)
     notes: dict[PartName, str] = field(default_factory=dict)
-    idle_us: float | None = None
-    """Per step: an accelerator has nothing to do."""
-    between_steps_us: float | None = None
-    """Per step, a part of host on CPUs: own time between the steps."""
-    stalled_us: float | None = None
-    """Per step, a part of host on CPUs: neither running nor waiting for a CPU inside the model's phases."""
-    run_queue_us: float | None = None
-    """Per step, a part of host on CPUs: waiting for a CPU."""
-    gc_us: float | None = None
-    """Per step: Python's garbage collection."""
+    inner: dict[InnerName, Amount] = field(default_factory=dict)
+    """Parts of parts, which advice rests on."""
 
 
 def waterfall(costs: Costs) -> Waterfall:
@@ -55,7 +52,7 @@ def waterfall(costs: Costs) -> Waterfall:
     taken: dict[PartName, int] = {}
     for name in BLAME:
         if (amount := costs.known.get(name)) is not None:
-            taken[name] = min(max(round(amount.us * 1000), 0), left)
+            taken[name] = min(round(min(max(amount.us, 0.0), costs.step_us) * 1000), left)
             left -= taken[name]
     taken["unexplained"] = left
     assert sum(taken.values()) == whole

@@ -61,7 +61,7 @@ def costs_of_windows(
     else:
         notes |= dict.fromkeys(("input", "host"), IDLE.format(share=idle / window if window > 0 else 0.0))
     steps = len({row.step for row in rows})
-    return Costs(window, steps, unit, known=known, notes=notes, idle_us=idle if accelerated else None)
+    return Costs(window, steps, unit, known=known, notes=notes, inner={"idle": Amount(idle, source)} if accelerated else {})
 
 
 def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -> Costs | None:
@@ -90,18 +90,18 @@ def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -
         known["compute"] = windows.known["compute"]
         notes["compute"] = "operators on the training thread; in profiled steps"
         notes["host"] = NO_HOST
-    merged = replace(steps, known=known, notes=notes, idle_us=windows.idle_us)
+    merged = replace(steps, known=known, notes=notes, inner=steps.inner | windows.inner)
     return _host_of_device(merged) if accelerated else merged
 
 
 def _host_of_device(costs: Costs) -> Costs:
-    if costs.idle_us is None or "input" not in costs.known:
-        note = IDLE.format(share=(costs.idle_us or 0.0) / costs.step_us) if costs.step_us > 0 else NO_HOST
-        return replace(costs, notes=costs.notes | {"host": note})
+    idle = costs.inner["idle"].us
+    if "input" not in costs.known:
+        share = min(1.0, idle / costs.step_us) if costs.step_us > 0 else 0.0
+        return replace(costs, notes=costs.notes | dict.fromkeys(("input", "host"), IDLE.format(share=share)))
     rest = max(0.0, costs.step_us - sum(amount.us for amount in costs.known.values()))
-    host = min(rest, costs.idle_us)
     return replace(
         costs,
-        known=costs.known | {"host": Amount(host, "windows")},
+        known=costs.known | {"host": Amount(min(rest, idle), "windows")},
         notes={name: note for name, note in costs.notes.items() if name != "host"},
     )
