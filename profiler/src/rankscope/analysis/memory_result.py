@@ -20,7 +20,7 @@ class MemoryGrowth(msgspec.Struct, frozen=True, kw_only=True):
     low_bytes_per_1000_steps: float
     high_bytes_per_1000_steps: float
     leaking: bool
-    """It grows for sure, in both halves of the run, and by 1 % of what it is and a MiB or more over the run."""
+    """It grows steadily and beyond chance, goes on to, and has grown by 1 % of what it was, and a MiB."""
     steps_until_full: int | None
     """At most so many more until the device is full; ``None`` for the host, without a leak, and where its size is not known."""
 

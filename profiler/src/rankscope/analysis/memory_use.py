@@ -63,7 +63,7 @@ def _growth(
     slope = slope_of(steps, values, series=ranks * len(_GROWING))
     if slope is None:
         return None
-    leaking = is_leak(steps, values, slope)
+    leaking = is_leak(values, slope)
     peak = _known(samples, "peak_allocated_bytes")[1]
     full = None
     if leaking and kind == "device" and device_bytes and len(peak):
