@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -233,3 +234,11 @@ def test_collectives_tell_their_sizes_and_what_they_are_for() -> None:
         "collectives.sharding_share": 0.6,
         "collectives.all_reduce_share": 0.4,
     }
+
+
+def test_every_row_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "analysis.md").read_text()
+    for row in TABLE:
+        signs = {">=": "≥", "<": "<"}
+        evidence = ", ".join(f"{when.figure} {signs[when.comparison]} {when.limit:g}" for when in row.when)
+        assert f"| `{row.name}` | {evidence} | {'—' if row.gain is None else row.gain.formula}" in page

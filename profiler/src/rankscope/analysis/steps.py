@@ -58,7 +58,7 @@ MEMORY: Final = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "a
 
 _TOLD: Final = ("tokens", "flops")
 _MOST: Final = 1e30
-"""No count of anything in a step is larger."""
+"""Nothing in a step is larger, whatever its unit."""
 
 _Getter = Callable[[StepRecord], float | int | None]
 
@@ -119,9 +119,7 @@ class _Columns:
             step=np.array([row.step for row in rows], dtype=np.int64),
             start=np.array([row.start_unix_ns for row in rows], dtype=np.int64),
             profiled=np.array([row.profiled for row in rows], dtype=bool),
-            values={
-                name: np.array([get(row) for row in rows], dtype=np.float64) for name, get in _GETTERS.items()
-            },  # None becomes NaN
+            values={name: _possible([get(row) for row in rows]) for name, get in _GETTERS.items()},
             tags=tags,
             told={name: np.array([_count(getattr(row, name)) for row in rows], dtype=np.float64) for name in _TOLD},
             memory=np.array(
@@ -134,6 +132,12 @@ class _Columns:
             ).reshape(-1, 1 + len(MEMORY)),
             damaged=len(everything) - len(rows),
         )
+
+
+def _possible(values: list[float | int | None]) -> NDArray[np.float64]:
+    """``None``, and what is so large that sums of it overflow, become NaN."""
+    column = np.array(values, dtype=np.float64)
+    return np.where(np.abs(column) < _MOST, column, np.nan)
 
 
 def _count(value: float | None) -> float | None:
