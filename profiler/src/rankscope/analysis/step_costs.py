@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.own_time import MINIMUM_STEPS, WARM_UP, Judged, judge
+from rankscope.analysis.own_time import MINIMUM_STEPS, WARM_UP, comparable
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.analysis.steps import Matrix, StepTable
 from rankscope.analysis.waterfall import Amount, Costs, InnerName
@@ -35,14 +35,20 @@ class _Typical:
     """Where the typical rank is: [places] of a rank and a step each, which count ``weight``; 1 in every step together."""
 
     table: StepTable
-    """The steps judged."""
     ranks: NDArray[np.intp]
-    """Rows of the table that were compared."""
+    """Rows of the table that are compared."""
+    steps: NDArray[np.intp]
+    """Columns of the table that are judged."""
     row: NDArray[np.intp]
     step: NDArray[np.intp]
     weight: Vector
     alone: bool
     """One rank, which waits for nobody."""
+
+    def whole(self, name: str) -> Matrix:
+        """One metric of the compared ranks in the steps judged."""
+        values: Matrix = self.table.matrix(name)[np.ix_(self.ranks, self.steps)]
+        return values
 
     def at(self, name: str) -> Vector:
         """One metric of the table, [places]."""
@@ -90,8 +96,8 @@ def costs_of_steps(
             "gc": typical.mean(thread.gc),
         }
     return Costs(
-        step_us=float(np.nanmean(typical.table.matrix("wall_us")[typical.ranks])),
-        steps=len(typical.table.steps),
+        step_us=float(np.nanmean(typical.whole("wall_us"))),
+        steps=len(typical.steps),
         known=_told(known),
         notes=notes,
         inner=_told(inner),
@@ -109,9 +115,9 @@ def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | No
     blocked = typical.at("blocked_us")
     if in_bubble:
         return {"pipeline_bubble": typical.mean(blocked)}
-    own = typical.table.matrix("own_us")[typical.ranks]
-    longest = own.max(axis=0)[typical.step]
-    waiting = np.minimum(np.maximum(longest - typical.at("own_us"), 0), blocked)
+    longest = np.empty(len(typical.table.steps))
+    longest[typical.steps] = typical.whole("own_us").max(axis=0)
+    waiting = np.minimum(np.maximum(longest[typical.step] - typical.at("own_us"), 0), blocked)
     return {"exposed_communication": typical.mean(blocked - waiting), "straggler_wait": typical.mean(waiting)}
 
 
@@ -149,18 +155,18 @@ def _thread(typical: _Typical) -> _Thread:
 
 
 def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult | None) -> _Typical | None:
-    judged = judge(table, [int(rank) for rank in table.ranks])
-    if judged is not None:
-        weights = _middle(judged.own) if pipeline is None else _per_stage(judged, pipeline)
+    found = comparable(table, [int(rank) for rank in table.ranks])
+    if found is not None:
+        rows, steps = found[0], np.flatnonzero(found[1])
+        own = table.matrix("own_us")[np.ix_(rows, steps)]
+        weights = _middle(own) if pipeline is None else _per_stage(table.ranks[rows], own.shape, pipeline)
         row, step = np.nonzero(weights)
-        return _Typical(judged.table, judged.rows, judged.rows[row], step, weights[row, step], alone=False)
-    if (world_size or len(table.ranks)) != 1 or len(table.ranks) != 1:
+        return _Typical(table, rows, steps, rows[row], steps[step], weights[row, step], alone=False)
+    steps = np.flatnonzero(usual_steps(table))
+    if (world_size or len(table.ranks)) != 1 or len(table.ranks) != 1 or len(steps) < MINIMUM_STEPS:
         return None
-    plain = table.columns(usual_steps(table))
-    steps = np.arange(len(plain.steps))
-    if len(steps) < MINIMUM_STEPS:
-        return None
-    return _Typical(plain, np.zeros(1, dtype=np.intp), np.zeros_like(steps), steps, np.ones(len(steps)), alone=True)
+    row = np.zeros(1, dtype=np.intp)
+    return _Typical(table, row, steps, np.zeros_like(steps), steps, np.ones(len(steps)), alone=True)
 
 
 def _middle(own: Matrix) -> Matrix:
@@ -173,11 +179,11 @@ def _middle(own: Matrix) -> Matrix:
     return weights
 
 
-def _per_stage(judged: Judged, pipeline: PipelineResult) -> Matrix:
+def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: PipelineResult) -> Matrix:
     """Every stage counts the same, and in it every rank."""
-    weights: Matrix = np.zeros(judged.own.shape)
+    weights: Matrix = np.zeros(shape)
     for stage in pipeline.stages:
-        mine = np.isin(judged.ranks, stage.ranks)
+        mine = np.isin(ranks, stage.ranks)
         weights[mine] = 1 / max(1, mine.sum())
     weights /= weights.sum(axis=0)
     return weights
