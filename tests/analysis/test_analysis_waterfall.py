@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.render import render_text
+from rankscope.analysis.result import Analysis
 from rankscope.analysis.step_costs import costs_of_steps
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.waterfall import BLAME, Amount, Costs, waterfall
@@ -175,6 +176,12 @@ def test_records_without_own_time_tell_what_waits_for_data_only(synthetic: Synth
     assert [advice.name for advice in analysis.advice] == ["data_loading"]
 
 
+def test_a_device_may_work_while_its_host_waits_for_data(synthetic: Synthetic) -> None:
+    analysis = analyze([synthetic(signals=False, phases={"data": 40_000, "forward": 60_000}).write()])
+    assert shares(analysis.waterfall) == {"unexplained": 1.0}
+    assert analysis.advice == []
+
+
 def test_a_rank_that_is_alone_waits_for_nobody(synthetic: Synthetic) -> None:
     analysis = analyze([synthetic(device_kind="cpu", ranks=1, signals=False, transfer_us=0).write()])
     assert analysis.waterfall is not None
@@ -269,12 +276,21 @@ def test_windows_without_matched_collectives_say_that_waiting_is_in_communicatio
     assert parts["unexplained"].us == 50.0
 
 
-TRACES = ["dlrm_8ranks_v100", "ddp_2ranks_nccl_metadata", "hta_trace_diff_test", "moe_dualpipe_deepep", "timesformer_h100"]
+def test_without_input_the_idle_device_is_no_more_than_the_step_leaves() -> None:
+    # Given windows in which the profiler made the device idle longer than whole steps take
+    windows = costs_of_windows(
+        [breakdown(1, compute=40.0, exposed=10.0, copies=0.0, idle=500.0)], None, world_size=2, source="windows"
+    )
+    costs = together(Costs(100.0, 9), windows, accelerated=True)
+    assert costs is not None
+    assert costs.inner["idle"] == Amount(50.0, "windows")
+    parts = {part.name: part for part in waterfall(costs).parts}
+    assert (parts["host"].us, parts["unexplained"].us) == (None, 50.0)
+    assert parts["host"].note == "the device idles 50% of the time; whether it waits for input or for the host is not known"
 
 
-@pytest.mark.parametrize("name", TRACES)
-def test_parts_of_real_traces_are_means_of_their_breakdowns(shared_data: Path, name: str) -> None:
-    analysis = analyze([shared_data / "traces" / name])
+def means_of_its_breakdowns(analysis: Analysis) -> dict[str, float]:
+    """Parts of a trace's window, which must be the means of what its ranks did."""
     found = analysis.waterfall
     assert found is not None
     sums(found)
@@ -290,15 +306,23 @@ def test_parts_of_real_traces_are_means_of_their_breakdowns(shared_data: Path, n
     waiting = parts["exposed_communication"] + parts["straggler_wait"]
     assert waiting == pytest.approx(mean("exposed_communication_us"), abs=0.01)
     assert parts["input"] + parts["host"] + parts["unexplained"] == pytest.approx(mean("idle_us"), abs=0.01)
+    return {part.name: part.us for part in found.parts if part.us is not None}
+
+
+@pytest.mark.parametrize("name", ["ddp_2ranks_nccl_metadata", "moe_dualpipe_deepep", "timesformer_h100"])
+def test_in_traces_without_a_data_loader_the_idle_device_is_unexplained(shared_data: Path, name: str) -> None:
+    parts = means_of_its_breakdowns(analyze([shared_data / "traces" / name]))
+    assert {"input", "host"}.isdisjoint(parts)
 
 
 def test_dlrm_waits_for_ranks_longer_than_it_communicates(shared_data: Path) -> None:
     analysis = analyze([shared_data / "traces" / "dlrm_8ranks_v100"])
-    assert analysis.waterfall is not None
-    parts = {part.name: part.us for part in analysis.waterfall.parts}
+    parts = means_of_its_breakdowns(analysis)
     # The exposed wait that the ledger imposes, over the eight ranks
     assert parts["straggler_wait"] == pytest.approx((35_240 + 5_060 + 4_990) / 8, abs=5)
-    assert parts["input"] is not None  # its hosts annotate the data loader
+    # Its hosts annotate the data loader, so what the devices idle is known
+    assert parts["input"] > 0
+    assert parts["unexplained"] == pytest.approx(0, abs=0.01)
     assert {advice.name for advice in analysis.advice} >= {"launch_less", "stalls"}
 
 

@@ -80,7 +80,7 @@ def figures_of_collectives(
     total = sum(row.end_unix_ns - row.start_unix_ns for row in rows)
     if total > 0:
         sharding = sum(row.end_unix_ns - row.start_unix_ns for row in rows if any(name in row.op for name in SHARDING))
-        reducing = sum(row.end_unix_ns - row.start_unix_ns for row in rows if "all_reduce" in row.op or "allreduce" in row.op)
+        reducing = sum(row.end_unix_ns - row.start_unix_ns for row in rows if "all_reduce" in row.op)
         found["collectives.sharding_share"] = Figure(sharding / total, source=source)
         found["collectives.all_reduce_share"] = Figure(reducing / total, source=source)
     return found

@@ -176,12 +176,12 @@ TABLE: Final[tuple[Row, ...]] = (
     ),
     Row(
         "activation_checkpointing",
-        (_FULL, at_least("share.compute", 0.1)),
+        (_FULL, at_least("share.all_compute", 0.1)),
         "Memory is nearly full: checkpoint the activations of the largest blocks (torch.utils.checkpoint) to make room, such"
         " as for larger batches; forward is computed once more",
         None,
         "peak of allocated memory",
-        cost=Bound(("share.compute",), 1 / 3),
+        cost=Bound(("share.all_compute",), 1 / 3),
     ),
     Row(
         "shard",
@@ -343,6 +343,9 @@ def derived(figures: Figures) -> dict[str, Figure]:
     compute, float32 = figures.get("share.compute"), figures.get("kernels.float32_share")
     if compute is not None and float32 is not None:
         found["share.float32_matmul"] = Figure(compute.value * float32.value, source=float32.source)
+    if compute is not None:
+        ideal = figures.get("share.ideal", Figure(0.0))
+        found["share.all_compute"] = Figure(compute.value + ideal.value, source=compute.source)
     exposed, host = figures.get(_EXPOSED), figures.get("share.host")
     if exposed is not None and host is not None:
         found["share.overhead"] = Figure(exposed.value + host.value, source=exposed.source)

@@ -72,7 +72,7 @@ def costs_of_steps(
     """Costs of the mean step; ``None`` without ``MINIMUM_STEPS`` steps."""
     typical = _typical(table, world_size, pipeline)
     if typical is None:
-        return _without_own_time(table)
+        return _without_own_time(table, accelerated=accelerated)
     known = _waiting(typical, in_bubble=pipeline is not None)
     notes: dict[PartName, str] = {}
     if "pipeline_bubble" in known:
@@ -197,16 +197,19 @@ def usual_steps(table: StepTable) -> NDArray[np.bool_]:
     return plain if plain.sum() >= MINIMUM_STEPS else keep
 
 
-def _without_own_time(table: StepTable) -> Costs | None:
-    """Only the wall time, and of it what the ranks waited for data, which is no time in which they wait for each other."""
+def _without_own_time(table: StepTable, *, accelerated: bool) -> Costs | None:
+    """Only the wall time; of ranks on CPUs also what they waited for data, which is no time in which they wait for each other.
+    While the host of a device waits for data, the device may well have work to do.
+    """
     keep = usual_steps(table)
     if keep.sum() < MINIMUM_STEPS:
         return None
-    plain = table.columns(keep)
-    data = plain.matrix("data_us")
+    data = table.matrix("data_us")[:, keep]
+    told = not accelerated and np.isfinite(data).any()
+    unknown: tuple[PartName, ...] = ("exposed_communication", "straggler_wait", "compute", "host")
     return Costs(
-        step_us=float(np.nanmean(plain.matrix("wall_us"))),
+        step_us=float(np.nanmean(table.matrix("wall_us")[:, keep])),
         steps=int(keep.sum()),
-        known={"input": Amount(float(np.nanmean(data)), "steps")} if np.isfinite(data).any() else {},
-        notes=dict.fromkeys(("exposed_communication", "straggler_wait", "compute", "host"), NO_OWN_TIME),
+        known={"input": Amount(float(np.nanmean(data)), "steps")} if told else {},
+        notes=dict.fromkeys(unknown if told else (*unknown, "input"), NO_OWN_TIME),
     )

@@ -95,13 +95,15 @@ def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -
 
 
 def _host_of_device(costs: Costs) -> Costs:
-    idle = costs.inner["idle"].us
-    if "input" not in costs.known:
-        share = min(1.0, idle / costs.step_us) if costs.step_us > 0 else 0.0
-        return replace(costs, notes=costs.notes | dict.fromkeys(("input", "host"), IDLE.format(share=share)))
     rest = max(0.0, costs.step_us - sum(amount.us for amount in costs.known.values()))
+    idle = Amount(min(rest, costs.inner["idle"].us), "windows")
+    if "input" not in costs.known:
+        share = idle.us / costs.step_us if costs.step_us > 0 else 0.0
+        notes = costs.notes | dict.fromkeys(("input", "host"), IDLE.format(share=share))
+        return replace(costs, notes=notes, inner=costs.inner | {"idle": idle})
     return replace(
         costs,
-        known=costs.known | {"host": Amount(min(rest, idle), "windows")},
+        known=costs.known | {"host": idle},
         notes={name: note for name, note in costs.notes.items() if name != "host"},
+        inner={name: amount for name, amount in costs.inner.items() if name != "idle"},
     )
