@@ -33,11 +33,11 @@ def waterfall_text(analysis: Analysis, width: int) -> str:
         before += share
         source = "" if part.source is None else f"  {part.source}"
         lines.append(f"  {_label(part).ljust(label)}  {share:6.1%}  {duration(part.us or 0.0):>7}  |{bar.ljust(BARS)}|{source}")
-    unknown = [_label(part) for part in found.parts if part.us is None and part.name not in ("pipeline_bubble", "ideal")]
+    unknown = [part for part in found.parts if part.us is None and part.name not in ("pipeline_bubble", "ideal")]
     if unknown:
-        lines += textwrap.wrap(f"not known: {', '.join(unknown)}", width, initial_indent="  ", subsequent_indent="    ")
-        notes = dict.fromkeys(part.note for part in found.parts if part.us is None and part.note is not None)
-        for note in notes:
+        names = ", ".join(_label(part) for part in unknown)
+        lines += textwrap.wrap(f"not known: {names}", width, initial_indent="  ", subsequent_indent="    ")
+        for note in dict.fromkeys(part.note for part in unknown if part.note is not None):
             lines += textwrap.wrap(note, width, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
 

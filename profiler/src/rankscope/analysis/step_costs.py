@@ -1,9 +1,9 @@
 """What the always-on step records tell of where a step's time goes.
 
-At each step the *typical rank* is the one in the middle by own time (the mean of the two in the middle of an even number). What
-it was blocked while the last rank still worked is waiting for that rank, the rest of what it was blocked is communication. Its
-own time is taken apart by phases, and on CPUs by what the training thread did. In a pipeline, whose stages differ, the typical
-rank is the mean over stages, and all that it was blocked is the bubble.
+At each step the *typical rank* is the one in the middle by own time (of an even number the faster of the two in the middle: what
+one of two ranks alone takes longer is no matter of both). What it was blocked while the last rank still worked is waiting for it,
+the rest of what it was blocked is communication. Its own time is taken apart by phases, and on CPUs by what the training
+thread did. In a pipeline, whose stages differ, the mean over stages takes its place, and all that was blocked is the bubble.
 """
 
 from __future__ import annotations
@@ -170,12 +170,9 @@ def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult 
 
 
 def _middle(own: Matrix) -> Matrix:
-    """Weights of the ranks in the middle; ranks of the same own time share, so that their order does not matter."""
-    ordered = np.sort(own, axis=0)
-    weights = np.zeros(own.shape)
-    for place in ((len(own) - 1) // 2, len(own) // 2):
-        there = own == ordered[place]
-        weights += 0.5 * there / there.sum(axis=0)
+    """Weights of the rank in the middle; ranks of the same own time share, so that their order does not matter."""
+    there = own == np.sort(own, axis=0)[(len(own) - 1) // 2]
+    weights: Matrix = there / there.sum(axis=0)
     return weights
 
 

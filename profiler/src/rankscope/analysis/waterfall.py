@@ -20,6 +20,14 @@ BLAME: Final[tuple[PartName, ...]] = (
 """Where parts are read from different sources they may claim more than the step has: a part gets what those before it left."""
 
 
+WHY_NOT: Final[dict[PartName, str]] = {
+    "ideal": "needs the floating-point operations of the step, told by the script, and a GPU whose peak is known",
+    "copies": "neither a copy phase nor a profiled window is recorded",
+    "input": "no data loader is seen",
+    "pipeline_bubble": "no pipeline is seen",
+}
+"""Why a part is not known where nobody knows better."""
+
 InnerName = Literal["idle", "between_steps", "stalled", "run_queue", "gc"]
 """``idle``: an accelerator has nothing to do. ``between_steps``: own time there. The others on CPUs: the training thread neither
 runs nor waits for a CPU inside the model's phases, waits for a CPU, collects garbage."""
@@ -71,5 +79,5 @@ def _part(name: PartName, ns: int | None, whole: int, costs: Costs) -> Waterfall
         us=None if ns is None else ns / 1000,
         share=None if ns is None or not whole else ns / whole,
         source=None if amount is None else amount.source,
-        note=costs.notes.get(name),
+        note=costs.notes.get(name, WHY_NOT.get(name) if ns is None else None),
     )
