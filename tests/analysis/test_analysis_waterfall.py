@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.render import render_text
 from rankscope.analysis.result import Analysis
@@ -20,6 +21,7 @@ from rankscope.analysis.waterfall import BLAME, Amount, Costs, waterfall
 from rankscope.analysis.waterfall_result import MEANING, Waterfall
 from rankscope.analysis.window_costs import costs_of_windows, together
 from rankscope.runs.paths import rank_dir
+from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, PhaseTimes, Pipeline, StepBreakdown, StepRecord
 from rankscope.runs.writer import JsonLinesWriter
 
@@ -252,6 +254,39 @@ def test_windows_tell_the_compute_of_a_device_and_what_is_left_is_the_host(
     assert parts["host"].us == pytest.approx(95_000 - 62_000, rel=0.05)
     assert parts["unexplained"].us == pytest.approx(0, abs=1)
     assert "launch_less" in {advice.name for advice in analysis.advice}
+
+
+def test_what_the_time_line_of_the_device_does_not_show_costs_nothing(synthetic: Synthetic) -> None:
+    # Given hosts that wait 40 ms for data while their devices still work on the step before
+    def fields(_rank: int, _step: int) -> dict[str, Any]:
+        return {
+            "phases_us": PhaseTimes(data=40_000, forward=60_000),
+            "wall_us": 100_000,
+            "device_us": PhaseTimes(data=2_000, h2d=3_000, forward=45_000, backward=50_000),
+            "device_blocked_us": PhaseTimes(backward=10_000),
+        }
+
+    analysis = analyze([synthetic(fields=fields).write()])
+    # Then input is what the devices waited
+    assert analysis.waterfall is not None
+    parts = {part.name: part.us for part in analysis.waterfall.parts}
+    assert (parts["input"], parts["copies"], parts["exposed_communication"]) == (2_000, 3_000, 10_000)
+    assert parts["unexplained"] == 85_000
+    assert "data_loading" not in {advice.name for advice in analysis.advice}
+
+
+def test_a_capture_has_a_waterfall_of_its_steps(
+    synthetic: Synthetic, add_windows: Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
+) -> None:
+    path = synthetic(ranks=2).write()
+    for rank in range(2):
+        rows = [breakdown(step, compute=60.0, exposed=20.0, copies=0.0, idle=20.0 + rank) for step in (30, 31)]
+        add_windows(path, rank, rows, [])
+    found = analyze_captured(RunReader(path), 0, [0, 1], range(30, 32)).waterfall
+    assert found is not None
+    sums(found)
+    assert (found.unit, found.steps, found.step_us) == ("step", 2, 100.5)
+    assert {part.source for part in found.parts if part.us} == {"windows", None}
 
 
 def test_a_device_that_was_hardly_idle_leaves_the_rest_unexplained() -> None:

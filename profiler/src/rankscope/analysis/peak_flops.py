@@ -40,6 +40,7 @@ GPUS: Final[tuple[Gpu, ...]] = (
     Gpu(r"\bH100 NVL\b", _tensor(835.5, 417.5, 60, 1671), "NVIDIA H100 data sheet, halved"),
     Gpu(r"\bH100 PCIe\b", _tensor(756, 378, 51, 1513), "NVIDIA H100 data sheet, halved"),
     Gpu(r"\bH100\b.*HBM3|\bH100-SXM", _H100_SXM, "NVIDIA H100 Tensor Core GPU Architecture white paper"),
+    Gpu(r"\bH800\b(?! PCIe)", _H100_SXM, "NVIDIA H800 SXM data sheet, halved"),
     Gpu(r"\bH20\b", _tensor(148, 74, 44, 296), "NVIDIA H20 data sheet"),
     Gpu(r"\bA[18]00\b", _tensor(312, 156, 19.5), "NVIDIA A100 data sheet"),
     Gpu(r"\bA30\b", _tensor(165, 82, 10.3), "NVIDIA A30 data sheet"),
