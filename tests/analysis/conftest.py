@@ -75,6 +75,10 @@ class SyntheticRun:
     pipeline: Pipeline | None = None
     gpus: bool = False
     """Each rank trains on the GPU ``GPU-RANK``."""
+    fields: Callable[[int, int], dict[str, Any]] = lambda _rank, _step: {}
+    """(rank, step) to more fields of the step record, or others than the usual ones."""
+    rank_fields: dict[str, Any] = field(default_factory=dict)
+    """More fields of every ``rank.json``."""
 
     def write(self) -> Path:
         rng = np.random.default_rng(self.seed)
@@ -109,6 +113,7 @@ class SyntheticRun:
                 coordinates=self.coordinates.get(rank, {}),
                 gpu_uuid=f"GPU-{rank}" if self.gpus else None,
                 gpu_name="H100" if self.gpus else None,
+                **self.rank_fields,
             )
             write_record(folder / "rank.json", info)
             append(folder, "steps", kept)
@@ -131,21 +136,20 @@ class SyntheticRun:
                 total = sum(times.values())
                 blocked = wall - total
                 phases = {**times, "backward": times.get("backward", 0.0) + blocked}
-                rows[rank].append(
-                    StepRecord(
-                        step=step,
-                        start_unix_ns=start,
-                        wall_us=wall,
-                        phases_us=PhaseTimes(**{name: phases.get(name) for name in PHASES}),
-                        blocked_us=PhaseTimes(backward=blocked) if self.signals else None,
-                        cpu_us=0.9 * (total - (0 if extra.cpu else extra.us)),
-                        run_queue_us=500.0 + (extra.us if extra.run_queue else 0.0),
-                        gc_us=extra.us if extra.gc else 0.0,
-                        samples=8,
-                        input_elements=int(4096 * extra.elements),
-                        tags=extra.tags,
-                    )
-                )
+                usual: dict[str, Any] = {
+                    "step": step,
+                    "start_unix_ns": start,
+                    "wall_us": wall,
+                    "phases_us": PhaseTimes(**{name: phases.get(name) for name in PHASES}),
+                    "blocked_us": PhaseTimes(backward=blocked) if self.signals else None,
+                    "cpu_us": 0.9 * (total - (0 if extra.cpu else extra.us)),
+                    "run_queue_us": 500.0 + (extra.us if extra.run_queue else 0.0),
+                    "gc_us": extra.us if extra.gc else 0.0,
+                    "samples": 8,
+                    "input_elements": int(4096 * extra.elements),
+                    "tags": extra.tags,
+                }
+                rows[rank].append(StepRecord(**(usual | self.fields(rank, step))))
             start += int(wall * 1000)
         return rows
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from rankscope.analysis.assess import assessed_windows
 from rankscope.analysis.blame import Blame, assign_blame
 from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.clock import consistent, fit_clocks
@@ -74,7 +75,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
     )
     parts = communication_parts(matching.matches)
     missing = [rank for rank, reduction in held.items() if not reduction.breakdowns]
-    return Analysis(
+    analysis = Analysis(
         source=Source(
             kind="run",
             path=os.fspath(reader.path),
@@ -109,6 +110,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
         verdict=verdict,
         findings=findings,
     )
+    return assessed_windows(analysis, list(held.values()), blame if matching.matches else None, "windows")
 
 
 def _verdict(held: Mapping[int, Reduction], blame: Blame, matching: Matching, setting: Setting) -> tuple[Verdict, list[Finding]]:

@@ -85,8 +85,9 @@ class Slow:
     """[usable steps]: where one of them was last; where it is intermittent, those in which the worst was far out."""
 
 
-def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
-    """What of the ranks ``peers`` can be compared, or ``None`` when fewer than ``MINIMUM_STEPS`` steps or two ranks can.
+def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.bool_]] | None:
+    """Rows of the ranks ``peers`` that can be compared, and in which steps [steps]; ``None`` when fewer than ``MINIMUM_STEPS``
+    steps or two ranks can.
 
     Left out: warm-up steps; steps in which any rank was profiled, where enough others remain; ranks without own time or with
     less than half of the steps; steps some compared rank lacks.
@@ -104,8 +105,15 @@ def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
     if len(rows) < 2:
         return None
     keep = keep & known[rows].all(axis=0)
-    if keep.sum() < MINIMUM_STEPS:
+    return (rows, keep) if keep.sum() >= MINIMUM_STEPS else None
+
+
+def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
+    """What of the ranks ``peers`` is ``comparable``, or ``None``."""
+    found = comparable(table, peers)
+    if found is None:
         return None
+    rows, keep = found
     usable = table.columns(keep)
     wall = float(np.nanmax(usable.matrix("wall_us")[rows], axis=0).mean())
     return Judged(usable, rows, usable.matrix("own_us")[rows], wall)

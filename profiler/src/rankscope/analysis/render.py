@@ -9,6 +9,7 @@ from typing import Final
 from rankscope.analysis.detail_render import render_details
 from rankscope.analysis.duration import duration
 from rankscope.analysis.render_bandwidth import bandwidth_table
+from rankscope.analysis.render_costs import advice_text, memory_text, throughput_text, waterfall_text
 from rankscope.analysis.result import Analysis, ImposedWait, RankResult
 from rankscope.analysis.table import aligned, fitting
 
@@ -46,8 +47,12 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, de
         _pipeline_table(analysis, width),
         bandwidth_table(analysis.collectives, width),
         _ledger_table(analysis, width),
+        waterfall_text(analysis, width),
+        throughput_text(analysis, width),
+        memory_text(analysis, width),
         _more_findings(analysis, width),
         render_details(analysis, width) if detail else "",
+        advice_text(analysis, width),
         _next(analysis, width),
     ]
     text = printable("\n\n".join(part for part in parts if part))

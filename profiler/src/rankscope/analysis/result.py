@@ -9,10 +9,14 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankscope.analysis.advice_result import Advice
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.detail_result import CommunicationPart, RankDetail
 from rankscope.analysis.ledger_result import Ledger
+from rankscope.analysis.memory_result import Memory
 from rankscope.analysis.pipeline_result import PipelineResult
+from rankscope.analysis.throughput_result import Throughput
+from rankscope.analysis.waterfall_result import Waterfall
 from rankscope.runs.records import DeviceKind, Phase, WindowBasis
 
 ANALYSIS_SCHEMA: Final = "rankscope.analysis/1"
@@ -216,3 +220,11 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """Most costly first."""
     pipeline: PipelineResult | None = None
     """Bubbles and stages; ``None`` without a pipeline, or where the records do not tell own time."""
+    waterfall: Waterfall | None = None
+    """Where a step's time goes; ``None`` with too few steps and no profiled window."""
+    throughput: Throughput | None = None
+    """Of a run; ``None`` for traces and captures."""
+    memory: Memory | None = None
+    """``None`` where no record has a sample."""
+    advice: list[Advice] = []
+    """What to try, most to gain first, each with its evidence, a bound of the gain and how to check it."""

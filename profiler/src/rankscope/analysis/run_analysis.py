@@ -28,6 +28,7 @@ from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.recorder_cost import recorder_share
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
+from rankscope.analysis.run_assessment import assessed_run
 from rankscope.analysis.run_verdict import RunEvidence, run_verdict
 from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.steps import LAST_STEP, MAX_US, StepTable
@@ -63,7 +64,7 @@ def analyze_run(
     evidence = table.has_record
     compared = [judged for peers in peer_groups(run.ranks, run.infos) if (judged := judge(table, peers)) is not None]
     imposed = _imposed(run, compared)
-    return Analysis(
+    analysis = Analysis(
         source=Source(
             kind="run",
             path=run.path,
@@ -100,6 +101,7 @@ def analyze_run(
         findings=findings,
         pipeline=run.pipeline,
     )
+    return assessed_run(analysis, run)
 
 
 def _read(path: os.PathLike[str]) -> RunEvidence:

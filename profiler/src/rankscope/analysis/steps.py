@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 import numpy as np
@@ -54,6 +54,13 @@ MAX_US: Final = 366 * 86_400 * 1e6
 LAST_STEP: Final = 2**53
 """A step number beyond it is damage."""
 
+MEMORY: Final = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "allocator_retries", "resident_bytes")
+"""Columns of ``StepTable.memory`` after the first, which is the step."""
+
+_TOLD: Final = ("tokens", "flops")
+_MOST: Final = 1e30
+"""Nothing in a step is larger, whatever its unit."""
+
 _Getter = Callable[[StepRecord], float | int | None]
 
 
@@ -98,6 +105,8 @@ class _Columns:
     profiled: NDArray[np.bool_]
     values: dict[str, NDArray[np.float64]]
     tags: dict[str, list[int]]
+    told: dict[str, NDArray[np.float64]]
+    memory: Matrix
     damaged: int
 
     @classmethod
@@ -112,12 +121,29 @@ class _Columns:
             step=np.array([row.step for row in rows], dtype=np.int64),
             start=np.array([row.start_unix_ns for row in rows], dtype=np.int64),
             profiled=np.array([row.profiled for row in rows], dtype=bool),
-            values={
-                name: np.array([get(row) for row in rows], dtype=np.float64) for name, get in _GETTERS.items()
-            },  # None becomes NaN
+            values={name: _possible([get(row) for row in rows]) for name, get in _GETTERS.items()},
             tags=tags,
+            told={name: np.array([_count(getattr(row, name)) for row in rows], dtype=np.float64) for name in _TOLD},
+            memory=np.array(
+                [
+                    (row.step, *(_count(getattr(row, name)) for name in MEMORY))
+                    for row in rows
+                    if row.resident_bytes is not None or row.allocated_bytes is not None
+                ],
+                dtype=np.float64,
+            ).reshape(-1, 1 + len(MEMORY)),
             damaged=len(everything) - len(rows),
         )
+
+
+def _possible(values: list[float | int | None]) -> NDArray[np.float64]:
+    """``None``, and what is so large that sums of it overflow, become NaN."""
+    column = np.array(values, dtype=np.float64)
+    return np.where(np.abs(column) < _MOST, column, np.nan)
+
+
+def _count(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value < _MOST else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +164,10 @@ class StepTable:
     """Tag to [ranks, steps]: where it was set."""
     damaged: int = 0
     """Records left out because their times or numbers are impossible."""
+    told: dict[str, Matrix] = field(default_factory=dict)
+    """``tokens`` and ``flops``, [ranks, steps]; only those that some rank has, for most runs have neither."""
+    memory: dict[int, Matrix] = field(default_factory=dict)
+    """Rank to [samples, 1 + len(MEMORY)]: the step, and what ``MEMORY`` names; of every so-and-so-many-th step only."""
 
     @classmethod
     def load(cls, reader: RunReader, attempt: int | None = None) -> Self:
@@ -171,6 +201,10 @@ class StepTable:
             profiled[row, at] = one.profiled
             for tag, where in one.tags.items():
                 tags.setdefault(tag, np.zeros(shape, dtype=bool))[row, at[where]] = True
+        told = {name: np.full(shape, np.nan) for name in _TOLD if any(np.isfinite(one.told[name]).any() for one in columns)}
+        for row, one in enumerate(columns):
+            for name, matrix in told.items():
+                matrix[row, np.searchsorted(steps, one.step)] = one.told[name]
         return cls(
             attempt=attempt,
             ranks=np.array(ranks, dtype=np.int64),
@@ -180,6 +214,8 @@ class StepTable:
             profiled=profiled,
             tags=tags,
             damaged=sum(one.damaged for one in columns),
+            told=told,
+            memory={rank: one.memory for rank, one in zip(ranks, columns, strict=True) if len(one.memory)},
         )
 
     def matrix(self, metric: str) -> Matrix:
@@ -202,6 +238,8 @@ class StepTable:
             profiled=self.profiled[:, keep],
             tags={name: matrix[:, keep] for name, matrix in self.tags.items()},
             damaged=self.damaged,
+            told={name: matrix[:, keep] for name, matrix in self.told.items()},
+            memory={rank: rows[np.isin(rows[:, 0], self.steps[keep])] for rank, rows in self.memory.items()},
         )
 
     def rows(self, keep: NDArray[np.intp]) -> StepTable:
@@ -213,6 +251,8 @@ class StepTable:
             start_unix_ns=self.start_unix_ns[keep],
             profiled=self.profiled[keep],
             tags={name: matrix[keep] for name, matrix in self.tags.items()},
+            told={name: matrix[keep] for name, matrix in self.told.items()},
+            memory={rank: rows for rank, rows in self.memory.items() if rank in self.ranks[keep]},
         )
 
     @property

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from rankscope.analysis.assess import assessed_windows
 from rankscope.analysis.bandwidth import bandwidths, directed_rows, samples
 from rankscope.analysis.blame import Blame, assign_blame
 from rankscope.analysis.bottleneck import shares_of_windows
@@ -21,6 +22,7 @@ from rankscope.analysis.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.detail import detail_of, with_parts
 from rankscope.analysis.detail_result import RankDetail
 from rankscope.analysis.fabric import Fabric
+from rankscope.analysis.input_wait import input_wait_us
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.ledger import ledger_of_blame
 from rankscope.analysis.links import ToldLink
@@ -59,6 +61,7 @@ class _RankTrace:
     detail: RankDetail | None
     pattern_found: bool
     """Whether the pattern for communication found any kernel."""
+    input_us: float | None
 
 
 def find_traces(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
@@ -118,7 +121,7 @@ def analyze_traces(
     )
     steps = sorted({number for trace in traces for number in trace.steps})
     world_size = _world_size(traces)
-    return Analysis(
+    analysis = Analysis(
         source=Source(
             kind="traces",
             path=os.fspath(paths[0]) if len(paths) == 1 else os.path.commonpath([file.absolute() for file in files]),
@@ -149,6 +152,15 @@ def analyze_traces(
         verdict=verdict,
         findings=findings,
     )
+    return assessed_windows(
+        analysis, [trace.reduction for trace in traces], blame if matching.matches else None, "traces", input_us=_input_us(traces)
+    )
+
+
+def _input_us(traces: Sequence[_RankTrace]) -> float | None:
+    """Mean idle time of the devices while their hosts were in the data loader; ``None`` where not all traces show a loader."""
+    known = [trace.input_us for trace in traces if trace.input_us is not None]
+    return float(np.mean(known)) if len(known) == len(traces) else None
 
 
 def _fabric(traces: Sequence[_RankTrace], links: Sequence[ToldLink]) -> Fabric:
@@ -288,6 +300,7 @@ def _read(file: Path, pattern: re.Pattern[str] | None, *, only: bool, detail: bo
         reduction=reduction,
         detail=detail_of(trace, events, reduction.breakdowns[0], step_breakdowns(trace, events)) if detail else None,
         pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
+        input_us=input_wait_us(trace),
     )
 
 

@@ -1,0 +1,92 @@
+"""Waterfall and advice of an analysis, out of its costs and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from rankscope.analysis.blame import Blame
+from rankscope.analysis.figures import (
+    Figure,
+    Figures,
+    figures_of_collectives,
+    figures_of_costs,
+    figures_of_kernels,
+    figures_of_verdict,
+)
+from rankscope.analysis.recommendations import recommend
+from rankscope.analysis.reduce import Reduction
+from rankscope.analysis.result import Analysis
+from rankscope.analysis.waterfall import Costs, waterfall
+from rankscope.analysis.waterfall_result import PartSource
+from rankscope.analysis.window_costs import costs_of_windows
+from rankscope.runs.records import StepBreakdown
+
+_SHOWN: Final = 4
+
+
+def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analysis:
+    """The analysis with its waterfall, and the advice that it and ``figures`` speak for."""
+    found = None if costs is None else waterfall(costs)
+    figures = {
+        **figures,
+        **figures_of_costs(costs, found),
+        **figures_of_verdict(analysis.verdict),
+        **_machines(analysis),
+    }
+    advice = recommend(
+        figures,
+        step_us=None if found is None else found.step_us,
+        run=analysis.source.path if analysis.source.kind == "run" else None,
+        who=_who(analysis),
+    )
+    return msgspec.structs.replace(analysis, waterfall=found, advice=advice)
+
+
+def assessed_windows(
+    analysis: Analysis, reductions: Sequence[Reduction], blame: Blame | None, source: PartSource, *, input_us: float | None = None
+) -> Analysis:
+    """The same of profiled windows alone. ``blame``: where collectives are matched; ``input_us``: see ``costs_of_windows``."""
+    costs = costs_of_windows(
+        breakdowns_of(reductions),
+        blame,
+        world_size=analysis.source.world_size,
+        source=source,
+        unit="window" if source == "traces" else "step",
+        input_us=input_us,
+    )
+    return assessed(analysis, costs, figures_of_windows(analysis, reductions, source))
+
+
+def figures_of_windows(analysis: Analysis, reductions: Sequence[Reduction], source: PartSource) -> Figures:
+    """Figures of collectives and kernels in profiled windows."""
+    kernels = [row for one in reductions for row in one.kernels]
+    return figures_of_collectives(analysis.ranks, [one.collectives for one in reductions], source) | figures_of_kernels(
+        kernels, source
+    )
+
+
+def breakdowns_of(reductions: Sequence[Reduction]) -> list[StepBreakdown]:
+    """Of all ranks."""
+    return [row for one in reductions for row in one.breakdowns]
+
+
+def _machines(analysis: Analysis) -> Figures:
+    hosts = {row.host for row in analysis.ranks if row.host is not None}
+    found = {"hosts": Figure(float(len(hosts)), "hosts")} if hosts else {}
+    if any(row.device_kind not in (None, "cpu") for row in analysis.ranks):
+        found["accelerated"] = Figure(1.0, "boolean")
+    return found
+
+
+def _who(analysis: Analysis) -> str:
+    """The ranks that the verdict names, for people."""
+    ranks = analysis.verdict.ranks
+    hosts = {row.rank: row.host for row in analysis.ranks}
+    if len(ranks) == 1:
+        host = hosts.get(ranks[0])
+        return f"rank {ranks[0]}" + ("" if host is None else f" on host {host}")
+    more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
+    return f"ranks {', '.join(map(str, ranks[:_SHOWN]))}{more}"

@@ -1,0 +1,27 @@
+"""How much memory the ranks' devices have, from the hardware samples of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Final
+
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import RankInfo
+
+_SAMPLES: Final = 256
+"""Read per host: sizes do not change, and any round of samples has every GPU."""
+
+
+def device_memory(reader: RunReader, infos: Mapping[int, RankInfo]) -> dict[int, int]:
+    """Rank to bytes; without ranks whose device no sample names."""
+    wanted: dict[str, list[int]] = {}
+    for rank, info in infos.items():
+        if info.gpu_uuid is not None:
+            wanted.setdefault(info.gpu_uuid, []).append(rank)
+    found: dict[int, int] = {}
+    for host in {info.host for info in infos.values()} & set(reader.hosts()) if wanted else ():
+        for sample in islice(reader.hardware(host), _SAMPLES):
+            if sample.memory_total_bytes is not None and 0 < sample.memory_total_bytes < 1 << 62:
+                found.update(dict.fromkeys(wanted.get(sample.gpu_uuid or "", ()), sample.memory_total_bytes))
+    return found

@@ -1,0 +1,131 @@
+"""The named figures that advice rests on. A figure that is not known is not there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.memory_result import Memory
+from rankscope.analysis.pipeline_result import PipelineResult
+from rankscope.analysis.result import RankResult, Verdict
+from rankscope.analysis.throughput_result import Throughput
+from rankscope.analysis.waterfall import Costs
+from rankscope.analysis.waterfall_result import PartSource, Waterfall
+from rankscope.runs.records import CollectiveRecord, KernelRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number, its unit, and what it was read from."""
+
+    value: float
+    unit: str = "ratio"
+    source: str | None = None
+
+
+Figures = Mapping[str, Figure]
+
+SHARDING: Final = ("all_gather", "reduce_scatter")
+"""Operations of sharded parameters, as parts of names."""
+
+_OTHER_REMEDY: Final = frozenset(("cpu_contention",))
+"""What explains a cause and asks for something else than other ranks with that cause."""
+
+# Names as cuBLAS, cuDNN, CUTLASS and Tensile give them; what does not tell its type counts for neither.
+_MATRIX = re.compile(r"gemm|gemv|cutlass|nvjet|Cijk_|matmul|conv.*(fprop|dgrad|wgrad)|winograd", re.IGNORECASE)
+_HALF = re.compile(r"f16|fp16|half|hgemm|nvjet_[ht]|e[45]m[23]|fp8|Cijk_\w{4}_\w{4}_[HB][HSB]", re.IGNORECASE)
+_FLOAT32 = re.compile(r"sgemm|s1688gemm|tf32|f32f32|<float|nvjet_s|Cijk_\w{4}_\w{4}_SB?_", re.IGNORECASE)
+
+
+def figures_of_costs(costs: Costs | None, waterfall: Waterfall | None) -> dict[str, Figure]:
+    """``share.PART`` of the waterfall, and of what is a part of a part."""
+    if costs is None or waterfall is None or waterfall.step_us <= 0:
+        return {}
+    found = {
+        f"share.{part.name}": Figure(part.share, source=part.source)
+        for part in waterfall.parts
+        if part.share is not None and part.name != "unexplained"
+    }
+    for name, amount in costs.inner.items():
+        found[f"share.{name}"] = Figure(min(1.0, amount.us / waterfall.step_us), source=amount.source)
+    return found
+
+
+def figures_of_verdict(verdict: Verdict) -> dict[str, Figure]:
+    """``straggler.CAUSE`` (or what explains it): share of the step that is lost to the ranks named."""
+    if verdict.kind != "straggler" or verdict.slowdown is None or verdict.slowdown <= 1:
+        return {}
+    lost = Figure(1 - 1 / verdict.slowdown, source=verdict.evidence_source)
+    why = verdict.explained_by if verdict.explained_by in _OTHER_REMEDY else verdict.cause
+    return {f"straggler.{why or 'unknown'}": lost}
+
+
+def figures_of_collectives(
+    ranks: Sequence[RankResult], collectives: Iterable[Sequence[CollectiveRecord]], source: PartSource
+) -> dict[str, Figure]:
+    """How much is hidden, how large the messages are, and what share of their time sharding takes."""
+    found: dict[str, Figure] = {}
+    seen = [row for row in ranks if row.overlap_us is not None and row.communication_us]
+    if seen:
+        hidden, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("overlap_us", "communication_us"))
+        found["overlap_ratio"] = Figure(hidden / all_of_it, source=source)
+    rows = [row for one in collectives for row in one if not row.p2p]
+    sizes = [row.bytes for row in rows if row.bytes]
+    if sizes:
+        found["collectives.median_bytes"] = Figure(float(np.median(sizes)), "bytes", source)
+    total = sum(row.end_unix_ns - row.start_unix_ns for row in rows)
+    if total > 0:
+        sharding = sum(row.end_unix_ns - row.start_unix_ns for row in rows if any(name in row.op for name in SHARDING))
+        reducing = sum(row.end_unix_ns - row.start_unix_ns for row in rows if "all_reduce" in row.op)
+        found["collectives.sharding_share"] = Figure(sharding / total, source=source)
+        found["collectives.all_reduce_share"] = Figure(reducing / total, source=source)
+    return found
+
+
+def figures_of_kernels(kernels: Sequence[KernelRecord], source: PartSource) -> dict[str, Figure]:
+    """Of the time of matrix multiplications whose names tell their type, the share in 32 bits (TF32, too)."""
+    half = single = 0.0
+    for row in kernels:
+        if row.kind == "compute" and _MATRIX.search(row.name):
+            if _HALF.search(row.name):
+                half += row.total_us
+            elif _FLOAT32.search(row.name):
+                single += row.total_us
+    return {"kernels.float32_share": Figure(single / (half + single), source=source)} if half + single > 0 else {}
+
+
+def figures_of_pipeline(pipeline: PipelineResult | None) -> dict[str, Figure]:
+    """Shares of the step that the schedule and uneven stages cost."""
+    if pipeline is None or pipeline.step_us <= 0:
+        return {}
+    parts = (("pipeline.schedule", pipeline.ideal_us), ("pipeline.imbalance", pipeline.imbalance_us))
+    return {name: Figure(us / pipeline.step_us, source="steps") for name, us in parts if us is not None}
+
+
+def figures_of_memory(memory: Memory | None) -> dict[str, Figure]:
+    """Of the rank that has most of each."""
+    if memory is None:
+        return {}
+    found: dict[str, Figure] = {}
+    for name, field, unit in (
+        ("memory.peak_share", "peak_share", "ratio"),
+        ("memory.fragmentation", "fragmentation", "ratio"),
+        ("memory.retries", "allocator_retries", "retries"),
+    ):
+        values = [value for row in memory.ranks if (value := getattr(row, field)) is not None]
+        if values:
+            found[name] = Figure(float(max(values)), unit, "steps")
+    for kind in ("device", "host"):
+        leaks = [row.bytes_per_1000_steps for row in memory.growth if row.leaking and row.kind == kind]
+        if leaks:
+            found[f"memory.{kind}_leak"] = Figure(max(leaks) / (1 << 20), "MiB per 1,000 steps", "steps")
+    return found
+
+
+def figures_of_throughput(throughput: Throughput | None) -> dict[str, Figure]:
+    """``mfu``, where it is known."""
+    return {} if throughput is None or throughput.mfu is None else {"mfu": Figure(throughput.mfu, source="steps")}

@@ -1,0 +1,28 @@
+"""How long a device of a trace was idle while its host was in the data loader."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.intervals import clip, join, measure, subtract, union
+from rankscope.analysis.traces import NOTE, Trace
+from rankscope.analysis.work import work_events
+
+_LOADER: Final = "enumerate(DataLoader)"
+"""How torch's DataLoader begins the name of its annotation."""
+
+
+def input_wait_us(trace: Trace) -> float | None:
+    """Microseconds; ``None`` on CPU builds, and where the trace shows no data loader."""
+    names = np.array([name.startswith(_LOADER) for name in trace.names], dtype=bool)
+    rows = np.flatnonzero((trace.category == NOTE) & names[trace.name]) if trace.has_device_work and names.any() else ()
+    if not len(rows):
+        return None
+    work = work_events(trace).work()
+    extent = work.extent()
+    if extent is None:
+        return None
+    loading = clip(union(trace.start[rows], trace.end[rows]), *extent)
+    return measure(subtract(loading, join(work.compute, work.communication, work.copies))) / 1000

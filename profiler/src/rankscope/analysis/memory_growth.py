@@ -1,0 +1,72 @@
+"""Growth over steps that outliers do not move: the Theil-Sen slope and its interval.
+
+The slope is the median of the slopes between all pairs of samples. Its interval comes from Kendall's statistic: with n samples
+the number of rising minus falling pairs has the variance n (n - 1) (2 n + 5) / 18 where there is no trend, so the slopes that
+many places off the median bound it (Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+MINIMUM_SAMPLES: Final = 10
+MOST_SAMPLES: Final = 100
+"""More are thinned out evenly: pairs grow with the square."""
+UNSURE: Final = 0.01
+"""Chance that the interval of any rank misses its slope."""
+GROWTH: Final = 0.01
+"""A leak grows by so much of what there was, and by ``GROWTH_BYTES``, while it is watched."""
+GROWTH_BYTES: Final = 1 << 20
+BLOCKS: Final = 8
+CERTAIN: Final = 5.208
+"""Student's t at 0.999 with 6 degrees of freedom: of seven rises."""
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """Per step."""
+
+    middle: float
+    low: float
+    high: float
+
+
+def slope_of(steps: Values, values: Values, *, series: int = 1) -> Slope | None:
+    """The slope of ``values`` [samples] over ``steps`` [samples, all different], or ``None`` of fewer than ``MINIMUM_SAMPLES``.
+
+    ``series``: how many are looked at, so that the intervals of all of them together hold with 1 - ``UNSURE``.
+    """
+    count = len(steps)
+    if count < MINIMUM_SAMPLES:
+        return None
+    if count > MOST_SAMPLES:
+        kept = np.linspace(0, count - 1, MOST_SAMPLES).astype(np.intp)
+        steps, values, count = steps[kept], values[kept], MOST_SAMPLES
+    first, second = np.triu_indices(count, 1)
+    slopes = np.sort((values[second] - values[first]) / (steps[second] - steps[first]))
+    z = NormalDist().inv_cdf(1 - UNSURE / (2 * series))
+    spread = z * np.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    low, high = int((len(slopes) - spread) / 2), int(np.ceil((len(slopes) + spread) / 2))
+    return Slope(float(np.median(slopes)), float(slopes[max(low, 0)]), float(slopes[min(high, len(slopes) - 1)]))
+
+
+def is_leak(values: Values, slope: Slope) -> bool:
+    """Whether ``values`` [samples], of even distances, grow for sure, by more than a trifle, and have not stopped.
+
+    Memory wanders: what was allocated stays for a while, so a slope alone proves nothing. The growth from one block of samples to
+    the next must be above zero by ``CERTAIN`` standard errors, which neither wandering nor a jump nor caches that fill reach.
+    """
+    medians = np.array([np.median(block) for block in np.array_split(values, BLOCKS)])
+    rises = np.diff(medians)
+    error = float(rises.std(ddof=1)) / np.sqrt(len(rises))
+    grown = float(rises.sum())
+    worth = max(GROWTH * float(medians[0]), GROWTH_BYTES)
+    goes_on = float(rises[-2:].mean()) >= 0.2 * float(rises.mean())
+    return slope.low > 0 and grown >= worth and float(rises.mean()) >= CERTAIN * error and goes_on

@@ -1,0 +1,387 @@
+"""What to try, as a table: conditions over named figures, the action, a bound of what it saves, and how to check it.
+
+A bound is what the step would save did the cost vanish that the action is against, or the share of it that the action can take
+away at most. To add an advice, add a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rankscope.analysis.advice_result import Advice, AdviceEvidence
+from rankscope.analysis.figures import Figure, Figures
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """A figure is known, and at least, or below, the limit."""
+
+    figure: str
+    comparison: Literal[">=", "<"]
+    limit: float
+
+    def holds(self, figures: Figures) -> bool:
+        """Whether it does; a figure that is not known meets no condition."""
+        figure = figures.get(self.figure)
+        return figure is not None and (figure.value >= self.limit if self.comparison == ">=" else figure.value < self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """factor · (sum of the figures): a share of the step."""
+
+    figures: tuple[str, ...]
+    factor: float = 1.0
+
+    def of(self, figures: Figures) -> float:
+        """The share."""
+        return min(1.0, self.factor * sum(figures[name].value for name in self.figures))
+
+    @property
+    def formula(self) -> str:
+        """For people."""
+        total = " + ".join(self.figures)
+        if self.factor == 1:
+            return total
+        return f"{self.factor:.3g} * ({total})" if len(self.figures) > 1 else f"{self.factor:.3g} * {total}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row. ``{who}`` of an action are the ranks that the verdict names. ``falls``: what must be less when it has helped."""
+
+    name: str
+    when: tuple[When, ...]
+    action: str
+    gain: Bound | None
+    falls: str
+    cost: Bound | None = None
+
+
+def at_least(figure: str, limit: float) -> When:
+    """A condition."""
+    return When(figure, ">=", limit)
+
+
+def below(figure: str, limit: float) -> When:
+    """A condition."""
+    return When(figure, "<", limit)
+
+
+_EXPOSED: Final = "share.exposed_communication"
+_ROOM: Final = below("memory.peak_share", 0.6)
+_FULL: Final = at_least("memory.peak_share", 0.9)
+_ACCELERATED: Final = at_least("accelerated", 1)
+
+TABLE: Final[tuple[Row, ...]] = (
+    # Input
+    Row(
+        "data_loading",
+        (at_least("share.input", 0.05),),
+        "Load ahead: raise the DataLoader's num_workers and prefetch_factor, keep persistent_workers on; store samples "
+        "decoded and in large files; move transforms off the training thread",
+        Bound(("share.input",)),
+        "share of input",
+    ),
+    Row(
+        "data_loading_of_rank",
+        (at_least("straggler.input", 0.02),),
+        "Only {who} waits for data: compare the storage and the CPU load of its host with a healthy host's, and the size of "
+        "its shard of the data with the others'",
+        Bound(("straggler.input",)),
+        "straggler wait",
+    ),
+    Row(
+        "copies",
+        (at_least("share.copies", 0.03), _ACCELERATED),
+        "Hide copies: pin_memory=True in the DataLoader, .to(device, non_blocking=True), and copy the next batch on a stream"
+        " of its own while this one is computed",
+        Bound(("share.copies",)),
+        "share of copies",
+    ),
+    # Compute
+    Row(
+        "mixed_precision",
+        (at_least("share.compute", 0.3), at_least("kernels.float32_share", 0.3), _ACCELERATED),
+        "Compute in 16 bits: torch.autocast with bfloat16, or mixed precision of FSDP; where 32 bits must stay, allow TF32 "
+        "(torch.set_float32_matmul_precision)",
+        Bound(("share.float32_matmul",)),
+        "share of compute",
+    ),
+    Row(
+        "faster_kernels",
+        (at_least("share.compute", 0.5), below("mfu", 0.3), below("kernels.float32_share", 0.3)),
+        "Kernels reach little of the device's peak: torch.compile, fused attention and optimizers, sizes that are multiples "
+        "of 64",
+        Bound(("share.compute",)),
+        "share of compute",
+    ),
+    # Communication
+    Row(
+        "overlap",
+        (at_least(_EXPOSED, 0.1), below("overlap_ratio", 0.5), at_least("collectives.all_reduce_share", 0.5)),
+        "Let communication begin earlier: gradient_as_bucket_view and static_graph of DDP, no find_unused_parameters, "
+        "smaller first bucket; do not synchronise in backward",
+        Bound((_EXPOSED,)),
+        "share of exposed communication",
+    ),
+    Row(
+        "prefetch_shards",
+        (at_least(_EXPOSED, 0.1), below("overlap_ratio", 0.5), at_least("collectives.sharding_share", 0.5)),
+        "Prefetch the shards of the next layers (set_modules_to_forward_prefetch and _backward_prefetch of FSDP2), and wrap "
+        "layers of like size each",
+        Bound((_EXPOSED,)),
+        "share of exposed communication",
+    ),
+    Row(
+        "bucket_size",
+        (at_least(_EXPOSED, 0.05), below("collectives.median_bytes", 1 << 20)),
+        "Send fewer, larger messages: raise bucket_cap_mb of DDP, or wrap larger modules in FSDP",
+        Bound((_EXPOSED,)),
+        "share of exposed communication",
+    ),
+    Row(
+        "gradient_accumulation",
+        (at_least(_EXPOSED, 0.15), at_least("collectives.all_reduce_share", 0.5)),
+        "Reduce gradients every second batch only: no_sync() and twice the accumulation steps (the batch per optimizer step "
+        "doubles)",
+        Bound((_EXPOSED,), 0.5),
+        "exposed communication per sample",
+    ),
+    Row(
+        "keep_parameters",
+        (at_least(_EXPOSED, 0.1), at_least("collectives.sharding_share", 0.5), _ROOM),
+        "There is room for whole parameters: reshard_after_forward=False (FSDP2), SHARD_GRAD_OP, or shard within a host "
+        "only; one of three transfers per parameter goes",
+        Bound((_EXPOSED,), 1 / 3),
+        "share of exposed communication",
+    ),
+    Row(
+        "interconnect",
+        (at_least(_EXPOSED, 0.2), at_least("hosts", 2)),
+        "Check the way between the hosts: NCCL_DEBUG=INFO tells which transport is used (GPUDirect RDMA, how many NICs), "
+        "nccl-tests what it gives alone; keep the ranks of the busiest groups on one host or switch",
+        Bound((_EXPOSED,)),
+        "share of exposed communication",
+    ),
+    # Batch and memory
+    Row(
+        "batch_size",
+        (at_least("share.overhead", 0.15), _ROOM),
+        "There is memory left: twice the batch per rank halves what communication and the host cost per sample",
+        Bound(("share.overhead",), 0.5),
+        "time per sample",
+    ),
+    Row(
+        "activation_checkpointing",
+        (_FULL, at_least("share.all_compute", 0.1)),
+        "Memory is nearly full: checkpoint the activations of the largest blocks (torch.utils.checkpoint) to make room, such"
+        " as for larger batches; forward is computed once more",
+        None,
+        "peak of allocated memory",
+        cost=Bound(("share.all_compute",), 1 / 3),
+    ),
+    Row(
+        "shard",
+        (_FULL, at_least("collectives.all_reduce_share", 0.5), below("collectives.sharding_share", 0.1)),
+        "Every rank holds the whole model and memory is nearly full: shard optimizer state and parameters (FSDP2, or "
+        "ZeroRedundancyOptimizer)",
+        None,
+        "peak of allocated memory",
+    ),
+    Row(
+        "allocator",
+        (at_least("memory.retries", 1),),
+        "The allocator ran out and gave back its cache, which stops the device: set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or lower the peak",
+        None,
+        "allocator retries",
+    ),
+    Row(
+        "fragmentation",
+        (at_least("memory.fragmentation", 0.2), at_least("memory.peak_share", 0.7)),
+        "Much of what the allocator holds was never in use at one time: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; "
+        "pad batches to few different lengths",
+        None,
+        "reserved beyond the peak of allocated memory",
+    ),
+    Row(
+        "device_leak",
+        (at_least("memory.device_leak", 0),),
+        "Tensors pile up on the device: keep numbers, not tensors with their graph (loss.item() or .detach()), in lists and "
+        "metrics; torch.cuda.memory._record_memory_history shows who holds them",
+        None,
+        "growth of allocated memory",
+    ),
+    Row(
+        "host_leak",
+        (at_least("memory.host_leak", 0),),
+        "The process grows on the host: look for lists that are only appended to, and Python objects that DataLoader workers"
+        " copy on write; tracemalloc shows where they were made",
+        None,
+        "growth of resident memory",
+    ),
+    # Pipeline
+    Row(
+        "micro_batches",
+        (at_least("pipeline.schedule", 0.05),),
+        "Use twice the micro-batches per step: the schedule's bubble halves; or an interleaved or zero-bubble schedule",
+        Bound(("pipeline.schedule",), 0.5),
+        "pipeline bubble",
+    ),
+    Row(
+        "stages",
+        (at_least("pipeline.imbalance", 0.03),),
+        "Move layers from the slowest stage to the others; embeddings and the loss count, too",
+        Bound(("pipeline.imbalance",)),
+        "pipeline bubble",
+    ),
+    # Host
+    Row(
+        "launch_less",
+        (at_least("share.host", 0.15), _ACCELERATED),
+        "The host does not keep the device busy: torch.compile, CUDA graphs, larger batches; no .item(), .cpu() or print of "
+        "tensors in the loop",
+        Bound(("share.host",)),
+        "share of host",
+    ),
+    Row(
+        "between_steps",
+        (at_least("share.between_steps", 0.1),),
+        "Do less between the steps: log, evaluate and checkpoint less often, or on another thread",
+        Bound(("share.between_steps",)),
+        "own time between steps",
+    ),
+    Row(
+        "gc_policy",
+        (at_least("share.gc", 0.02),),
+        "Collect garbage when it suits: gc.freeze() after start-up, gc.disable(), and gc.collect() every so many steps on "
+        "all ranks at the same one",
+        Bound(("share.gc",)),
+        "garbage collection per step",
+    ),
+    Row(
+        "gc_policy_of_rank",
+        (at_least("straggler.gc", 0.02),),
+        "Garbage collection of {who} stops everybody: gc.freeze() after start-up, and gc.collect() every so many steps on "
+        "all ranks at the same one",
+        Bound(("straggler.gc",)),
+        "straggler wait",
+    ),
+    Row(
+        "cpus",
+        (at_least("share.run_queue", 0.05),),
+        "Threads queue for CPUs: OMP_NUM_THREADS and DataLoader workers together must not exceed the host's cores; pin ranks"
+        " to cores of their own",
+        Bound(("share.run_queue",)),
+        "waiting for a CPU",
+    ),
+    Row(
+        "see_why_idle",
+        (at_least("share.idle_unexplained", 0.1), _ACCELERATED),
+        "The device has nothing to do, and whether it waits for input or for the host is not known: record step by step "
+        "(rankscope run -- torchrun ... train.py), or trace CPU activities, too",
+        Bound(("share.idle_unexplained",)),
+        "idle time",
+    ),
+    Row(
+        "stalls_everywhere",
+        (at_least("share.stalled", 0.1),),
+        "Host code inside the step neither computes nor waits for anybody: py-spy dump shows in what it stalls; then "
+        "logging, locks and storage",
+        Bound(("share.stalled",)),
+        "share of host",
+    ),
+    # Ranks that the verdict names
+    Row(
+        "cpus_of_rank",
+        (at_least("straggler.cpu_contention", 0.05),),
+        "{who} queues for CPUs: find what else runs on its host (top, systemd-cgtop), lower OMP_NUM_THREADS there, and give "
+        "it CPUs of its own",
+        Bound(("straggler.cpu_contention",)),
+        "straggler wait",
+    ),
+    Row(
+        "replace_host",
+        (at_least("straggler.compute", 0.05),),
+        "{who} needs longer for the same work: start again without its host; if the slowness stays behind, replace the host "
+        "or its GPU",
+        Bound(("straggler.compute",)),
+        "straggler wait",
+    ),
+    Row(
+        "stalls",
+        (at_least("straggler.host", 0.05),),
+        "The host code of {who} stalls: py-spy dump shows in what; then logging, storage and locks on its host; if it is the"
+        " host, replace it",
+        Bound(("straggler.host",)),
+        "straggler wait",
+    ),
+    Row(
+        "balance_work",
+        (at_least("straggler.imbalance", 0.05),),
+        "{who} gets more work: bucket samples by length, or cap the tokens of a batch",
+        Bound(("straggler.imbalance",)),
+        "straggler wait",
+    ),
+    Row(
+        "checkpoints",
+        (at_least("straggler.checkpoint", 0.02),),
+        "Everybody waits while {who} writes checkpoints: write them asynchronously "
+        "(torch.distributed.checkpoint.async_save), or shard them",
+        Bound(("straggler.checkpoint",)),
+        "straggler wait",
+    ),
+)
+
+
+def derived(figures: Figures) -> dict[str, Figure]:
+    """The figures, and those that are made of others."""
+    found = dict(figures)
+    compute, float32 = figures.get("share.compute"), figures.get("kernels.float32_share")
+    if compute is not None and float32 is not None:
+        found["share.float32_matmul"] = Figure(compute.value * float32.value, source=float32.source)
+    if compute is not None:
+        ideal = figures.get("share.ideal", Figure(0.0))
+        found["share.all_compute"] = Figure(compute.value + ideal.value, source=compute.source)
+    exposed, host = figures.get(_EXPOSED), figures.get("share.host")
+    if exposed is not None and host is not None:
+        found["share.overhead"] = Figure(exposed.value + host.value, source=exposed.source)
+    if "share.idle" in figures and "share.host" not in figures:
+        found["share.idle_unexplained"] = figures["share.idle"]
+    return found
+
+
+def recommend(figures: Figures, *, step_us: float | None, run: str | None, who: str) -> list[Advice]:
+    """The advice whose evidence is there, most to gain first. ``who``: the ranks that the verdict names."""
+    known = derived(figures)
+    rows = [row for row in TABLE if all(condition.holds(known) for condition in row.when)]
+    found = [_advice(row, known, step_us, run, who) for row in rows]
+    return sorted(found, key=lambda one: -1.0 if one.gain_share_at_most is None else one.gain_share_at_most, reverse=True)
+
+
+def _advice(row: Row, figures: Mapping[str, Figure], step_us: float | None, run: str | None, who: str) -> Advice:
+    gain = None if row.gain is None else row.gain.of(figures)
+    command = "rankscope analyze NEW_TRACES" if run is None else f"rankscope compare {run} NEW_RUN"
+    action = row.action.replace("{who}", who)
+    return Advice(
+        name=row.name,
+        evidence=[
+            AdviceEvidence(
+                name=condition.figure,
+                value=figures[condition.figure].value,
+                unit=figures[condition.figure].unit,
+                source=figures[condition.figure].source,
+                limit=f"{condition.comparison} {condition.limit:g}",
+            )
+            for condition in row.when
+        ],
+        action=action[:1].upper() + action[1:],
+        gain_share_at_most=gain,
+        gain_us_at_most=None if gain is None or step_us is None else gain * step_us,
+        gain_formula=None if row.gain is None else row.gain.formula,
+        cost_share_at_most=None if row.cost is None else row.cost.of(figures),
+        check=f"{command}: {row.falls} must fall",
+    )

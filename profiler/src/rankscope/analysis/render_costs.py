@@ -1,0 +1,114 @@
+"""Waterfall, throughput, memory and advice for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Final
+
+from rankscope.analysis.duration import duration
+from rankscope.analysis.result import Analysis
+from rankscope.analysis.waterfall_result import WaterfallPart
+
+BARS: Final = 24
+"""Columns of the whole step."""
+SHOWN_ADVICE: Final = 3
+_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
+
+
+def waterfall_text(analysis: Analysis, width: int) -> str:
+    """One bar per part, each beginning where the one before it ends; parts that are not known are named."""
+    found = analysis.waterfall
+    if found is None:
+        return ""
+    count = f"mean of {found.steps:,} steps" if found.unit == "step" else "mean over the ranks"
+    lines = [f"where the {found.unit} goes: {duration(found.step_us)} ({count})"]
+    shown = [part for part in found.parts if part.us is not None and (part.share or 0) >= 0.0005]
+    label = max((len(_label(part)) for part in shown), default=0)
+    before = 0.0
+    for part in shown:
+        share = part.share or 0.0
+        start, end = round(before * BARS), round((before + share) * BARS)
+        bar = " " * start + "#" * (end - start)
+        before += share
+        source = "" if part.source is None else f"  {part.source}"
+        lines.append(f"  {_label(part).ljust(label)}  {share:6.1%}  {duration(part.us or 0.0):>7}  |{bar.ljust(BARS)}|{source}")
+    unknown = [part for part in found.parts if part.us is None and part.name not in ("pipeline_bubble", "ideal")]
+    if unknown:
+        names = ", ".join(_label(part) for part in unknown)
+        lines += textwrap.wrap(f"not known: {names}", width, initial_indent="  ", subsequent_indent="    ")
+        for note in dict.fromkeys(part.note for part in unknown if part.note is not None):
+            lines += textwrap.wrap(note, width, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def throughput_text(analysis: Analysis, width: int) -> str:
+    """Rates and MFU, on one line if they fit."""
+    found = analysis.throughput
+    if found is None:
+        return ""
+    facts = []
+    for rate, noun in ((found.samples_per_second, "samples"), (found.tokens_per_second, "tokens")):
+        if rate is not None:
+            facts.append(f"{rate:,.4g} {noun}/s" if rate < 1000 else f"{rate:,.0f} {noun}/s")
+    if found.flops_per_second_per_rank is not None:
+        facts.append(f"{found.flops_per_second_per_rank / 1e12:.3g} TFLOP/s per rank")
+    if found.mfu is not None:
+        facts.append(f"MFU {found.mfu:.1%} of {found.gpu_name}'s {found.peak_dtype} peak")
+    return "\n".join(textwrap.wrap(f"throughput {' · '.join(facts)}", width)) if facts else ""
+
+
+def memory_text(analysis: Analysis, width: int) -> str:
+    """The fullest device, and every leak."""
+    found = analysis.memory
+    if found is None:
+        return ""
+    lines: list[str] = []
+    peaks = [(row.peak_allocated_bytes, row) for row in found.ranks if row.peak_allocated_bytes is not None]
+    if peaks:
+        peak, row = max(peaks, key=lambda one: one[0])
+        of = "" if row.peak_share is None else f" ({row.peak_share:.0%} of the device)"
+        reserved = "" if row.reserved_bytes is None else f", {row.reserved_bytes / _GIB:.1f} GiB reserved"
+        unused = "" if row.fragmentation is None else f", {row.fragmentation:.0%} of it beyond the peak"
+        retries = f", {row.allocator_retries} allocator retries" if row.allocator_retries else ""
+        lines += textwrap.wrap(f"memory of rank {row.rank}: peak {peak / _GIB:.1f} GiB{of}{reserved}{unused}{retries}", width)
+    for leak in [row for row in found.growth if row.leaking][:SHOWN_ADVICE]:
+        where = "on the device" if leak.kind == "device" else "on the host"
+        rate, low, high = (
+            _mib(value) for value in (leak.bytes_per_1000_steps, leak.low_bytes_per_1000_steps, leak.high_bytes_per_1000_steps)
+        )
+        full = "" if leak.steps_until_full is None else f"; full in at most {leak.steps_until_full:,} steps"
+        text = f"leak: rank {leak.rank} grows {where} by {rate} MiB per 1,000 steps ({low} to {high}){full}"
+        lines += textwrap.wrap(text, width, subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def advice_text(analysis: Analysis, width: int) -> str:
+    """The first three; the JSON has all."""
+    if not analysis.advice:
+        return ""
+    unit = "step" if analysis.waterfall is None else analysis.waterfall.unit
+    lines = ["what to try"]
+    for one in analysis.advice[:SHOWN_ADVICE]:
+        bound = "" if one.gain_share_at_most is None else f"at most {one.gain_share_at_most:.0%} of the {unit}: "
+        lines += textwrap.wrap(
+            f"{bound}{one.action}",
+            width,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    if len(analysis.advice) > SHOWN_ADVICE:
+        lines.append(
+            f"  and {len(analysis.advice) - SHOWN_ADVICE} more in --format json, each with its evidence and how to check it"
+        )
+    return "\n".join(lines)
+
+
+def _mib(value: float) -> str:
+    return f"{value / _MIB:.3g}" if abs(value) < 999 * _MIB else f"{value / _MIB:,.0f}"
+
+
+def _label(part: WaterfallPart) -> str:
+    return part.name.replace("_", " ")

@@ -1,0 +1,212 @@
+"""What the always-on step records tell of where a step's time goes.
+
+At each step the *typical rank* is the one in the middle by own time (of an even number the faster of the two in the middle: what
+one of two ranks alone takes longer is no matter of both). What it was blocked while the last rank still worked is waiting for it,
+the rest of what it was blocked is communication. Its own time is taken apart by phases, and on CPUs by what the training
+thread did. In a pipeline, whose stages differ, the mean over stages takes its place, and all that was blocked is the bubble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.own_time import MINIMUM_STEPS, WARM_UP, comparable
+from rankscope.analysis.pipeline_result import PipelineResult
+from rankscope.analysis.steps import Matrix, StepTable
+from rankscope.analysis.waterfall import Amount, Costs, InnerName
+from rankscope.analysis.waterfall_result import PartName
+
+Vector = NDArray[np.float64]
+_Name = TypeVar("_Name")
+
+NO_OWN_TIME: Final = "the step records do not tell own time from waiting"
+NO_WINDOW: Final = "compute and host are told apart by profiled windows only"
+NO_CPU_TIME: Final = "compute and host are told apart by CPU time only, which is not recorded"
+IN_BUBBLE: Final = "not told apart from the pipeline's bubble"
+
+
+@dataclass(frozen=True, slots=True)
+class _Typical:
+    """Where the typical rank is: [places] of a rank and a step each, which count ``weight``; 1 in every step together."""
+
+    table: StepTable
+    ranks: NDArray[np.intp]
+    """Rows of the table that are compared."""
+    steps: NDArray[np.intp]
+    """Columns of the table that are judged."""
+    row: NDArray[np.intp]
+    step: NDArray[np.intp]
+    weight: Vector
+    alone: bool
+    """One rank, which waits for nobody."""
+
+    def whole(self, name: str) -> Matrix:
+        """One metric of the compared ranks in the steps judged."""
+        values: Matrix = self.table.matrix(name)[np.ix_(self.ranks, self.steps)]
+        return values
+
+    def at(self, name: str) -> Vector:
+        """One metric of the table, [places]."""
+        values: Vector = self.table.matrix(name)[self.row, self.step]
+        return values
+
+    def own(self, name: str) -> Vector:
+        """``own_NAME``, or ``NAME`` of a rank that is alone, [places]."""
+        return self.at(name if self.alone else f"own_{name}")
+
+    def mean(self, values: Vector) -> float | None:
+        """Mean over the steps of ``values`` [places]; ``None`` where there are none."""
+        known = np.isfinite(values)
+        weight = float(self.weight[known].sum())
+        return float((self.weight[known] * values[known]).sum()) / weight if weight > 0 else None
+
+
+def costs_of_steps(
+    table: StepTable, *, world_size: int | None, accelerated: bool, pipeline: PipelineResult | None = None
+) -> Costs | None:
+    """Costs of the mean step; ``None`` without ``MINIMUM_STEPS`` steps."""
+    typical = _typical(table, world_size, pipeline)
+    if typical is None:
+        return _without_own_time(table, accelerated=accelerated)
+    known = _waiting(typical, in_bubble=pipeline is not None)
+    notes: dict[PartName, str] = {}
+    if "pipeline_bubble" in known:
+        notes |= dict.fromkeys(("exposed_communication", "straggler_wait"), IN_BUBBLE)
+    known["input"] = typical.mean(typical.own("data_us"))
+    # Without a device there is nowhere to copy to.
+    known["copies"] = typical.mean(typical.own("h2d_us")) if accelerated else 0.0
+    inner: dict[InnerName, float | None] = {"gc": typical.mean(typical.at("gc_us"))}
+    if accelerated:
+        notes |= dict.fromkeys(("compute", "host"), NO_WINDOW)
+        inner["between_steps"] = typical.mean(typical.own("between_steps_us"))
+    elif not np.isfinite(typical.at("cpu_us")).any():
+        notes |= dict.fromkeys(("compute", "host"), NO_CPU_TIME)
+    else:
+        thread = _thread(typical)
+        known["compute"], known["host"] = typical.mean(thread.compute), typical.mean(thread.host)
+        inner = {
+            "between_steps": typical.mean(thread.between_steps),
+            "stalled": typical.mean(thread.stalled),
+            "run_queue": typical.mean(thread.run_queue),
+            "gc": typical.mean(thread.gc),
+        }
+    return Costs(
+        step_us=float(np.nanmean(typical.whole("wall_us"))),
+        steps=len(typical.steps),
+        known=_told(known),
+        notes=notes,
+        inner=_told(inner),
+    )
+
+
+def _told(found: Mapping[_Name, float | None]) -> dict[_Name, Amount]:
+    return {name: Amount(us, "steps") for name, us in found.items() if us is not None and np.isfinite(us)}
+
+
+def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | None]:
+    """What the typical rank was blocked, as far as that is told apart."""
+    if typical.alone:
+        return {"exposed_communication": 0.0, "straggler_wait": 0.0}
+    blocked = typical.at("blocked_us")
+    if in_bubble:
+        return {"pipeline_bubble": typical.mean(blocked)}
+    longest = np.empty(len(typical.table.steps))
+    longest[typical.steps] = typical.whole("own_us").max(axis=0)
+    waiting = np.minimum(np.maximum(longest[typical.step] - typical.at("own_us"), 0), blocked)
+    return {"exposed_communication": typical.mean(blocked - waiting), "straggler_wait": typical.mean(waiting)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    """What a training thread on a CPU did in its own time outside input, [places]."""
+
+    compute: Vector
+    between_steps: Vector
+    stalled: Vector
+    run_queue: Vector
+    gc: Vector
+
+    @property
+    def host(self) -> Vector:
+        """All but compute."""
+        return self.between_steps + self.stalled + self.run_queue + self.gc
+
+
+def _thread(typical: _Typical) -> _Thread:
+    """Time off the CPU is taken for waiting in the data loader first, then for what goes on between the steps: only what
+    neither can explain is a stall inside the model's phases. What is left of these is compute.
+    """
+    own = typical.at("wall_us" if typical.alone else "own_us")
+    data, between, queued, collected = (
+        np.nan_to_num(values)
+        for values in (typical.own("data_us"), typical.own("between_steps_us"), typical.at("run_queue_us"), typical.at("gc_us"))
+    )
+    between = np.clip(between, 0, np.maximum(own - data, 0))
+    model = np.maximum(own - data - between, 0)
+    stalled = np.clip(own - typical.at("cpu_us") - queued - data - between, 0, model)
+    queue = np.clip(queued, 0, model - stalled)
+    gc = np.clip(collected, 0, model - stalled - queue)
+    return _Thread(compute=model - stalled - queue - gc, between_steps=between, stalled=stalled, run_queue=queue, gc=gc)
+
+
+def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult | None) -> _Typical | None:
+    found = comparable(table, [int(rank) for rank in table.ranks])
+    if found is not None:
+        rows, steps = found[0], np.flatnonzero(found[1])
+        own = table.matrix("own_us")[np.ix_(rows, steps)]
+        weights = _middle(own) if pipeline is None else _per_stage(table.ranks[rows], own.shape, pipeline)
+        row, step = np.nonzero(weights)
+        return _Typical(table, rows, steps, rows[row], steps[step], weights[row, step], alone=False)
+    steps = np.flatnonzero(usual_steps(table))
+    if (world_size or len(table.ranks)) != 1 or len(table.ranks) != 1 or len(steps) < MINIMUM_STEPS:
+        return None
+    row = np.zeros(1, dtype=np.intp)
+    return _Typical(table, row, steps, np.zeros_like(steps), steps, np.ones(len(steps)), alone=True)
+
+
+def _middle(own: Matrix) -> Matrix:
+    """Weights of the rank in the middle; ranks of the same own time share, so that their order does not matter."""
+    there = own == np.sort(own, axis=0)[(len(own) - 1) // 2]
+    weights: Matrix = there / there.sum(axis=0)
+    return weights
+
+
+def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: PipelineResult) -> Matrix:
+    """Every stage counts the same, and in it every rank."""
+    weights: Matrix = np.zeros(shape)
+    for stage in pipeline.stages:
+        mine = np.isin(ranks, stage.ranks)
+        weights[mine] = 1 / max(1, mine.sum())
+    weights /= weights.sum(axis=0)
+    return weights
+
+
+def usual_steps(table: StepTable) -> NDArray[np.bool_]:
+    """[steps]: after warm-up, with a record, not profiled where enough others are there."""
+    count = len(table.steps)
+    keep = (np.arange(count) >= min(WARM_UP, count // 5)) & table.has_record.any(axis=0)
+    plain = keep & ~table.profiled.any(axis=0)
+    return plain if plain.sum() >= MINIMUM_STEPS else keep
+
+
+def _without_own_time(table: StepTable, *, accelerated: bool) -> Costs | None:
+    """Only the wall time; of ranks on CPUs also what they waited for data, which is no time in which they wait for each other.
+    While the host of a device waits for data, the device may well have work to do.
+    """
+    keep = usual_steps(table)
+    if keep.sum() < MINIMUM_STEPS:
+        return None
+    data = table.matrix("data_us")[:, keep]
+    told = not accelerated and np.isfinite(data).any()
+    unknown: tuple[PartName, ...] = ("exposed_communication", "straggler_wait", "compute", "host")
+    return Costs(
+        step_us=float(np.nanmean(table.matrix("wall_us")[:, keep])),
+        steps=int(keep.sum()),
+        known={"input": Amount(float(np.nanmean(data)), "steps")} if told else {},
+        notes=dict.fromkeys(unknown if told else (*unknown, "input"), NO_OWN_TIME),
+    )

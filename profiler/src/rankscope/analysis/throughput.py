@@ -1,0 +1,89 @@
+"""Samples, tokens and floating-point operations per second, and model FLOP/s utilisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.peak_flops import half_precision, peaks_of
+from rankscope.analysis.steps import Matrix, StepTable
+from rankscope.analysis.throughput_result import Throughput
+from rankscope.runs.records import RankInfo
+
+OWN_BATCH: Final = frozenset(
+    ("dp", "ddp", "fsdp", "dp_replicate", "dp_shard", "dp_shard_mod_ep", "dp_shard_in_ep", "hsdp", "data", "replicate", "shard")
+)
+"""Dimensions of the layout along which ranks have batches of their own; along all others they work on the same one."""
+
+
+def throughput_of(
+    table: StepTable, keep: NDArray[np.bool_], infos: Mapping[int, RankInfo], world_size: int | None
+) -> Throughput | None:
+    """Rates over the steps where ``keep`` [steps] is true; ``None`` without any."""
+    wall = table.matrix("wall_us")[:, keep]
+    if not np.isfinite(wall).any():
+        return None
+    step_us = float(np.nanmean(wall))
+    if step_us <= 0:
+        return None
+    whole = len(table.ranks) == (world_size or len(table.ranks))
+    batches = _batches(table, infos)
+    told = {"samples": table.matrix("samples"), **table.told}
+    known = {name: told[name][:, keep] if name in told else None for name in ("samples", "tokens", "flops")}
+    rates = {name: _rate(known[name], wall, batches) if whole else None for name in ("samples", "tokens")}
+    flops = known["flops"]
+    rate = None if flops is None else _mean_rate(flops, wall)
+    names = {info.gpu_name for info in infos.values()}
+    name = names.pop() if len(names) == 1 else None
+    peaks = peaks_of(name)
+    quoted = half_precision(peaks)
+    ranks = world_size or len(table.ranks)
+    return Throughput(
+        steps=int(keep.sum()),
+        step_us=step_us,
+        replicas=len(batches) if whole else None,
+        samples_per_second=rates["samples"],
+        tokens_per_second=rates["tokens"],
+        samples_per_second_per_rank=None if rates["samples"] is None else rates["samples"] / ranks,
+        tokens_per_second_per_rank=None if rates["tokens"] is None else rates["tokens"] / ranks,
+        flops_per_second_per_rank=rate,
+        gpu_name=name,
+        peak_dtype=None if quoted is None else quoted[0],
+        peak_flops=None if quoted is None else quoted[1],
+        mfu=None if rate is None or quoted is None else rate / quoted[1],
+        mfu_by_dtype={} if rate is None else {dtype: rate / peak for dtype, peak in peaks.items()},
+    )
+
+
+def _batches(table: StepTable, infos: Mapping[int, RankInfo]) -> list[list[int]]:
+    """Rows of the table, grouped by the batch that they work on."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for row, rank in enumerate(map(int, table.ranks)):
+        info = infos.get(rank)
+        coordinates = info.coordinates if info is not None else {}
+        place = tuple((name, at) for name, at in sorted(coordinates.items()) if name in OWN_BATCH)
+        groups.setdefault(place if coordinates else ("rank", rank), []).append(row)
+    return list(groups.values())
+
+
+def _rate(counts: Matrix | None, wall: Matrix, batches: list[list[int]]) -> float | None:
+    """Per second of the job; of the ranks with the same batch the one with most counts, for some stages see none of it."""
+    if counts is None:
+        return None
+    rates = []
+    for rows in batches:
+        known = [rate for row in rows if (rate := _mean_rate(counts[[row]], wall[[row]])) is not None]
+        if not known:
+            return None
+        rates.append(max(known))
+    return sum(rates)
+
+
+def _mean_rate(counts: Matrix, wall: Matrix) -> float | None:
+    """Per second and rank, over the steps that have both."""
+    both = np.isfinite(counts) & np.isfinite(wall)
+    time = float(wall[both].sum())
+    return float(counts[both].sum()) / time * 1e6 if time > 0 else None

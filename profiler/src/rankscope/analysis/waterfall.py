@@ -1,0 +1,83 @@
+"""The waterfall of a step, out of what is known of its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from rankscope.analysis.waterfall_result import MEANING, PartName, PartSource, Waterfall, WaterfallPart
+
+BLAME: Final[tuple[PartName, ...]] = (
+    "pipeline_bubble",
+    "exposed_communication",
+    "straggler_wait",
+    "input",
+    "copies",
+    "ideal",
+    "compute",
+    "host",
+)
+"""Where parts are read from different sources they may claim more than the step has: a part gets what those before it left."""
+
+
+WHY_NOT: Final[dict[PartName, str]] = {
+    "ideal": "needs the floating-point operations of the step, told by the script, and a GPU whose peak is known",
+    "copies": "neither a copy phase nor a profiled window is recorded",
+    "input": "no data loader is seen",
+    "pipeline_bubble": "no pipeline is seen",
+}
+"""Why a part is not known where nobody knows better."""
+
+InnerName = Literal["idle", "between_steps", "stalled", "run_queue", "gc"]
+"""``idle``: an accelerator has nothing to do. ``between_steps``: own time there. The others on CPUs: the training thread neither
+runs nor waits for a CPU inside the model's phases, waits for a CPU, collects garbage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """What is known of one part: microseconds per step, and from where."""
+
+    us: float
+    source: PartSource
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What is known of a step. Parts that are missing are not known."""
+
+    step_us: float
+    steps: int
+    unit: Literal["step", "window"] = "step"
+    known: dict[PartName, Amount] = field(default_factory=dict)
+    notes: dict[PartName, str] = field(default_factory=dict)
+    inner: dict[InnerName, Amount] = field(default_factory=dict)
+    """Parts of parts, which advice rests on."""
+
+
+def waterfall(costs: Costs) -> Waterfall:
+    """Parts that sum to the step: whole nanoseconds, each part at most what those before it in ``BLAME`` left."""
+    whole = left = round(costs.step_us * 1000)
+    taken: dict[PartName, int] = {}
+    for name in BLAME:
+        if (amount := costs.known.get(name)) is not None:
+            taken[name] = min(round(min(max(amount.us, 0.0), costs.step_us) * 1000), left)
+            left -= taken[name]
+    taken["unexplained"] = left
+    assert sum(taken.values()) == whole
+    return Waterfall(
+        unit=costs.unit,
+        step_us=whole / 1000,
+        steps=costs.steps,
+        parts=[_part(name, taken.get(name), whole, costs) for name in MEANING],
+    )
+
+
+def _part(name: PartName, ns: int | None, whole: int, costs: Costs) -> WaterfallPart:
+    amount = costs.known.get(name)
+    return WaterfallPart(
+        name=name,
+        us=None if ns is None else ns / 1000,
+        share=None if ns is None or not whole else ns / whole,
+        source=None if amount is None else amount.source,
+        note=costs.notes.get(name, WHY_NOT.get(name) if ns is None else None),
+    )

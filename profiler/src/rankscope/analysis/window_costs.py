@@ -1,0 +1,109 @@
+"""What profiled windows and traces tell of where a step's time goes: means over their ranks and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, Literal
+
+from rankscope.analysis.blame import Blame
+from rankscope.analysis.waterfall import Amount, Costs
+from rankscope.analysis.waterfall_result import PartName, PartSource
+from rankscope.runs.records import StepBreakdown
+
+NOT_MATCHED: Final = "collectives are not matched across the ranks: waiting for later ranks is in exposed_communication"
+WITH_WAITING: Final = "with waiting for later ranks, which is not told apart"
+IDLE: Final = "the device idles {share:.0%} of the time; whether it waits for input or for the host is not known"
+NO_HOST: Final = "windows do not tell what a CPU rank does outside operators and collectives"
+_FROM_WINDOWS: Final[tuple[PartName, ...]] = ("exposed_communication", "straggler_wait")
+
+
+def costs_of_windows(
+    breakdowns: Sequence[StepBreakdown],
+    blame: Blame | None,
+    *,
+    world_size: int | None,
+    source: PartSource,
+    unit: Literal["step", "window"] = "step",
+    input_us: float | None = None,
+) -> Costs | None:
+    """Costs of the mean window, or ``None`` without any. ``blame``: where the collectives of all ranks are matched.
+
+    ``input_us``: of ``idle_us``, what the host spent in the data loader; ``None`` where that is not known.
+    """
+    rows = [row for row in breakdowns if not row.truncated]
+    if not rows:
+        return None
+
+    def mean(name: str) -> float:
+        return float(sum(getattr(row, name) for row in rows)) / len(rows)
+
+    exposed, idle, window = mean("exposed_communication_us"), mean("idle_us"), mean("window_us")
+    waited = None if blame is None else sum(blame.exposed_us.values()) / len(rows)
+    if world_size == 1 or exposed == 0:
+        waited = 0.0
+    known: dict[PartName, Amount] = {
+        "compute": Amount(mean("compute_us"), source),
+        "copies": Amount(mean("exposed_memcpy_us"), source),
+        "exposed_communication": Amount(exposed - min(waited or 0.0, exposed), source),
+    }
+    notes: dict[PartName, str] = {}
+    if waited is not None:
+        known["straggler_wait"] = Amount(min(waited, exposed), source)
+    else:
+        notes |= {"straggler_wait": NOT_MATCHED, "exposed_communication": WITH_WAITING}
+    accelerated = any(row.device_kind != "cpu" for row in rows)
+    if not accelerated:
+        notes["host"] = NO_HOST
+    elif input_us is not None:
+        known["input"] = Amount(min(input_us, idle), source)
+        known["host"] = Amount(idle - min(input_us, idle), source)
+    else:
+        notes |= dict.fromkeys(("input", "host"), IDLE.format(share=idle / window if window > 0 else 0.0))
+    steps = len({row.step for row in rows})
+    return Costs(window, steps, unit, known=known, notes=notes, inner={"idle": Amount(idle, source)} if accelerated else {})
+
+
+def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -> Costs | None:
+    """The costs of a run: what all steps tell, and what only its windows see.
+
+    On a device only windows tell compute and copies. Their kernels take as long as in other steps, though the host takes longer
+    while it is profiled: so what is neither compute, communication, copy nor input is idle for the host's sake, as long as the
+    windows saw the device idle for so long. On CPUs the thread's own account, of all steps, is the better one.
+    """
+    if steps is None or windows is None:
+        return steps or windows
+    known, notes = dict(steps.known), dict(steps.notes)
+    if accelerated:
+        for name in ("compute", "copies"):
+            known[name] = windows.known[name]
+            notes.pop(name, None)
+    if "pipeline_bubble" not in known:
+        missing = [name for name in _FROM_WINDOWS if name not in known]
+        for name in missing:
+            notes.pop(name, None)
+            if name in windows.known:
+                known[name] = windows.known[name]
+            if name in windows.notes:
+                notes[name] = windows.notes[name]
+    if not accelerated and "compute" not in known:
+        known["compute"] = windows.known["compute"]
+        notes["compute"] = "operators on the training thread; in profiled steps"
+        notes["host"] = NO_HOST
+    merged = replace(steps, known=known, notes=notes, inner=steps.inner | windows.inner)
+    return _host_of_device(merged) if accelerated else merged
+
+
+def _host_of_device(costs: Costs) -> Costs:
+    rest = max(0.0, costs.step_us - sum(amount.us for amount in costs.known.values()))
+    idle = Amount(min(rest, costs.inner["idle"].us), "windows")
+    if "input" not in costs.known:
+        share = idle.us / costs.step_us if costs.step_us > 0 else 0.0
+        notes = costs.notes | dict.fromkeys(("input", "host"), IDLE.format(share=share))
+        return replace(costs, notes=notes, inner=costs.inner | {"idle": idle})
+    return replace(
+        costs,
+        known=costs.known | {"host": idle},
+        notes={name: note for name, note in costs.notes.items() if name != "host"},
+        inner={name: amount for name, amount in costs.inner.items() if name != "idle"},
+    )
