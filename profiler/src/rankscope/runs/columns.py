@@ -59,8 +59,13 @@ def _arrow_type(annotation: Any) -> pa.DataType:
     if origin is tuple and set(args) == {args[0]}:
         return pa.list_(_arrow_type(args[0]), len(args))
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
-        return pa.struct([_arrow_field(field.name, field.type) for field in _fields(annotation)])
+        return pa.struct(_within(annotation))
     raise TypeError(f"no column type for {annotation!r}")
+
+
+def _within(kind: type[msgspec.Struct]) -> list[pa.Field]:
+    """Fields of a struct inside a record, all nullable: where the struct itself is not there, nothing in it is."""
+    return [_arrow_field(field.name, field.type).with_nullable(nullable=True) for field in _fields(kind)]
 
 
 def _optional(annotation: Any) -> tuple[Any, bool]:
@@ -107,7 +112,7 @@ def _to_array(values: list[Any], annotation: Any) -> pa.Array:
         ]
         return pa.StructArray.from_arrays(
             children,
-            fields=[_arrow_field(field.name, field.type) for field in fields],
+            fields=_within(inner),
             mask=pa.array([value is None for value in values], pa.bool_()),
         )
     return pa.array(values, _arrow_type(inner))
