@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -44,7 +45,19 @@ ALONE = [("pp-gpipe", 2, ()), ("pp-1f1b", 2, ()), ("pp-interleaved", 2, ()), ("p
 def record(run_dir: Path, layout: str, ranks: int, *options: str) -> None:
     """One job, recorded from outside."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [*(torchrun if ranks > 1 else [sys.executable]), str(JOB), "--layout", layout, "--steps", str(STEPS), *options]
+    # Where ranks share cores, what is planted must stand out of what they take from each other.
+    pause = PAUSE_US / 1e6 * (3 if ranks > (os.cpu_count() or 1) else 1)
+    command = [
+        *(torchrun if ranks > 1 else [sys.executable]),
+        str(JOB),
+        "--layout",
+        layout,
+        "--steps",
+        str(STEPS),
+        "--pause",
+        str(pause),
+        *options,
+    ]
     assert launch(command, LaunchOptions(run_dir=run_dir, name="parallel", window_steps=0)).status == 0
 
 

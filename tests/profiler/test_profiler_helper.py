@@ -20,7 +20,6 @@ from tests.ring_step import packed
 
 from rankscope.analysis.engine import analyze
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello, Window
-from rankscope.profiler.helper import store as store_module
 from rankscope.profiler.helper.store import MAX_PENDING, PATIENCE, RunStore
 from rankscope.profiler.helper.storing import Storing
 from rankscope.profiler.rank.session import Session
@@ -30,7 +29,7 @@ from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import RankStream, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import JsonLinesWriter, create_run
+from rankscope.runs.writer import JsonLinesWriter, create_run, run_is_gone
 
 
 def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: str = "run", pid: int = 1) -> Hello:
@@ -359,13 +358,12 @@ def test_whether_the_run_is_there_is_seen_every_two_seconds_and_before_a_file_is
     # Given a rank that writes five times a second
     clock, looks = [1000.0], list[Path]()
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    is_missing = store_module._is_missing
 
     def look(file: Path) -> bool:
         looks.append(file)
-        return is_missing(file)
+        return run_is_gone(file)
 
-    monkeypatch.setattr(store_module, "_is_missing", look)
+    monkeypatch.setattr("rankscope.profiler.helper.store.run_is_gone", look)
     store = RunStore(hello(tmp_path / "run"))
     for number in range(100):
         clock[0] += 0.2

@@ -56,6 +56,15 @@ def make_folder(folder: Path, *, parents: bool = True) -> None:
         folder.chmod(stat.S_IMODE(folder.parent.stat().st_mode))
 
 
+def run_is_gone(run_dir: Path) -> bool:
+    """Whether the run was removed: what is written into its folder now would make one that is no run. Raises ``OSError``."""
+    try:
+        run_file(run_dir).stat()
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def _share(file: BinaryIO, folder: Path) -> None:
     """Let read ``file`` whoever may read the folder it is in."""
     with suppress(OSError):

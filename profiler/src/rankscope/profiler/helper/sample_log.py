@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.paths import host_dir, run_file
+from rankscope.runs.paths import host_dir
 from rankscope.runs.records import HardwareSample
-from rankscope.runs.writer import JsonLinesWriter
+from rankscope.runs.writer import JsonLinesWriter, run_is_gone
 
 MAX_PENDING: Final = 2000
 """Samples kept while the folder cannot be written; under 1 MB, and ten minutes of 16 GPUs."""
@@ -22,7 +22,7 @@ class SampleLog:
     """Appends to ``hosts/NAME``. What cannot be written now is kept, within bounds, and tried again with the next samples."""
 
     def __init__(self, run_dir: Path, host: str, say: Callable[[str], None], *, max_pending: int = MAX_PENDING) -> None:
-        self._run_file = run_file(run_dir)
+        self._run_dir = run_dir
         self._folder = host_dir(run_dir, host)
         self._writer = JsonLinesWriter(self._folder, "gpu")
         self._say = say
@@ -72,7 +72,7 @@ class SampleLog:
     def _write(self) -> None:
         while batch := self._batch():
             try:
-                if _is_missing(self._run_file):
+                if run_is_gone(self._run_dir):
                     # What is written now would make a folder that is no run.
                     self.run_gone = True
                     continue
@@ -89,11 +89,3 @@ class SampleLog:
     def _batch(self) -> list[HardwareSample]:
         with self._guard:
             return [self._pending.popleft() for _ in range(min(_BATCH, len(self._pending)))]
-
-
-def _is_missing(file: Path) -> bool:
-    try:
-        file.stat()
-    except FileNotFoundError:
-        return True
-    return False

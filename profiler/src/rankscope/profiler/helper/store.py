@@ -16,7 +16,7 @@ from rankscope.profiler.handover import Hello
 from rankscope.profiler.starts import is_alive, is_earlier, is_same_job
 from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_dir, rank_dir, run_file
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, run_is_gone, write_record
 
 MAX_PENDING: Final = 20_000
 """Records kept while the folder cannot be written; about 10 MB."""
@@ -193,7 +193,7 @@ class RunStore:
             self._begin()
         elif makes or time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_SECONDS
-            if _is_missing(run_file(self._run_dir)):
+            if run_is_gone(self._run_dir):
                 # What is written now would be a run that nobody can read, and stand in the way of the next one.
                 self._refuse(f"{self._run_dir} was removed; this process is no longer recorded")
         return not self.refused
@@ -305,14 +305,6 @@ class RunStore:
             _say(
                 f"rank {self._hello.rank.rank}: up to {lost} records may be missing from {self._run_dir}: it took them and failed"
             )
-
-
-def _is_missing(file: Path) -> bool:
-    try:
-        file.stat()
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def _read(file: Path, kind: type[_T]) -> _T | None:
