@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 
 import click
 import msgspec
@@ -20,10 +20,11 @@ Examples:
   rankscope analyze runs/2026-11-20-bert
   rankscope analyze traces/                    Kineto traces, one per rank
   rankscope analyze 'traces/rank-*.json.gz' --format json | jq .verdict
+  rankscope analyze s3://bucket/job-7/traces/  needs fsspec and s3fs
   rankscope analyze RUN --fail-on straggler    exit status 1 when there is one
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path())
 @format_option
 @click.option(
     "--price-per-gpu-hour",
@@ -38,15 +39,17 @@ Examples:
     help="Exit with status 1 when the verdict is of this kind. May be given several times.",
 )
 def analyze(
-    paths: tuple[Path, ...], output_format: str, price_per_gpu_hour: float | None, currency: str, fail_on: tuple[str, ...]
+    paths: tuple[str, ...], output_format: str, price_per_gpu_hour: float | None, currency: str, fail_on: tuple[str, ...]
 ) -> int:
     """Say which rank makes everybody else wait, why, what it costs and what to do next.
 
-    PATH is one run directory, or Kineto traces (files, folders, patterns) of one or many ranks. "No straggler" and "not
-    enough data" are answers, too, and come with exit status 0.
+    PATH is one run directory, or Kineto traces (files, folders, patterns; plain, gzip or Zstandard; also on s3:// and every
+    other filesystem of fsspec) of one or many ranks. "No straggler" and "not enough data" are answers, too, and come with exit
+    status 0.
     """
     _check_kinds(fail_on)
-    analysis = run_analysis(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency)
+    workers = len(os.sched_getaffinity(0))
+    analysis = run_analysis(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency, workers=workers)
     if output_format == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(analysis), indent=2) + b"\n")
     else:

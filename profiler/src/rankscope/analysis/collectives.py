@@ -145,6 +145,8 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
     """
     calls: dict[str, list[int]] = {}
     workers: dict[str, list[int]] = {}
+    if not any(map(is_cpu_communication, trace.names)):
+        return []
     for row in trace.rows(OPERATOR):
         name = trace.names[trace.name[row]]
         if name.startswith("c10d::"):

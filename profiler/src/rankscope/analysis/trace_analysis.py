@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -16,67 +12,24 @@ from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.cause import Signals, cause_of
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.late import device_signals, find_late, too_few
+from rankscope.analysis.locations import Location, common_folder
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.own_time import Slow
+from rankscope.analysis.rank_traces import RankTrace, find_traces, read_ranks
 from rankscope.analysis.ranks import rank_result
-from rankscope.analysis.reduce import Reduction, reduce_file, step_numbers
 from rankscope.analysis.result import Analysis, CollectiveMatching, Evidence, Finding, ImposedWait, Source, Verdict
-from rankscope.analysis.traces import read_trace
 from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
-from rankscope.runs.errors import InputError
-from rankscope.runs.reader import is_run
-from rankscope.runs.records import DeviceKind
-
-SUFFIXES: Final = (".json", ".json.gz")
-_PATTERN: Final = frozenset("*?[")
 
 
-@dataclass(frozen=True, slots=True)
-class _RankTrace:
-    """What is kept of one trace; the events themselves are gone by then."""
-
-    path: Path
-    rank: int
-    world_size: int | None
-    host: str | None
-    device_kind: DeviceKind
-    steps: list[int]
-    damaged: int
-    reduction: Reduction
-
-
-def find_traces(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
-    """Trace files that the arguments name (files, folders, patterns), and those of them that were named one by one.
-
-    Raises ``InputError`` for a file that is not there, and for a folder or pattern without any trace.
-    """
-    found: dict[Path, None] = {}
-    named: set[Path] = set()
-    for path in paths:
-        if path.is_dir():
-            if runs := sorted(child for child in path.iterdir() if is_run(child)):
-                raise InputError(path, f"a folder of runs; name one of them, such as {runs[-1]}")
-            inside = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
-            if not inside:
-                raise InputError(path, "neither a run directory (no run.json) nor a folder with traces (*.json, *.json.gz)")
-            found.update(dict.fromkeys(inside))
-        elif path.exists() or not _PATTERN & set(str(path)):
-            found[path] = None
-            named.add(path)
-        else:
-            matching = [Path(name) for name in sorted(glob.glob(os.fspath(path), recursive=True))]  # noqa: PTH207  # Path.glob refuses absolute patterns
-            if not matching:
-                raise InputError(path, "no file matches this pattern")
-            found.update(dict.fromkeys(file for file in matching if file.is_file()))
-    return list(found), named
-
-
-def analyze_traces(paths: Sequence[Path], *, price_per_gpu_hour: float | None = None, currency: str = "USD") -> Analysis:
+def analyze_traces(
+    paths: Sequence[Location], *, price_per_gpu_hour: float | None = None, currency: str = "USD", workers: int = 1
+) -> Analysis:
     """Analyse traces of one or many ranks; see ``engine.analyze``."""
     files, named = find_traces(paths)
-    traces, warnings = _read_all(files, named)
+    traces, warnings = read_ranks(files, named, workers=workers)
     matching = match_collectives({trace.rank: trace.reduction.collectives for trace in traces}, world_size=_world_size(traces))
-    clocks = fit_clocks(matching.matches, {trace.rank: trace.host for trace in traces if trace.host})
+    # The base of a trace's times stands at its end: one that is torn has lost it, and with it its host's clock.
+    clocks = fit_clocks(matching.matches, {trace.rank: trace.host for trace in traces if trace.host and not trace.torn})
     matching = consistent(matching, clocks)
     blame = assign_blame(matching.matches, clocks, [trace.rank for trace in traces])
     verdict, findings = _verdict(traces, blame, matching, price_per_gpu_hour, currency)
@@ -85,7 +38,7 @@ def analyze_traces(paths: Sequence[Path], *, price_per_gpu_hour: float | None = 
     return Analysis(
         source=Source(
             kind="traces",
-            path=os.fspath(paths[0]) if len(paths) == 1 else os.path.commonpath([file.absolute() for file in files]),
+            path=os.fspath(paths[0]) if len(paths) == 1 else common_folder(files),
             ranks=len(traces),
             world_size=world_size,
             steps=max(1, len(steps)),
@@ -167,64 +120,19 @@ def late_named(slow: Slow, blame: Blame, window_us: float, signals: Signals, *, 
     )
 
 
-def _read_all(files: Sequence[Path], named: set[Path]) -> tuple[list[_RankTrace], list[str]]:
-    traces: dict[int, _RankTrace] = {}
-    warnings: list[str] = []
-    first_error: InputError | None = None
-    for file in files:
-        try:
-            trace = _read(file, only=len(files) == 1)
-        except InputError as error:
-            if file in named:
-                raise
-            first_error = first_error or error
-            warnings.append(f"left out: {error}")
-            continue
-        if (other := traces.get(trace.rank)) is not None:
-            raise InputError(
-                file, f"a second trace of rank {trace.rank} (the other is {other.path}); analyse one window at a time"
-            )
-        traces[trace.rank] = trace
-        if trace.damaged:
-            warnings.append(f"{file}: {trace.damaged} events left out, their times make no sense")
-    if not traces:
-        assert first_error is not None, "without files find_traces raises"
-        raise first_error
-    return [traces[rank] for rank in sorted(traces)], warnings
-
-
-def _read(file: Path, *, only: bool) -> _RankTrace:
-    trace = read_trace(file)
-    rank = trace.rank
-    if rank is None:
-        if not only:
-            raise InputError(
-                file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
-            )
-        rank = 0
-    return _RankTrace(
-        path=file,
-        rank=rank,
-        world_size=trace.world_size,
-        host=trace.host,
-        device_kind=trace.device_kind,
-        steps=step_numbers(trace),
-        damaged=trace.damaged,
-        reduction=reduce_file(trace),
-    )
-
-
-def _world_size(traces: Sequence[_RankTrace]) -> int | None:
+def _world_size(traces: Sequence[RankTrace]) -> int | None:
     return max((trace.world_size for trace in traces if trace.world_size is not None), default=None)
 
 
-def _coverage(traces: Sequence[_RankTrace], files: Sequence[Path], steps: Sequence[int]) -> float:
+def _coverage(traces: Sequence[RankTrace], files: Sequence[Location], steps: Sequence[int]) -> float:
     expected = max(_world_size(traces) or len(files), len(traces))
-    return sum(max(1, len(trace.steps)) for trace in traces) / (expected * max(1, len(steps)))
+    # How much of a torn trace is gone nobody knows; what it has is not all there is, so its last step counts half.
+    seen = sum(max(1, len(trace.steps)) - (0.5 if trace.torn else 0) for trace in traces)
+    return seen / (expected * max(1, len(steps)))
 
 
 def _verdict(
-    traces: Sequence[_RankTrace], blame: Blame, matching: Matching, price: float | None, currency: str
+    traces: Sequence[RankTrace], blame: Blame, matching: Matching, price: float | None, currency: str
 ) -> tuple[Verdict, list[Finding]]:
     breakdowns = [row for trace in traces for row in trace.reduction.breakdowns]
     world_size = _world_size(traces)

@@ -1,0 +1,330 @@
+"""The events of a trace out of its text, a few thousand at a time, in bounded memory and linear time.
+
+The text is cut between two events and each part is decoded as a list of its own. Where to cut is a guess, from the right: the
+first ``}, {``. Decoding tells whether it was right: a list that was cut inside of an object or a string is no JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from rankscope.analysis.kineto_schema import ANY_EVENT, Event, Mark
+from rankscope.analysis.locations import Location
+from rankscope.runs.errors import InputError
+
+MAX_HEAD_BYTES: Final = 16 * 1024**2
+"""Of what stands before the events."""
+MAX_TAIL_BYTES: Final = 64 * 1024**2
+"""Of what stands behind them."""
+MAX_EVENT_BYTES: Final = 32 * 1024**2
+"""Of one event: those with long lists of shapes take some KiB."""
+MAX_DAMAGED: Final = 100_000
+"""Events. With more, and with more than half of all, it is no trace."""
+
+_GUESSES: Final = 8
+_SPACE: Final = b" \t\r\n"
+_BOM: Final = b"\xef\xbb\xbf"
+_KEY: Final = re.compile(rb'"traceEvents"\s*:\s*([^\s])')
+_KEY_BYTES: Final = 1024
+"""More than that key and the space after it take."""
+_BETWEEN: Final = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
+_END: Final = re.compile(rb"\]\s*(?:,\s*\"|\}|,?\s*\Z)")
+"""What the closing bracket of the events is followed by: another key, the end of the object, or nothing."""
+_PLACE: Final = re.compile(r"\(byte (\d+)\)")
+
+# Some Kineto versions print float fields as C does, which is not JSON.
+_NOT_A_NUMBER: Final = re.compile(rb"(?<=[:,\[])(\s*)[-+]?(?:nan|inf(?:inity)?)(?:\([a-z]*\))?(?=\s*[,}\]])", re.IGNORECASE)
+
+_ONE: Final[msgspec.json.Decoder[Event | Mark]] = msgspec.json.Decoder(ANY_EVENT)
+_ONE_RAW: Final = msgspec.json.Decoder(msgspec.Raw)
+_MANY: Final[msgspec.json.Decoder[list[Event | Mark]]] = msgspec.json.Decoder(list[ANY_EVENT])
+_MANY_RAW: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
+
+
+class EventStream:
+    """Iterate over it once: lists of events, in file order.
+
+    After that ``said`` has the top-level keys of the file beside its events. Raises ``InputError`` where the file is no trace, or
+    is hostile. What is damaged costs the events it is in: they are counted, the rest is used.
+    """
+
+    def __init__(self, path: Location, blocks: Iterable[bytes]) -> None:
+        self.said: dict[str, msgspec.Raw] = {}
+        self.events = 0
+        """Of the file, usable or not."""
+        self.damaged = 0
+        """Of those, which could not be decoded."""
+        self.complete = False
+        """Whether the file goes on to its own end; false where it was cut off."""
+        self._path = path
+        self._blocks = iter(blocks)
+        self._is_list = False
+        self._tail: bytes | None = None
+        """What comes from the closing bracket of the events on, once it has been seen."""
+
+    def __iter__(self) -> Iterator[list[Event | Mark]]:
+        try:
+            yield from self._all()
+        except RecursionError as error:
+            raise InputError(self._path, "not a trace: its JSON is nested absurdly deep") from error
+
+    def _all(self) -> Iterator[list[Event | Mark]]:
+        text = self._begin()
+        wanted = 0
+        while not self._is_closed() and (block := next(self._blocks, b"")):
+            text += block
+            if len(text) < wanted:
+                continue
+            events, rest = self._take(text)
+            # Nothing could be cut off: an event longer than this text, so wait until there is twice as much.
+            wanted = 2 * len(text) if len(rest) == len(text) else 0
+            text = rest
+            if events:
+                yield events
+            self._check(text)
+        yield from self._last(text)
+        if self._tail is not None:
+            self._end(self._tail)
+
+    def _is_closed(self) -> bool:
+        return self._tail is not None
+
+    def _check(self, text: bytes) -> None:
+        if len(text) > MAX_EVENT_BYTES:
+            raise InputError(self._path, f"not a trace: one event of more than {MAX_EVENT_BYTES // 1024**2} MiB")
+        if self.damaged > MAX_DAMAGED and 2 * self.damaged > self.events:
+            raise InputError(self._path, f"not a trace: {self.damaged} of its first {self.events} events cannot be decoded")
+
+    def _begin(self) -> bytes:
+        """Read on to the first event. Returns the text from there."""
+        text = b""
+        while not text.strip(_SPACE + b"\0") and (block := next(self._blocks, b"")):
+            text = block
+        text = text.removeprefix(_BOM).lstrip(_SPACE)
+        match text[:1]:
+            case b"[":
+                self._is_list = True
+                return text[1:]
+            case b"{":
+                return self._find_events(text)
+            case b"" | b"\0":
+                raise InputError(self._path, "the file is empty")
+            case _:
+                raise InputError(self._path, "not JSON: the file does not start with { or [")
+
+    def _find_events(self, text: bytes) -> bytes:
+        searched, guesses = 0, 0
+        while guesses < _GUESSES:
+            if (found := _KEY.search(text, searched)) is not None:
+                if self._is_top_level(text[: found.start(1)]):
+                    if found[1] == b"[":
+                        return text[found.end() :]
+                    break
+                searched, guesses = found.end(), guesses + 1
+            elif len(text) <= MAX_HEAD_BYTES and (block := next(self._blocks, b"")):
+                searched = max(searched, len(text) - _KEY_BYTES)
+                text += block
+            else:
+                break
+        raise self._without_events(text)
+
+    def _is_top_level(self, head: bytes) -> bool:
+        """Whether the text up to the value of a key is the beginning of the file's object, rather than of something in it."""
+        try:
+            self.said = _object(head + b"null}")
+        except _UNREADABLE:
+            return False
+        return True
+
+    def _without_events(self, text: bytes) -> InputError:
+        none = "JSON, but not a trace: it has no list of traceEvents"
+        if len(text) > MAX_HEAD_BYTES:
+            return InputError(self._path, f"{none} in its first {MAX_HEAD_BYTES // 1024**2} MiB")
+        try:
+            _object(text)
+        except _UNREADABLE as error:
+            if "truncated" in str(error):
+                return InputError(
+                    self._path, "truncated: the JSON ends before the first event; was the process killed meanwhile?"
+                )
+            return InputError(self._path, f"not JSON: {error}")
+        return InputError(self._path, none)
+
+    def _take(self, text: bytes) -> tuple[list[Event | Mark], bytes]:
+        """Events from the beginning of ``text``, and the text after them."""
+        text = text.lstrip(_SPACE + b",")
+        first: tuple[int, int] | None = None
+        for comma, brace in islice(_cuts(text), _GUESSES):
+            first = first or (comma, brace)
+            body = text[:comma]
+            try:
+                return self._decode(body), text[brace:]
+            except _UNREADABLE as error:
+                if self._ends_within(text, body, error):
+                    return self._take_up_to_the_end(text), b""
+                if not _is_cut_wrongly(error, body):
+                    break
+        if first is not None:
+            comma, brace = first
+            repaired = _repair(text[:brace])
+            if repaired != text[:brace]:
+                return self._take(repaired + text[brace:])
+            return self._salvage(text[:comma]), text[brace:]
+        try:
+            return self._decode(text), b""
+        except _UNREADABLE as error:
+            if self._ends_within(text, text, error):
+                return self._take_up_to_the_end(text), b""
+        return [], text
+
+    def _last(self, text: bytes) -> Iterator[list[Event | Mark]]:
+        """What is left where the file ends."""
+        for _ in range(2):
+            # First up to the last event, then that one with the end of the list.
+            if not self._is_closed():
+                events, text = self._take(text)
+                yield events
+        if text and not self._is_closed():
+            events, text = self._take(_repair(text))
+            yield events
+        if text and not self._is_closed():
+            found, damaged = self.events, self.damaged
+            events = self._salvage(text)
+            if not self._is_closed() and self.damaged > damaged:
+                # The event in which the file is torn is neither there nor damaged.
+                self.events, self.damaged = max(found, self.events - 1), self.damaged - 1
+            yield events
+
+    def _decode(self, body: bytes) -> list[Event | Mark]:
+        """All events of a part of the list. Raises what msgspec does where that is no list."""
+        data = b"[%b]" % body
+        try:
+            events = _MANY.decode(data)
+        except (msgspec.ValidationError, UnicodeDecodeError):
+            pieces = _MANY_RAW.decode(data)
+            return self._each(bytes(piece) for piece in pieces)
+        self.events += len(events)
+        return events
+
+    def _each(self, pieces: Iterable[bytes]) -> list[Event | Mark]:
+        events: list[Event | Mark] = []
+        for piece in pieces:
+            self.events += 1
+            event = _event(piece)
+            if event is None:
+                self.damaged += 1
+            else:
+                events.append(event)
+        return events
+
+    def _ends_within(self, text: bytes, body: bytes, error: Exception) -> bool:
+        """Whether decoding ``body`` failed because the list ends in it. Then what follows becomes the tail."""
+        if "trailing characters" not in str(error):
+            return False
+        place = _place(error)
+        bracket = body.rfind(b"]", 0, None if place is None else max(0, place - 1))
+        if bracket < 0 or _END.match(text, bracket) is None:
+            return False
+        self._tail = text[bracket:]
+        return True
+
+    def _take_up_to_the_end(self, text: bytes) -> list[Event | Mark]:
+        assert self._tail is not None
+        body = text[: len(text) - len(self._tail)]
+        try:
+            return self._decode(body)
+        except _UNREADABLE:
+            return self._salvage(body)
+
+    def _salvage(self, text: bytes) -> list[Event | Mark]:
+        """Event by event, where a part is no JSON as a whole. Objects inside of a damaged event may be cut: it is lost anyway."""
+        events: list[Event | Mark] = []
+        start = 0
+        for stop, following in [*(found.span() for found in _BETWEEN.finditer(text)), (len(text), len(text))]:
+            piece = text[start:stop]
+            end = _end_behind_object(piece)
+            if end is not None and _END.match(text, start + end) is None:
+                end = None
+            events += self._each([piece[:end]])
+            if end is not None:
+                self._tail = text[start + end :]
+                break
+            start = following
+        return events
+
+    def _end(self, tail: bytes) -> None:
+        """Read what stands behind the events."""
+        for block in self._blocks:
+            tail += block
+            if len(tail) > MAX_TAIL_BYTES:
+                return
+        rest = tail[1:].strip(_SPACE + b"\0")
+        if self._is_list:
+            self.complete = True
+            return
+        try:
+            self.said |= _object(b"{" + rest.lstrip(_SPACE + b","))
+        except _UNREADABLE:
+            return
+        self.complete = True
+
+
+def _object(text: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _OBJECT.decode(text)
+    except _UNREADABLE:
+        return _OBJECT.decode(_repair(text))
+
+
+def _event(text: bytes) -> Event | Mark | None:
+    try:
+        return _ONE.decode(text)
+    except _UNREADABLE:
+        pass
+    try:
+        return _ONE.decode(_repair(text))
+    except _UNREADABLE:
+        return None
+
+
+def _repair(text: bytes) -> bytes:
+    """JSON with what Kineto is known to get wrong put right: ``nan`` and ``inf`` as values, names that are not UTF-8."""
+    return _NOT_A_NUMBER.sub(rb"\1null", text.decode(errors="replace").encode())
+
+
+def _cuts(text: bytes) -> Iterator[tuple[int, int]]:
+    """Places between two objects, from the right: where the first ends and where the second begins."""
+    brace = len(text)
+    while (brace := text.rfind(b"{", 0, brace)) > 0:
+        before = text[max(0, brace - 256) : brace].rstrip(_SPACE)
+        if before.endswith(b",") and before[:-1].rstrip(_SPACE).endswith(b"}"):
+            yield text.rfind(b",", 0, brace), brace
+
+
+def _place(error: Exception) -> int | None:
+    found = _PLACE.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _is_cut_wrongly(error: Exception, body: bytes) -> bool:
+    """Whether ``[body]`` may be no JSON only because it ends inside of an object or a string."""
+    place = _place(error)
+    return place >= len(body) if place is not None else "truncated" in str(error)
+
+
+def _end_behind_object(piece: bytes) -> int | None:
+    """Where the list of events is closed behind the first object of ``piece``, if it is."""
+    try:
+        _ONE_RAW.decode(piece)
+    except _UNREADABLE as error:
+        place = _place(error) or 0
+        if "trailing characters" in str(error) and piece[place - 1 : place] == b"]":
+            return place - 1
+    return None

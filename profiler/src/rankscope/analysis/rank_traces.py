@@ -1,0 +1,143 @@
+"""Which trace files there are, whose they are, and what is kept of each; several are read side by side."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+from rankscope.analysis.locations import Location, list_remote
+from rankscope.analysis.reduce import Reduction, reduce_file, step_numbers
+from rankscope.analysis.traces import read_trace
+from rankscope.runs.errors import InputError
+from rankscope.runs.reader import is_run
+from rankscope.runs.records import DeviceKind
+
+SUFFIXES: Final = (".json", ".json.gz", ".json.zst")
+_PATTERN: Final = frozenset("*?[")
+
+WORTH_A_PROCESS_BYTES: Final = 2 * 1024**2
+"""Of files, for each process: one starts in a third of a second, in which so much of packed traces is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """What is kept of one trace; the events themselves are gone by then."""
+
+    path: Location
+    rank: int
+    world_size: int | None
+    host: str | None
+    device_kind: DeviceKind
+    steps: list[int]
+    damaged: int
+    torn: str | None
+    reduction: Reduction
+
+
+def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location]]:
+    """Trace files that the arguments name (files, folders, patterns), and those of them that were named one by one.
+
+    Raises ``InputError`` for a file that is not there, and for a folder or pattern without any trace.
+    """
+    found: dict[Location, None] = {}
+    named: set[Location] = set()
+    for path in paths:
+        files, by_itself = list_remote(path, SUFFIXES) if isinstance(path, str) else _list_local(path)
+        found.update(dict.fromkeys(files))
+        if by_itself:
+            named.update(files)
+    return list(found), named
+
+
+def _list_local(path: Path) -> tuple[list[Path], bool]:
+    if path.is_dir():
+        if runs := sorted(child for child in path.iterdir() if is_run(child)):
+            raise InputError(path, f"a folder of runs; name one of them, such as {runs[-1]}")
+        inside = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
+        if not inside:
+            kinds = ", ".join("*" + suffix for suffix in SUFFIXES)
+            raise InputError(path, f"neither a run directory (no run.json) nor a folder with traces ({kinds})")
+        return inside, False
+    if path.exists() or not _PATTERN & set(str(path)):
+        return [path], True
+    matching = [Path(name) for name in sorted(glob.glob(os.fspath(path), recursive=True))]  # noqa: PTH207  # Path.glob refuses absolute patterns
+    if not matching:
+        raise InputError(path, "no file matches this pattern")
+    return [file for file in matching if file.is_file()], False
+
+
+def read_ranks(files: Sequence[Location], named: set[Location], *, workers: int = 1) -> tuple[list[RankTrace], list[str]]:
+    """Read and reduce every file, in up to ``workers`` processes. Returns one trace per rank, by rank, and warnings.
+
+    A file that cannot be read is a warning, or ``InputError`` if it is in ``named`` or none can be. ``InputError`` also where
+    two traces are of one rank, or one of several does not tell its rank.
+    """
+    traces: dict[int, RankTrace] = {}
+    warnings: list[str] = []
+    first_error: InputError | None = None
+    for file, trace in zip(files, _read_each(files, workers), strict=True):
+        if isinstance(trace, InputError):
+            if file in named:
+                raise trace
+            first_error = first_error or trace
+            warnings.append(f"left out: {trace}")
+            continue
+        if (other := traces.get(trace.rank)) is not None:
+            raise InputError(
+                file, f"a second trace of rank {trace.rank} (the other is {other.path}); analyse one window at a time"
+            )
+        traces[trace.rank] = trace
+        warnings.extend(f"{file}: {warning}" for warning in _warnings(trace))
+    if not traces:
+        assert first_error is not None, "without files find_traces raises"
+        raise first_error
+    return [traces[rank] for rank in sorted(traces)], warnings
+
+
+def _read_each(files: Sequence[Location], workers: int) -> Iterator[RankTrace | InputError]:
+    sizes = [file.stat().st_size for file in files if isinstance(file, Path) and file.is_file()]
+    useful = min(workers, len(files), sum(sizes) // WORTH_A_PROCESS_BYTES)
+    read = partial(_read_one, only=len(files) == 1)
+    # Remote files are read by this process alone: some filesystems (memory://) are nowhere else.
+    if useful < 2 or len(sizes) < len(files):
+        yield from map(read, files)
+        return
+    # Not forked: the process that asks may have threads.
+    with ProcessPoolExecutor(useful, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(read, files)
+
+
+def _read_one(file: Location, *, only: bool) -> RankTrace | InputError:
+    try:
+        trace = read_trace(file)
+        if trace.rank is None and not only:
+            return InputError(
+                file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
+            )
+        return RankTrace(
+            path=file,
+            rank=trace.rank or 0,
+            world_size=trace.world_size,
+            host=trace.host,
+            device_kind=trace.device_kind,
+            steps=step_numbers(trace),
+            damaged=trace.damaged,
+            torn=trace.torn,
+            reduction=reduce_file(trace),
+        )
+    except InputError as error:
+        return error
+
+
+def _warnings(trace: RankTrace) -> Iterator[str]:
+    if trace.torn:
+        yield f"truncated: {trace.torn}; what comes before that is used"
+    if trace.damaged:
+        yield f"{trace.damaged} events left out, they are damaged or their times make no sense"
