@@ -26,13 +26,15 @@ MAX_EVENT_BYTES: Final = 32 * 1024**2
 MAX_DAMAGED: Final = 100_000
 """Events. With more, and with more than half of all, it is no trace."""
 
-_GUESSES: Final = 8
+_GUESSES: Final = 4
 _SPACE: Final = b" \t\r\n"
 _BOM: Final = b"\xef\xbb\xbf"
 _KEY: Final = re.compile(rb'"traceEvents"\s*:\s*([^\s])')
 _KEY_BYTES: Final = 1024
 """More than that key and the space after it take."""
-_BETWEEN: Final = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
+_OPENING: Final = re.compile(rb'\{\s*"[^"\\]{1,40}"')
+_HOPELESS_BYTES: Final = 2 * 1024**2
+"""So much without a place to cut that is right, among several that look so, is taken for damaged."""
 _END: Final = re.compile(rb"\]\s*(?:,\s*\"|\}|,?\s*\Z)")
 """What the closing bracket of the events is followed by: another key, the end of the object, or nothing."""
 _PLACE: Final = re.compile(r"\(byte (\d+)\)")
@@ -66,6 +68,8 @@ class EventStream:
         self._path = path
         self._blocks = iter(blocks)
         self._is_list = False
+        self._opening: bytes | None = None
+        """What the first event begins with, up to its first key."""
         self._tail: bytes | None = None
         """What comes from the closing bracket of the events on, once it has been seen."""
 
@@ -158,31 +162,38 @@ class EventStream:
         return InputError(self._path, none)
 
     def _take(self, text: bytes) -> tuple[list[Event | Mark], bytes]:
-        """Events from the beginning of ``text``, and the text after them."""
+        """Events from the beginning of ``text``, and the text after them; no events and ``text`` where nothing can be cut off."""
         text = text.lstrip(_SPACE + b",")
-        first: tuple[int, int] | None = None
-        for comma, brace in islice(_cuts(text), _GUESSES):
-            first = first or (comma, brace)
-            body = text[:comma]
+        if self._opening is None and (found := _OPENING.match(text)):
+            self._opening = found[0]
+        first = 0
+        for comma, brace in self._guesses(text):
+            first = first or brace
             try:
-                return self._decode(body), text[brace:]
+                return self._decode(text[:comma]), text[brace:]
             except _UNREADABLE as error:
-                if self._ends_within(text, body, error):
+                if self._ends_within(text, comma, error):
                     return self._take_up_to_the_end(text), b""
-                if not _is_cut_wrongly(error, body):
-                    break
-        if first is not None:
-            comma, brace = first
-            repaired = _repair(text[:brace])
-            if repaired != text[:brace]:
-                return self._take(repaired + text[brace:])
-            return self._salvage(text[:comma]), text[brace:]
+                if not _is_cut_wrongly(error, comma):
+                    return self._take_damaged(text, brace)
         try:
             return self._decode(text), b""
         except _UNREADABLE as error:
-            if self._ends_within(text, text, error):
+            if self._ends_within(text, len(text), error):
                 return self._take_up_to_the_end(text), b""
-        return [], text
+        return self._take_damaged(text, first) if first and len(text) > _HOPELESS_BYTES else ([], text)
+
+    def _guesses(self, text: bytes) -> Iterator[tuple[int, int]]:
+        """Places that may be between two events: where the first ends and where the second begins."""
+        # Events begin alike; objects inside of them, and strings that look like it, begin with something else.
+        for opening in dict.fromkeys((self._opening or b"{", b"{")):
+            yield from islice(_cuts(text, opening), _GUESSES)
+
+    def _take_damaged(self, text: bytes, end: int) -> tuple[list[Event | Mark], bytes]:
+        repaired = _repair(text[:end])
+        if repaired != text[:end]:
+            return self._take(repaired + text[end:])
+        return self._salvage(text[:end].rstrip(_SPACE + b",")), text[end:]
 
     def _last(self, text: bytes) -> Iterator[list[Event | Mark]]:
         """What is left where the file ends."""
@@ -194,13 +205,9 @@ class EventStream:
         if text and not self._is_closed():
             events, text = self._take(_repair(text))
             yield events
-        if text and not self._is_closed():
-            found, damaged = self.events, self.damaged
-            events = self._salvage(text)
-            if not self._is_closed() and self.damaged > damaged:
-                # The event in which the file is torn is neither there nor damaged.
-                self.events, self.damaged = max(found, self.events - 1), self.damaged - 1
-            yield events
+        if not self._is_closed() and (cut := next(_cuts(text, self._opening or b"{"), None)) is not None:
+            yield self._salvage(text[: cut[0]])
+        # What is left is the event in which the file is torn: neither there nor damaged.
 
     def _decode(self, body: bytes) -> list[Event | Mark]:
         """All events of a part of the list. Raises what msgspec does where that is no list."""
@@ -224,12 +231,11 @@ class EventStream:
                 events.append(event)
         return events
 
-    def _ends_within(self, text: bytes, body: bytes, error: Exception) -> bool:
-        """Whether decoding ``body`` failed because the list ends in it. Then what follows becomes the tail."""
+    def _ends_within(self, text: bytes, cut: int, error: Exception) -> bool:
+        """Whether decoding up to ``cut`` failed because the list ends before it. Then what follows becomes the tail."""
         if "trailing characters" not in str(error):
             return False
-        place = _place(error)
-        bracket = body.rfind(b"]", 0, None if place is None else max(0, place - 1))
+        bracket = text.rfind(b"]", 0, max(0, min(cut, _place(error) - 2)))
         if bracket < 0 or _END.match(text, bracket) is None:
             return False
         self._tail = text[bracket:]
@@ -244,20 +250,24 @@ class EventStream:
             return self._salvage(body)
 
     def _salvage(self, text: bytes) -> list[Event | Mark]:
-        """Event by event, where a part is no JSON as a whole. Objects inside of a damaged event may be cut: it is lost anyway."""
+        """Event by event, where a part is no JSON as a whole."""
         events: list[Event | Mark] = []
-        start = 0
-        for stop, following in [*(found.span() for found in _BETWEEN.finditer(text)), (len(text), len(text))]:
-            piece = text[start:stop]
-            end = _end_behind_object(piece)
-            if end is not None and _END.match(text, start + end) is None:
-                end = None
-            events += self._each([piece[:end]])
-            if end is not None:
+        for start, stop in self._pieces(text):
+            end = _end_behind_object(text[start:stop])
+            if end is not None and _END.match(text, start + end):
                 self._tail = text[start + end :]
+                events += self._each([text[start : start + end]])
                 break
-            start = following
+            events += self._each([text[start:stop]])
         return events
+
+    def _pieces(self, text: bytes) -> Iterator[tuple[int, int]]:
+        for start, stop in _split(text, 0, len(text), self._opening or b"{"):
+            if _is_object(text[start:stop]):
+                yield start, stop
+            else:
+                # Events that begin with another key, or what is left of damaged ones.
+                yield from _split(text, start, stop, b"{")
 
     def _end(self, tail: bytes) -> None:
         """Read what stands behind the events."""
@@ -299,24 +309,38 @@ def _repair(text: bytes) -> bytes:
     return _NOT_A_NUMBER.sub(rb"\1null", text.decode(errors="replace").encode())
 
 
-def _cuts(text: bytes) -> Iterator[tuple[int, int]]:
-    """Places between two objects, from the right: where the first ends and where the second begins."""
+def _cuts(text: bytes, opening: bytes) -> Iterator[tuple[int, int]]:
+    """Places between two objects, the second of which begins with ``opening``; from the right."""
     brace = len(text)
-    while (brace := text.rfind(b"{", 0, brace)) > 0:
+    while (brace := text.rfind(opening, 0, brace)) > 0:
         before = text[max(0, brace - 256) : brace].rstrip(_SPACE)
         if before.endswith(b",") and before[:-1].rstrip(_SPACE).endswith(b"}"):
             yield text.rfind(b",", 0, brace), brace
 
 
-def _place(error: Exception) -> int | None:
+def _split(text: bytes, start: int, stop: int, opening: bytes) -> Iterator[tuple[int, int]]:
+    for found in re.compile(rb"(?<=\})\s*,\s*(?=%b)" % re.escape(opening)).finditer(text, start, stop):
+        yield start, found.start()
+        start = found.end()
+    yield start, stop
+
+
+def _place(error: Exception) -> int:
     found = _PLACE.search(str(error))
-    return int(found[1]) if found else None
+    return int(found[1]) if found else 0
 
 
-def _is_cut_wrongly(error: Exception, body: bytes) -> bool:
-    """Whether ``[body]`` may be no JSON only because it ends inside of an object or a string."""
-    place = _place(error)
-    return place >= len(body) if place is not None else "truncated" in str(error)
+def _is_cut_wrongly(error: Exception, length: int) -> bool:
+    """Whether a list with ``length`` bytes in it may be no JSON only because it ends inside of an object or a string."""
+    return _place(error) >= length if _place(error) else "truncated" in str(error)
+
+
+def _is_object(piece: bytes) -> bool:
+    try:
+        _ONE_RAW.decode(piece)
+    except _UNREADABLE:
+        return False
+    return True
 
 
 def _end_behind_object(piece: bytes) -> int | None:
@@ -324,7 +348,7 @@ def _end_behind_object(piece: bytes) -> int | None:
     try:
         _ONE_RAW.decode(piece)
     except _UNREADABLE as error:
-        place = _place(error) or 0
+        place = _place(error)
         if "trailing characters" in str(error) and piece[place - 1 : place] == b"]":
             return place - 1
     return None
