@@ -108,12 +108,16 @@ def test_a_closing_bracket_that_does_not_belong_there_ends_nothing() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        pytest.param(b'{"a": {"traceEvents": [' + b"{}," * 50 + b'{}]}, "traceEvents": [%s]}', id="a key of that name further in"),
+        pytest.param(
+            b'{"a": {"traceEvents": [' + b"{}," * 50 + b'{}]}, "traceEvents": [%s]}', id="a key of that name further in"
+        ),
         pytest.param(b'{"a": "\\"traceEvents\\": [", "traceEvents": [%s]}', id="the key inside of a string"),
         pytest.param(b'{"a": nan, "traceEvents": [%s]}', id="what is no JSON before it"),
         pytest.param(b'{"traceEvents" \n:\n [%s]}\0\0\0', id="space around it, padding behind"),
         pytest.param(b'\xef\xbb\xbf  {"traceEvents": [%s]}', id="a byte order mark"),
-        pytest.param(b'{"traceEvents": [%s], "stackFrames": [{"a": 1}, {"b": 2}], "x": [[{}], {}]}', id="lists of objects behind"),
+        pytest.param(
+            b'{"traceEvents": [%s], "stackFrames": [{"a": 1}, {"b": 2}], "x": [[{}], {}]}', id="lists of objects behind"
+        ),
     ],
 )
 @pytest.mark.parametrize("size", [7, 1 << 19])

@@ -29,9 +29,9 @@ _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 class TraceText:
     """The JSON text of a trace, block by block; for one pass.
 
-    Iterating raises ``InputError`` when the file is missing, no file, not what its first bytes promise, or unfolds to too much;
-    ``MissingError`` when a package to read it is not installed. Where packed data is damaged further on, the text ends there and
-    ``torn`` says why.
+    Iterating raises ``InputError`` when the file is missing, no file, not what its first bytes promise, unfolds to too much,
+    or fails its checksum; ``MissingError`` when a package to read it is not installed. Where packed data is cut off or damaged,
+    the text ends there and ``torn`` says why.
     """
 
     def __init__(self, path: Location, *, limit: int = MAX_BYTES) -> None:
@@ -89,6 +89,9 @@ class TraceText:
             except damage as error:
                 if not self._bytes:
                     raise InputError(self.path, f"damaged {name} data: {error}") from error
+                if inside and "check" in str(error):
+                    # All of it is there, and some of it, nobody knows what, has another value.
+                    raise InputError(self.path, f"damaged {name} data: {error}; its numbers cannot be trusted") from error
                 # Between two members it is something that somebody appended.
                 self.torn = f"damaged {name} data: {error}" if inside else None
                 return
@@ -145,7 +148,9 @@ class _Gunzip:
             text = self._object.decompress(data, max_length)
         except zlib.error as error:
             self._error, self.needs_input = error, False
-            return _until_damage(before, data)
+            if text := _until_damage(before, data):
+                return text
+            raise
         # A full portion may have left something inside.
         self.needs_input = not self._object.unconsumed_tail and len(text) < max_length
         return text
