@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +47,22 @@ EVENTS = 300
 
 WEIRD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, -0.0, 0.5, 1e-320, 1e300, -1e300, 2**31, 2**53 + 1, 2**62, 2**63, 2**64, -(2**63), 10**30,
-    "", "0", "nan", "-1", "1e999", "9" * 5000, "x" * 70_000, "\ud800", "}, {", "]", "\x00", "ProfilerStep#" + "9" * 18, "ProfilerStep#99999999",
+    "",
+    "0", "nan", "-1", "1e999", "9" * 5000, "x" * 70_000, "\ud800", "}, {", "]", "\x00", "ProfilerStep#" + "9" * 18,
+    "ProfilerStep#99999999",
     "[" + "9" * 5000 + "]", "[0, 1, ..., 63]", [], {}, [[]], [None], [{}], {"a": {"b": [1]}}, [2**63] * 3,
 )  # fmt: skip
 TOKENS = (
-    b"nan", b"-inf", b"Infinity", b"1e999", b"9" * 5000, b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\\ud800", b"\xff\xfe", b"\x00",
+    b"nan", b"-inf", b"Infinity", b"1e999", b"9" * 5000, b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\",
+    b"\\ud800", b"\xff\xfe", b"\x00",
     b"null", b"}, {", b'"traceEvents": [', b"]}", b"[" * 50_000, b'{"a":' * 50_000, b"-", b"1" * 400,
 )  # fmt: skip
 
 
-def load_bases(traces: Path) -> list[Any]:
+def load_bases(traces: Path, names: Sequence[str] = BASES) -> list[Any]:
     """Real traces with a sample of their events."""
     bases = []
-    for name in BASES:
+    for name in names:
         whole = json.loads(gzip.decompress((traces / name).read_bytes()))
         events = whole["traceEvents"]
         whole["traceEvents"] = events[:: max(1, len(events) // EVENTS)]
@@ -90,31 +94,33 @@ def odd_values(rng: random.Random, trace: Any) -> Any:
     return trace["traceEvents"] if rng.random() < 0.1 else trace
 
 
+def flip_bits(rng: random.Random, data: bytes) -> bytes:
+    """One, or many."""
+    changed = bytearray(data)
+    for _ in range(rng.choice([1, 1, 5, 200])):
+        changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
 def odd_text(rng: random.Random, data: bytes) -> bytes:
     """Bytes changed, removed, doubled, put in."""
     for _ in range(rng.randrange(1, 4)):
         if not data:
             break
         at = rng.randrange(len(data))
-        length = min(int(rng.expovariate(1 / 2000)) + 1, len(data) - at)
-        match rng.randrange(7):
-            case 0:
-                changed = bytearray(data)
-                for _ in range(rng.choice([1, 1, 5, 200])):
-                    changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-                data = bytes(changed)
-            case 1:
-                data = data[:at]
-            case 2:
-                data = data[:at] + data[at + length :]
-            case 3:
-                data = data[: at + length] + data[at:]
-            case 4:
-                data = data[:at] + rng.choice(TOKENS) + data[at:]
-            case 5:
-                data = data[:at] + rng.choice(TOKENS) + data[at + length :]
-            case 6:
-                data = data[:at] + rng.randbytes(length) + data[at + length :]
+        past = at + min(int(rng.expovariate(1 / 2000)) + 1, len(data) - at)
+        token = rng.choice(TOKENS)
+        data = rng.choice(
+            [
+                flip_bits(rng, data),
+                data[:at],
+                data[:at] + data[past:],
+                data[:past] + data[at:],
+                data[:at] + token + data[at:],
+                data[:at] + token + data[past:],
+                data[:at] + rng.randbytes(past - at) + data[past:],
+            ]
+        )
     return data
 
 
