@@ -95,7 +95,7 @@ def test_damage_inside_of_packed_data_never_goes_unnoticed(tmp_path: Path) -> No
     # given packed traces in which one byte is another, anywhere
     path = tmp_path / "rank-0.json"
     whole = gzip.compress(text(5_000))
-    for at in range(100, len(whole), len(whole) // 20):
+    for at in range(100, len(whole), len(whole) // 8):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
         # then it is refused, or used up to there
         said: str | None
@@ -156,6 +156,7 @@ def test_what_would_fill_memory_is_refused(tmp_path: Path, monkeypatch: pytest.M
         read_trace(path)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     # given a text of 60 MB of which little matters
     path = tmp_path / "rank-0.json.gz"
@@ -244,6 +245,7 @@ def test_a_missing_package_is_named_with_what_to_type(monkeypatch: pytest.Monkey
         analyze([path])
 
 
+@pytest.mark.slow
 def test_local_traces_need_neither_fsspec_nor_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.json.gz"
     path.write_bytes(gzip.compress(text(10)))
@@ -255,6 +257,7 @@ def test_local_traces_need_neither_fsspec_nor_the_rest(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_processes_read_the_same_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # given traces of four ranks, of which one cannot be read and one is torn, and however small they are
     monkeypatch.setattr("rankscope.analysis.rank_traces.WORTH_A_PROCESS_BYTES", 1)

@@ -13,6 +13,7 @@ import msgspec
 
 _T = TypeVar("_T")
 Number = int | float | str | None
+Time = float | str | None
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
@@ -41,8 +42,8 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
 
     cat: str | None = None
     name: str | int | float | None = None
-    ts: Number = math.nan
-    dur: Number = math.nan
+    ts: Time = math.nan
+    dur: Time = math.nan
     pid: int | float | str | None = None
     tid: int | float | str | None = None
     args: EventArgs | None = None

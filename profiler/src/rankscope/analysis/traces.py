@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.classify import ANNOTATION, CPU_OP, GPU_ANNOTATION, GPU_COPY, GPU_KERNEL, LAUNCH
 from rankscope.analysis.event_stream import EventStream
-from rankscope.analysis.kineto_schema import Device, Distributed, Event, EventArgs, Mark, Number, number, read_metadata, whole
+from rankscope.analysis.kineto_schema import Device, Distributed, Event, EventArgs, Mark, Number, Time, number, read_metadata, whole
 from rankscope.analysis.locations import Location, base_name
 from rankscope.analysis.trace_file import TraceText
 from rankscope.runs.errors import InputError
@@ -155,7 +155,9 @@ class _Columns:
                 "correlation": _wholes([one.correlation for one in args]),
             }
         )
-        self._metadata.update({row: one for row, one in enumerate(args, self._rows) if one.collective})
+        said = [one.collective for one in args]
+        if any(said):
+            self._metadata.update({row: one for row, one in enumerate(args, self._rows) if one.collective})
         self._rows += len(kept)
         self._check_size()
 
@@ -234,7 +236,7 @@ class _Names(_Numbers[str | float | None]):
         return super().__missing__(key)
 
 
-def _floats(values: list[Number]) -> NDArray[np.float64]:
+def _floats(values: list[Time]) -> NDArray[np.float64]:
     """NaN where there is none."""
     try:
         return np.array(values, dtype=np.float64)
