@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
 from rankscope.analysis.locations import Location, list_remote
 from rankscope.analysis.reduce import Reduction, reduce_file, step_numbers
 from rankscope.analysis.traces import read_trace
-from rankscope.runs.errors import InputError
+from rankscope.runs.errors import InputError, RankscopeError
 from rankscope.runs.reader import is_run
 from rankscope.runs.records import DeviceKind
 
@@ -107,11 +105,24 @@ def _read_each(files: Sequence[Location], workers: int) -> Iterator[RankTrace | 
     read = partial(_read_one, only=len(files) == 1)
     # Remote files are read by this process alone: some filesystems (memory://) are nowhere else.
     if useful < 2 or len(sizes) < len(files):
-        yield from map(read, files)
-        return
-    # Not forked: the process that asks may have threads.
-    with ProcessPoolExecutor(useful, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(read, files)
+        return map(read, files)
+    return _in_processes(read, files, useful)
+
+
+def _in_processes(
+    read: Callable[[Location], RankTrace | InputError], files: Sequence[Location], workers: int
+) -> Iterator[RankTrace | InputError]:
+    # Imported for several large traces only: a tenth of the time that a small one takes.
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    try:
+        # Not forked: the process that asks may have threads.
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            yield from pool.map(read, files)
+    except BrokenProcessPool as error:
+        raise RankscopeError("a process that read traces was killed: is memory short? Give fewer traces at a time") from error
 
 
 def _read_one(file: Location, *, only: bool) -> RankTrace | InputError:

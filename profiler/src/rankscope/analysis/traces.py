@@ -12,7 +12,18 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.classify import ANNOTATION, CPU_OP, GPU_ANNOTATION, GPU_COPY, GPU_KERNEL, LAUNCH
 from rankscope.analysis.event_stream import EventStream
-from rankscope.analysis.kineto_schema import Device, Distributed, Event, EventArgs, Mark, Number, Time, number, read_metadata, whole
+from rankscope.analysis.kineto_schema import (
+    Device,
+    Distributed,
+    Event,
+    EventArgs,
+    Mark,
+    Number,
+    Time,
+    number,
+    read_metadata,
+    whole,
+)
 from rankscope.analysis.locations import Location, base_name
 from rankscope.analysis.trace_file import TraceText
 from rankscope.runs.errors import InputError
