@@ -170,14 +170,14 @@ class EventStream:
         for comma, brace in self._guesses(text):
             first = first or brace
             try:
-                return self._decode(text[:comma]), text[brace:]
+                return self._decode(text, comma), text[brace:]
             except _UNREADABLE as error:
                 if self._ends_within(text, comma, error):
                     return self._take_up_to_the_end(text), b""
                 if not _is_cut_wrongly(error, comma):
                     return self._take_damaged(text, brace)
         try:
-            return self._decode(text), b""
+            return self._decode(text, len(text)), b""
         except _UNREADABLE as error:
             if self._ends_within(text, len(text), error):
                 return self._take_up_to_the_end(text), b""
@@ -209,9 +209,9 @@ class EventStream:
             yield self._salvage(text[: cut[0]])
         # What is left is the event in which the file is torn: neither there nor damaged.
 
-    def _decode(self, body: bytes) -> list[Event | Mark]:
+    def _decode(self, text: bytes, stop: int) -> list[Event | Mark]:
         """All events of a part of the list. Raises what msgspec does where that is no list."""
-        data = b"[%b]" % body
+        data = b"".join((b"[", memoryview(text)[:stop], b"]"))
         try:
             events = _MANY.decode(data)
         except (msgspec.ValidationError, UnicodeDecodeError):
@@ -243,11 +243,11 @@ class EventStream:
 
     def _take_up_to_the_end(self, text: bytes) -> list[Event | Mark]:
         assert self._tail is not None
-        body = text[: len(text) - len(self._tail)]
+        stop = len(text) - len(self._tail)
         try:
-            return self._decode(body)
+            return self._decode(text, stop)
         except _UNREADABLE:
-            return self._salvage(body)
+            return self._salvage(text[:stop])
 
     def _salvage(self, text: bytes) -> list[Event | Mark]:
         """Event by event, where a part is no JSON as a whole."""

@@ -71,6 +71,10 @@ def clip(spans: Spans, start: int, end: int) -> Spans:
         return EMPTY
     # Starts and ends of a merged set alternate, ascending: two binary searches find the part, however large the set.
     edges = spans.ravel()
-    first = int(np.searchsorted(edges, start, side="right")) // 2
-    past = (int(np.searchsorted(edges, end, side="left")) + 1) // 2
-    return np.clip(spans[first:past], start, end)
+    first = int(edges.searchsorted(start, side="right")) // 2
+    past = (int(edges.searchsorted(end, side="left")) + 1) // 2
+    inside = spans[first:past].copy()
+    if len(inside):
+        inside[0, 0] = max(inside[0, 0], start)
+        inside[-1, 1] = min(inside[-1, 1], end)
+    return inside

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 from rankscope.analysis.locations import Location, asked, open_location
 from rankscope.runs.errors import InputError, MissingError
+
+if TYPE_CHECKING:
+    import zlib
+else:
+    try:
+        from zlib_ng import zlib_ng as zlib
+    except ImportError:  # slower, and as good; in the helper beside a rank, which reads what torch has just written, plain
+        import zlib
 
 MAX_BYTES: Final = 32 * 1024**3
 """More text than this is refused: reading it would take minutes."""
