@@ -54,7 +54,7 @@ class Instance:
 
     def record(self, step: int, index: int, work: Work) -> CollectiveRecord:
         """The record of this instance as number ``index`` of its group in ``step``."""
-        inside = clip(work.compute, self.enqueue, self.end)
+        inside = (clip(work.compute, self.enqueue, self.end) - self.enqueue) / 1000
         return CollectiveRecord(
             step=step,
             group=self.group,
@@ -70,7 +70,7 @@ class Instance:
             end_unix_ns=self.end,
             stream=self.stream,
             p2p=self.p2p,
-            compute_spans_us=[((int(a) - self.enqueue) / 1000, (int(b) - self.enqueue) / 1000) for a, b in inside],
+            compute_spans_us=list(map(tuple, inside.tolist())),
         )
 
 
