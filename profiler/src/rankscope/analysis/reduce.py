@@ -122,8 +122,8 @@ def _annotated_steps(trace: Trace) -> _Steps | None:
             break
     else:
         return None
-    threads, counts = np.unique(trace.thread[rows], return_counts=True)
-    rows = rows[trace.thread[rows] == threads[np.argmax(counts)]]
+    threads = trace.thread[rows]
+    rows = rows[threads == np.bincount(threads).argmax()]
     rows = rows[np.argsort(trace.start[rows], kind="stable")]
     numbers = [int(number) for number in numbers_of_rows[rows]]
     start, end = trace.start[rows], trace.end[rows].copy()
@@ -206,14 +206,16 @@ def _costliest(trace: Trace, events: WorkEvents, mine: NDArray[np.intp], number:
     if not len(mine):
         return []
     names = trace.name[events.rows[mine]].astype(np.int64)
-    keys, where, calls = np.unique(names * len(KINDS) + events.kind[mine], return_inverse=True, return_counts=True)
-    totals = np.bincount(where, weights=(events.end[mine] - events.start[mine]).astype(np.float64))
-    order = np.argsort(-totals, kind="stable")[:COSTLIEST]
+    keys = names * len(KINDS) + events.kind[mine]
+    calls = np.bincount(keys)
+    totals = np.bincount(keys, weights=(events.end[mine] - events.start[mine]).astype(np.float64))
+    order = np.argsort(-totals, kind="stable")
+    order = order[calls[order] > 0][:COSTLIEST]
     return [
         KernelRecord(
             step=number,
-            name=trace.names[int(keys[at]) // len(KINDS)],
-            kind=KINDS[int(keys[at]) % len(KINDS)],
+            name=trace.names[int(at) // len(KINDS)],
+            kind=KINDS[int(at) % len(KINDS)],
             total_us=float(totals[at]) / 1000,
             calls=int(calls[at]),
         )

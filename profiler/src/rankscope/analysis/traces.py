@@ -193,7 +193,7 @@ class _Columns:
         columns["end"] += base
         names = [str(name) for name in self._names]
         distributed = about.distributed
-        calls = {names[at] for at in np.unique(columns["name"][columns["category"] == LAUNCHED])}
+        calls = {names[at] for at in set(columns["name"][columns["category"] == LAUNCHED].tolist())}
         categories = {str(category) for category, code in self._codes.items() if code >= 0}
         return Trace(
             path=self._path,
