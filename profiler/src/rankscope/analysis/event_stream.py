@@ -27,6 +27,8 @@ MAX_DAMAGED: Final = 100_000
 """Events. With more, and with more than half of all, it is no trace."""
 
 _GUESSES: Final = 4
+_LOOKS: Final = 10_000
+"""At brackets, for a place to guess: what has more of them in a row is no trace, and must not cost more."""
 _SPACE: Final = b" \t\r\n"
 _BOM: Final = b"\xef\xbb\xbf"
 _KEY: Final = re.compile(rb'"traceEvents"\s*:\s*([^\s])')
@@ -312,7 +314,9 @@ def _repair(text: bytes) -> bytes:
 def _cuts(text: bytes, opening: bytes) -> Iterator[tuple[int, int]]:
     """Places between two objects, the second of which begins with ``opening``; from the right."""
     brace = len(text)
-    while (brace := text.rfind(opening, 0, brace)) > 0:
+    for _ in range(_LOOKS):
+        if (brace := text.rfind(opening, 0, brace)) <= 0:
+            return
         before = text[max(0, brace - 256) : brace].rstrip(_SPACE)
         if before.endswith(b",") and before[:-1].rstrip(_SPACE).endswith(b"}"):
             yield text.rfind(b",", 0, brace), brace

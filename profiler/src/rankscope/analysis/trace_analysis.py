@@ -27,9 +27,11 @@ def analyze_traces(
     """Analyse traces of one or many ranks; see ``engine.analyze``."""
     files, named = find_traces(paths)
     traces, warnings = read_ranks(files, named, workers=workers)
-    matching = match_collectives({trace.rank: trace.reduction.collectives for trace in traces}, world_size=_world_size(traces))
-    # The base of a trace's times stands at its end: one that is torn has lost it, and with it its host's clock.
-    clocks = fit_clocks(matching.matches, {trace.rank: trace.host for trace in traces if trace.host and not trace.torn})
+    # A collective that a torn trace lacks would look as if that rank had no part in it, and another had come last: so its rank is
+    # taken for missing.
+    whole = {trace.rank: trace.reduction.collectives for trace in traces if not trace.torn}
+    matching = match_collectives(whole, world_size=max(len(traces), _world_size(traces) or 0))
+    clocks = fit_clocks(matching.matches, {trace.rank: trace.host for trace in traces if trace.host})
     matching = consistent(matching, clocks)
     blame = assign_blame(matching.matches, clocks, [trace.rank for trace in traces])
     verdict, findings = _verdict(traces, blame, matching, price_per_gpu_hour, currency)
@@ -157,6 +159,8 @@ def _verdict(
     if not matching.matches:
         if world_size and len(traces) < world_size:
             missing = f"the traces of {len(traces)} ranks of {world_size} cannot show who was last; give the traces of all ranks"
+        elif torn := [trace.rank for trace in traces if trace.torn]:
+            missing = f"the trace of rank {torn[0]} is cut off, and that rank may have been last; give whole traces of all ranks"
         else:
             missing = "no collective could be matched across the ranks"
         return insufficient(missing), limits(shares, setting, lead="On the ranks at hand ")
