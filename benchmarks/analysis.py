@@ -263,7 +263,7 @@ def size(scratch: Path, gigabytes: float, repeats: int) -> tuple[dict[str, Any],
     for path in paths.values():
         path.unlink()
     medians = {share: median(of) for share, of in runs.items()}
-    figures = {f"{lengths[share] / 1e9:.2f} GB": shown(one) for share, one in medians.items()}
+    figures = {f"{lengths[share] / 1e9:.3g} GB": shown(one) for share, one in medians.items()}
     # CPU time: other processes of the machine are not in it.
     per_byte = {share: one.cpu_s / lengths[share] for share, one in medians.items()}
     return figures, [

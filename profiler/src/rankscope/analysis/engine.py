@@ -48,7 +48,7 @@ def _analyze(paths: Sequence[Location], price_per_gpu_hour: float | None, curren
     if len(paths) > 1:
         other = next(path for path in paths if path not in runs)
         raise InputError(other, f"cannot be analysed together with the run {runs[0]}; give a run or traces, not both")
-    # Imported for runs only: a tenth of the time that a trace of ordinary length takes.
+    # Imported for runs only: of the time that a trace takes, imports are a good part.
     from rankscope.analysis.run_analysis import analyze_run
 
     return analyze_run(runs[0], price_per_gpu_hour=price_per_gpu_hour, currency=currency)

@@ -139,7 +139,6 @@ class _Columns:
         self._threads: _Numbers[tuple[object, object]] = _Numbers()
         self._metadata: dict[int, EventArgs] = {}
         self._rows = 0
-        self._name_bytes = 0
         self._damaged = 0
 
     def add(self, events: Iterable[Event | Mark]) -> None:
