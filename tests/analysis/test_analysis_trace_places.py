@@ -221,16 +221,30 @@ def test_what_is_wrong_on_another_filesystem_is_one_line(remote: Any, url: str, 
     assert "\n" not in str(caught.value)
 
 
-def test_errors_of_a_filesystem_itself_are_one_line(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    class ForbiddenError(Exception):
-        pass
+class ForbiddenError(Exception):
+    pass
 
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ForbiddenError("403:\n  no credentials."), "403: no credentials"),
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+@pytest.mark.parametrize("method", ["isfile", "open", "find"])
+def test_errors_of_a_filesystem_itself_are_one_line(
+    remote: Any, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception, reason: str
+) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
-        raise ForbiddenError("403:\n  no credentials")
+        raise error
 
-    monkeypatch.setattr(type(remote), "open", refuse)
-    with pytest.raises(InputError, match="403: no credentials"):
-        analyze(["memory://job/traces/rank-0.json.gz"])
+    monkeypatch.setattr(type(remote), method, refuse)
+    url = "memory://job" if method == "find" else "memory://job/traces/rank-0.json.gz"
+    with pytest.raises(InputError) as caught:
+        analyze([url])
+    assert str(caught.value) == f"{url}: {reason}"
 
 
 def test_a_missing_package_is_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -70,14 +69,12 @@ def asked(url: str, ask: Callable[[], _T]) -> _T:
     """What ``ask`` returns. A filesystem's own errors, of which there are as many as filesystems, become ``InputError``."""
     try:
         return ask()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url) from error
-    except OSError:
-        raise
     except ImportError as error:
         # fsspec knows the filesystem, and the package that has it, by name.
         raise MissingError(f"{url}: {_one_line(error)}: pip install it beside fsspec") from error
-    except Exception as error:  # see above
+    except FileNotFoundError as error:
+        raise InputError(url, "no such file") from error
+    except Exception as error:
         raise InputError(url, _one_line(error)) from error
 
 
@@ -93,4 +90,5 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+    said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return " ".join(said.split())[:300].rstrip(".") or type(error).__name__
