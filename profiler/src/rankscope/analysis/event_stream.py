@@ -32,6 +32,8 @@ _LOOKS: Final = 10_000
 _SPACE: Final = b" \t\r\n"
 _BOM: Final = b"\xef\xbb\xbf"
 _KEY: Final = re.compile(rb'"traceEvents"\s*:\s*([^\s])')
+_KEYS: Final = 50
+"""Of that name inside of other things, before it is given up."""
 _KEY_BYTES: Final = 1024
 """More than that key and the space after it take."""
 _OPENING: Final = re.compile(rb'\{\s*"[^"\\]{1,40}"')
@@ -50,6 +52,9 @@ _MANY: Final[msgspec.json.Decoder[list[Event | Mark]]] = msgspec.json.Decoder(li
 _MANY_RAW: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
+
+
+_NO_EVENTS: Final = "JSON, but not a trace: it has no list of traceEvents"
 
 
 class EventStream:
@@ -126,20 +131,20 @@ class EventStream:
                 raise InputError(self._path, "not JSON: the file does not start with { or [")
 
     def _find_events(self, text: bytes) -> bytes:
-        searched, guesses = 0, 0
-        while guesses < _GUESSES:
+        searched = keys = 0
+        while keys < _KEYS:
             if (found := _KEY.search(text, searched)) is not None:
                 if self._is_top_level(text[: found.start(1)]):
                     if found[1] == b"[":
                         return text[found.end() :]
-                    break
-                searched, guesses = found.end(), guesses + 1
+                    raise InputError(self._path, _NO_EVENTS)
+                searched, keys = found.end(), keys + 1
             elif len(text) <= MAX_HEAD_BYTES and (block := next(self._blocks, b"")):
                 searched = max(searched, len(text) - _KEY_BYTES)
                 text += block
             else:
-                break
-        raise self._without_events(text)
+                raise self._without_events(text)
+        raise InputError(self._path, _NO_EVENTS)
 
     def _is_top_level(self, head: bytes) -> bool:
         """Whether the text up to the value of a key is the beginning of the file's object, rather than of something in it."""
@@ -150,9 +155,8 @@ class EventStream:
         return True
 
     def _without_events(self, text: bytes) -> InputError:
-        none = "JSON, but not a trace: it has no list of traceEvents"
         if len(text) > MAX_HEAD_BYTES:
-            return InputError(self._path, f"{none} in its first {MAX_HEAD_BYTES // 1024**2} MiB")
+            return InputError(self._path, f"{_NO_EVENTS} in its first {MAX_HEAD_BYTES // 1024**2} MiB")
         try:
             _object(text)
         except _UNREADABLE as error:
@@ -161,7 +165,7 @@ class EventStream:
                     self._path, "truncated: the JSON ends before the first event; was the process killed meanwhile?"
                 )
             return InputError(self._path, f"not JSON: {error}")
-        return InputError(self._path, none)
+        return InputError(self._path, _NO_EVENTS)
 
     def _take(self, text: bytes) -> tuple[list[Event | Mark], bytes]:
         """Events from the beginning of ``text``, and the text after them; no events and ``text`` where nothing can be cut off."""
