@@ -100,7 +100,11 @@ def _reduce(path: Path) -> Reduced:
         from rankscope.analysis.reduce import reduce_trace
         from rankscope.analysis.traces import read_trace
 
-        reduction = reduce_trace(read_trace(path))
+        trace = read_trace(path)
+        if trace.torn:
+            # A person who gives a torn trace wants what is in it; the records of a run say that a step was like this.
+            return Reduced(f"{path}: truncated: {trace.torn}")
+        reduction = reduce_trace(trace)
     except InputError as error:
         return Reduced(str(error))
     except Exception as error:  # noqa: BLE001  # no trace, however odd, may cost the step records
