@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -278,14 +279,16 @@ def test_processes_read_the_same_as_one(monkeypatch: pytest.MonkeyPatch, tmp_pat
     for rank in range(4):
         data = text(500, distributedInfo={"rank": rank, "world_size": 4})
         (tmp_path / f"rank-{rank}.json").write_bytes({2: b"hello", 3: data[:-300]}.get(rank, data))
-    # when they are read by one process and by several, from a thread as a server does
-    alone = analyze([tmp_path])
+    # when they are read by one process and by several, from a thread as a server does, with what there is to choose
+    chosen: dict[str, Any] = {"communication_pattern": re.compile("gemm_1$"), "detail": True}
+    alone = analyze([tmp_path], **chosen)
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(analyze([tmp_path], workers=2)))
+    thread = threading.Thread(target=lambda: found.append(analyze([tmp_path], workers=2, **chosen)))
     thread.start()
     thread.join()
     # then the answers are the same to the byte
     assert msgspec.json.encode(found[0]) == msgspec.json.encode(alone)
     assert len(alone.source.warnings) == 2
+    assert all(row.detail is not None and row.communication_us for row in alone.ranks)
     with pytest.raises(InputError, match=r"rank-2\.json: not JSON"):
         analyze([tmp_path / "rank-0.json", tmp_path / "rank-2.json"], workers=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -146,6 +147,14 @@ def read_trace(path: Location) -> Trace:
     raise InputError(path, f"nothing to analyse: neither device work nor CPU operators among its {trace.events} events")
 
 
+def read_whole_trace(path: Location) -> Trace:
+    """The same for those who cannot do with a part: ``InputError`` also where it is torn."""
+    trace = read_trace(path)
+    if trace.torn:
+        raise InputError(path, f"truncated: {trace.torn}, and all of it is needed")
+    return trace
+
+
 class _Columns:
     """The events that matter, as columns, part by part."""
 
@@ -155,7 +164,7 @@ class _Columns:
         self._codes = _Codes()
         self._names = _Names()
         self._threads: _Numbers[tuple[object, object]] = _Numbers()
-        self._grids = _Names()
+        self._grids = _Names({bytes(NO_TEXT): -1})
         self._metadata: dict[int, EventArgs] = {}
         self._rows = 0
         self._damaged = 0
@@ -174,7 +183,10 @@ class _Columns:
         start = _nanoseconds(start_us)
         args = [event.args or _NO_ARGS for event in kept]
         category = np.array([codes[event.cat] for event in kept], dtype=np.int8)
-        device = _wholes([one.device for one in args])
+        # Each of these is told by few kinds of events: looking at all of them would take as long as the rest together.
+        on_device, moves, is_operator = category <= COPY, (category == COPY) | (category == LAUNCHED), category == OPERATOR
+        works, operators = list(compress(args, on_device.tolist())), list(compress(args, is_operator.tolist()))
+        device = _wholes([one.device for one in works])
         self._parts.append(
             {
                 "start": start,
@@ -184,11 +196,11 @@ class _Columns:
                 "thread": np.array([threads[event.pid, event.tid] for event in kept], dtype=np.int64),
                 "stream": _wholes([one.stream for one in args]),
                 "correlation": _wholes([one.correlation for one in args]),
-                "device": np.where(device < 2**15, device, -1).astype(np.int16),
-                "bytes": _wholes([one.bytes for one in args]),
-                "grid": np.array([-1 if one.grid is NO_TEXT else grids[bytes(one.grid)] for one in args], dtype=np.int32),
-                "graphed": _wholes([one.graph_node for one in args]) > 0,
-                "autograd": _autograd(args),
+                "device": _placed(on_device, np.where(device < 2**15, device, -1).astype(np.int16)),
+                "bytes": _placed(moves, _wholes([one.bytes for one in compress(args, moves.tolist())])),
+                "grid": _placed(on_device, np.array([grids[bytes(one.grid)] for one in works], dtype=np.int32)),
+                "graphed": _placed(on_device, _wholes([one.graph_node for one in works])) > 0,
+                "autograd": _placed(is_operator, _autograd(operators), missing=0),
             }
         )
         self._describe(kept, args, np.flatnonzero(category == NOTE))
@@ -258,6 +270,7 @@ class _Codes(dict[str | None, int]):
 
 
 _K = TypeVar("_K")
+_N = TypeVar("_N", bound=np.generic)
 
 
 class _Numbers(dict[_K, int]):
@@ -293,6 +306,13 @@ def _wholes(values: list[Number]) -> NDArray[np.int64]:
     except (ValueError, TypeError, OverflowError):
         return np.array([whole(value) for value in values], dtype=np.int64)
     return np.where((found < -1) | (found >= 2**62), -1, found)
+
+
+def _placed(rows: NDArray[np.bool_], values: NDArray[_N], missing: int = -1) -> NDArray[_N]:
+    """A column with the values in those rows."""
+    column = np.full(len(rows), missing, dtype=values.dtype)
+    column[rows] = values
+    return column
 
 
 def _autograd(args: Sequence[EventArgs]) -> NDArray[np.int8]:

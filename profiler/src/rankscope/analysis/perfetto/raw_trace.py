@@ -17,6 +17,7 @@ from rankscope.analysis.kineto_schema import read_metadata
 from rankscope.analysis.locations import Location
 from rankscope.analysis.perfetto.microseconds import HORIZON_NS, ns_of
 from rankscope.analysis.trace_file import TraceText
+from rankscope.runs.errors import InputError
 
 _ABSENT: Final = msgspec.Raw(b"null")
 _YEAR_NS: Final = 366 * 86_400 * 10**9
@@ -64,8 +65,6 @@ class RawTrace:
     thread_names: dict[Place, str] = field(default_factory=dict)
     other: Counter[str] = field(default_factory=Counter)
     """Kind of events (``ph``) that are not shown, ``damaged`` among them, and how many there are."""
-    torn: str | None = None
-    """Why the file ends before it should, where it does."""
 
     def within(self, first_ns: int, past_ns: int) -> RawTrace:
         """What touches that time."""
@@ -76,7 +75,6 @@ class RawTrace:
             flows=[one for one in self.flows if first_ns <= one[0] < past_ns],
             thread_names=self.thread_names,
             other=self.other,
-            torn=self.torn,
         )
 
     def steps(self) -> dict[int, tuple[int, int]]:
@@ -109,13 +107,15 @@ class RawTrace:
 
 
 def read_raw_trace(path: Location) -> RawTrace:
-    """Every event, as far as the file goes. Raises ``InputError``."""
+    """Raises ``InputError``, also for a torn trace."""
     text = TraceText(path)
     stream = EventStream[RawEvent](path, text, RawEvent)
     # Where time begins may stand behind the events.
     events = [event for part in stream for event in part]
+    if torn := text.torn or stream.torn:
+        raise InputError(path, f"truncated: {torn}, and all of it is needed")
     base = read_metadata(stream.said).base_unix_ns
-    trace = RawTrace(path, other=Counter(damaged=stream.damaged) if stream.damaged else Counter(), torn=text.torn or stream.torn)
+    trace = RawTrace(path, other=Counter(damaged=stream.damaged) if stream.damaged else Counter())
     for event in events:
         _sort_in(trace, event, base)
     return trace

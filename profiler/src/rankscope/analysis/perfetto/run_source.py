@@ -201,8 +201,6 @@ class RunSource:
                 if left_out is not None:
                     left_out.append(str(error))
                 continue
-            if trace.torn and left_out is not None:
-                left_out.append(f"{file}: truncated: {trace.torn}; what comes before that is there")
             if trace.slices or trace.moments:
                 yield trace
 

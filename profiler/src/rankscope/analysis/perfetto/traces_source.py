@@ -19,7 +19,7 @@ from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, process_name
 from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.reduce import reduce_file
-from rankscope.analysis.traces import read_trace
+from rankscope.analysis.traces import read_whole_trace
 from rankscope.runs.errors import InputError
 from rankscope.runs.records import CollectiveRecord
 
@@ -38,7 +38,6 @@ class _Known:
     """What is kept of a trace until it is written; times are those of its own clock."""
 
     file: Location
-    torn: str | None
     host: str | None
     world_size: int | None
     collectives: list[CollectiveRecord]
@@ -85,10 +84,6 @@ class TracesSource:
                     file, f"a second trace of rank {rank} (the other is {found[rank].file}); export one window at a time"
                 )
             found[rank] = known
-            if known.torn:
-                left_out.append(
-                    f"{file}: truncated: {known.torn}; what comes before that is there, not lined up with other ranks"
-                )
             if known.extent is None and self._selection.has_rank(rank):
                 left_out.append(f"rank {rank}: its trace has none of these steps")
         if not found:
@@ -96,7 +91,7 @@ class TracesSource:
         return dict(sorted(found.items()))
 
     def _know(self, file: Location, *, only: bool) -> tuple[int, _Known]:
-        trace = read_trace(file)
+        trace = read_whole_trace(file)
         rank = 0 if trace.rank is None and only else trace.rank
         if rank is None:
             raise InputError(
@@ -110,7 +105,6 @@ class TracesSource:
             cut.other["far"] += len(raw.slices) - len(cut.slices)
         return rank, _Known(
             file=file,
-            torn=trace.torn,
             host=trace.host,
             world_size=trace.world_size,
             collectives=reduce_file(trace).collectives,
@@ -127,10 +121,8 @@ class TracesSource:
 
     def _make_plan(self, everything: Mapping[int, _Known], left_out: list[str]) -> Plan:
         hosts = {rank: known.host for rank, known in everything.items() if known.host}
-        world_size = max(len(everything), *(known.world_size or 0 for known in everything.values()))
-        # What a torn trace lacks would look as if that rank had no part in it.
-        whole = {rank: known.collectives for rank, known in everything.items() if not known.torn}
-        matching = match_collectives(whole, world_size=world_size)
+        world_size = max((known.world_size for known in everything.values() if known.world_size is not None), default=None)
+        matching = match_collectives({rank: known.collectives for rank, known in everything.items()}, world_size=world_size)
         clocks = fit_clocks(matching.matches, hosts)
         step_times: dict[int, tuple[int, int]] = {}
         starts: list[int] = []

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
-from rankscope.analysis.locations import Location, common_folder
+from rankscope.analysis.locations import common_folder
 from rankscope.analysis.matching import Match, match_collectives
 from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.reduce import Reduction, reduce_file, reduce_trace
-from rankscope.analysis.traces import Trace, read_trace
+from rankscope.analysis.traces import Trace, read_whole_trace
 from rankscope.analysis.whatif.graph import CycleError, Times, step_times
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, answer, insufficient, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
@@ -56,7 +56,7 @@ def whatif_of_traces(paths: Sequence[Path], terms: Terms) -> WhatIf:
     warnings = []
     for file in files:
         try:
-            trace = _read_whole(file)
+            trace = read_whole_trace(file)
         except InputError as error:
             if file in named:
                 raise
@@ -89,13 +89,6 @@ def whatif_of_traces(paths: Sequence[Path], terms: Terms) -> WhatIf:
     accelerated = any(trace.device_kind != "cpu" for trace in traces.values())
     terms = replace(terms, accelerated=accelerated, world_size=world_size or len(traces))
     return whatif_of_profiled(Profiled(reductions, hosts, world_size, "traces"), source, terms)
-
-
-def _read_whole(file: Location) -> Trace:
-    trace = read_trace(file)
-    if trace.torn:
-        raise InputError(file, f"truncated: {trace.torn}; what it lacks cannot be played")
-    return trace
 
 
 def _reduced(trace: Trace) -> Reduction:
