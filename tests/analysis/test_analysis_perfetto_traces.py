@@ -211,9 +211,10 @@ def test_an_event_of_another_age_moves_nothing(tmp_path: Path) -> None:
 
 def test_an_unreadable_trace_of_a_folder_is_left_out_and_named(tmp_path: Path) -> None:
     write(tmp_path / "rank-0.json", [kernel("a", 0, 5)])
-    (tmp_path / "rank-1.json").write_text("{")
+    torn = write(tmp_path / "rank-1.json", [kernel("a", 0, 5), kernel("b", 9, 5)])
+    torn.write_text(torn.read_text()[:-60])
     _, result = exported(tmp_path)
     assert result.ranks == [0]
-    assert any("rank-1.json" in said for said in result.left_out)
+    assert any("rank-1.json: truncated" in said for said in result.left_out)
     with pytest.raises(InputError, match=r"rank-1\.json"):
         exported(tmp_path / "rank-0.json", tmp_path / "rank-1.json")

@@ -127,6 +127,22 @@ def test_without_the_culprit_nobody_is_blamed_for_its_lateness(traces: Path) -> 
     assert analysis.source.coverage == pytest.approx(7 / 8)
 
 
+@pytest.mark.parametrize("torn", [3, 7])
+def test_with_a_torn_trace_nobody_is_blamed_for_what_its_rank_may_have_done(traces: Path, tmp_path: Path, torn: int) -> None:
+    # given all traces, that of one rank cut off in the middle of its device events
+    for rank in range(8):
+        data = (traces / "dlrm_8ranks_v100" / f"rank-{rank}.json.gz").read_bytes()
+        (tmp_path / f"rank-{rank}.json.gz").write_bytes(data[:50_000] if rank == torn else data)
+    # when they are analysed
+    analysis = analyze([tmp_path])
+    # then the rank is there with what it has, and there is no verdict
+    assert [row.rank for row in analysis.ranks] == list(range(8))
+    assert analysis.verdict.kind == "insufficient_data"
+    assert f"the trace of rank {torn} is cut off" in analysis.verdict.summary
+    assert analysis.imposed_wait == []
+    assert analysis.source.coverage == pytest.approx(7.5 / 8)
+
+
 def test_two_of_128_ranks_are_too_few_for_a_verdict(traces: Path) -> None:
     analysis = analyze([traces / "hta_sampled_128"])
     assert analysis.verdict.kind == "insufficient_data"

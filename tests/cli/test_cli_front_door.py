@@ -163,6 +163,18 @@ def test_analyze_json_is_what_its_published_schema_says(cli: Cli, shared_data: P
     assert document["verdict"]["rank"] == 7
 
 
+def test_traces_may_be_named_by_url(cli: Cli, shared_data: Path, tmp_path: Path) -> None:
+    # given the URL of a folder of traces, which a path would mangle
+    url = (shared_data / "traces" / "dlrm_8ranks_v100").as_uri()
+    # then it is read through fsspec
+    document = json.loads(cli("analyze", url, "--format", "json").stdout)
+    assert (document["source"]["path"], document["verdict"]["rank"]) == (url, 7)
+    # and what is wrong with one is one line, with the URL as it was written
+    done = cli("analyze", "nonsense://bucket/rank-0.json")
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+    assert "nonsense://bucket/rank-0.json" in done.stderr
+
+
 def test_fail_on_turns_a_verdict_into_an_exit_status(cli: Cli, shared_data: Path) -> None:
     traces = shared_data / "traces" / "dlrm_8ranks_v100"
     assert cli("analyze", traces, "--fail-on", "straggler").returncode == 1

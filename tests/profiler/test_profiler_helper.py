@@ -507,11 +507,12 @@ def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Pat
     assert not ends(10**6, moving=False)
 
 
-def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", [1, -30])
+def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path, keep: int) -> None:
     rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
     rank.put(0)
     trace = rank.scratch / "window.json"
-    trace.write_text("{")
+    trace.write_text(one_step_trace(5)[:keep])
     rank.ring.put(EntryKind.WINDOW, msgspec.json.encode(Window(str(trace), 5, 7)))
     rank.ring.set_end(End.EXIT)
     said = rank.end()

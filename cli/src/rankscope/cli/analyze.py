@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from pathlib import Path
 
 import click
 import msgspec
@@ -35,13 +35,14 @@ Examples:
   rankscope analyze runs/2026-11-20-bert
   rankscope analyze traces/                    Kineto traces, one per rank
   rankscope analyze 'traces/rank-*.json.gz' --format json | jq .verdict
+  rankscope analyze s3://bucket/job-7/traces/  needs fsspec and s3fs
   rankscope analyze RUN --fail-on straggler    exit status 1 when there is one
   rankscope analyze RUN --link ib-ndr:8        eight NDR ports on each host
   rankscope analyze rank-0.json.gz --detail    where the time of a trace goes
   rankscope analyze traces/ --communication-pattern 'my_all_?reduce'
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path())
 @format_option
 @click.option(
     "--price-per-gpu-hour",
@@ -78,7 +79,7 @@ Examples:
 )
 def analyze(
     *,
-    paths: tuple[Path, ...],
+    paths: tuple[str, ...],
     output_format: str,
     price_per_gpu_hour: float | None,
     currency: str,
@@ -89,8 +90,9 @@ def analyze(
 ) -> int:
     """Say which rank makes everybody else wait, why, what it costs and what to do next.
 
-    PATH is one run directory, or Kineto traces (files, folders, patterns) of one or many ranks. "No straggler" and "not
-    enough data" are answers, too, and come with exit status 0.
+    PATH is one run directory, or Kineto traces (files, folders, patterns; plain, gzip or Zstandard; also on s3:// and every
+    other filesystem of fsspec) of one or many ranks. "No straggler" and "not enough data" are answers, too, and come with exit
+    status 0.
     """
     _check_kinds(fail_on)
     analysis = run_analysis(
@@ -100,6 +102,7 @@ def analyze(
         links=_told(links),
         communication_pattern=communication_pattern,
         detail=detail,
+        workers=len(os.sched_getaffinity(0)),
     )
     if output_format == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(analysis), indent=2) + b"\n")

@@ -10,7 +10,6 @@ import importlib
 import os
 import sys
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, cast
 
@@ -125,7 +124,7 @@ Exit status: 0 done, 1 check failed, 2 usage, 3 unreadable input, 4 something is
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(version("rankscope"), prog_name="rankscope")
+@click.version_option(package_name="rankscope", prog_name="rankscope")
 def cli() -> None:
     """Which rank, on which host and GPU, makes everybody else wait, why, what that costs, and what to do next."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, Literal
 
 WorkKind = Literal["compute", "communication", "memcpy"]
@@ -131,6 +132,7 @@ OPERATION_NAMES: Final[dict[str, str]] = {
 }
 
 
+@lru_cache(1024)
 def operation_name(spelling: str) -> str:
     """One name per operation, whatever the library spells it: ``allreduce_``, ``AllReduce``, ``gloo:all_reduce`` →
     ``all_reduce``.

@@ -54,7 +54,7 @@ class Instance:
 
     def record(self, step: int, index: int, work: Work) -> CollectiveRecord:
         """The record of this instance as number ``index`` of its group in ``step``."""
-        inside = clip(work.compute, self.enqueue, self.end)
+        inside = (clip(work.compute, self.enqueue, self.end) - self.enqueue) / 1000
         return CollectiveRecord(
             step=step,
             group=self.group,
@@ -72,7 +72,7 @@ class Instance:
             p2p=self.p2p,
             peer=self.peer,
             root=self.root,
-            compute_spans_us=[((int(a) - self.enqueue) / 1000, (int(b) - self.enqueue) / 1000) for a, b in inside],
+            compute_spans_us=list(map(tuple, inside.tolist())),
         )
 
 
@@ -221,6 +221,8 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
     """
     calls: dict[str, list[int]] = {}
     workers: dict[str, list[int]] = {}
+    if not any(map(is_cpu_communication, trace.names)):
+        return []
     for row in trace.rows(OPERATOR):
         name = trace.names[trace.name[row]]
         if name.startswith("c10d::"):

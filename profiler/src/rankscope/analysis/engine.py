@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.links import ToldLink
+from rankscope.analysis.locations import Location, location
 from rankscope.analysis.result import Analysis
-from rankscope.analysis.run_analysis import analyze_run
 from rankscope.analysis.trace_analysis import analyze_traces
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import is_headless_run, is_run
@@ -21,19 +21,24 @@ _REDUCED: Final = "reduced to records while it was recorded"
 
 
 def analyze(
-    paths: Sequence[Path],
+    paths: Sequence[Path | str],
     *,
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
     communication_pattern: re.Pattern[str] | None = None,
     detail: bool = False,
+    workers: int = 1,
 ) -> Analysis:
-    """Analyse one run directory, or the traces that ``paths`` (files, folders, patterns) name.
+    """Analyse one run directory, or the traces that ``paths`` (files, folders, patterns; URLs such as ``s3://…``) name.
 
     A run is judged by the always-on records of its last attempt; its price per GPU-hour is the recorded one unless one is
     given. Raises ``InputError`` for input that cannot be read, for several runs, and for a run mixed with traces. A trace that
-    cannot be read among others of a folder or pattern is left out with a warning; one that was named by itself is an error.
+    cannot be read among others of a folder or pattern is left out with a warning; one that was named by itself is an error. One
+    that was cut off is used as far as it goes, with a warning and lower coverage.
+
+    With ``workers`` above 1 traces of several ranks are read by so many processes. These import the caller's main module, as
+    those of ``multiprocessing`` do: a script that asks for them needs ``if __name__ == "__main__":``.
 
     ``links``: what the ranks communicate over, where their GPUs' names do not tell.
 
@@ -46,19 +51,24 @@ def analyze(
     if not paths:
         raise InputError(os.curdir, "nothing to analyse: name a run directory or traces")
     try:
-        runs = _runs(paths)
-        if not runs:
+        places = [location(path) for path in paths]
+        run = _run(places)
+        if run is None:
             return analyze_traces(
-                paths,
+                places,
                 price_per_gpu_hour=price_per_gpu_hour,
                 currency=currency,
                 links=links,
                 communication_pattern=communication_pattern,
                 detail=detail,
+                workers=workers,
             )
         if communication_pattern is not None:
-            raise InputError(runs[0], f"a run, {_REDUCED}: a communication pattern is for traces")
-        analysis = analyze_run(runs[0], price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
+            raise InputError(run, f"a run, {_REDUCED}: a communication pattern is for traces")
+        # Imported for runs only: of the time that a trace takes, imports are a good part.
+        from rankscope.analysis.run_analysis import analyze_run
+
+        analysis = analyze_run(run, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
     except OSError as error:
         # A folder that may not be looked into, a disk that fails: readers translate what they expect, this is the rest.
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error
@@ -69,13 +79,13 @@ def analyze(
     return msgspec.structs.replace(analysis, source=source)
 
 
-def _runs(paths: Sequence[Path]) -> list[Path]:
-    """The one run that ``paths`` name, or nothing when they name traces. Raises ``InputError`` for more than that."""
+def _run(paths: Sequence[Location]) -> Path | None:
+    """The one run that ``paths`` name, or ``None`` when they name traces. Raises ``InputError`` for more than that."""
     # What was a run once is not searched for traces: reading it as a run says what is wrong with it.
-    runs = [path for path in paths if is_run(path) or is_headless_run(path)]
+    runs = [path for path in paths if isinstance(path, Path) and (is_run(path) or is_headless_run(path))]
     if len(runs) > 1:
         raise InputError(runs[1], f"a second run beside {runs[0]}; analyse one run at a time")
     if runs and len(paths) > 1:
         other = next(path for path in paths if path not in runs)
         raise InputError(other, f"cannot be analysed together with the run {runs[0]}; give a run or traces, not both")
-    return runs
+    return runs[0] if runs else None

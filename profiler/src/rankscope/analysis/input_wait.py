@@ -8,19 +8,19 @@ import numpy as np
 
 from rankscope.analysis.intervals import clip, join, measure, subtract, union
 from rankscope.analysis.traces import NOTE, Trace
-from rankscope.analysis.work import work_events
+from rankscope.analysis.work import WorkEvents
 
 _LOADER: Final = "enumerate(DataLoader)"
 """How torch's DataLoader begins the name of its annotation."""
 
 
-def input_wait_us(trace: Trace) -> float | None:
+def input_wait_us(trace: Trace, events: WorkEvents) -> float | None:
     """Microseconds; ``None`` on CPU builds, and where the trace shows no data loader."""
     names = np.array([name.startswith(_LOADER) for name in trace.names], dtype=bool)
     rows = np.flatnonzero((trace.category == NOTE) & names[trace.name]) if trace.has_device_work and names.any() else ()
     if not len(rows):
         return None
-    work = work_events(trace).work()
+    work = events.work()
     extent = work.extent()
     if extent is None:
         return None

@@ -70,8 +70,15 @@ def clip(spans: Spans, start: int, end: int) -> Spans:
     """What of a merged set lies in ``[start, end)``."""
     if end <= start:
         return EMPTY
-    inside = spans[(spans[:, 1] > start) & (spans[:, 0] < end)]
-    return np.column_stack((np.maximum(inside[:, 0], start), np.minimum(inside[:, 1], end)))
+    # Starts and ends of a merged set alternate, ascending: two binary searches find the part, however large the set.
+    edges = spans.ravel()
+    first = int(edges.searchsorted(start, side="right")) // 2
+    past = (int(edges.searchsorted(end, side="left")) + 1) // 2
+    inside = spans[first:past].copy()
+    if len(inside):
+        inside[0, 0] = max(inside[0, 0], start)
+        inside[-1, 1] = min(inside[-1, 1], end)
+    return inside
 
 
 def covered(starts: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.int64]:

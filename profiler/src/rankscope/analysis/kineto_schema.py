@@ -1,35 +1,39 @@
-"""The JSON of a Kineto trace, as far as it matters here, and its decoding."""
+"""The JSON of a Kineto trace, as far as it matters here."""
 
 from __future__ import annotations
 
+import functools
 import math
-from pathlib import Path
-from typing import Any, TypeVar
+import operator
+import string
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from rankscope.analysis.trace_file import repair
-from rankscope.runs.errors import InputError
-
 _T = TypeVar("_T")
 Number = int | float | str | None
+Time = float | str | None
+NO_TEXT: Final = msgspec.Raw()
+"""Of a raw field that is not there."""
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-class EventArgs(msgspec.Struct, frozen=True):
+class EventArgs(msgspec.Struct, frozen=True, gc=False):
     """The few arguments of an event that mean something here; what communication events say about themselves."""
 
-    stream: Number = None
-    device: Number = None
-    correlation: Number = None
-    bytes: Number = None
+    stream: Number = -1
+    device: Number = -1
+    correlation: Number = -1
+    bytes: Number = -1
     """What a copy moves."""
-    grid: Any = None
+    grid: msgspec.Raw = NO_TEXT
     """Blocks of a kernel, usually a list of three numbers; only compared, never read."""
-    graph_node: Number = msgspec.field(name="graph node id", default=None)
+    graph_node: Number = msgspec.field(name="graph node id", default=-1)
     """Node of the device graph that a kernel or copy is; 0 or missing where it was launched by itself."""
-    autograd_sequence: Number = msgspec.field(name="Sequence number", default=None)
+    autograd_sequence: Number = msgspec.field(name="Sequence number", default=-1)
     """Of an operator that autograd saw: the forward operator's number, on its backward, too."""
-    forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
+    forward_thread: Number = msgspec.field(name="Fwd thread id", default=-1)
     """Of a backward operator: the thread of its forward operator. 0 on forward operators."""
     collective: str | None = msgspec.field(name="Collective name", default=None)
     in_elements: Number = msgspec.field(name="In msg nelems", default=None)
@@ -46,40 +50,52 @@ class EventArgs(msgspec.Struct, frozen=True):
     external_id: Number = msgspec.field(name="External id", default=None)
     rank: Number = msgspec.field(name="Rank", default=None)
     """Of a rooted collective the root, as its place in the group; else the rank itself."""
-    input_shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
-    input_types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b""))
+    input_shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_TEXT)
+    input_types: msgspec.Raw = msgspec.field(name="Input type", default=NO_TEXT)
 
     def detached(self) -> EventArgs:
-        """The same without a hold on the whole file's text, of which raw fields are a part."""
+        """The same without a hold on the text around it, of which raw fields are a part."""
         shapes, types = self.input_shapes.copy(), self.input_types.copy()
-        return msgspec.structs.replace(self, input_shapes=shapes, input_types=types)
+        return msgspec.structs.replace(self, grid=NO_TEXT, input_shapes=shapes, input_types=types)
 
 
-class Event(msgspec.Struct, frozen=True):
-    """One event of any kind; numbers may be missing or strings in damaged files."""
+class Event(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
+    """An event that takes time; numbers may be missing or strings in damaged files."""
 
-    ph: str | None = None
     cat: str | None = None
     name: str | int | float | None = None
-    ts: Number = None
-    dur: Number = None
+    ts: Time = math.nan
+    dur: Time = math.nan
     pid: int | float | str | None = None
     tid: int | float | str | None = None
     args: EventArgs | None = None
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """An event of any other kind: a flow, an instant, the name of a process. Nothing of it is read."""
+
+
+_MARKS = [
+    msgspec.defstruct(f"Mark_{kind}", [], bases=(Mark,), frozen=True, gc=False, tag_field="ph", tag=kind)
+    for kind in (*string.ascii_letters, "(", ")")
+    if kind != "X"
+]
+ANY_EVENT: Any = functools.reduce(operator.or_, _MARKS, Event)
+"""The type to decode: ``Event | Mark``. Marks, half of a trace, are passed over without looking at more than their kind."""
 
 
 class Group(msgspec.Struct, frozen=True):
     """A process group."""
 
     pg_name: str | int | None = None
-    ranks: list[int] | None = None
+    ranks: list[_Count] | None = None
 
 
 class Distributed(msgspec.Struct, frozen=True):
     """Who wrote the trace."""
 
-    rank: int | None = None
-    world_size: int | None = None
+    rank: _Count | None = None
+    world_size: _Count | None = None
     backend: str | None = None
     pg_config: list[Group] | None = None
 
@@ -90,115 +106,38 @@ class Device(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-class TraceFile(msgspec.Struct, frozen=True):
-    """The whole file."""
+class Metadata(msgspec.Struct, frozen=True):
+    """What a trace says besides its events."""
 
-    traceEvents: list[Event]  # noqa: N815  # the format's own spelling
-    distributedInfo: Distributed | None = None  # noqa: N815
-    deviceProperties: list[Device] | None = None  # noqa: N815
-    host_name: str | None = None
-    baseTimeNanoseconds: int | None = None  # noqa: N815
-    traceName: str | None = None  # noqa: N815
+    distributed: Distributed = Distributed()
+    devices: Sequence[Device] = ()
+    host: str | None = None
+    base_unix_ns: int = 0
 
 
-class _RawFile(msgspec.Struct, frozen=True):
-    """The same, trusting nothing: one odd value must not cost the whole file."""
-
-    traceEvents: list[msgspec.Raw]  # noqa: N815
-    distributedInfo: msgspec.Raw = msgspec.Raw(b"null")  # noqa: N815
-    deviceProperties: msgspec.Raw = msgspec.Raw(b"null")  # noqa: N815
-    host_name: msgspec.Raw = msgspec.Raw(b"null")
-    baseTimeNanoseconds: msgspec.Raw = msgspec.Raw(b"null")  # noqa: N815
-    traceName: msgspec.Raw = msgspec.Raw(b"null")  # noqa: N815
-
-
-def decode_trace(path: Path, data: bytes) -> tuple[TraceFile, int]:
-    """The file's content and the number of events that could not be decoded. Raises ``InputError``."""
-    bare = data.lstrip(b" \t\r\n\xef\xbb\xbf")[:1]
-    if bare not in (b"{", b"["):
-        raise InputError(path, "not JSON: the file does not start with { or [")
-    if data.startswith(b"\xef\xbb\xbf"):
-        data = data[3:]
-    try:
-        return _decode(path, data, is_list=bare == b"[")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        repaired = b"" if _reason(error) == "truncated" else repair(data)
-        if not repaired or repaired == data:
-            raise _unreadable(path, error) from error
-    try:
-        return _decode(path, repaired, is_list=bare == b"[")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _decode(path: Path, data: bytes, *, is_list: bool) -> tuple[TraceFile, int]:
-    try:
-        return _decode_strictly(data, is_list=is_list)
-    except msgspec.ValidationError:
-        return _decode_leniently(path, data, is_list=is_list)
-
-
-def _decode_strictly(data: bytes, *, is_list: bool) -> tuple[TraceFile, int]:
-    if is_list:
-        return TraceFile(traceEvents=msgspec.json.decode(data, type=list[Event])), 0
-    return msgspec.json.decode(data, type=TraceFile), 0
-
-
-def _decode_leniently(path: Path, data: bytes, *, is_list: bool) -> tuple[TraceFile, int]:
-    try:
-        raw = (
-            _RawFile(traceEvents=msgspec.json.decode(data, type=list[msgspec.Raw]))
-            if is_list
-            else msgspec.json.decode(data, type=_RawFile)
-        )
-    except msgspec.ValidationError as error:
-        raise InputError(path, "JSON, but not a trace: it has no list of traceEvents") from error
-    decoder = msgspec.json.Decoder(Event)
-    events: list[Event] = []
-    for item in raw.traceEvents:
-        try:
-            events.append(decoder.decode(item))
-        except msgspec.DecodeError:
-            continue
-    file = TraceFile(
-        traceEvents=events,
-        distributedInfo=_optional(raw.distributedInfo, Distributed),
-        deviceProperties=_optional(raw.deviceProperties, list[Device]),
-        host_name=_optional(raw.host_name, str),
-        baseTimeNanoseconds=_optional(raw.baseTimeNanoseconds, int),
-        traceName=_optional(raw.traceName, str),
+def read_metadata(said: Mapping[str, msgspec.Raw]) -> Metadata:
+    """The metadata out of the file's top-level keys, trusting nothing: an odd value is a missing one."""
+    base = _optional(said, "baseTimeNanoseconds", int)
+    return Metadata(
+        distributed=_optional(said, "distributedInfo", Distributed) or Distributed(),
+        devices=_optional(said, "deviceProperties", list[Device]) or (),
+        host=_optional(said, "host_name", str),
+        base_unix_ns=base if base is not None and 0 <= base < 2**62 else 0,
     )
-    return file, len(raw.traceEvents) - len(events)
 
 
-def _optional(raw: msgspec.Raw, kind: type[_T]) -> _T | None:
+def _optional(said: Mapping[str, msgspec.Raw], key: str, kind: type[_T]) -> _T | None:
     try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.DecodeError:
+        return msgspec.json.decode(said[key], type=kind)
+    except (KeyError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "nested"
-    return "truncated" if "truncated" in str(error) else "malformed"
-
-
-def _unreadable(path: Path, error: Exception) -> InputError:
-    match _reason(error):
-        case "nested":
-            return InputError(path, "not a trace: its JSON is nested absurdly deep")
-        case "truncated":
-            return InputError(path, "truncated: the JSON ends in the middle; was the process killed while writing it?")
-        case _:
-            return InputError(path, f"not JSON: {error}")
 
 
 def number(value: Number) -> float:
     """A number that may have been written as a string; NaN where there is none."""
     try:
         return math.nan if value is None else float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return math.nan
 
 

@@ -133,8 +133,8 @@ def _annotated_steps(trace: Trace) -> _Steps | None:
             break
     else:
         return None
-    threads, counts = np.unique(trace.thread[rows], return_counts=True)
-    rows = rows[trace.thread[rows] == threads[np.argmax(counts)]]
+    threads = trace.thread[rows]
+    rows = rows[threads == np.bincount(threads).argmax()]
     rows = rows[np.argsort(trace.start[rows], kind="stable")]
     numbers = [int(number) for number in numbers_of_rows[rows]]
     start, end = trace.start[rows], trace.end[rows].copy()
@@ -217,12 +217,14 @@ def _costliest(trace: Trace, events: WorkEvents, mine: NDArray[np.intp], number:
     if not len(mine):
         return []
     names = trace.name[events.rows[mine]].astype(np.int64)
-    keys, where, calls = np.unique(names * len(KINDS) + events.kind[mine], return_inverse=True, return_counts=True)
-    totals = np.bincount(where, weights=(events.end[mine] - events.start[mine]).astype(np.float64))
-    order = np.argsort(-totals, kind="stable")[:COSTLIEST]
+    keys = names * len(KINDS) + events.kind[mine]
+    calls = np.bincount(keys)
+    totals = np.bincount(keys, weights=(events.end[mine] - events.start[mine]).astype(np.float64))
+    order = np.argsort(-totals, kind="stable")
+    order = order[calls[order] > 0][:COSTLIEST]
     records: list[KernelRecord] = []
-    for at in order:
-        name, kind = trace.names[int(keys[at]) // len(KINDS)], KINDS[int(keys[at]) % len(KINDS)]
+    for at in map(int, order):
+        name, kind = trace.names[at // len(KINDS)], KINDS[at % len(KINDS)]
         records.append(
             KernelRecord(
                 step=number,

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -19,92 +15,41 @@ from rankscope.analysis.blame import Blame, assign_blame
 from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.cause import Signals, cause_of
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
-from rankscope.analysis.detail import detail_of, with_parts
-from rankscope.analysis.detail_result import RankDetail
 from rankscope.analysis.fabric import Fabric
-from rankscope.analysis.input_wait import input_wait_us
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.ledger import ledger_of_blame
 from rankscope.analysis.links import ToldLink
+from rankscope.analysis.locations import Location, common_folder
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.own_time import Slow
+from rankscope.analysis.rank_traces import RankTrace, find_traces, read_ranks
 from rankscope.analysis.ranks import rank_result
-from rankscope.analysis.reduce import Reduction, reduce_file, step_breakdowns, step_numbers
 from rankscope.analysis.result import Analysis, CollectiveMatching, Evidence, Finding, ImposedWait, Source, Verdict
 from rankscope.analysis.slow_links import with_slow_links
-from rankscope.analysis.traces import KERNEL, Trace, read_trace
 from rankscope.analysis.transfers import communication_parts
 from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.waiting import Waits, waits_of
-from rankscope.analysis.work import work_events
-from rankscope.runs.errors import InputError
-from rankscope.runs.reader import is_run
-from rankscope.runs.records import DeviceKind
-
-SUFFIXES: Final = (".json", ".json.gz")
-_PATTERN: Final = frozenset("*?[")
-
-
-@dataclass(frozen=True, slots=True)
-class _RankTrace:
-    """What is kept of one trace; the events themselves are gone by then."""
-
-    path: Path
-    rank: int
-    world_size: int | None
-    host: str | None
-    device_kind: DeviceKind
-    gpu_names: list[str]
-    steps: list[int]
-    damaged: int
-    reduction: Reduction
-    detail: RankDetail | None
-    pattern_found: bool
-    """Whether the pattern for communication found any kernel."""
-    input_us: float | None
-
-
-def find_traces(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
-    """Trace files that the arguments name (files, folders, patterns), and those of them that were named one by one.
-
-    Raises ``InputError`` for a file that is not there, and for a folder or pattern without any trace.
-    """
-    found: dict[Path, None] = {}
-    named: set[Path] = set()
-    for path in paths:
-        if path.is_dir():
-            if runs := sorted(child for child in path.iterdir() if is_run(child)):
-                raise InputError(path, f"a folder of runs; name one of them, such as {runs[-1]}")
-            inside = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
-            if not inside:
-                raise InputError(path, "neither a run directory (no run.json) nor a folder with traces (*.json, *.json.gz)")
-            found.update(dict.fromkeys(inside))
-        elif path.exists() or not _PATTERN & set(str(path)):
-            found[path] = None
-            named.add(path)
-        else:
-            matching = [Path(name) for name in sorted(glob.glob(os.fspath(path), recursive=True))]  # noqa: PTH207  # Path.glob refuses absolute patterns
-            if not matching:
-                raise InputError(path, "no file matches this pattern")
-            found.update(dict.fromkeys(file for file in matching if file.is_file()))
-    return list(found), named
 
 
 def analyze_traces(
-    paths: Sequence[Path],
+    paths: Sequence[Location],
     *,
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
     communication_pattern: re.Pattern[str] | None = None,
     detail: bool = False,
+    workers: int = 1,
 ) -> Analysis:
     """Analyse traces of one or many ranks; see ``engine.analyze``."""
     files, named = find_traces(paths)
-    traces, warnings = _read_all(files, named, communication_pattern, detail=detail)
+    traces, warnings = read_ranks(files, named, communication_pattern, detail=detail, workers=workers)
     if communication_pattern is not None and not any(trace.pattern_found for trace in traces):
         warnings.append(f"the communication pattern {communication_pattern.pattern!r} is in no kernel's name")
-    matching = match_collectives({trace.rank: trace.reduction.collectives for trace in traces}, world_size=_world_size(traces))
+    # A collective that a torn trace lacks would look as if that rank had no part in it, and another had come last: so its rank is
+    # taken for missing.
+    whole = {trace.rank: trace.reduction.collectives for trace in traces if not trace.torn}
+    matching = match_collectives(whole, world_size=max(len(traces), _world_size(traces) or 0))
     clocks = fit_clocks(matching.matches, {trace.rank: trace.host for trace in traces if trace.host})
     matching = consistent(matching, clocks)
     fabric = _fabric(traces, links)
@@ -124,7 +69,7 @@ def analyze_traces(
     analysis = Analysis(
         source=Source(
             kind="traces",
-            path=os.fspath(paths[0]) if len(paths) == 1 else os.path.commonpath([file.absolute() for file in files]),
+            path=os.fspath(paths[0]) if len(paths) == 1 else common_folder(files),
             ranks=len(traces),
             world_size=world_size,
             steps=max(1, len(steps)),
@@ -157,13 +102,13 @@ def analyze_traces(
     )
 
 
-def _input_us(traces: Sequence[_RankTrace]) -> float | None:
+def _input_us(traces: Sequence[RankTrace]) -> float | None:
     """Mean idle time of the devices while their hosts were in the data loader; ``None`` where not all traces show a loader."""
     known = [trace.input_us for trace in traces if trace.input_us is not None]
     return float(np.mean(known)) if len(known) == len(traces) else None
 
 
-def _fabric(traces: Sequence[_RankTrace], links: Sequence[ToldLink]) -> Fabric:
+def _fabric(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
     seen = {trace.host: len(trace.gpu_names) for trace in traces if trace.host}
     ranks = Counter(trace.host for trace in traces)
     return Fabric(
@@ -247,78 +192,19 @@ def _where(blame: Blame, rank: int) -> str | None:
     return max(waits, key=lambda group: waits[group])[0] if len(waits) > 1 else None
 
 
-def _read_all(
-    files: Sequence[Path], named: set[Path], pattern: re.Pattern[str] | None, *, detail: bool
-) -> tuple[list[_RankTrace], list[str]]:
-    traces: dict[int, _RankTrace] = {}
-    warnings: list[str] = []
-    first_error: InputError | None = None
-    for file in files:
-        try:
-            trace = _read(file, pattern, only=len(files) == 1, detail=detail)
-        except InputError as error:
-            if file in named:
-                raise
-            first_error = first_error or error
-            warnings.append(f"left out: {error}")
-            continue
-        if (other := traces.get(trace.rank)) is not None:
-            raise InputError(
-                file, f"a second trace of rank {trace.rank} (the other is {other.path}); analyse one window at a time"
-            )
-        traces[trace.rank] = trace
-        if trace.damaged:
-            warnings.append(f"{file}: {trace.damaged} events left out, their times make no sense")
-    if not traces:
-        assert first_error is not None, "without files find_traces raises"
-        raise first_error
-    return [traces[rank] for rank in sorted(traces)], warnings
-
-
-def _read(file: Path, pattern: re.Pattern[str] | None, *, only: bool, detail: bool) -> _RankTrace:
-    trace = read_trace(file)
-    rank = trace.rank
-    if rank is None:
-        if not only:
-            raise InputError(
-                file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
-            )
-        rank = 0
-    events = work_events(trace, pattern)
-    reduction = reduce_file(trace, events)
-    if detail:
-        reduction = replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
-    return _RankTrace(
-        path=file,
-        rank=rank,
-        world_size=trace.world_size,
-        host=trace.host,
-        device_kind=trace.device_kind,
-        gpu_names=trace.gpu_names,
-        steps=step_numbers(trace),
-        damaged=trace.damaged,
-        reduction=reduction,
-        detail=detail_of(trace, events, reduction.breakdowns[0], step_breakdowns(trace, events)) if detail else None,
-        pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
-        input_us=input_wait_us(trace),
-    )
-
-
-def _kernel_names(trace: Trace) -> list[str]:
-    return [trace.names[name] for name in np.unique(trace.name[trace.rows(KERNEL)])]
-
-
-def _world_size(traces: Sequence[_RankTrace]) -> int | None:
+def _world_size(traces: Sequence[RankTrace]) -> int | None:
     return max((trace.world_size for trace in traces if trace.world_size is not None), default=None)
 
 
-def _coverage(traces: Sequence[_RankTrace], files: Sequence[Path], steps: Sequence[int]) -> float:
+def _coverage(traces: Sequence[RankTrace], files: Sequence[Location], steps: Sequence[int]) -> float:
     expected = max(_world_size(traces) or len(files), len(traces))
-    return sum(max(1, len(trace.steps)) for trace in traces) / (expected * max(1, len(steps)))
+    # How much of a torn trace is gone nobody knows; what it has is not all there is, so its last step counts half.
+    seen = sum(max(1, len(trace.steps)) - (0.5 if trace.torn else 0) for trace in traces)
+    return seen / (expected * max(1, len(steps)))
 
 
 def _verdict(
-    traces: Sequence[_RankTrace], blame: Blame, matching: Matching, price: float | None, currency: str
+    traces: Sequence[RankTrace], blame: Blame, matching: Matching, price: float | None, currency: str
 ) -> tuple[Verdict, list[Finding]]:
     breakdowns = [row for trace in traces for row in trace.reduction.breakdowns]
     world_size = _world_size(traces)
@@ -343,6 +229,8 @@ def _verdict(
     if not matching.matches:
         if world_size and len(traces) < world_size:
             missing = f"the traces of {len(traces)} ranks of {world_size} cannot show who was last; give the traces of all ranks"
+        elif torn := [trace.rank for trace in traces if trace.torn]:
+            missing = f"the trace of rank {torn[0]} is cut off, and that rank may have been last; give whole traces of all ranks"
         else:
             missing = "no collective could be matched across the ranks"
         return insufficient(missing), limits(shares, setting, lead="On the ranks at hand ")

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
+from itertools import compress
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.classify import ANNOTATION, CPU_COMMUNICATION, CPU_OP, GPU_ANNOTATION, GPU_COPY, GPU_KERNEL, LAUNCH
-from rankscope.analysis.kineto_schema import Distributed, Event, EventArgs, TraceFile, decode_trace, number, whole
-from rankscope.analysis.trace_file import read_trace_bytes
+from rankscope.analysis.event_stream import EventStream
+from rankscope.analysis.kineto_schema import (
+    ANY_EVENT,
+    NO_TEXT,
+    Device,
+    Distributed,
+    Event,
+    EventArgs,
+    Mark,
+    Number,
+    Time,
+    number,
+    read_metadata,
+    whole,
+)
+from rankscope.analysis.locations import Location, base_name
+from rankscope.analysis.trace_file import TraceText
 from rankscope.runs.errors import InputError
 from rankscope.runs.records import DeviceKind
 
@@ -44,6 +59,16 @@ _ABSURD_US: Final = 366 * 86_400 * 1e6
 _ABSURD_TIME_US: Final = 4e15
 """Unix time until the year 2096; with a base of the same size it still fits 64 bits of nanoseconds."""
 
+MAX_ROWS: Final = 100_000_000
+MAX_COLLECTIVES: Final = 2_000_000
+MAX_THREADS: Final = 1_000_000
+MAX_NAME_CHARACTERS: Final = 256 * 1024**2
+"""More is refused: no trace has that much, and what is packed well can unfold to it."""
+
+_COMMUNICATION_NOTES: Final = ("nccl:", *CPU_COMMUNICATION)
+_SPELLINGS: Final = 1000
+_NO_ARGS: Final = EventArgs()
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -53,7 +78,7 @@ class Trace:
     Missing integers are -1.
     """
 
-    path: Path
+    path: Location
     rank: int | None
     world_size: int | None
     backend: str | None
@@ -88,6 +113,8 @@ class Trace:
     """Events in the file, used or not."""
     damaged: int = 0
     """Events left out because their times or types make no sense."""
+    torn: str | None = None
+    """Why the file ends before it should, where it does: what came behind that place is missing."""
 
     @property
     def has_device_work(self) -> bool:
@@ -99,89 +126,199 @@ class Trace:
         return np.flatnonzero(self.category == category)
 
 
-def read_trace(path: Path) -> Trace:
-    """Read one trace, plain or gzip, an object or a bare list of events.
+def read_trace(path: Location) -> Trace:
+    """Read one trace, plain, gzip or Zstandard, an object or a bare list of events, in memory for its columns and one part.
 
-    Raises ``InputError`` naming the file and what is wrong with it: missing, empty, truncated, not JSON, JSON but no trace,
-    or a trace in which nothing computes.
+    A trace that is cut off or damaged is used as far as it goes; ``torn`` and ``damaged`` say so. Raises ``InputError`` naming
+    the file and what is wrong with it: missing, empty, not JSON, JSON but no trace, hostile, or nothing computes in it.
     """
-    file, damaged = decode_trace(path, read_trace_bytes(path))
-    trace = _columns(path, file, damaged)
-    if not trace.has_device_work and not len(trace.rows(OPERATOR)):
-        raise InputError(path, f"nothing to analyse: neither device work nor CPU operators among its {trace.events} events")
+    text = TraceText(path)
+    stream = EventStream[Event | Mark](path, text, ANY_EVENT)
+    columns = _Columns(path)
+    for events in stream:
+        columns.add(events)
+    trace = columns.trace(stream, torn=text.torn or stream.torn)
+    # Kineto writes the device's events last: without them what is left of a torn trace looks like a run on the CPU.
+    cut_before_device = trace.torn is not None and len(trace.rows(LAUNCHED)) > 0
+    if trace.has_device_work or (len(trace.rows(OPERATOR)) and not cut_before_device):
+        return trace
+    if trace.torn:
+        raise InputError(path, f"truncated: {trace.torn}, before anything that could be analysed")
+    raise InputError(path, f"nothing to analyse: neither device work nor CPU operators among its {trace.events} events")
+
+
+def read_whole_trace(path: Location) -> Trace:
+    """The same for those who cannot do with a part: ``InputError`` also where it is torn."""
+    trace = read_trace(path)
+    if trace.torn:
+        raise InputError(path, f"truncated: {trace.torn}, and all of it is needed")
     return trace
 
 
-def _columns(path: Path, file: TraceFile, damaged: int) -> Trace:
-    kept: list[Event] = []
-    codes: list[int] = []
-    for event in file.traceEvents:
-        if event.ph == "X" and event.cat is not None and (code := _CATEGORIES.get(event.cat.lower())) is not None:
-            kept.append(event)
-            codes.append(code)
-    start_us = np.array([number(event.ts) for event in kept], dtype=np.float64)
-    length_us = np.array([number(event.dur) for event in kept], dtype=np.float64)
-    sane = np.isfinite(start_us) & (np.abs(start_us) < _ABSURD_TIME_US) & (length_us >= 0) & (length_us < _ABSURD_US)
-    if not sane.all():
-        damaged += int((~sane).sum())
-        rows = np.flatnonzero(sane)
-        kept = [kept[row] for row in rows]
-        codes = [codes[row] for row in rows]
-        start_us, length_us = start_us[sane], length_us[sane]
-    base = file.baseTimeNanoseconds or 0
-    if not 0 <= base < 2**62:
-        base = 0
-    start = _nanoseconds(start_us) + base
-    names: dict[str, int] = {}
-    threads: dict[tuple[object, object], int] = {}
-    grids: dict[str, int] = {}
-    distributed = file.distributedInfo or Distributed()
-    return Trace(
-        path=path,
-        rank=distributed.rank if distributed.rank is not None else _rank_in_name(path.name),
-        world_size=distributed.world_size,
-        backend=distributed.backend,
-        host=file.host_name,
-        device_kind=_device_kind(file, codes, kept),
-        groups=_groups(distributed),
-        name=np.array([names.setdefault(str(event.name), len(names)) for event in kept], dtype=np.int32),
-        names=list(names),
-        start=start,
-        end=start + _nanoseconds(length_us),
-        category=np.array(codes, dtype=np.int8),
-        thread=np.array([threads.setdefault((event.pid, event.tid), len(threads)) for event in kept], dtype=np.int64),
-        stream=np.array([whole(event.args.stream if event.args else None) for event in kept], dtype=np.int64),
-        correlation=np.array([whole(event.args.correlation if event.args else None) for event in kept], dtype=np.int64),
-        device=np.array([_device(event.args) for event in kept], dtype=np.int16),
-        bytes=np.array([whole(event.args.bytes if event.args else None) for event in kept], dtype=np.int64),
-        grid=np.array([_grid(event.args, grids) for event in kept], dtype=np.int32),
-        graphed=np.array([event.args is not None and whole(event.args.graph_node) > 0 for event in kept], dtype=np.bool_),
-        autograd=np.array([_autograd(event.args) for event in kept], dtype=np.int8),
-        metadata={
-            row: event.args.detached()
-            for row, (event, code) in enumerate(zip(kept, codes, strict=True))
-            if event.args is not None
-            and (event.args.collective or (code == NOTE and str(event.name).startswith(("nccl:", *CPU_COMMUNICATION))))
-        },
-        gpu_names=[device.name for device in file.deviceProperties or [] if device.name],
-        events=len(file.traceEvents),
-        damaged=damaged,
-    )
+class _Columns:
+    """The events that matter, as columns, part by part."""
+
+    def __init__(self, path: Location) -> None:
+        self._path = path
+        self._parts: list[dict[str, NDArray[Any]]] = []
+        self._codes = _Codes()
+        self._names = _Names()
+        self._threads: _Numbers[tuple[object, object]] = _Numbers()
+        self._grids = _Names({bytes(NO_TEXT): -1})
+        self._metadata: dict[int, EventArgs] = {}
+        self._rows = 0
+        self._damaged = 0
+
+    def add(self, events: Iterable[Event | Mark]) -> None:
+        """Append what matters of some events."""
+        codes, names, threads, grids = self._codes, self._names, self._threads, self._grids
+        kept = [event for event in events if type(event) is Event and codes[event.cat] >= 0]
+        start_us = _floats([event.ts for event in kept])
+        length_us = _floats([event.dur for event in kept])
+        sane = (np.abs(start_us) < _ABSURD_TIME_US) & (length_us >= 0) & (length_us < _ABSURD_US)
+        if not sane.all():
+            self._damaged += int((~sane).sum())
+            kept = [kept[row] for row in np.flatnonzero(sane)]
+            start_us, length_us = start_us[sane], length_us[sane]
+        start = _nanoseconds(start_us)
+        args = [event.args or _NO_ARGS for event in kept]
+        category = np.array([codes[event.cat] for event in kept], dtype=np.int8)
+        # Each of these is told by few kinds of events: looking at all of them would take as long as the rest together.
+        on_device, moves, is_operator = category <= COPY, (category == COPY) | (category == LAUNCHED), category == OPERATOR
+        works, operators = list(compress(args, on_device.tolist())), list(compress(args, is_operator.tolist()))
+        device = _wholes([one.device for one in works])
+        self._parts.append(
+            {
+                "start": start,
+                "end": start + _nanoseconds(length_us),
+                "category": category,
+                "name": np.array([names[event.name] for event in kept], dtype=np.int32),
+                "thread": np.array([threads[event.pid, event.tid] for event in kept], dtype=np.int64),
+                "stream": _wholes([one.stream for one in args]),
+                "correlation": _wholes([one.correlation for one in args]),
+                "device": _placed(on_device, np.where(device < 2**15, device, -1).astype(np.int16)),
+                "bytes": _placed(moves, _wholes([one.bytes for one in compress(args, moves.tolist())])),
+                "grid": _placed(on_device, np.array([grids[bytes(one.grid)] for one in works], dtype=np.int32)),
+                "graphed": _placed(on_device, _wholes([one.graph_node for one in works])) > 0,
+                "autograd": _placed(is_operator, _autograd(operators), missing=0),
+            }
+        )
+        self._describe(kept, args, np.flatnonzero(category == NOTE))
+        self._rows += len(kept)
+        self._check_size()
+
+    def _describe(self, kept: Sequence[Event], args: Sequence[EventArgs], notes: NDArray[np.intp]) -> None:
+        """Keep what events say about communication."""
+        said = [row for row, one in enumerate(args) if one.collective]
+        said += [row for row in notes.tolist() if kept[row].args and str(kept[row].name).startswith(_COMMUNICATION_NOTES)]
+        for row in said:
+            self._metadata[self._rows + row] = args[row].detached()
+
+    def _check_size(self) -> None:
+        """Refuse what would fill memory, packed so well that its size does not tell."""
+        for count, limit, what in (
+            (self._rows, MAX_ROWS, "events"),
+            (len(self._metadata), MAX_COLLECTIVES, "collectives"),
+            (len(self._threads), MAX_THREADS, "threads"),
+            (self._names.characters + self._grids.characters, MAX_NAME_CHARACTERS, "characters of different names"),
+        ):
+            if count > limit:
+                raise InputError(self._path, f"too large to analyse: more than {limit} {what}")
+
+    def trace(self, stream: EventStream[Event | Mark], torn: str | None) -> Trace:
+        """Everything that was added, with what the file says besides its events."""
+        about = read_metadata(stream.said)
+        self.add([])  # so that there are columns
+        columns = {column: self._joined(column) for column in list(self._parts[0])}
+        base = about.base_unix_ns
+        columns["start"] += base
+        columns["end"] += base
+        names = [str(name) for name in self._names]
+        distributed = about.distributed
+        calls = {names[at] for at in set(columns["name"][columns["category"] == LAUNCHED].tolist())}
+        categories = {str(category) for category, code in self._codes.items() if code >= 0}
+        return Trace(
+            path=self._path,
+            rank=distributed.rank if distributed.rank is not None else _rank_in_name(base_name(self._path)),
+            world_size=distributed.world_size,
+            backend=distributed.backend,
+            host=about.host,
+            device_kind=_device_kind(about.devices, categories, calls) if (columns["category"] <= COPY).any() else "cpu",
+            groups=_groups(distributed),
+            names=names,
+            metadata=self._metadata,
+            gpu_names=[device.name for device in about.devices if device.name],
+            events=stream.events,
+            damaged=stream.damaged + self._damaged,
+            torn=torn,
+            **columns,
+        )
+
+    def _joined(self, column: str) -> NDArray[Any]:
+        # One column after the other gives its parts back, so that memory never holds everything twice.
+        return np.concatenate([part.pop(column) for part in self._parts])
 
 
-def _device(args: EventArgs | None) -> int:
-    number = -1 if args is None or args.device is None else whole(args.device)
-    return number if number < 2**15 else -1
+class _Codes(dict[str | None, int]):
+    """Category of an event as the file spells it, to what it is here; -1 for what does not matter."""
+
+    def __missing__(self, category: str | None) -> int:
+        code = _CATEGORIES.get((category or "").lower(), -1)
+        if len(self) < _SPELLINGS:
+            self[category] = code
+        return code
 
 
-def _grid(args: EventArgs | None, numbers: dict[str, int]) -> int:
-    return -1 if args is None or args.grid is None else numbers.setdefault(str(args.grid), len(numbers))
+_K = TypeVar("_K")
+_N = TypeVar("_N", bound=np.generic)
 
 
-def _autograd(args: EventArgs | None) -> int:
-    if args is None or args.autograd_sequence is None or whole(args.autograd_sequence) < 0:
-        return 0
-    return BACKWARD if whole(args.forward_thread) > 0 else RECORDED
+class _Numbers(dict[_K, int]):
+    """Numbers things in the order in which they are first seen."""
+
+    def __missing__(self, key: _K) -> int:
+        self[key] = number = len(self)
+        return number
+
+
+class _Names(_Numbers[str | float | bytes | None]):
+    """The same for names, which may be of any length."""
+
+    characters = 0
+
+    def __missing__(self, key: str | float | bytes | None) -> int:
+        self.characters += len(str(key))
+        return super().__missing__(key)
+
+
+def _floats(values: list[Time]) -> NDArray[np.float64]:
+    """NaN where there is none."""
+    try:
+        return np.array(values, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        return np.array([number(value) for value in values], dtype=np.float64)
+
+
+def _wholes(values: list[Number]) -> NDArray[np.int64]:
+    """-1 where there is none."""
+    try:
+        found = np.array(values, dtype=np.int64)
+    except (ValueError, TypeError, OverflowError):
+        return np.array([whole(value) for value in values], dtype=np.int64)
+    return np.where((found < -1) | (found >= 2**62), -1, found)
+
+
+def _placed(rows: NDArray[np.bool_], values: NDArray[_N], missing: int = -1) -> NDArray[_N]:
+    """A column with the values in those rows."""
+    column = np.full(len(rows), missing, dtype=values.dtype)
+    column[rows] = values
+    return column
+
+
+def _autograd(args: Sequence[EventArgs]) -> NDArray[np.int8]:
+    recorded = _wholes([one.autograd_sequence for one in args]) >= 0
+    backward = _wholes([one.forward_thread for one in args]) > 0
+    return np.where(recorded, np.where(backward, BACKWARD, RECORDED), 0).astype(np.int8)
 
 
 def _nanoseconds(us: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -200,7 +337,7 @@ def _groups(distributed: Distributed) -> dict[str, tuple[int, ...]]:
 
 _RANK_IN_NAME: Final[tuple[re.Pattern[str], ...]] = (
     re.compile(r"(?:rank|worker|trainer)[-_.\[]?(\d{1,7})(?!\d)", re.IGNORECASE),
-    re.compile(r"(?:^|[-_.])r?(\d{1,7})(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE),
+    re.compile(r"(?:^|[-_.])r?(\d{1,7})(?:\.pt)?(?:\.trace)?\.json(?:\.gz|\.zst)?$", re.IGNORECASE),
 )
 
 
@@ -211,16 +348,10 @@ def _rank_in_name(name: str) -> int | None:
     return None
 
 
-def _device_kind(file: TraceFile, codes: Sequence[int], kept: Sequence[Event]) -> DeviceKind:
-    if not any(code <= COPY for code in codes):
-        return "cpu"
-    said = " ".join(device.name or "" for device in file.deviceProperties or []).lower()
-    categories = {str(event.cat) for event in kept}
-    if (
-        "amd" in said
-        or "instinct" in said
-        or any(str(event.name).startswith("hip") for event in kept if event.cat == "cuda_runtime")
-    ):
+def _device_kind(devices: Sequence[Device], categories: Collection[str], calls: Iterable[str]) -> DeviceKind:
+    """Kind of the device, from what its maker, its events' categories and the calls of its runtime are named."""
+    said = " ".join(device.name or "" for device in devices).lower()
+    if "amd" in said or "instinct" in said or any(call.startswith("hip") for call in calls):
         return "rocm"
     if any(category.startswith("xpu_") for category in categories):
         return "xpu"

@@ -10,6 +10,7 @@ Only the command line prints them and chooses the exit status.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 
 class RankscopeError(Exception):
@@ -28,6 +29,14 @@ class InputError(RankscopeError):
         self.place = place
         where = f"{self.path}: {place}" if place else self.path
         super().__init__(f"{where}: {reason}")
+
+    def __reduce__(self) -> tuple[Callable[..., InputError], tuple[str, str, str | None]]:
+        # Between processes: exceptions are rebuilt from their message, which is not what this one is made of.
+        return _input_error, (self.path, self.reason, self.place)
+
+
+def _input_error(path: str, reason: str, place: str | None) -> InputError:
+    return InputError(path, reason, place=place)
 
 
 class MissingError(RankscopeError):

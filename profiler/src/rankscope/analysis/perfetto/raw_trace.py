@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.kineto_schema import Number, whole
+from rankscope.analysis.event_stream import EventStream
+from rankscope.analysis.kineto_schema import read_metadata
+from rankscope.analysis.locations import Location
 from rankscope.analysis.perfetto.microseconds import HORIZON_NS, ns_of
-from rankscope.analysis.trace_file import read_trace_bytes, repair
+from rankscope.analysis.trace_file import TraceText
 from rankscope.runs.errors import InputError
 
 _ABSENT: Final = msgspec.Raw(b"null")
@@ -35,18 +36,6 @@ class RawEvent(msgspec.Struct, frozen=True):
     tid: int | float | str | None = None
     id: int | float | str | None = None
     args: msgspec.Raw = _ABSENT
-
-
-class _File(msgspec.Struct, frozen=True):
-    traceEvents: list[RawEvent]  # noqa: N815  # the format's own spelling
-    baseTimeNanoseconds: Number = None  # noqa: N815
-
-
-class _AnyFile(msgspec.Struct, frozen=True):
-    """The same, of which any event may be damaged."""
-
-    traceEvents: list[msgspec.Raw]  # noqa: N815
-    baseTimeNanoseconds: Number = None  # noqa: N815
 
 
 Sizes = tuple[NDArray[np.int64], int, int]
@@ -69,7 +58,7 @@ class Slice:
 class RawTrace:
     """One trace; ``moments`` are instants, ``flows`` the ends of arrows, both with their time."""
 
-    path: Path
+    path: Location
     slices: list[Slice] = field(default_factory=list)
     moments: list[tuple[int, RawEvent]] = field(default_factory=list)
     flows: list[tuple[int, RawEvent]] = field(default_factory=list)
@@ -117,39 +106,19 @@ class RawTrace:
         return int(starts[near].min()), max(ends) + 1
 
 
-def read_raw_trace(path: Path) -> RawTrace:
-    """Raises ``InputError``."""
-    data = read_trace_bytes(path)
-    try:
-        try:
-            events, base, damaged = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            events, base, damaged = _decode(repair(data))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(path, f"not a trace: {error}") from error
-    trace = RawTrace(path, other=Counter({"damaged": damaged} if damaged else {}))
+def read_raw_trace(path: Location) -> RawTrace:
+    """Raises ``InputError``, also for a torn trace."""
+    text = TraceText(path)
+    stream = EventStream[RawEvent](path, text, RawEvent)
+    # Where time begins may stand behind the events.
+    events = [event for part in stream for event in part]
+    if torn := text.torn or stream.torn:
+        raise InputError(path, f"truncated: {torn}, and all of it is needed")
+    base = read_metadata(stream.said).base_unix_ns
+    trace = RawTrace(path, other=Counter(damaged=stream.damaged) if stream.damaged else Counter())
     for event in events:
         _sort_in(trace, event, base)
     return trace
-
-
-def _decode(data: bytes) -> tuple[Iterable[RawEvent], int, int]:
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    if data.lstrip()[:1] == b"[":
-        data = b'{"traceEvents":' + data + b"}"
-    try:
-        file = msgspec.json.decode(data, type=_File)
-    except msgspec.ValidationError:
-        loose = msgspec.json.decode(data, type=_AnyFile)
-        events: list[RawEvent] = []
-        decode = msgspec.json.Decoder(RawEvent).decode
-        for raw in loose.traceEvents:
-            try:
-                events.append(decode(raw))
-            except msgspec.DecodeError:
-                continue
-        return events, max(0, whole(loose.baseTimeNanoseconds)), len(loose.traceEvents) - len(events)
-    return file.traceEvents, max(0, whole(file.baseTimeNanoseconds)), 0
 
 
 def _sort_in(trace: RawTrace, event: RawEvent, base: int) -> None:

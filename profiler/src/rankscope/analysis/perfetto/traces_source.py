@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from rankscope.analysis.clock import consistent, fit_clocks
+from rankscope.analysis.locations import Location, base_name
 from rankscope.analysis.matching import arrival_ns, match_collectives
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.microseconds import HORIZON_NS
@@ -16,9 +17,9 @@ from rankscope.analysis.perfetto.raw_trace import RawTrace, Sizes, read_raw_trac
 from rankscope.analysis.perfetto.raw_tracks import write_raw
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, process_name
+from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.reduce import reduce_file
-from rankscope.analysis.trace_analysis import find_traces
-from rankscope.analysis.traces import read_trace
+from rankscope.analysis.traces import read_whole_trace
 from rankscope.runs.errors import InputError
 from rankscope.runs.records import CollectiveRecord
 
@@ -36,7 +37,7 @@ _OTHER = {
 class _Known:
     """What is kept of a trace until it is written; times are those of its own clock."""
 
-    file: Path
+    file: Location
     host: str | None
     world_size: int | None
     collectives: list[CollectiveRecord]
@@ -89,8 +90,8 @@ class TracesSource:
             raise InputError(paths[0], f"no trace in it can be read; {left_out[0]}")
         return dict(sorted(found.items()))
 
-    def _know(self, file: Path, *, only: bool) -> tuple[int, _Known]:
-        trace = read_trace(file)
+    def _know(self, file: Location, *, only: bool) -> tuple[int, _Known]:
+        trace = read_whole_trace(file)
         rank = 0 if trace.rank is None and only else trace.rank
         if rank is None:
             raise InputError(
@@ -140,7 +141,7 @@ class TracesSource:
                 step_times[step] = (min(first, correct(start)), max(last, correct(end)))
         return Plan(
             kind="traces",
-            about={"files": [known.file.name for known in self._exported.values()], "simulated": False},
+            about={"files": [base_name(known.file) for known in self._exported.values()], "simulated": False},
             steps=(min(step_times), max(step_times) + 1) if step_times else None,
             names={rank: process_name(rank, hosts.get(rank), None, simulated=False) for rank in self._exported},
             collectives=shown,

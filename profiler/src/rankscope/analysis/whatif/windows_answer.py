@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
+from rankscope.analysis.locations import common_folder
 from rankscope.analysis.matching import Match, match_collectives
+from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.reduce import Reduction, reduce_file, reduce_trace
-from rankscope.analysis.trace_analysis import find_traces
-from rankscope.analysis.traces import Trace, read_trace
+from rankscope.analysis.traces import Trace, read_whole_trace
 from rankscope.analysis.whatif.graph import CycleError, Times, step_times
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, answer, insufficient, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
@@ -55,7 +56,7 @@ def whatif_of_traces(paths: Sequence[Path], terms: Terms) -> WhatIf:
     warnings = []
     for file in files:
         try:
-            trace = read_trace(file)
+            trace = read_whole_trace(file)
         except InputError as error:
             if file in named:
                 raise
@@ -75,7 +76,7 @@ def whatif_of_traces(paths: Sequence[Path], terms: Terms) -> WhatIf:
     world_size = max((trace.world_size for trace in traces.values() if trace.world_size), default=None)
     source = WhatIfSource(
         kind="traces",
-        path=os.fspath(paths[0]) if len(paths) == 1 else os.path.commonpath([file.absolute() for file in files]),
+        path=os.fspath(paths[0]) if len(paths) == 1 else common_folder(files),
         name=None,
         evidence="traces",
         ranks=len(traces),

@@ -98,9 +98,10 @@ def _reduce(path: Path) -> Reduced:
     try:
         # Imported for the first window: the rank of a run without windows needs no numpy.
         from rankscope.analysis.reduce import reduce_trace
-        from rankscope.analysis.traces import read_trace
+        from rankscope.analysis.traces import read_whole_trace
 
-        reduction = reduce_trace(read_trace(path))
+        # A person who gives a torn trace wants what is in it; the records of a run say that a step was like this.
+        reduction = reduce_trace(read_whole_trace(path))
     except InputError as error:
         return Reduced(str(error))
     except Exception as error:  # noqa: BLE001  # no trace, however odd, may cost the step records

@@ -1,0 +1,323 @@
+"""How fast traces become an answer, and in how much memory: prints one JSON object.
+
+- **peer**: load and breakdown of one trace, against HTA (PyPI ``HolisticTraceAnalysis``) and against the floor, which is
+  unpacking the file and parsing its JSON with the fastest of some parsers, and nothing else. The three take turns, each in a
+  process of its own: *load and analyse* is timed inside of it after the imports, *whole process* from outside.
+- **size**: a synthetic trace of a quarter, half and all of ``--size`` of JSON text.
+- **ranks**: eight traces, read by one process and by as many as there are cores.
+
+    python benchmarks/analysis.py [--data FOLDER] [--repeats 5] [--size 1.0] [--part peer --part size --part ranks]
+
+FOLDER holds one folder of Kineto traces per name (default: ../shared/data/traces).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TRACES = ("hta_df_index_resolver/rank-1.json.gz", "hta_trace_diff_test/rank-1.json.gz")
+LOAD_TIMES = 15.0
+"""Faster than HTA at least, without imports."""
+WHOLE_TIMES = 10.0
+"""The same for the whole process."""
+MEMORY_SHARE = 1 / 3
+"""Of HTA's peak memory at most."""
+FLOOR_TIMES = 3.0
+"""Slower than the floor at most."""
+SIZE_MEMORY_MIB = 1024.0
+LINEAR = 1.25
+"""Seconds per byte of the whole size against those of its quarter, at most."""
+RANKS = 8
+EFFICIENCY = 0.7
+"""Of the cores that there are, with one process for each, at least."""
+
+# Each prints its seconds after the imports.
+OURS = """
+import sys, time
+from rankscope.analysis.engine import analyze
+begin = time.perf_counter()
+analyze(sys.argv[1:])
+print(time.perf_counter() - begin)
+"""
+HTA = """
+import logging, os, sys, time
+logging.disable(logging.CRITICAL)
+from hta.trace_analysis import TraceAnalysis
+begin = time.perf_counter()
+analysis = TraceAnalysis(trace_dir=os.path.dirname(sys.argv[1]), trace_files={1: sys.argv[1]})
+analysis.get_temporal_breakdown(visualize=False)
+analysis.get_comm_comp_overlap(visualize=False)
+print(time.perf_counter() - begin)
+"""
+FLOOR = """
+import gzip, sys, time
+import msgspec
+class Event(msgspec.Struct, gc=False):
+    cat: str | None = None
+    ts: float | None = None
+    dur: float | None = None
+class Trace(msgspec.Struct):
+    traceEvents: list[Event]
+def typed(data):
+    return msgspec.json.decode(data, type=Trace)
+parsers = {"msgspec, three fields": typed, "msgspec": msgspec.json.decode}
+try:
+    import orjson
+    parsers["orjson"] = orjson.loads
+except ImportError:
+    pass
+begin = time.perf_counter()
+with open(sys.argv[1], "rb") as file:
+    data = gzip.decompress(file.read())
+unpacked = time.perf_counter() - begin
+parsed = {}
+for name, parse in parsers.items():
+    begin = time.perf_counter()
+    trace = parse(data)
+    parsed[name] = time.perf_counter() - begin
+    del trace
+print(unpacked + min(parsed.values()))
+"""
+WORKERS = """
+import sys, time
+from rankscope.analysis.engine import analyze
+if __name__ == "__main__":
+    begin = time.perf_counter()
+    analyze(sys.argv[2:], workers=int(sys.argv[1]))
+    print(time.perf_counter() - begin)
+"""
+
+
+class Run(NamedTuple):
+    """One process."""
+
+    inside_s: float
+    whole_s: float
+    cpu_s: float
+    peak_mib: float
+
+
+def run(*command: str) -> Run:
+    """Run Python with these arguments."""
+    begin = time.perf_counter()
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    whole = time.perf_counter() - begin
+    if process.returncode:
+        raise SystemExit(f"{command[:2]} ended with status {process.returncode}")
+    inside = float(said) if "rankscope.analysis/1" not in said else whole
+    return Run(inside, whole, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def median(runs: list[Run]) -> Run:
+    return Run(*(statistics.median(column) for column in zip(*runs, strict=True)))
+
+
+def budget(name: str, value: float, limit: float, *, at_least: bool = False) -> dict[str, Any]:
+    return {
+        "name": name,
+        "value": round(value, 3),
+        "limit": round(limit, 3),
+        "ok": value >= limit if at_least else value <= limit,
+    }
+
+
+def shown(one: Run) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in one._asdict().items()}
+
+
+def peer(data: Path, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Against HTA and the floor, in turns."""
+    figures: dict[str, Any] = {}
+    budgets: list[dict[str, Any]] = []
+    for name in TRACES:
+        path = str(data / name)
+        programs = {
+            "hta": ("-c", HTA, path),
+            "ours": ("-c", OURS, path),
+            "command": ("-m", "rankscope", "analyze", path, "--format", "json"),
+            "floor": ("-c", FLOOR, path),
+        }
+        runs: dict[str, list[Run]] = {program: [] for program in programs}
+        for _ in range(repeats):
+            for program, command in programs.items():
+                runs[program].append(run(*command))
+        ratios = {
+            "load": statistics.median(h.inside_s / o.inside_s for h, o in zip(runs["hta"], runs["ours"], strict=True)),
+            "whole": statistics.median(h.whole_s / o.whole_s for h, o in zip(runs["hta"], runs["command"], strict=True)),
+            "floor": statistics.median(o.inside_s / f.inside_s for o, f in zip(runs["ours"], runs["floor"], strict=True)),
+        }
+        memory = median(runs["command"]).peak_mib / median(runs["hta"]).peak_mib
+        short = name.partition("/")[0]
+        figures[short] = {program: shown(median(of)) for program, of in runs.items()}
+        budgets += [
+            budget(f"{short}: load and analyse, times faster than HTA", ratios["load"], LOAD_TIMES, at_least=True),
+            budget(f"{short}: whole process, times faster than HTA", ratios["whole"], WHOLE_TIMES, at_least=True),
+            budget(f"{short}: peak memory, share of HTA's", memory, MEMORY_SHARE),
+            budget(f"{short}: load and analyse, times the floor", ratios["floor"], FLOOR_TIMES),
+        ]
+    return figures, budgets
+
+
+def steps(rng: random.Random) -> Iterator[str]:
+    """The events of one training step after the other, as Kineto writes them."""
+    identifier, now = 1, 4_458_676_000_000.0
+    shapes = "[[32, 1024, 4096], [4096, 1024], [], []]"
+    for step in range(1_000_000):
+        begin, lines = now, []
+        for call in range(400):
+            identifier += 1
+            now += rng.uniform(20, 40)
+            collective = call % 20 == 19
+            name = f"void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_{call % 50}x128_32x4_tn_align8>(Params)"
+            more = ""
+            if collective:
+                name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+                more = (
+                    '"Collective name": "allreduce", "In msg nelems": 6553600, "Out msg nelems": 6553600, "Group size": 8, '
+                    '"dtype": "BFloat16", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]", '
+                )
+            device = now + rng.uniform(5, 60)
+            stream = 20 if collective else 7
+            lines.append(
+                f"""  {{
+    "ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 77, "tid": 77,
+    "ts": {now:.3f}, "dur": {rng.uniform(8, 18):.3f},
+    "args": {{
+      "External id": {identifier},"Record function id": 0, "Sequence number": {identifier}, "Fwd thread id": 0,
+      "Input Dims": {shapes}, "Input type": ["c10::BFloat16", "c10::BFloat16", "", ""]
+    }}
+  }},
+  {{
+    "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 77, "tid": 77,
+    "ts": {now + 3:.3f}, "dur": {rng.uniform(3, 6):.3f},
+    "args": {{
+      "External id": {identifier}, "cbid": 211, "correlation": {identifier}
+    }}
+  }},
+  {{
+    "ph": "s", "id": {identifier}, "pid": 77, "tid": 77, "ts": {now + 3:.3f},
+    "cat": "ac2g", "name": "ac2g"
+  }},
+  {{
+    "ph": "X", "cat": "kernel", "name": "{name}", "pid": 0, "tid": {stream},
+    "ts": {device:.3f}, "dur": {rng.uniform(10, 35):.3f},
+    "args": {{
+      "External id": {identifier}, "queued": 0, "device": 0, "context": 1, "stream": {stream}, "correlation": {identifier},
+      {more}"registers per thread": 128, "shared memory": 65536, "blocks per SM": 2.4, "warps per SM": 19.2,
+      "grid": [32, 8, 1], "block": [256, 1, 1], "est. achieved occupancy %": 25
+    }}
+  }},
+  {{
+    "ph": "f", "id": {identifier}, "pid": 0, "tid": {stream}, "ts": {device:.3f},
+    "cat": "ac2g", "name": "ac2g", "bp": "e"
+  }}"""
+            )
+        lines.append(
+            f"""  {{
+    "ph": "X", "cat": "user_annotation", "name": "ProfilerStep#{step}", "pid": 77, "tid": 77,
+    "ts": {begin:.3f}, "dur": {now - begin:.3f},
+    "args": {{ "External id": 0 }}
+  }}"""
+        )
+        yield ",\n".join(lines)
+
+
+def synthetic(path: Path, size: float, rank: int = 0, world_size: int = 1) -> int:
+    """Write a trace of about ``size`` bytes. Returns the number of its bytes."""
+    about = {"backend": "nccl", "rank": rank, "world_size": world_size}
+    with path.open("w") as file:
+        file.write(f'{{\n  "schemaVersion": 1,\n  "distributedInfo": {json.dumps(about)},\n  "traceEvents": [\n')
+        for number, step in enumerate(steps(random.Random(rank))):
+            file.write((",\n" if number else "") + step)
+            if file.tell() >= size:
+                break
+        file.write('\n  ],\n  "traceName": "synthetic",\n  "baseTimeNanoseconds": 1711964646000000000\n}\n')
+    return path.stat().st_size
+
+
+def size(scratch: Path, gigabytes: float, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Time and memory over the length of a trace."""
+    paths = {share: scratch / f"rank-{int(share * 100)}.json" for share in (0.25, 0.5, 1.0)}
+    lengths = {share: synthetic(path, share * gigabytes * 1e9) for share, path in paths.items()}
+    runs: dict[float, list[Run]] = {share: [] for share in paths}
+    for _ in range(repeats):
+        for share, path in paths.items():
+            runs[share].append(run("-c", OURS, str(path)))
+    for path in paths.values():
+        path.unlink()
+    medians = {share: median(of) for share, of in runs.items()}
+    figures = {f"{lengths[share] / 1e9:.3g} GB": shown(one) for share, one in medians.items()}
+    # CPU time: other processes of the machine are not in it.
+    per_byte = {share: one.cpu_s / lengths[share] for share, one in medians.items()}
+    return figures, [
+        budget(f"{gigabytes:g} GB: peak memory, MiB", medians[1.0].peak_mib, SIZE_MEMORY_MIB),
+        budget("CPU time per byte, all of it to a quarter", per_byte[1.0] / per_byte[0.25], LINEAR),
+    ]
+
+
+def ranks(scratch: Path, gigabytes: float, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Eight traces with one process and with as many as there are cores."""
+    script = scratch / "workers.py"
+    script.write_text(WORKERS)
+    paths = [scratch / f"rank-{rank}.json" for rank in range(RANKS)]
+    for rank, path in enumerate(paths):
+        synthetic(path, gigabytes * 1e9 / RANKS, rank, RANKS)
+    cores = len(os.sched_getaffinity(0))
+    runs: dict[int, list[Run]] = {count: [] for count in (1, cores)}
+    for _ in range(repeats):
+        for count, found in runs.items():
+            found.append(run(str(script), str(count), *map(str, paths)))
+    speedup = statistics.median(one.inside_s / many.inside_s for one, many in zip(runs[1], runs[cores], strict=True))
+    figures = {f"{count} processes": shown(median(of)) for count, of in runs.items()}
+    return figures, [budget(f"{RANKS} ranks: speed-up per core, {cores} cores", speedup / cores, EFFICIENCY, at_least=True)]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data" / "traces")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--size", type=float, default=1.0, help="GB of the synthetic trace")
+    parser.add_argument("--part", action="append", choices=("peer", "size", "ranks"), help="only this; may be repeated")
+    args = parser.parse_args()
+    parts = args.part or ["peer", "size", "ranks"]
+    figures: dict[str, Any] = {}
+    budgets: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        measures = {
+            "peer": lambda: peer(args.data, args.repeats),
+            "size": lambda: size(scratch, args.size, max(1, args.repeats // 2)),
+            "ranks": lambda: ranks(scratch, args.size, max(1, args.repeats // 2)),
+        }
+        for part in parts:
+            figures[part], found = measures[part]()
+            budgets += found
+    environment = {
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg(),
+        **{name: importlib.metadata.version(name) for name in ("msgspec", "numpy", "HolisticTraceAnalysis")},
+    }
+    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Which trace files there are, whose they are, and what is kept of each; several are read side by side."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.detail import detail_of, with_parts
+from rankscope.analysis.detail_result import RankDetail
+from rankscope.analysis.input_wait import input_wait_us
+from rankscope.analysis.locations import Location, list_remote
+from rankscope.analysis.reduce import Reduction, reduce_file, step_breakdowns, step_numbers
+from rankscope.analysis.traces import KERNEL, Trace, read_trace
+from rankscope.analysis.work import work_events
+from rankscope.runs.errors import InputError, RankscopeError
+from rankscope.runs.reader import is_run
+from rankscope.runs.records import DeviceKind
+
+SUFFIXES: Final = (".json", ".json.gz", ".json.zst")
+_PATTERN: Final = frozenset("*?[")
+
+WORTH_A_PROCESS_BYTES: Final = 64 * 1024**2
+"""Of text, for each process: one starts in a third of a second, in which so much is read."""
+_UNFOLDS: Final = 18
+"""Times, of packed traces: what decides on the number of processes need not be exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """What is kept of one trace; the events themselves are gone by then."""
+
+    path: Location
+    rank: int
+    world_size: int | None
+    host: str | None
+    device_kind: DeviceKind
+    gpu_names: list[str]
+    steps: list[int]
+    damaged: int
+    torn: str | None
+    reduction: Reduction
+    detail: RankDetail | None
+    pattern_found: bool
+    """Whether the pattern for communication found any kernel."""
+    input_us: float | None
+
+
+_Read = Callable[[Location], RankTrace | InputError]
+
+
+def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location]]:
+    """Trace files that the arguments name (files, folders, patterns), and those of them that were named one by one.
+
+    Raises ``InputError`` for a file that is not there, and for a folder or pattern without any trace.
+    """
+    found: dict[Location, None] = {}
+    named: set[Location] = set()
+    for path in paths:
+        files, by_itself = list_remote(path, SUFFIXES) if isinstance(path, str) else _list_local(path)
+        found.update(dict.fromkeys(files))
+        if by_itself:
+            named.update(files)
+    return list(found), named
+
+
+def _list_local(path: Path) -> tuple[list[Path], bool]:
+    if path.is_dir():
+        if runs := sorted(child for child in path.iterdir() if is_run(child)):
+            raise InputError(path, f"a folder of runs; name one of them, such as {runs[-1]}")
+        inside = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
+        if not inside:
+            kinds = ", ".join("*" + suffix for suffix in SUFFIXES)
+            raise InputError(path, f"neither a run directory (no run.json) nor a folder with traces ({kinds})")
+        return inside, False
+    if path.exists() or not _PATTERN & set(str(path)):
+        return [path], True
+    matching = [Path(name) for name in sorted(glob.glob(os.fspath(path), recursive=True))]  # noqa: PTH207  # Path.glob refuses absolute patterns
+    if not matching:
+        raise InputError(path, "no file matches this pattern")
+    return [file for file in matching if file.is_file()], False
+
+
+def read_ranks(
+    files: Sequence[Location],
+    named: set[Location],
+    pattern: re.Pattern[str] | None = None,
+    *,
+    detail: bool = False,
+    workers: int = 1,
+) -> tuple[list[RankTrace], list[str]]:
+    """Read and reduce every file, in up to ``workers`` processes. Returns one trace per rank, by rank, and warnings.
+
+    Kernels whose name ``pattern`` finds are communication; ``detail``: in detail, too.
+
+    A file that cannot be read is a warning, or ``InputError`` if it is in ``named`` or none can be. ``InputError`` also where
+    two traces are of one rank, or one of several does not tell its rank.
+    """
+    traces: dict[int, RankTrace] = {}
+    warnings: list[str] = []
+    first_error: InputError | None = None
+    read = partial(_read_one, pattern=pattern, only=len(files) == 1, detail=detail)
+    for file, trace in zip(files, _read_each(read, files, workers), strict=True):
+        if isinstance(trace, InputError):
+            if file in named:
+                raise trace
+            first_error = first_error or trace
+            warnings.append(f"left out: {trace}")
+            continue
+        if (other := traces.get(trace.rank)) is not None:
+            raise InputError(
+                file, f"a second trace of rank {trace.rank} (the other is {other.path}); analyse one window at a time"
+            )
+        traces[trace.rank] = trace
+        warnings.extend(f"{file}: {warning}" for warning in _warnings(trace))
+    if not traces:
+        assert first_error is not None, "without files find_traces raises"
+        raise first_error
+    return [traces[rank] for rank in sorted(traces)], warnings
+
+
+def _read_each(read: _Read, files: Sequence[Location], workers: int) -> Iterator[RankTrace | InputError]:
+    sizes = [_text_bytes(file) for file in files if isinstance(file, Path) and file.is_file()]
+    useful = min(workers, len(files), sum(sizes) // WORTH_A_PROCESS_BYTES)
+    # Remote files are read by this process alone: some filesystems (memory://) are nowhere else.
+    if useful < 2 or len(sizes) < len(files):
+        return map(read, files)
+    return _in_processes(read, files, useful)
+
+
+def _text_bytes(file: Path) -> int:
+    return file.stat().st_size * (1 if file.name.endswith(".json") else _UNFOLDS)
+
+
+def _in_processes(read: _Read, files: Sequence[Location], workers: int) -> Iterator[RankTrace | InputError]:
+    # Imported for several large traces only: of the time that a small one takes, imports are a good part.
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    try:
+        # Not forked: the process that asks may have threads.
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            yield from pool.map(read, files)
+    except BrokenProcessPool as error:
+        raise RankscopeError("a process that read traces was killed: is memory short? Give fewer traces at a time") from error
+
+
+def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, detail: bool) -> RankTrace | InputError:
+    try:
+        trace = read_trace(file)
+        if trace.rank is None and not only:
+            return InputError(
+                file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
+            )
+        events = work_events(trace, pattern)
+        reduction = reduce_file(trace, events)
+        if detail:
+            reduction = replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
+        return RankTrace(
+            path=file,
+            rank=trace.rank or 0,
+            world_size=trace.world_size,
+            host=trace.host,
+            device_kind=trace.device_kind,
+            gpu_names=trace.gpu_names,
+            steps=step_numbers(trace),
+            damaged=trace.damaged,
+            torn=trace.torn,
+            reduction=reduction,
+            detail=detail_of(trace, events, reduction.breakdowns[0], step_breakdowns(trace, events)) if detail else None,
+            pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
+            input_us=input_wait_us(trace, events),
+        )
+    except InputError as error:
+        return error
+
+
+def _kernel_names(trace: Trace) -> list[str]:
+    return [trace.names[name] for name in np.unique(trace.name[trace.rows(KERNEL)])]
+
+
+def _warnings(trace: RankTrace) -> Iterator[str]:
+    if trace.torn:
+        yield f"truncated: {trace.torn}; what comes before that is used"
+    if trace.damaged:
+        yield f"{trace.damaged} events left out, they are damaged or their times make no sense"
