@@ -23,16 +23,24 @@ from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
 from rankscope.analysis.run_verdict import RunEvidence, run_verdict
-from rankscope.analysis.steps import LAST_STEP, MAX_US, StepTable
+from rankscope.analysis.rank_columns import LAST_STEP, MAX_US
+from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.runs.reader import RunReader
+from rankscope.runs.records import CollectiveRecord, StepBreakdown
 
 _SHOWN: Final = 8
 
 
-def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = None, currency: str = "USD") -> Analysis:
+def analyze_run(
+    path: os.PathLike[str], *, price_per_gpu_hour: float | None = None, currency: str = "USD", workers: int = 1
+) -> Analysis:
     """Analyse the last attempt of a run; see ``engine.analyze``."""
-    run = _read(path)
+    return analysis_of(read_evidence(path, workers=workers), price_per_gpu_hour=price_per_gpu_hour, currency=currency)
+
+
+def analysis_of(run: RunEvidence, *, price_per_gpu_hour: float | None = None, currency: str = "USD") -> Analysis:
+    """The analysis of what has been read."""
     recorded = run.reader.info
     if price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
         price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
@@ -40,13 +48,13 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
     ended = endings(run.infos)
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
     table = run.table
-    evidence = table.has_record
+    there = table.has_record
     imposed = _imposed(run)
     return Analysis(
         source=Source(
             kind="run",
             path=run.path,
-            ranks=int(evidence.any(axis=1).sum()),
+            ranks=int(there.any(axis=1).sum()),
             world_size=run.world_size,
             steps=len(table.steps),
             coverage=_coverage(run),
@@ -62,7 +70,7 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
                 rank,
                 breakdowns=run.windows[rank].breakdowns,
                 blame=run.blame,
-                steps=int(evidence[row].sum()),
+                steps=int(there[row].sum()),
                 attempt=table.attempt,
                 info=run.infos.get(rank),
                 table=table,
@@ -79,26 +87,37 @@ def analyze_run(path: os.PathLike[str], *, price_per_gpu_hour: float | None = No
     )
 
 
-def _read(path: os.PathLike[str]) -> RunEvidence:
+def read_evidence(path: os.PathLike[str], *, workers: int = 1) -> RunEvidence:
+    """Read the last attempt of a run. Raises ``InputError``."""
     reader = RunReader(Path(path))
-    table = StepTable.load(reader)
+    table = StepTable.load(reader, workers=workers)
+    windows: dict[int, Reduction] = {}
+    damaged = table.damaged
+    for rank in map(int, table.ranks):
+        breakdowns = list(reader.windows(table.attempt, rank))
+        collectives = list(reader.collectives(table.attempt, rank))
+        windows[rank] = Reduction(
+            breakdowns=list(filter(is_possible_breakdown, breakdowns)), collectives=list(filter(is_possible_collective, collectives))
+        )
+        damaged += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
+    return evidence(reader, table, windows, damaged=damaged)
+
+
+def is_possible_breakdown(row: StepBreakdown) -> bool:
+    """Whether its numbers make sense."""
+    return 0 < row.window_us < MAX_US and 0 <= row.step <= LAST_STEP
+
+
+def is_possible_collective(row: CollectiveRecord) -> bool:
+    """Whether its numbers make sense."""
+    return 0 <= row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns < 2**62 and 0 <= row.step <= LAST_STEP
+
+
+def evidence(reader: RunReader, table: StepTable, windows: dict[int, Reduction], *, damaged: int) -> RunEvidence:
+    """What the records of one attempt say together. ``windows``: of every rank of ``table``; ``damaged``: records left out."""
     attempt = table.attempt
     ranks = [int(rank) for rank in table.ranks]
     infos = {rank: info for rank in ranks if (info := reader.rank(attempt, rank)) is not None}
-    windows: dict[int, Reduction] = {}
-    damaged = table.damaged
-    for rank in ranks:
-        breakdowns = list(reader.windows(attempt, rank))
-        collectives = list(reader.collectives(attempt, rank))
-        windows[rank] = Reduction(
-            breakdowns=[row for row in breakdowns if 0 < row.window_us < MAX_US and 0 <= row.step <= LAST_STEP],
-            collectives=[
-                row
-                for row in collectives
-                if 0 <= row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns < 2**62 and 0 <= row.step <= LAST_STEP
-            ],
-        )
-        damaged += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
     about = reader.attempt(attempt)
     world_size = about.world_size if about else max((info.world_size for info in infos.values()), default=None)
     if world_size is not None:
@@ -137,7 +156,7 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     if absent > 0:
         shown = list(islice((rank for rank in count() if rank not in present), min(_SHOWN, absent)))
         warnings.append(f"no records of {ranks_of(shown, absent)}")
-    silent = [rank for row, rank in enumerate(run.ranks) if not run.table.has_record[row].any()]
+    silent = [rank for rank, reports in zip(run.ranks, run.table.has_record.any(axis=1), strict=True) if not reports]
     if silent:
         warnings.append(f"not one step recorded by {listed(silent)}")
     warnings += ended.warnings()
@@ -158,7 +177,6 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
 
 def _recorder_share(run: RunEvidence) -> float | None:
     """What the recorder took on the rank that paid most; of ranks with all their records, as the cost is of all steps."""
-    walls = run.table.matrix("wall_us")
     shares = []
     for row, rank in enumerate(run.ranks):
         info = run.infos.get(rank)
@@ -166,7 +184,7 @@ def _recorder_share(run: RunEvidence) -> float | None:
             continue
         if info.dropped_records or info.unconfirmed_records or info.expired_records.get("steps"):
             continue
-        wall = float(np.nansum(walls[row]))
+        wall = float(np.nansum(run.table.of_rank("wall_us", row)))
         if wall > 0 and info.recorder_cost_us >= 0:
             shares.append(info.recorder_cost_us / wall)
     return max(shares, default=None)

@@ -11,13 +11,14 @@ the other.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from rankscope.runs.errors import InputError, MissingError
-from rankscope.runs.paths import Stream, attempt_dir, host_dir, rank_dir, run_file
+from rankscope.runs.paths import RankStream, Stream, attempt_dir, host_dir, rank_dir, run_file
 from rankscope.runs.records import (
     RUN_SCHEMA,
     AttemptInfo,
@@ -30,13 +31,15 @@ from rankscope.runs.records import (
     StepBreakdown,
     StepRecord,
 )
-from rankscope.runs.segments import list_segments, open_regular, read_lines
+from rankscope.runs.segments import decode_blocks, list_segments, open_regular, read_blocks
 
 if TYPE_CHECKING:
     from rankscope.runs.parquet import Piece, PieceReader
 
 MAX_NUMBER: Final = 2**31
 """Attempts and ranks are fewer: a folder with a larger number is damage."""
+
+_BLOCK_ROWS: Final = 512
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -142,10 +145,23 @@ class RunReader:
         folder = host_dir(self.path, host)
         return self._rows(folder, folder, None, "gpu", HardwareSample)
 
+    def rank_blocks(self, attempt: int, rank: int, stream: RankStream, kind: type[_T]) -> Iterator[list[_T]]:
+        """All of a stream of one rank, many rows at a time. ``kind``: the stream's record, or one with some of its fields."""
+        return self._blocks(rank_dir(self.path, attempt, rank), attempt_dir(self.path, attempt), rank, stream, kind)
+
+    def take_over(self, skipped_lines: int, unusable: list[Path]) -> None:
+        """Count what another reader of this run has met."""
+        self.skipped_lines += skipped_lines
+        for path in unusable:
+            self._cannot_use(path)
+
     def _rank_rows(self, attempt: int, rank: int, stream: Stream, kind: type[_T]) -> Iterator[_T]:
         return self._rows(rank_dir(self.path, attempt, rank), attempt_dir(self.path, attempt), rank, stream, kind)
 
     def _rows(self, folder: Path, compacted: Path, rank: int | None, stream: Stream, kind: type[_T]) -> Iterator[_T]:
+        return chain.from_iterable(self._blocks(folder, compacted, rank, stream, kind))
+
+    def _blocks(self, folder: Path, compacted: Path, rank: int | None, stream: Stream, kind: type[_T]) -> Iterator[list[_T]]:
         """Records of one stream: JSON Lines in ``folder``, and rows of ``rank`` in the Parquet files in ``compacted``."""
         # First what may be removed, then what takes its place: the other way round both could be missed.
         segments = self._list(folder, stream)
@@ -170,25 +186,19 @@ class RunReader:
             self._cannot_use(folder)
         return []
 
-    def _lines(self, path: Path, kind: type[_T], done: set[Piece]) -> Iterator[_T]:
-        decoder = msgspec.json.Decoder(kind)
+    def _lines(self, path: Path, kind: type[_T], done: set[Piece]) -> Iterator[list[_T]]:
         with open_regular(path) as file:
             if pieces := [piece for piece in done if piece.file == path.name]:
                 from rankscope.runs.parquet import covered_bytes
 
                 file.seek(covered_bytes(file, pieces))
-            for line in read_lines(file):
-                try:
-                    if line is not None:
-                        yield decoder.decode(line)
-                        continue
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    pass
-                self.skipped_lines += 1
+            for records, damaged in decode_blocks(read_blocks(file), msgspec.json.Decoder(kind)):
+                self.skipped_lines += damaged
+                yield records
 
     def _compacted(
         self, folder: Path, rank: int | None, stream: Stream, kind: type[_T], done: set[Piece], *, segment: str | None = None
-    ) -> Iterator[_T]:
+    ) -> Iterator[list[_T]]:
         """Rows of the Parquet files in ``folder`` that are not ``done`` yet, or of these what was one ``segment``.
 
         Raises ``MissingError``.
@@ -207,7 +217,9 @@ class RunReader:
                 done.update(pieces)
                 self.skipped_lines += sum(piece.skipped for piece in pieces)
                 if pieces:
-                    yield from reader.records(pieces, kind)
+                    rows = iter(reader.records(pieces, kind))
+                    while block := list(islice(rows, _BLOCK_ROWS)):
+                        yield block
             except (InputError, OSError):
                 self._cannot_use(path)
 
