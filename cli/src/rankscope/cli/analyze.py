@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def analyze(
     enough data" are answers, too, and come with exit status 0.
     """
     _check_kinds(fail_on)
-    analysis = run_analysis(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency)
+    workers = len(os.sched_getaffinity(0))
+    analysis = run_analysis(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency, workers=workers)
     if output_format == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(analysis), indent=2) + b"\n")
     else:

@@ -63,21 +63,35 @@ class RankColumns:
             damaged=sum(part.damaged for part in parts),
         )
 
+    def where(self, keep: NDArray[np.bool_]) -> RankColumns:
+        """The entries where ``keep`` is true."""
+        place = np.cumsum(keep) - 1
+        return RankColumns(
+            step=self.step[keep],
+            start=self.start[keep],
+            profiled=self.profiled[keep],
+            values={name: column[keep] for name, column in self.values.items()},
+            tags={tag: place[entries[keep[entries]]] for tag, entries in self.tags.items()},
+            damaged=self.damaged,
+        )
+
 
 def _part(rows: RowColumns) -> RankColumns:
     possible = _possible(rows)
-    place = np.cumsum(possible) - 1
-    values = _metrics(rows)
-    return RankColumns(
-        step=rows.numbers["step"][possible].astype(np.int64),
-        start=rows.start_unix_ns[possible],
-        profiled=rows.profiled[possible],
-        values={
-            name: column[possible].astype(np.float32) for name, column in values.items() if np.isfinite(column[possible]).any()
-        },
-        tags={tag: place[[row for row in where if possible[row]]] for tag, where in rows.tags.items()},
+    columns = RankColumns(
+        step=np.where(possible, rows.numbers["step"], 0).astype(np.int64),
+        start=rows.start_unix_ns,
+        profiled=rows.profiled,
+        values={name: known for name, column in _metrics(rows).items() if (known := _known(column, possible)) is not None},
+        tags={tag: np.array(entries, dtype=np.intp) for tag, entries in rows.tags.items()},
         damaged=len(possible) - int(possible.sum()),
     )
+    return columns.where(possible) if columns.damaged else columns
+
+
+def _known(column: NDArray[np.float64], possible: NDArray[np.bool_]) -> NDArray[np.float32] | None:
+    """``None`` for a column in which nothing is known."""
+    return np.where(possible, column, np.nan).astype(np.float32) if np.isfinite(column[possible]).any() else None
 
 
 def _possible(rows: RowColumns) -> NDArray[np.bool_]:

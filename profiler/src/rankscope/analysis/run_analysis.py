@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Final
@@ -11,11 +13,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.analysis.blame import assign_blame
-from rankscope.analysis.clock import consistent, fit_clocks
+from rankscope.analysis.blame import Blame, assign_blame
+from rankscope.analysis.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.endings import Endings, endings, listed, ranks_of
 from rankscope.analysis.liveness import liveness
-from rankscope.analysis.matching import match_collectives
+from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.odd_windows import odd_windows
 from rankscope.analysis.own_time import imposed_wait, judge
 from rankscope.analysis.peers import peer_groups
@@ -27,7 +29,7 @@ from rankscope.analysis.rank_columns import LAST_STEP, MAX_US
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import CollectiveRecord, StepBreakdown
+from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown
 
 _SHOWN: Final = 8
 
@@ -56,7 +58,7 @@ def analysis_of(run: RunEvidence, *, price_per_gpu_hour: float | None = None, cu
             path=run.path,
             ranks=int(there.any(axis=1).sum()),
             world_size=run.world_size,
-            steps=len(table.steps),
+            steps=len(table.steps) + run.earlier.steps,
             coverage=_coverage(run),
             simulated=recorded.simulated,
             run_id=recorded.run_id,
@@ -70,7 +72,7 @@ def analysis_of(run: RunEvidence, *, price_per_gpu_hour: float | None = None, cu
                 rank,
                 breakdowns=run.windows[rank].breakdowns,
                 blame=run.blame,
-                steps=int(there[row].sum()),
+                steps=int(there[row].sum()) + run.earlier.records.get(rank, 0),
                 attempt=table.attempt,
                 info=run.infos.get(rank),
                 table=table,
@@ -100,7 +102,22 @@ def read_evidence(path: os.PathLike[str], *, workers: int = 1) -> RunEvidence:
             breakdowns=list(filter(is_possible_breakdown, breakdowns)), collectives=list(filter(is_possible_collective, collectives))
         )
         damaged += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
-    return evidence(reader, table, windows, damaged=damaged)
+    infos = infos_of(reader, table.attempt, windows)
+    about = reader.attempt(table.attempt)
+    world_size = world_size_of(about, infos, len(windows))
+    together = put_together(windows, infos, world_size)
+    return RunEvidence(
+        reader=reader,
+        table=table,
+        infos=infos,
+        windows=windows,
+        world_size=world_size,
+        matching=together.matching,
+        clocks=together.clocks,
+        blame=together.blame,
+        damaged=damaged,
+        liveness=liveness(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=time.time()),
+    )
 
 
 def is_possible_breakdown(row: StepBreakdown) -> bool:
@@ -113,36 +130,38 @@ def is_possible_collective(row: CollectiveRecord) -> bool:
     return 0 <= row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns < 2**62 and 0 <= row.step <= LAST_STEP
 
 
-def evidence(reader: RunReader, table: StepTable, windows: dict[int, Reduction], *, damaged: int) -> RunEvidence:
-    """What the records of one attempt say together. ``windows``: of every rank of ``table``; ``damaged``: records left out."""
-    attempt = table.attempt
-    ranks = [int(rank) for rank in table.ranks]
-    infos = {rank: info for rank in ranks if (info := reader.rank(attempt, rank)) is not None}
-    about = reader.attempt(attempt)
-    world_size = about.world_size if about else max((info.world_size for info in infos.values()), default=None)
-    if world_size is not None:
-        world_size = max(world_size, len(ranks)) or None
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The collectives of all ranks put together."""
+
+    matching: Matching
+    clocks: Clocks
+    blame: Blame
+
+
+def put_together(windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo], world_size: int | None) -> Together:
+    """Match collectives, correct clocks, assign blame. ``windows``: of every rank there is."""
     matching = match_collectives({rank: reduction.collectives for rank, reduction in windows.items()}, world_size=world_size)
     clocks = fit_clocks(matching.matches, {rank: info.host for rank, info in infos.items()})
     matching = consistent(matching, clocks)
-    started = reader.info.start_unix_ns if about is None else about.start_unix_ns
-    return RunEvidence(
-        reader=reader,
-        table=table,
-        infos=infos,
-        windows=windows,
-        world_size=world_size,
-        matching=matching,
-        clocks=clocks,
-        blame=assign_blame(matching.matches, clocks, ranks),
-        damaged=damaged,
-        liveness=liveness(table, infos, start_unix_ns=started, now=time.time()),
-    )
+    return Together(matching, clocks, assign_blame(matching.matches, clocks, list(windows)))
+
+
+def infos_of(reader: RunReader, attempt: int, ranks: Iterable[int]) -> dict[int, RankInfo]:
+    """Who the ranks are, as far as that can be read."""
+    return {rank: info for rank in ranks if (info := reader.rank(attempt, rank)) is not None}
+
+
+def world_size_of(about: AttemptInfo | None, infos: Mapping[int, RankInfo], ranks: int) -> int | None:
+    """Ranks that there should be; not fewer than there are."""
+    world_size = about.world_size if about else max((info.world_size for info in infos.values()), default=None)
+    return None if world_size is None else max(world_size, ranks) or None
 
 
 def _coverage(run: RunEvidence) -> float | None:
-    expected = (run.world_size or len(run.ranks)) * len(run.table.steps)
-    return min(1.0, int(run.table.has_record.sum()) / expected) if expected else None
+    expected = (run.world_size or len(run.ranks)) * (len(run.table.steps) + run.earlier.steps)
+    recorded = int(run.table.has_record.sum()) + sum(run.earlier.records.values())
+    return min(1.0, recorded / expected) if expected else None
 
 
 def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
@@ -150,6 +169,9 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     attempts = run.reader.attempts()
     if len(attempts) > 1:
         warnings.append(f"the last of {len(attempts)} attempts (number {run.table.attempt}) is analysed")
+    if run.earlier.steps:
+        steps = len(run.table.steps)
+        warnings.append(f"judged by the last {steps:,} of {steps + run.earlier.steps:,} steps")
     # A world of whatever size a damaged file claims is never gone through: only what is on disk is.
     present = set(run.ranks)
     absent = (run.world_size or 0) - sum(rank < (run.world_size or 0) for rank in present)
@@ -184,7 +206,7 @@ def _recorder_share(run: RunEvidence) -> float | None:
             continue
         if info.dropped_records or info.unconfirmed_records or info.expired_records.get("steps"):
             continue
-        wall = float(np.nansum(run.table.of_rank("wall_us", row)))
+        wall = float(np.nansum(run.table.of_rank("wall_us", row))) + run.earlier.wall_us.get(rank, 0.0)
         if wall > 0 and info.recorder_cost_us >= 0:
             shares.append(info.recorder_cost_us / wall)
     return max(shares, default=None)
@@ -222,7 +244,8 @@ def _expired(run: RunEvidence) -> list[str]:
         return []
     counts = ", ".join(f"{count:,} of {stream}" for stream, count in removed.items())
     rows = [row for row, rank in enumerate(run.ranks) if rank in ranks and run.infos[rank].expired_records.get("steps")]
-    first = [int(run.table.steps[present.argmax()]) for present in run.table.has_record[rows] if present.any()]
+    oldest = [] if run.earlier.steps else run.table.has_record[rows]
+    first = [int(run.table.steps[present.argmax()]) for present in oldest if present.any()]
     since = f", among them all steps before {max(first)}" if first else ""
     return [f"retention removed the oldest records of {listed(ranks)} ({counts}){since}; what is left is analysed"]
 

@@ -141,8 +141,8 @@ class _Layout:
     """Where the numbers are in a row of MessagePack; the rest, markers and names, is the same in all rows."""
 
     template: NDArray[np.uint8]
-    fixed: NDArray[np.bool_]
-    """The bytes that are the same in all rows."""
+    markers: NDArray[np.intp]
+    """Where bytes say what comes next: these are the same in all rows that are laid out so."""
     numbers_at: dict[str, int]
     times_at: dict[str, list[int]]
     start_at: int
@@ -158,7 +158,7 @@ class _Layout:
         if header not in _HEADER_BYTES:
             return None
         table = np.frombuffer(encoded, np.uint8)[header:].reshape(len(rows), -1)
-        return table if (table[:, self.fixed] == self.template[self.fixed]).all() else None
+        return table if (table[:, self.markers] == self.template[self.markers]).all() else None
 
     def numbers(self, table: NDArray[np.uint8], name: str) -> NDArray[np.float64]:
         return _column(table, self.numbers_at[name], ">f8").astype(np.float64)
@@ -199,11 +199,9 @@ def _layout(*there: bool) -> _Layout:
     start_at = encoded.index(struct.pack(">Q", _BASE + 1))
     row.profiled = False
     profiled_at = next(at for at, (one, other) in enumerate(zip(encoded, _encoder.encode(row), strict=True)) if one != other)
-    fixed = np.ones(len(encoded), dtype=bool)
-    fixed[profiled_at] = False
-    for at in (start_at, *numbers_at.values(), *(at for places in times_at.values() for at in places)):
-        fixed[at : at + 8] = False
-    return _Layout(np.frombuffer(encoded, np.uint8), fixed, numbers_at, times_at, start_at, profiled_at)
+    places = [start_at, *numbers_at.values(), *(at for of_times in times_at.values() for at in of_times)]
+    markers = np.array([0, *(at - 1 for at in places)], dtype=np.intp)
+    return _Layout(np.frombuffer(encoded, np.uint8), markers, numbers_at, times_at, start_at, profiled_at)
 
 
 _encoder: Final = msgspec.msgpack.Encoder()

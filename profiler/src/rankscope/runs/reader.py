@@ -192,7 +192,7 @@ class RunReader:
                 from rankscope.runs.parquet import covered_bytes
 
                 file.seek(covered_bytes(file, pieces))
-            for records, damaged in decode_blocks(read_blocks(file), msgspec.json.Decoder(kind)):
+            for records, damaged in decode_blocks((lines for lines, _ in read_blocks(file)), msgspec.json.Decoder(kind)):
                 self.skipped_lines += damaged
                 yield records
 

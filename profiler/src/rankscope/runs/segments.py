@@ -78,21 +78,22 @@ def read_lines(file: BinaryIO) -> Iterator[bytes | None]:
         yield None
 
 
-def read_blocks(file: BinaryIO) -> Iterator[bytes]:
-    """The lines from where ``file`` stands, many at a time, each with its newline; last of all what has none (yet).
+def read_blocks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """The lines from where ``file`` stands, many at a time, each with its newline, and how many bytes they take in the file; last
+    of all what has no newline (yet).
 
     Of an endless line there is only a part, which is no record.
     """
-    rest = b""
+    rest, length = b"", 0
     while data := file.read(BLOCK_BYTES):
         end = data.rfind(b"\n") + 1
-        if not end:
-            rest = rest + data if len(rest) < MAX_LINE_BYTES else b"\0"
-            continue
-        yield rest + data[:end]
-        rest = data[end:]
+        if end:
+            yield rest + data[:end], length + end
+            rest, length = data[end:], len(data) - end
+        else:
+            rest, length = rest + data if length < MAX_LINE_BYTES else b"\0", length + len(data)
     if rest:
-        yield rest
+        yield rest, length
 
 
 def decode_blocks(blocks: Iterable[bytes], decoder: msgspec.json.Decoder[T]) -> Iterator[tuple[list[T], int]]:
