@@ -186,8 +186,9 @@ def begin_run(run: Path, shape: Shape) -> None:
         )
 
 
-def write_ranks(run: Path, shape: Shape, first: int, last: int, walls: Floats, ranks: range) -> None:
-    """Append steps ``first`` to ``last`` of some ranks; ``walls`` are those of all steps up to there."""
+def write_ranks(run: Path, shape: Shape, steps: range, walls: Floats, ranks: range) -> None:
+    """Append steps of some ranks; ``walls`` are those of all steps in whole chunks, also the ones before."""
+    first, last = steps.start, steps.stop
     gc.disable()  # nothing made here refers to anything else
     starts = START_NS + np.concatenate([[0], np.cumsum((walls * 1000).astype(np.int64))])
     for rank in ranks:
@@ -208,7 +209,7 @@ def write_ranks(run: Path, shape: Shape, first: int, last: int, walls: Floats, r
 def grow_run(run: Path, shape: Shape, first: int, last: int, *, workers: int = 1) -> None:
     """Append steps ``first`` to ``last`` of every rank."""
     walls = np.concatenate([walls_of(shape, chunk) for chunk in range(-(-last // CHUNK))])
-    write = partial(write_ranks, run, shape, first, last, walls)
+    write = partial(write_ranks, run, shape, range(first, last), walls)
     each = -(-shape.ranks // (8 * workers))
     parts = [range(rank, min(rank + each, shape.ranks)) for rank in range(0, shape.ranks, each)]
     if workers == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class World:
         self.now_s = 1_700_000_100.0
         self.answer: Analysis | Exception | None = None
         self.analysed: list[Path] = []
+        self.kept: list[Path] = []
         self.reports: list[str] = []
         self.events: list[Event] = []
         self.saved: list[bytes] = []
@@ -62,6 +63,7 @@ class World:
         self.watcher = Watcher(
             path,
             analyse=self.analyse,
+            follow=self,
             delivery=Delivery([receiver], retry_after_s=5, report=self.reports.append),
             ledger=ledger or Ledger(),
             options=Options(policy=Policy(fire_after, 2), once=once),
@@ -70,6 +72,12 @@ class World:
             save=lambda ledger: self.saved.append(msgspec.json.encode(ledger)),
             clock=lambda: int(self.now_s * 1e9),
         )
+
+    def update(self, run: Path) -> Analysis:
+        return self.analyse([run])
+
+    def keep(self, runs: Collection[Path]) -> None:
+        self.kept = list(runs)
 
     def analyse(self, paths: Sequence[Path]) -> Analysis:
         self.analysed += paths

@@ -12,10 +12,10 @@ from rankscope.analysis.clock import consistent, fit_clocks
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.odd_windows import odd_windows
+from rankscope.analysis.rank_columns import MAX_US
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, Finding, Source, Verdict
-from rankscope.analysis.rank_columns import MAX_US
 from rankscope.analysis.trace_analysis import imposed_result, late_named, matching_result
 from rankscope.analysis.verdict import Setting, among, insufficient, limits, nobody, straggler
 from rankscope.runs.control import MAX_STEPS

@@ -47,8 +47,8 @@ class Filling:
         at = self._places(columns.step)
         for name in columns.values.keys() - self.values.keys():
             self.values[name] = np.full(self.start.shape, np.nan, np.float32)
-        for name, matrix in self.values.items():
-            matrix[row, at] = columns.values.get(name, np.nan)
+        for name, values in self.values.items():
+            values[row, at] = columns.values.get(name, np.nan)
         self.start[row, at] = columns.start
         self.profiled[row, at] = columns.profiled
         for tag in columns.tags.keys() - self.tags.keys():

@@ -33,8 +33,9 @@ from rankscope.analysis.run_analysis import (
 )
 from rankscope.analysis.run_verdict import Earlier, RunEvidence
 from rankscope.analysis.step_ranges import StepRanges
-from rankscope.analysis.step_rows import StepRow
+from rankscope.analysis.step_rows import StepRow, columns_of
 from rankscope.analysis.steps import StepTable
+from rankscope.runs.errors import InputError
 from rankscope.runs.follow import StartOverError, StreamFollower, is_compacted
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, StepBreakdown
@@ -72,6 +73,8 @@ class OnlineAnalysis:
         except StartOverError:
             self._followed = None
             return self._judge(RunReader(self._path), attempts[-1])
+        except OSError as error:
+            raise InputError(error.filename or self._path, error.strerror or str(error)) from error
 
     def _judge(self, reader: RunReader, attempt: int) -> Analysis:
         ranks = reader.ranks(attempt)
@@ -107,22 +110,23 @@ class _Attempt:
                 self.ranks[rank] = _Rank(self._path, self.attempt, rank)
         self._filling.add_ranks(ranks)
         for rank in ranks:
-            for rows in self.ranks[rank].steps.new(reader):
-                self._take(rank, RankColumns.of([rows]))
+            self._take(rank, RankColumns.of(columns_of(rows) for rows in self.ranks[rank].steps.new(reader) if rows))
         self._forget_steps()
-        if any([self._read_windows(reader, rank) for rank in ranks]):
+        news = [rank for rank in ranks if self._read_windows(reader, rank)]
+        if news:
             self._forget_windows()
             self._together = None
 
     def _take(self, rank: int, columns: RankColumns) -> None:
+        steps = np.unique(columns.step)
+        if len(steps) > self._recent_steps:
+            self._first = max(self._first, int(steps[-self._recent_steps]))
         late = columns.step < self._first
         if late.any():
             self._passed.add(columns.step[late])
             self._count(rank, columns.values["wall_us"][late])
             columns = columns.where(~late)
         self._filling.add(rank, columns)
-        if len(self._filling.steps) > 2 * self._recent_steps:
-            self._forget_steps()  # a long run that is read for the first time
 
     def _count(self, rank: int, walls: NDArray[np.float32]) -> None:
         """Records that are not kept: one that is not there is NaN."""
@@ -130,9 +134,10 @@ class _Attempt:
         self._wall_us[rank] = self._wall_us.get(rank, 0.0) + float(np.nansum(walls, dtype=np.float64))
 
     def _forget_steps(self) -> None:
-        over = len(self._filling.steps) - self._recent_steps
-        if over > 0:
-            self._passed.add(self._filling.steps[:over])
+        steps = self._filling.steps
+        over = max(len(steps) - self._recent_steps, int(np.searchsorted(steps, self._first)))
+        if over:
+            self._passed.add(steps[:over])
             for rank, walls in zip(self._filling.ranks, self._filling.values["wall_us"][:, :over], strict=True):
                 self._count(rank, walls)
             self._filling.drop_before(over)
@@ -151,7 +156,10 @@ class _Attempt:
 
     def _forget_windows(self) -> None:
         everything = [one.reduction for one in self.ranks.values()]
-        steps = sorted({row.step for reduction in everything for row in (*reduction.breakdowns, *reduction.collectives)})
+        steps = sorted(
+            {row.step for reduction in everything for row in reduction.breakdowns}
+            | {row.step for reduction in everything for row in reduction.collectives}
+        )
         first = steps[-self._recent_windows :][0] if steps else 0
         for reduction in everything:
             reduction.breakdowns[:] = [row for row in reduction.breakdowns if row.step >= first]

@@ -118,6 +118,14 @@ def excess(values: Matrix) -> Matrix:
     return result
 
 
+def medians(values: Matrix) -> NDArray[np.float64]:
+    """The median over the ranks at each step."""
+    result = np.empty(values.shape[1])
+    for first in range(0, len(result), _BLOCK):
+        result[first : first + _BLOCK] = np.median(values[:, first : first + _BLOCK].T, axis=1)
+    return result
+
+
 def saved(own: Matrix, slow: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Per step, how much earlier it would end were the ranks marked ``slow`` no slower than the slowest of the others."""
     rest: NDArray[np.float64] = own[~slow].max(axis=0)

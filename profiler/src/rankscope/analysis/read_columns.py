@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.analysis.rank_columns import RankColumns
-from rankscope.analysis.step_rows import StepRow
+from rankscope.analysis.step_rows import StepRow, columns_of, columns_of_batch
 from rankscope.runs.errors import RankscopeError
 from rankscope.runs.paths import attempt_dir, rank_dir
 from rankscope.runs.reader import RunReader
@@ -21,16 +21,14 @@ def read_columns(reader: RunReader, attempt: int, ranks: Sequence[int], *, worke
     useful = min(workers, len(ranks), _step_bytes(reader.path, attempt, ranks) // WORTH_A_PROCESS_BYTES) if workers > 1 else 1
     if useful < 2:
         for rank in ranks:
-            yield rank, RankColumns.of(reader.rank_blocks(attempt, rank, "steps", StepRow))
+            yield rank, _columns(reader, attempt, rank)
         return
     for rank, (columns, skipped, unusable) in zip(ranks, _in_processes(reader.path, attempt, ranks, useful), strict=True):
         reader.take_over(skipped, unusable)
         yield rank, columns
 
 
-def _in_processes(
-    run: Path, attempt: int, ranks: Sequence[int], workers: int
-) -> Iterator[tuple[RankColumns, int, list[Path]]]:
+def _in_processes(run: Path, attempt: int, ranks: Sequence[int], workers: int) -> Iterator[tuple[RankColumns, int, list[Path]]]:
     # Imported for large runs only: of the time that a small one takes, imports are a good part.
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -50,10 +48,13 @@ def _in_processes(
         raise RankscopeError("a process that read step records was killed: is memory short?") from error
 
 
+def _columns(reader: RunReader, attempt: int, rank: int) -> RankColumns:
+    return RankColumns.of(reader.step_blocks(attempt, rank, StepRow, columns_of, columns_of_batch))
+
+
 def _read_one(run: Path, attempt: int, rank: int) -> tuple[RankColumns, int, list[Path]]:
     reader = RunReader(run)
-    columns = RankColumns.of(reader.rank_blocks(attempt, rank, "steps", StepRow))
-    return columns, reader.skipped_lines, reader.unusable
+    return _columns(reader, attempt, rank), reader.skipped_lines, reader.unusable
 
 
 def _step_bytes(run: Path, attempt: int, ranks: Sequence[int]) -> int:

@@ -21,11 +21,11 @@ from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.odd_windows import odd_windows
 from rankscope.analysis.own_time import imposed_wait, judge
 from rankscope.analysis.peers import peer_groups
+from rankscope.analysis.rank_columns import LAST_STEP, MAX_US
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
 from rankscope.analysis.run_verdict import RunEvidence, run_verdict
-from rankscope.analysis.rank_columns import LAST_STEP, MAX_US
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.runs.reader import RunReader
@@ -99,7 +99,8 @@ def read_evidence(path: os.PathLike[str], *, workers: int = 1) -> RunEvidence:
         breakdowns = list(reader.windows(table.attempt, rank))
         collectives = list(reader.collectives(table.attempt, rank))
         windows[rank] = Reduction(
-            breakdowns=list(filter(is_possible_breakdown, breakdowns)), collectives=list(filter(is_possible_collective, collectives))
+            breakdowns=list(filter(is_possible_breakdown, breakdowns)),
+            collectives=list(filter(is_possible_collective, collectives)),
         )
         damaged += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
     infos = infos_of(reader, table.attempt, windows)
@@ -178,7 +179,8 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     if absent > 0:
         shown = list(islice((rank for rank in count() if rank not in present), min(_SHOWN, absent)))
         warnings.append(f"no records of {ranks_of(shown, absent)}")
-    silent = [rank for rank, reports in zip(run.ranks, run.table.has_record.any(axis=1), strict=True) if not reports]
+    there = run.table.has_record
+    silent = [rank for row, rank in enumerate(run.ranks) if not there[row].any()]
     if silent:
         warnings.append(f"not one step recorded by {listed(silent)}")
     warnings += ended.warnings()
@@ -244,9 +246,8 @@ def _expired(run: RunEvidence) -> list[str]:
         return []
     counts = ", ".join(f"{count:,} of {stream}" for stream, count in removed.items())
     rows = [row for row, rank in enumerate(run.ranks) if rank in ranks and run.infos[rank].expired_records.get("steps")]
-    oldest = [] if run.earlier.steps else run.table.has_record[rows]
-    first = [int(run.table.steps[present.argmax()]) for present in oldest if present.any()]
-    since = f", among them all steps before {max(first)}" if first else ""
+    first = [int(run.table.steps[present.argmax()]) for present in run.table.has_record[rows] if present.any()]
+    since = f", among them all steps before {max(first)}" if first and not run.earlier.steps else ""
     return [f"retention removed the oldest records of {listed(ranks)} ({counts}){since}; what is left is analysed"]
 
 

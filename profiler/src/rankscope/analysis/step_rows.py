@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
@@ -58,23 +58,42 @@ class StepRow(msgspec.Struct, gc=False, kw_only=True):
 
 NUMBERS: Final = ("step", "wall_us", "cpu_us", "run_queue_us", "gc_us", "samples", "input_elements")
 OPTIONAL: Final = ("blocked_us", "device_us", "device_blocked_us")
-_TIMES: Final = ("phases_us", *OPTIONAL)
+TIMES: Final = ("phases_us", *OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class RowColumns:
-    """Rows of one rank as columns, in the order in which they were written."""
+    """Rows of one rank as columns, in the order in which they were written; NaN where nothing is known."""
 
     start_unix_ns: NDArray[np.int64]
+    """-1 for a time that is none."""
     profiled: NDArray[np.bool_]
-    numbers: dict[str, NDArray[np.float64]]
-    """``NUMBERS``; NaN where nothing is known."""
-    times: dict[str, NDArray[np.float64]]
-    """``phases_us`` and ``OPTIONAL``, [phases, rows]; NaN where nothing is known. Of ``OPTIONAL`` those that some row may have."""
-    known: dict[str, NDArray[np.bool_]]
-    """Of ``OPTIONAL``, as in ``times``: the rows that have it at all, though none of its phases need be known."""
-    tags: dict[str, list[int]] = field(default_factory=dict)
+    numbers: NDArray[np.float64]
+    """[``NUMBERS``, rows]."""
+    times: NDArray[np.float64]
+    """[``TIMES``, phases, rows]."""
+    known: NDArray[np.bool_]
+    """[``TIMES``, rows]: whether the row has it at all, though none of its phases need be known."""
+    tags: dict[str, NDArray[np.intp]] = field(default_factory=dict)
     """Tag to the rows that have it."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[RowColumns]) -> Self:
+        """One after the other, of at least one."""
+        tags: dict[str, list[NDArray[np.intp]]] = {}
+        offset = 0
+        for part in parts:
+            for tag, rows in part.tags.items():
+                tags.setdefault(tag, []).append(rows + offset)
+            offset += len(part.profiled)
+        return cls(
+            start_unix_ns=np.concatenate([part.start_unix_ns for part in parts]),
+            profiled=np.concatenate([part.profiled for part in parts]),
+            numbers=np.concatenate([part.numbers for part in parts], axis=1),
+            times=np.concatenate([part.times for part in parts], axis=2),
+            known=np.concatenate([part.known for part in parts], axis=1),
+            tags={tag: np.concatenate(rows) for tag, rows in tags.items()},
+        )
 
 
 def columns_of(rows: Sequence[StepRow]) -> RowColumns:
@@ -90,29 +109,36 @@ def columns_of(rows: Sequence[StepRow]) -> RowColumns:
         layout = _layout(*(True for _ in OPTIONAL))
         table = layout.table(rows)
         assert table is not None, "every number of a filled row takes nine bytes"
-    times = {name: layout.times(table, name) for name in layout.times_at}
-    known: dict[str, NDArray[np.bool_]] = {}
-    for name in times.keys() - {"phases_us"}:
-        known[name] = times[name][0] != _ABSENT
-        times[name][:, ~known[name]] = _NAN
-    start = layout.starts(table) - np.uint64(base)
+    numbers = np.empty((len(NUMBERS), len(rows)))
+    for at, name in enumerate(NUMBERS):
+        numbers[at] = table[name]
+    times = np.full((len(TIMES), len(PHASES), len(rows)), _NAN)
+    known = np.zeros((len(TIMES), len(rows)), dtype=bool)
+    for at, name in enumerate(TIMES):
+        if name in layout.times:
+            for place, phase in enumerate(PHASES):
+                times[at, place] = table[f"{name}.{phase}"]
+            known[at] = times[at, 0] != _ABSENT
+            if not known[at].all():
+                times[at][:, ~known[at]] = _NAN
+    start = table["start_unix_ns"].astype(np.uint64) - np.uint64(base)
     return RowColumns(
         start_unix_ns=np.where(start < _BASE, start.astype(np.int64), -1),
-        profiled=layout.profiled(table),
-        numbers={name: layout.numbers(table, name) for name in NUMBERS},
+        profiled=table["profiled"] == _TRUE,
+        numbers=numbers,
         times=times,
         known=known,
         tags=tags,
     )
 
 
-def _take_tags(rows: Sequence[StepRow]) -> dict[str, list[int]]:
+def _take_tags(rows: Sequence[StepRow]) -> dict[str, NDArray[np.intp]]:
     tags: dict[str, list[int]] = {}
     for number in [number for number, row in enumerate(rows) if row.tags]:
         for tag in rows[number].tags:
             tags.setdefault(tag, []).append(number)
         rows[number].tags = ()
-    return tags
+    return {tag: np.array(numbers, dtype=np.intp) for tag, numbers in tags.items()}
 
 
 def _fill(row: StepRow) -> None:
@@ -121,7 +147,7 @@ def _fill(row: StepRow) -> None:
     for name in NUMBERS:
         if getattr(row, name) is None:
             setattr(row, name, _NAN)
-    for name in _TIMES:
+    for name in TIMES:
         times: PhaseRow | None = getattr(row, name)
         if times is None:
             setattr(row, name, PhaseRow(*(_ABSENT for _ in PHASES)))
@@ -143,13 +169,12 @@ class _Layout:
     template: NDArray[np.uint8]
     markers: NDArray[np.intp]
     """Where bytes say what comes next: these are the same in all rows that are laid out so."""
-    numbers_at: dict[str, int]
-    times_at: dict[str, list[int]]
-    start_at: int
-    profiled_at: int
+    dtype: np.dtype[Any]
+    times: frozenset[str]
+    """Those of ``TIMES`` that there are."""
 
-    def table(self, rows: Sequence[StepRow]) -> NDArray[np.uint8] | None:
-        """The rows as bytes [rows, bytes of a row]; ``None`` when they are not all laid out so."""
+    def table(self, rows: Sequence[StepRow]) -> NDArray[Any] | None:
+        """The rows with a field for every number; ``None`` when they are not all laid out so."""
         try:
             encoded = _encoder.encode(rows)
         except OverflowError:  # an integer beyond 64 bits
@@ -158,50 +183,78 @@ class _Layout:
         if header not in _HEADER_BYTES:
             return None
         table = np.frombuffer(encoded, np.uint8)[header:].reshape(len(rows), -1)
-        return table if (table[:, self.markers] == self.template[self.markers]).all() else None
-
-    def numbers(self, table: NDArray[np.uint8], name: str) -> NDArray[np.float64]:
-        return _column(table, self.numbers_at[name], ">f8").astype(np.float64)
-
-    def times(self, table: NDArray[np.uint8], name: str) -> NDArray[np.float64]:
-        return np.array([_column(table, at, ">f8") for at in self.times_at[name]], dtype=np.float64)
-
-    def starts(self, table: NDArray[np.uint8]) -> NDArray[np.uint64]:
-        return _column(table, self.start_at, ">u8").astype(np.uint64)
-
-    def profiled(self, table: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        return table[:, self.profiled_at] == _TRUE
-
-
-def _column(table: NDArray[np.uint8], at: int, dtype: str) -> NDArray[Any]:
-    column: NDArray[Any] = np.ascontiguousarray(table[:, at : at + 8]).view(dtype)[:, 0]
-    return column
+        if not (table[:, self.markers] == self.template[self.markers]).all():
+            return None
+        return np.frombuffer(encoded, self.dtype, offset=header)
 
 
 @cache
 def _layout(*there: bool) -> _Layout:
     """The layout of rows that have or lack what ``OPTIONAL`` names: numbers no other field has are looked for in one of them."""
     probes = iter(range(1, 100))
-    row = StepRow(step=next(probes), start_unix_ns=_BASE + 1, wall_us=next(probes), profiled=True)
-    for name in NUMBERS:
-        setattr(row, name, float(next(probes)) + 0.1)
-    for name in ("phases_us", *(name for name, is_there in zip(OPTIONAL, there, strict=True) if is_there)):
-        setattr(row, name, PhaseRow(*(next(probes) + 0.1 for _ in PHASES)))
+    row = StepRow(step=0.0, start_unix_ns=_BASE + 1, wall_us=0.0, profiled=True)
+    values: dict[str, float] = {name: next(probes) + 0.1 for name in NUMBERS}
+    for name, value in values.items():
+        setattr(row, name, value)
+    times = ["phases_us", *(name for name, is_there in zip(OPTIONAL, there, strict=True) if is_there)]
+    for name in times:
+        of_phase = {phase: next(probes) + 0.1 for phase in PHASES}
+        values.update({f"{name}.{phase}": value for phase, value in of_phase.items()})
+        setattr(row, name, PhaseRow(**of_phase))
     encoded = _encoder.encode(row)
-
-    def place(value: float) -> int:
-        return encoded.index(struct.pack(">d", value))
-
-    numbers_at = {name: place(getattr(row, name)) for name in NUMBERS}
-    times_at = {
-        name: [place(getattr(times, phase)) for phase in PHASES] for name in _TIMES if (times := getattr(row, name)) is not None
-    }
-    start_at = encoded.index(struct.pack(">Q", _BASE + 1))
+    offsets = {name: encoded.index(struct.pack(">d", value)) for name, value in values.items()}
+    offsets["start_unix_ns"] = encoded.index(struct.pack(">Q", _BASE + 1))
+    markers = np.array([0, *(at - 1 for at in offsets.values())], dtype=np.intp)
     row.profiled = False
-    profiled_at = next(at for at, (one, other) in enumerate(zip(encoded, _encoder.encode(row), strict=True)) if one != other)
-    places = [start_at, *numbers_at.values(), *(at for of_times in times_at.values() for at in of_times)]
-    markers = np.array([0, *(at - 1 for at in places)], dtype=np.intp)
-    return _Layout(np.frombuffer(encoded, np.uint8), markers, numbers_at, times_at, start_at, profiled_at)
+    pairs = zip(encoded, _encoder.encode(row), strict=True)
+    offsets["profiled"] = next(at for at, (one, other) in enumerate(pairs) if one != other)
+    formats = {"start_unix_ns": ">u8", "profiled": "u1"}
+    dtype = np.dtype(
+        {
+            "names": list(offsets),
+            "formats": [formats.get(name, ">f8") for name in offsets],
+            "offsets": list(offsets.values()),
+            "itemsize": len(encoded),
+        }
+    )
+    return _Layout(np.frombuffer(encoded, np.uint8), markers, dtype, frozenset(times))
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
+
+
+def columns_of_batch(batch: Any) -> RowColumns:
+    """Columns of an Arrow batch with fields of ``StepRow``. Raises ``ValueError`` for columns that cannot be these."""
+    names, count = batch.schema.names, batch.num_rows
+
+    def floats(array: Any) -> NDArray[np.float64]:
+        column: NDArray[np.float64] = array.cast("float64").to_numpy(zero_copy_only=False)
+        return column
+
+    missing = {"step", "start_unix_ns", "wall_us"} - set(names)
+    if missing or any(batch.column(name).null_count for name in ("step", "start_unix_ns", "wall_us")):
+        raise ValueError("steps, starts or walls are missing")
+    times = np.full((len(TIMES), len(PHASES), count), _NAN)
+    known = np.zeros((len(TIMES), count), dtype=bool)
+    for at, name in enumerate(TIMES):
+        if name in names:
+            column = batch.column(name)
+            known[at] = column.is_valid().to_numpy(zero_copy_only=False)
+            for field_of, array in zip(column.type, column.flatten(), strict=True):
+                if field_of.name in PHASES:
+                    times[at, PHASES.index(field_of.name)] = floats(array)
+    start = batch.column("start_unix_ns").to_numpy()
+    tags: dict[str, list[int]] = {}
+    if "tags" in names and batch.column("tags").flatten():
+        for row, of_row in enumerate(batch.column("tags").to_pylist()):
+            for tag in of_row or ():
+                tags.setdefault(tag, []).append(row)
+    profiled = "profiled" in names and batch.column("profiled").fill_null(False).to_numpy(zero_copy_only=False)
+    return RowColumns(
+        start_unix_ns=np.where((start >= 0) & (start < _BASE), start, -1).astype(np.int64),
+        profiled=np.broadcast_to(profiled, count).astype(bool),
+        numbers=np.array([floats(batch.column(name)) if name in names else np.full(count, _NAN) for name in NUMBERS]),
+        times=times,
+        known=known,
+        tags={tag: np.array(rows, dtype=np.intp) for tag, rows in tags.items()},
+    )

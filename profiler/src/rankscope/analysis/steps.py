@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.filling import Filling
 from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.read_columns import read_columns
-from rankscope.analysis.step_rows import StepRow
+from rankscope.analysis.step_rows import StepRow, columns_of
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
@@ -51,6 +51,7 @@ METRICS: Final[dict[str, Metric]] = {
     "samples": Metric("samples", "samples"),
 }
 """Names that ``StepTable.matrix`` knows."""
+
 
 class Matrices(Mapping[str, Matrix]):
     """All of ``METRICS`` by name, kept in single precision and only where anything is known; of the steps ``kept``.
@@ -145,7 +146,7 @@ class StepTable:
             rows = [_row(record) for record in of_rank]
             possible = [row for row in rows if row is not None]
             filling.damaged += len(rows) - len(possible)
-            filling.add(rank, RankColumns.of([possible]))
+            filling.add(rank, RankColumns.of([columns_of(possible)] if possible else []))
         return cls.filled(attempt, filling)
 
     @classmethod
