@@ -222,12 +222,15 @@ def grow_run(run: Path, shape: Shape, first: int, last: int, *, workers: int = 1
 def main() -> None:
     """Write the run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
+    parser.add_argument("run", type=Path, nargs="?", help="folder to write; without one nothing is done")
     parser.add_argument("--ranks", type=int, default=256)
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--slow-us", type=float, default=40_000.0, help="what the planted rank needs longer; 0: nobody is slow")
     parser.add_argument("--compact", action="store_true", help="compact the run to Parquet afterwards")
     args = parser.parse_args()
+    if args.run is None:
+        parser.print_help()
+        return
     shape = Shape(ranks=args.ranks, steps=args.steps, slow_us=args.slow_us)
     begin_run(args.run, shape)
     grow_run(args.run, shape, 0, args.steps, workers=len(os.sched_getaffinity(0)))

@@ -40,8 +40,11 @@ from rankscope.runs.follow import StartOverError, StreamFollower, is_compacted
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, StepBreakdown
 
-RECENT_STEPS: Final = 1000
+RECENT_STEPS: Final = 500
+"""Minutes of most runs; of a thousand ranks so many are judged in a second."""
+
 RECENT_WINDOWS: Final = 24
+"""Profiled steps: more than a capture that is to decide takes."""
 
 
 class OnlineAnalysis:

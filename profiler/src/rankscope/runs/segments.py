@@ -101,7 +101,8 @@ def decode_blocks(blocks: Iterable[bytes], decoder: msgspec.json.Decoder[T]) -> 
     for block in blocks:
         try:
             records = decoder.decode_lines(block)
-            if len(records) == block.count(b"\n") and block.endswith(b"\n"):
+            # Two in one line, of which one lost its end, are none; an empty line would make up for them.
+            if len(records) == block.count(b"\n") and block.endswith(b"\n") and b"}{" not in block:
                 yield records, 0
                 continue
         except (msgspec.DecodeError, UnicodeDecodeError):
