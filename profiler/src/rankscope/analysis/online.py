@@ -77,6 +77,7 @@ class OnlineAnalysis:
             self._followed = None
             return self._judge(RunReader(self._path), attempts[-1])
         except OSError as error:
+            self._followed = None  # a part of what is new may have been taken in
             raise InputError(error.filename or self._path, error.strerror or str(error)) from error
 
     def _judge(self, reader: RunReader, attempt: int) -> Analysis:
