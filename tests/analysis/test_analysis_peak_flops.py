@@ -34,6 +34,7 @@ BY_NAME = {row.name: row for row in GPUS}
         ("NVIDIA GB300", "bf16", 2500),
         ("A100-SXM4-40GB", "bf16", 312),
         ("NVIDIA A100-SXM4-80GB", "bf16", 312),
+        ("NVIDIA A100-PG509-200", "bf16", 312),
         ("NVIDIA A100-PCIE-40GB", "bf16", 312),
         ("NVIDIA A100 80GB PCIe", "bf16", 312),
         ("NVIDIA A800-SXM4-80GB", "bf16", 312),
