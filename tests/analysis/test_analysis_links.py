@@ -128,6 +128,16 @@ def test_a_told_link_outweighs_the_gpus_name() -> None:
     assert told == Expectation("pcie5", "told", 63.02)
 
 
+def test_which_way_cards_have_to_each_other_is_not_guessed() -> None:
+    found = expect("all_reduce", range(4), fabric(1, 4, gpu="NVIDIA L40S"), on_cpu=False)
+    assert (found.link, found.source, found.bus_gb_s) == ("pcie4", "gpu_name", None)
+    assert found.unknown == "which way its PCIe cards have to each other is not known"
+    # Nor does it hold down what the network is expected to give
+    assert gb_s("all_reduce", list(range(8)), fabric(2, 4, "ib-ndr:4", gpu="NVIDIA L40S")) == 200
+    # Who knows that every card has its own way names it
+    assert gb_s("all_reduce", list(range(4)), fabric(1, 4, "pcie4", gpu="NVIDIA L40S")) == 31.51
+
+
 @pytest.mark.parametrize(
     ("gpu", "ranks", "on_host", "expected"),
     [

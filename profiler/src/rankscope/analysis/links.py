@@ -32,7 +32,9 @@ class Link:
     """One kind of link.
 
     ``mesh``: boards with up to so many GPUs have no switch, so a group of fewer GPUs has a part of their links only; 0 where
-    there is always a switch. ``pair_gb_s``: of a mesh in which every two GPUs share the same, what they share.
+    there is always a switch. ``pair_gb_s``: of a mesh in which every two GPUs share the same, what they share. ``to_host``: it
+    leads to the host, and which way to the other GPUs goes on from there (a switch's one uplink, another socket, the host's
+    memory) no name of a GPU tells.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Link:
     source: str
     mesh: int = 0
     pair_gb_s: float | None = None
+    to_host: bool = False
 
 
 LINKS: Final[tuple[Link, ...]] = (
@@ -55,9 +58,9 @@ LINKS: Final[tuple[Link, ...]] = (
     Link("nvlink5", "host", 900.0, "NVLink 5, 18 links of 50 GB/s (B200, B300)", _NVLINK, mesh=4),
     Link("xgmi-mi300x", "host", 448.0, "Infinity Fabric, 7 links of 64 GB/s (MI300X, MI325X)", _MI300X, mesh=8, pair_gb_s=64.0),
     Link("xgmi-mi350x", "host", 535.5, "Infinity Fabric, 7 links of 76.5 GB/s (MI350X, MI355X)", _MI350X, mesh=8, pair_gb_s=76.5),
-    Link("pcie3", "host", 15.75, "PCIe 3.0 x16, 8 GT/s, 128b/130b", _PCIE),
-    Link("pcie4", "host", 31.51, "PCIe 4.0 x16, 16 GT/s, 128b/130b", _PCIE),
-    Link("pcie5", "host", 63.02, "PCIe 5.0 x16, 32 GT/s, 128b/130b", _PCIE),
+    Link("pcie3", "host", 15.75, "PCIe 3.0 x16, 8 GT/s, 128b/130b", _PCIE, to_host=True),
+    Link("pcie4", "host", 31.51, "PCIe 4.0 x16, 16 GT/s, 128b/130b", _PCIE, to_host=True),
+    Link("pcie5", "host", 63.02, "PCIe 5.0 x16, 32 GT/s, 128b/130b", _PCIE, to_host=True),
     Link("ib-fdr", "network", 6.82, "InfiniBand FDR 4x, 54.5 Gb/s of data", _INFINIBAND),
     Link("ib-edr", "network", 12.5, "InfiniBand EDR 4x, 100 Gb/s", _INFINIBAND),
     Link("ib-hdr", "network", 25.0, "InfiniBand HDR 4x, 200 Gb/s", _INFINIBAND),
