@@ -55,7 +55,7 @@ def test_a_name_is_there(name: str) -> None:
     assert hasattr(HAS[name], name.rpartition(".")[2])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_an_optimizer_that_shards_is_called_so() -> None:
     assert "ZeroRedundancyOptimizer" in ACTIONS
     assert hasattr(importlib.import_module("torch.distributed.optim"), "ZeroRedundancyOptimizer")
