@@ -92,6 +92,10 @@ def test_what_is_unusual_at_the_slow_rank_explains_it(
     assert analysis.findings[0].explained_by == reason
     assert f"explained by {reason.replace('_', ' ')}" in analysis.verdict.summary
     assert any(evidence.name.startswith("hardware.") for evidence in analysis.findings[0].evidence)
+    # And nobody is sent to look for what the host's code does
+    advised = {one.name for one in analysis.advice}
+    assert "mend_hardware" in advised
+    assert not advised & {"stalls", "replace_host"}
 
 
 @pytest.mark.parametrize(
