@@ -82,11 +82,11 @@ def figures_of_collectives(
         hidden, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("overlap_us", "communication_us"))
         found["overlap_ratio"] = Figure(hidden / all_of_it, source=source)
     rows = [row for one in collectives for row in one if not row.p2p]
-    sizes = np.sort([float(row.bytes) for row in rows if row.bytes])
+    sizes = np.sort([float(row.bytes) for row in rows if row.bytes is not None and row.bytes > 0])
     if len(sizes):
         sums = np.cumsum(sizes)
         median = float(sizes[np.searchsorted(sums, sums[-1] / 2)])
-        steps = len({(rank, row.step) for rank, one in enumerate(collectives) for row in one if not row.p2p and row.bytes})
+        steps = len({(rank, row.step) for rank, one in enumerate(collectives) for row in one if not row.p2p})
         found["collectives.median_bytes"] = Figure(median, "bytes", source)
         found["collectives.messages"] = Figure(float(sums[-1]) / steps / median, "per step", source)
     total = sum(row.end_unix_ns - row.start_unix_ns for row in rows)

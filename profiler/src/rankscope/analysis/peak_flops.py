@@ -27,7 +27,7 @@ _A800: Final = (
     "https://tweakers.net/nieuws/203182/nvidia-introduceert-a800-gpu-voor-china-die-niet-onder-exportrestricties-vs-valt.html"
 )
 _BLACKWELL: Final = "https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703"
-_B300: Final = "https://www.nvidia.com/en-us/data-center/hgx/"
+_HGX: Final = "https://www.nvidia.com/en-us/data-center/hgx/"
 _GB300: Final = "https://www.nvidia.com/en-us/data-center/gb300-nvl72/"
 _GH200: Final = "https://www.nvidia.com/en-us/data-center/grace-hopper-superchip/"
 _H100: Final = "https://www.nvidia.com/en-us/data-center/h100/"
@@ -71,8 +71,8 @@ GPUS: Final[tuple[Gpu, ...]] = (
     # A superchip GB200 or GB300 has two GPUs, each of which is a device; sheets of systems give the sum of all their GPUs.
     Gpu("GB300", r"GB300", _tensor(2500, 1250, 80, 5000), "GB300 NVL72, a 72nd", _GB300, halved=True),
     Gpu("GB200", r"GB200", _tensor(2500, 1250, 80, 5000), "Blackwell data sheet", _BLACKWELL, halved=True),
-    Gpu("B300", r"B300( SXM6 AC)?", _tensor(2250, 1125, 75, 4500), "HGX B300, an eighth", _B300, halved=True),
-    Gpu("B200", r"B200", _tensor(2250, 1125, 75, 4500), "Blackwell data sheet", _BLACKWELL, halved=True),
+    Gpu("B300", r"B300( SXM6 AC)?", _tensor(2250, 1125, 75, 4500), "HGX B300, an eighth", _HGX, halved=True),
+    Gpu("B200", r"B200", _tensor(2250, 1125, 75, 4500), "HGX B200, an eighth", _HGX, halved=True),
     Gpu("GH200", r"GH200( \d+GB?( HBM3e?)?)?", _tensor(990, 494, 67, 1979), "GH200 data sheet", _GH200),
     Gpu("H200 NVL", r"H200 NVL", _HOPPER_NVL, "H200 data sheet", _H200, halved=True),
     Gpu("H200 SXM", r"H200", _H100_SXM, "H200 data sheet", _H200, halved=True),
