@@ -88,6 +88,7 @@ def analyze_run(
                 attempt=table.attempt,
                 info=run.infos.get(rank),
                 table=table,
+                clock=run.clocks.found.get(rank),
             )
             for row, rank in enumerate(run.ranks)
         ],
