@@ -1,9 +1,9 @@
 """Collectives are the clock: they end on all their ranks at once, so their ends tell how far the ranks' clocks are apart.
 
-Clocks are linked by the collectives that ranks of several hosts are in. One of them, that with most collectives, is the first by
-which these have a time; of the others those come next that are in most collectives with a known time, are fitted to these
-(``clock_series``), and tell the time of more. The middle of all clocks is then the common one, so that a clock that was set or
-drifts alone does not make all the others seem to, and each is fitted to it once more, by all its collectives.
+Clocks are linked by the collectives that ranks of several hosts are in. One of them, the steadiest with most collectives, is the
+first by which these have a time; of the others those come next that are in most collectives with a known time, are fitted to
+these (``clock_series``), and tell the time of more. The middle of all clocks is then the common one, so that a clock that was
+set or drifts alone does not make all the others seem to, and each is fitted to it once more, by all its collectives.
 """
 
 from __future__ import annotations
@@ -94,9 +94,8 @@ def fit_clocks(matches: Sequence[Match], hosts: Mapping[int, str] | None = None)
     # With a single clock there is nothing to correct, and fitting would take scheduling noise for an offset.
     if len(numbers) > 1:
         table, window = _table(ends, clock_of, base, _windows(matches))
-        ranks = np.bincount(clock_of)
         for rows, clocks in _linked(table):
-            series = _fit_linked(table[np.ix_(rows, clocks)], window[rows], ranks[clocks])
+            series = _fit_linked(table[np.ix_(rows, clocks)], window[rows])
             fitted |= dict(zip(clocks.tolist(), series, strict=True))
     return _clocks(ends, clock_of, fitted, base)
 
@@ -146,25 +145,25 @@ def _linked(table: Floats) -> Iterator[tuple[Numbers, Numbers]]:
         left &= ~clocks
 
 
-def _fit_linked(table: Floats, window: Numbers, ranks: Numbers) -> list[Series]:
-    """Of each clock of ``table``, against the middle of them all. ``ranks``: how many have it."""
+def _fit_linked(table: Floats, window: Numbers) -> list[Series]:
+    """Of each clock of ``table``, against the middle of them all."""
     rough, time = _spread(table, window)
     offsets = np.column_stack([at_times(series, time) for series in rough])
     time = np.nanmedian(table - offsets, axis=1)
-    # What most clocks do is what time does. Where they stand says nothing of that.
-    time += np.median(np.repeat(offsets - np.median(offsets, axis=0), ranks, axis=1), axis=1)
+    if len(rough) > 2:
+        # What most clocks do is what time does. Where they stand says nothing of that.
+        time += np.median(offsets - np.median(offsets, axis=0), axis=1)
     fitted = [_fit(ends, time, window) for ends in table.T]
-    level = float(np.median(np.repeat([np.median(at_times(series, time)) for series in fitted], ranks)))
+    level = float(np.median([np.median(at_times(series, time)) for series in fitted]))
     return [[replace(one, at=one.at + level, offset=one.offset - level) for one in series] for series in fitted]
 
 
 def _spread(table: Floats, window: Numbers) -> tuple[list[Series], Floats]:
-    """All clocks and the time of every match by one of them."""
+    """All clocks, and the time of every match, by one of them."""
     there = np.isfinite(table)
-    first = int(there.sum(axis=0).argmax())
+    first = _steadiest(table)
     time = table[:, first].copy()
-    nothing = np.zeros(2)
-    series: dict[int, Series] = {first: [Stretch(np.array([0.0, 1.0]), nothing, None)]}
+    series: dict[int, Series] = {first: [Stretch(np.array([0.0, 1.0]), np.zeros(2), None)]}
     while len(series) < table.shape[1]:
         links = there[np.isfinite(time)].sum(axis=0)
         links[list(series)] = 0
@@ -174,6 +173,21 @@ def _spread(table: Floats, window: Numbers) -> tuple[list[Series], Floats]:
             new = np.isnan(time) & there[:, clock]
             time[new] = table[new, clock] - seen_at(series[clock], table[new, clock])
     return [series[clock] for clock in range(table.shape[1])], time
+
+
+def _steadiest(table: Floats) -> int:
+    """Of the clocks with most matches, the one that moves least against the others in them."""
+    there = np.isfinite(table)
+    count = there.sum(axis=0)
+    busy = np.flatnonzero(10 * count >= 9 * count.max())
+    rows = there[:, busy].all(axis=1)
+    if not rows.any():
+        return int(count.argmax())
+    apart = table[rows][:, busy]
+    apart -= np.median(apart, axis=1, keepdims=True)
+    apart -= np.median(apart, axis=0)
+    apart -= np.median(apart, axis=1, keepdims=True)
+    return int(busy[np.abs(apart).mean(axis=0).argmin()])
 
 
 def _fit(ends: Floats, time: Floats, window: Numbers) -> Series:

@@ -26,7 +26,7 @@ SIDE: Final = 6
 """Readings on either side of a jump that tell it from noise; a third of them may be far off."""
 
 _ENOUGH: Final = 8
-"""Readings from which on a drift can be told."""
+"""Readings from which on more than an offset can be told."""
 
 _SPAN_NS: Final = 1e8
 """In a shorter time no drift of a crystal exceeds what the ends of collectives differ by for other reasons."""
@@ -85,7 +85,18 @@ def fit_series(at: Floats, offset: Floats, window: NDArray[np.int64]) -> Series:
     """Of readings at ascending times; ``window``: ascending, the same for those that follow each other closely."""
     edges = [0, *_jumps(at, offset), len(at)]
     found = [_fit(at[first:past], offset[first:past], window[first:past]) for first, past in pairwise(edges)]
-    return [_going_on(one, before=one is found[0], after=one is found[-1]) for one in found]
+    # A clock is taken to be set halfway between two readings. Outside of all of them a drift goes on for as long as it was seen.
+    halfway = [float(at[edge - 1] + at[edge]) / 2 for edge in edges[1:-1]]
+    begins = [float(2 * found[0].at[0] - found[0].at[-1]), *halfway]
+    ends = [*halfway, float(2 * found[-1].at[-1] - found[-1].at[0])]
+    return [_reaching(one, begin, end) for one, begin, end in zip(found, begins, ends, strict=True)]
+
+
+def _reaching(one: Stretch, begin: float, end: float) -> Stretch:
+    """From ``begin`` to ``end``: with its drift, where one pace is all there is to it."""
+    pace = one.drift if one.drift is not None and len(one.at) == 2 else 0.0
+    before, after = one.offset[0] - pace * (one.at[0] - begin), one.offset[-1] + pace * (end - one.at[-1])
+    return Stretch(np.concatenate([[begin], one.at, [end]]), np.concatenate([[before], one.offset, [after]]), one.drift)
 
 
 def medians(values: Floats, group: NDArray[np.int64]) -> Floats:
@@ -114,7 +125,8 @@ def _jumps(at: Floats, offset: Floats) -> list[int]:
         first = int(jump.argmax())
         near = offset[first : first + 2 * SIDE]
         split = min(
-            range(SIDE // 2, 2 * SIDE - SIDE // 2 + 1), key=lambda here, near=near: _deviation(near[:here]) + _deviation(near[here:])
+            range(SIDE // 2, 2 * SIDE - SIDE // 2 + 1),
+            key=lambda here, near=near: _deviation(near[:here]) + _deviation(near[here:]),
         )
         found.append(first + split)
         # What has the found one inside says nothing of others.
@@ -138,7 +150,7 @@ def _fit(at: Floats, offset: Floats, window: NDArray[np.int64]) -> Stretch:
         if price < least:
             best, least = Stretch(ends, level + drift * (ends - ends[0]), drift), price
     flat = offset - at_times([best], at)
-    if np.abs(np.diff(flat)).mean() > _LASTS * np.abs(flat).mean():
+    if len(at) < _ENOUGH or np.abs(np.diff(flat)).mean() > _LASTS * np.abs(flat).mean():
         return best
     for group in _partitions(len(at), window):
         knots = Stretch(_middles(at, group), medians(offset, group), best.drift)
@@ -188,12 +200,3 @@ def _partitions(count: int, window: NDArray[np.int64]) -> Iterator[NDArray[np.in
 
 _MOST: Final = 512
 """Knots between two steps."""
-
-
-def _going_on(one: Stretch, *, before: bool, after: bool) -> Stretch:
-    """With its drift held for as long again before or after, where one pace is all there is to it."""
-    if one.drift is None or len(one.at) != 2:
-        return one
-    span = one.at[1] - one.at[0]
-    longer = one.at + span * np.array([-1.0 if before else 0.0, 1.0 if after else 0.0])
-    return Stretch(longer, one.offset + (longer - one.at) * (one.offset[1] - one.offset[0]) / span, one.drift)
