@@ -144,8 +144,12 @@ def test_no_drift_is_claimed_where_the_data_do_not_show_it(ends: Floats, ppm: fl
 @given(seeds, st.sampled_from(["laplace", "normal", "cauchy"]), st.integers(2, 300))
 def test_noise_alone_is_no_drift_and_sets_no_clock(seed: int, kind: str, count: int) -> None:
     rng = np.random.default_rng(seed)
-    noise = {"laplace": rng.laplace, "normal": rng.normal, "cauchy": lambda *_: rng.standard_cauchy(count)}[kind](0, 1, count)
-    (found,) = fit_series(np.arange(count) * 1e8, 30 * US * noise, np.arange(count) // 20)
+    noise = {
+        "laplace": rng.laplace(0, 1, count),
+        "normal": rng.normal(0, 1, count),
+        "cauchy": rng.standard_cauchy(count),
+    }[kind]
+    (found,) = fit_series(np.array([1e8 * number for number in range(count)]), 30 * US * noise, np.arange(count) // 20)
     assert found.drift is None or abs(found.drift) * 1e8 * count < 6 * 30 * US
     assert np.abs(found.offset).max() < 100 * US
 
@@ -156,7 +160,7 @@ readings = st.lists(st.integers(-(10**7), 10**7), min_size=1, max_size=60)
 @settings(max_examples=50, deadline=None)
 @given(readings, st.integers(-(10**15), 10**15))
 def test_a_constant_moves_the_fit_and_changes_nothing_else(values: list[int], constant: int) -> None:
-    at = np.arange(len(values)) * 1e8
+    at: Floats = np.array([1e8 * number for number in range(len(values))])
     window = np.arange(len(values)) // 7
     plain = fit_series(at, np.array(values, dtype=float), window)
     moved = fit_series(at, np.array(values, dtype=float) + constant, window)

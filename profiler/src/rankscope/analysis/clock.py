@@ -31,6 +31,7 @@ from rankscope.analysis.clock_series import (
 from rankscope.analysis.matching import Match, Matching, arrival_ns
 
 Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ def _ends(matches: Sequence[Match]) -> _Ends:
 def _windows(matches: Sequence[Match]) -> Numbers:
     """[matches]: steps that follow each other have the same number."""
     steps, position = np.unique([match.step for match in matches], return_inverse=True)
-    return np.cumsum(np.diff(steps, prepend=steps[0]) > 1)[position]
+    number: Numbers = np.cumsum(np.diff(steps, prepend=steps[0]) > 1)
+    return number[position]
 
 
 def _table(ends: _Ends, clock_of: Numbers, base: int, window: Numbers) -> tuple[Floats, Numbers]:
@@ -133,11 +135,10 @@ def _table(ends: _Ends, clock_of: Numbers, base: int, window: Numbers) -> tuple[
 def _linked(table: Floats) -> Iterator[tuple[Numbers, Numbers]]:
     """Rows and columns of clocks that matches link, one island after the other."""
     there = np.isfinite(table)
-    left = there.any(axis=0)
+    left: Flags = np.isfinite(table).any(axis=0)
     while left.any():
-        clocks = np.zeros(len(left), dtype=bool)
-        clocks[left.argmax()] = True
-        rows = np.zeros(len(table), dtype=bool)
+        clocks: Flags = np.arange(len(left)) == left.argmax()
+        rows: Flags = np.zeros(len(table), dtype=np.bool_)
         while (more := there[:, clocks].any(axis=1) & ~rows).any():
             rows |= more
             clocks |= there[more].any(axis=0)

@@ -59,7 +59,8 @@ def at_times(series: Series, times: Floats) -> Floats:
     """Offsets at any times of the common clock."""
     at = np.concatenate([one.at for one in series])
     offset = np.concatenate([one.offset for one in series])
-    return np.interp(times, at, offset)
+    found: Floats = np.interp(times, at, offset)
+    return found
 
 
 def seen_at(series: Series, times: Floats) -> Floats:
@@ -67,7 +68,8 @@ def seen_at(series: Series, times: Floats) -> Floats:
     offset = np.concatenate([one.offset for one in series])
     # A clock that was set back says the same twice.
     own = np.maximum.accumulate(np.concatenate([one.at for one in series]) + offset)
-    return np.interp(times, own, offset)
+    found: Floats = np.interp(times, own, offset)
+    return found
 
 
 def keeps_one(series: Series) -> bool:
@@ -108,7 +110,8 @@ def _middles(ordered: Floats, group: NDArray[np.int64]) -> Floats:
     """The same of values that are in the order of their groups, and ascending in each."""
     count = np.bincount(group)
     first = np.cumsum(count) - count
-    return (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
+    found: Floats = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
+    return found
 
 
 def _jumps(at: Floats, offset: Floats) -> list[int]:
@@ -123,15 +126,17 @@ def _jumps(at: Floats, offset: Floats) -> list[int]:
     found: list[int] = []
     while jump.max() > 0:
         first = int(jump.argmax())
-        near = offset[first : first + 2 * SIDE]
-        split = min(
-            range(SIDE // 2, 2 * SIDE - SIDE // 2 + 1),
-            key=lambda here, near=near: _deviation(near[:here]) + _deviation(near[here:]),
-        )
+        split = _split(offset[first : first + 2 * SIDE])
         found.append(first + split)
         # What has the found one inside says nothing of others.
         jump[max(0, first + split - 2 * SIDE + 1) : first + split] = 0.0
     return sorted(found)
+
+
+def _split(near: Floats) -> int:
+    """Where two parts are the least off each from its own middle."""
+    splits = range(SIDE // 2, len(near) - SIDE // 2 + 1)
+    return min(splits, key=lambda at: _deviation(near[:at]) + _deviation(near[at:]))
 
 
 def _deviation(values: Floats) -> float:
