@@ -39,7 +39,8 @@ class Blame:
 
     ranks: list[int]
     imposed_us: dict[int, float]
-    """Per rank: the wait it imposed on others, summed over victims and steps, overlapping waits of a victim counted once."""
+    """Per rank: the wait it imposed on others, summed over victims and steps, overlapping waits of a victim counted once. Waits
+    below the clocks' residual are nobody's."""
     exposed_us: dict[int, float]
     """Per rank: the part of it that the victims' compute did not hide."""
     transfer_us: dict[int, float]
@@ -54,7 +55,8 @@ class Blame:
     instance_step: NDArray[np.int64]
     """[instances]: the step of each, ascending."""
     waited_us: NDArray[np.float64]
-    """[instances, ranks]: how long each member waited for the last, NaN for who is none."""
+    """[instances, ranks]: how long each member waited for the last, 0 where that is below the clocks' residual, NaN for who is
+    none."""
     saved_us: dict[int, float]
     """Per rank: exposed time that a typical victim would not have waited had this rank arrived with the last of the others."""
     rows: dict[Group, dict[tuple[int, int], Row]] = field(default_factory=dict)
@@ -100,14 +102,15 @@ class _Books:
         soonest, least = meeting.soonest
         charge = charges.get(soonest, {meeting.culprit: least}) if least > threshold else {}
         gain = {origin: amount / 1000 for origin, amount in charge.items()}
-        self._instances.append((match.step, gain, {rank: meeting.waits_ns.get(rank, 0) / 1000 for rank in match.ranks}))
+        waits = {rank: wait for rank, wait in meeting.waits_ns.items() if wait > threshold}
+        self._instances.append((match.step, gain, {rank: waits.get(rank, 0) / 1000 for rank in match.ranks}))
         for rank, record in zip(match.ranks, match.records, strict=True):
             # On the rank's own clock, where its compute is.
             here = arrival_ns(record)
             self._transfer[rank] += shortest / 1000
             self._waiting[rank] += (record.end_unix_ns - here - shortest) / 1000
             self._compute.setdefault((rank, match.step), []).extend(_compute(record))
-            if wait := meeting.waits_ns.get(rank):
+            if wait := waits.get(rank):
                 for origin, (begin, end) in _parts(charges.get(rank), meeting.culprit, (here, here + wait)):
                     avoidable = (max(begin, here + wait - least), end)
                     key = (origin, rank, match.step)

@@ -100,6 +100,7 @@ def analysis_of(
                 attempt=table.attempt,
                 info=run.infos.get(rank),
                 table=table,
+                clock=run.clocks.found.get(rank),
             )
             for row, rank in enumerate(run.ranks)
         ],

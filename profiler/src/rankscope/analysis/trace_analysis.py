@@ -87,6 +87,7 @@ def analyze_traces(
                 device_kind=trace.device_kind,
                 communication_parts=parts.get(trace.rank),
                 detail=trace.detail,
+                clock=clocks.found.get(trace.rank),
             )
             for trace in traces
         ],

@@ -105,8 +105,9 @@ class RunSource:
             fitted = match_collectives(there, world_size=world_size).matches
         clocks = _shared_by_hosts(fit_clocks(fitted, hosts), hosts)
         first, last = self._uncorrected(steps, collectives)
-        base = first - max(0, *clocks.offset_ns.values(), 0)
-        self._extent = (base, last - min(0, *clocks.offset_ns.values(), 0) + _MARGIN_NS)
+        least, largest = clocks.reach()
+        base = first - largest
+        self._extent = (base, last - least + _MARGIN_NS)
         info = self._reader.info
         return Plan(
             kind="run",
@@ -196,10 +197,10 @@ class RunSource:
         return shown
 
     def _kept(self, rank: int, left_out: list[str] | None = None) -> Iterator[RawTrace]:
-        offset = self.plan.clocks.offset_ns.get(rank, 0)
+        extent = [self.plan.clocks.seen_at(rank, one) for one in self._extent]
         for file in self._kept_files(rank):
             try:
-                trace = read_raw_trace(file).within(self._extent[0] + offset, self._extent[1] + offset)
+                trace = read_raw_trace(file).within(*extent)
             except InputError as error:
                 if left_out is not None:
                     left_out.append(str(error))
@@ -252,10 +253,15 @@ class RunSource:
 
 
 def _shared_by_hosts(clocks: Clocks, hosts: dict[int, str]) -> Clocks:
-    """With the offset of a host for those of its ranks, too, that had no matched collective."""
-    of_host = {hosts[rank]: offset for rank, offset in clocks.offset_ns.items() if rank in hosts}
-    more = {rank: of_host[host] for rank, host in hosts.items() if host in of_host}
-    return replace(clocks, offset_ns={**more, **clocks.offset_ns})
+    """With the clock of a host for those of its ranks, too, that had no matched collective."""
+    known = {hosts[rank]: rank for rank in clocks.offset_ns if rank in hosts}
+    same = {rank: known[host] for rank, host in hosts.items() if host in known}
+    return replace(
+        clocks,
+        offset_ns=clocks.offset_ns | {rank: clocks.offset_ns[one] for rank, one in same.items()},
+        courses=clocks.courses | {rank: clocks.courses[one] for rank, one in same.items() if one in clocks.courses},
+        found=clocks.found | {rank: clocks.found[one] for rank, one in same.items() if rank not in clocks.found},
+    )
 
 
 def _gpu(info: RankInfo) -> str | None:
