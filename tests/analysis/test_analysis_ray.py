@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-
-from tests.ray_nodes import NODES, Cluster, started
+from tests.ray_nodes import Cluster, started
 
 pytestmark = pytest.mark.slow
 

@@ -20,6 +20,10 @@ from rankscope.runs.errors import InputError, MissingError
 HERE = importlib.metadata.version("rankscope")
 
 
+def own_ip() -> str:
+    return "127.0.0.3"
+
+
 def failing(error: Exception) -> None:
     raise error
 
@@ -87,33 +91,41 @@ def test_what_a_rank_raises_is_what_is_raised_here(file: Path) -> None:
 )
 def test_what_is_no_address_says_what_one_looks_like(address: str) -> None:
     with pytest.raises(InputError, match="no address of a Ray cluster: give HOST:PORT"):
-        cluster_address(address)
+        cluster_address(address, own_ip)
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_an_address_where_nobody_listens_is_one_line(free_port: Callable[[], int], scheme: str) -> None:
-    address = f"{scheme}127.0.0.1:{free_port()}"
+    address = f"{scheme}127.0.0.2:{free_port()}"
     with pytest.raises(InputError, match=f"^{address}: no Ray cluster answers there .Connection refused.: give HOST:PORT"):
-        cluster_address(address)
+        cluster_address(address, own_ip)
+
+
+def test_localhost_is_what_ray_takes_it_for() -> None:
+    with socket.create_server(("127.0.0.3", 0)) as server:
+        port = server.getsockname()[1]
+        assert cluster_address(f"localhost:{port}", own_ip) == f"localhost:{port}"
+        with pytest.raises(InputError, match="no Ray cluster answers there"):
+            cluster_address(f"ray://localhost:{port}", own_ip)
 
 
 def test_a_cluster_is_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="would start a cluster, and only one that is there is used"):
-        cluster_address("local")
+        cluster_address("local", own_ip)
     # nor because the environment asks for it
     monkeypatch.setenv("RAY_ADDRESS", "local")
     for address in (None, "auto"):
         with pytest.raises(InputError, match="would start a cluster"):
-            cluster_address(address)
+            cluster_address(address, own_ip)
 
 
 def test_without_an_address_it_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        address = f"127.0.0.2:{server.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
-        assert cluster_address(None) == cluster_address("auto") == address
+        assert cluster_address(None, own_ip) == cluster_address("auto", own_ip) == address
     monkeypatch.setenv("RAY_ADDRESS", "")
-    assert cluster_address(None) == "auto"
+    assert cluster_address(None, own_ip) == "auto"
 
 
 def test_without_ray_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -19,8 +19,15 @@ from rankscope.runs.errors import InputError, MissingError, RankscopeError
 _FOUND: Final = "auto"
 """Ray's own word for the cluster of the variable RAY_ADDRESS, else the one that this machine is a node of."""
 _FORMS: Final = "give HOST:PORT of its head on one of its nodes, or ray://HOST:PORT from elsewhere"
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _ANSWER_S: Final = 5.0
-"""Ray itself would try for a minute."""
+_IMPATIENT: Final = {
+    "RAY_NUM_REDIS_GET_RETRIES": "1",
+    "RAY_gcs_server_port_wait_time_s": "1",
+    "RAY_gcs_server_request_timeout_seconds": "20",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+}
+"""How Ray connects, where the environment does not say otherwise: to a port that is none of Ray's it would try for minutes."""
 
 
 @contextmanager
@@ -29,7 +36,7 @@ def connected(address: str | None) -> Iterator[Any]:
 
     Raises ``InputError`` where no cluster answers or it is of another version, ``MissingError`` where Ray is not installed.
     """
-    with _no_warnings():
+    with _calmly():
         try:
             import ray
         except ModuleNotFoundError as error:
@@ -39,17 +46,17 @@ def connected(address: str | None) -> Iterator[Any]:
             raise RankscopeError("this program is connected to a Ray cluster already: leave the address out")
         yield ray
         return
-    place = cluster_address(address)
+    place = cluster_address(address, ray.util.get_node_ip_address)
     logger = logging.getLogger("ray")
     level, on_sigterm = logger.level, signal.getsignal(signal.SIGTERM)
     # What matters of what Ray has to say is raised.
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        with _no_warnings():
+        with _calmly():
             _connect(ray, place)
         yield ray
     finally:
-        with _no_warnings():
+        with _calmly():
             ray.shutdown()
         logger.setLevel(level)
         # Ray puts its own in the place of ours, and leaves it there.
@@ -57,8 +64,11 @@ def connected(address: str | None) -> Iterator[Any]:
             signal.signal(signal.SIGTERM, on_sigterm)
 
 
-def cluster_address(address: str | None) -> str:
-    """What to connect to: ``HOST:PORT`` or ``ray://HOST:PORT`` where something listens, or ``auto``. Raises ``InputError``."""
+def cluster_address(address: str | None, own_ip: Callable[[], str]) -> str:
+    """What to connect to: ``HOST:PORT`` or ``ray://HOST:PORT`` where something listens, or ``auto``. Raises ``InputError``.
+
+    ``own_ip``: what Ray takes ``localhost`` for.
+    """
     place = address if address not in {None, _FOUND} else os.environ.get("RAY_ADDRESS") or _FOUND
     if place == _FOUND:
         return place
@@ -71,6 +81,8 @@ def cluster_address(address: str | None) -> str:
         host, port = None, None
     if parts.scheme not in {"", "ray"} or not host or not port or parts.path.strip("/"):
         raise InputError(place, f"no address of a Ray cluster: {_FORMS}")
+    if host in _LOOPBACK and not parts.scheme:
+        host = own_ip()
     try:
         socket.create_connection((host, port), timeout=_ANSWER_S).close()
     except (OSError, UnicodeError) as error:
@@ -95,7 +107,14 @@ def _why_not(place: str, error: Exception) -> str:
 
 
 @contextmanager
-def _no_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _calmly() -> Iterator[None]:
+    """Without warnings, and in the environment that Ray reads as it is imported and connects."""
+    added = {name: value for name, value in _IMPATIENT.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
