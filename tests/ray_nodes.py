@@ -44,8 +44,9 @@ def started() -> Iterator[Cluster]:
         **os.environ,
         "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_enable_metrics_collection": "0",
-        "PYTHONWARNINGS": "ignore",
+        # A busy machine takes its time.
+        "RAY_gcs_server_request_timeout_seconds": "240",
+        "RAY_raylet_start_wait_time_s": "240",
     }
     log = Path(folder) / "log"
     with log.open("wb") as err:

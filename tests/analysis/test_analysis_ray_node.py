@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from rankscope.analysis.ray_cluster import cluster_address
-from rankscope.analysis.ray_engine import RayEngine, node_task, understood
+from rankscope.analysis.ray_engine import RayEngine
+from rankscope.analysis.ray_node import Here, node_task, understood
 from rankscope.runs.errors import InputError, MissingError
 
 HERE = importlib.metadata.version("rankscope")
@@ -38,9 +39,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def on_node(file: Path, function: Callable[[Any], Any] = str.upper, item: Any = "a", *, size: int = 2) -> Any:
     """What comes back from a node, for the file of that size here."""
-    outcome, node, pickled = node_task()(HERE, os.getcwd(), pickle.dumps(function), pickle.dumps(item), os.fspath(file), size)
+    outcome, node, pickled = node_task()(Here.of(function), pickle.dumps(item), (os.fspath(file), size))
     assert node == socket.gethostname()
-    return understood(outcome, "node-7", pickle.loads(pickled), file)
+    return understood((outcome, "node-7", pickled), file)
 
 
 def test_a_node_with_the_same_version_and_file_does_the_work(file: Path) -> None:
@@ -58,9 +59,12 @@ def test_another_version_or_none_is_one_line_with_the_node_and_what_to_type(
             raise importlib.metadata.PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    here = Here.of(str.upper)
+    with monkeypatch.context() as there:
+        there.setattr(importlib.metadata, "version", version)
+        outcome, _, pickled = node_task()(here, pickle.dumps("a"), None)
     with pytest.raises(MissingError) as refusal:
-        on_node(file)
+        understood((outcome, "node-7", pickled), file)
     assert str(refusal.value) == f"node node-7 of the Ray cluster {said}; on all nodes: pip install 'rankscope[analysis]=={HERE}'"
 
 
@@ -78,7 +82,7 @@ def test_what_a_rank_raises_is_what_is_raised_here(file: Path) -> None:
     with pytest.raises(PermissionError) as denied:
         on_node(file, failing, PermissionError(13, "Permission denied", "x.json"))
     assert denied.value.filename == "x.json"
-    with pytest.raises(MissingError, match="^node node-7 of the Ray cluster: Zstandard needs"):
+    with pytest.raises(MissingError, match=r"^node node-7 of the Ray cluster: Zstandard needs"):
         on_node(file, failing, MissingError("Zstandard needs …"))
     with pytest.raises(
         MissingError, match=r"node-7 of the Ray cluster lacks the Python package 'numpy'; on all nodes: pip install"

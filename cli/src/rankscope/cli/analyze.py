@@ -78,8 +78,8 @@ Examples:
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Who reads the ranks: processes of this machine, or tasks on a Ray cluster that is there already and whose nodes see the "
-    "same files. The answer is the same.",
+    help="Who reads the ranks: processes of this machine, or tasks on a Ray cluster that is there already and whose nodes see "
+    "the same files. The answer is the same.",
 )
 @click.option(
     "--address",

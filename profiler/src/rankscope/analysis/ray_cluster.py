@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -21,13 +22,14 @@ _FOUND: Final = "auto"
 _FORMS: Final = "give HOST:PORT of its head on one of its nodes, or ray://HOST:PORT from elsewhere"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _ANSWER_S: Final = 5.0
-_IMPATIENT: Final = {
+_CALM: Final = {
     "RAY_NUM_REDIS_GET_RETRIES": "1",
     "RAY_gcs_server_port_wait_time_s": "1",
     "RAY_gcs_server_request_timeout_seconds": "20",
-    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
 }
-"""How Ray connects, where the environment does not say otherwise: to a port that is none of Ray's it would try for minutes."""
+"""What Ray reads as it is imported and connects, where the environment does not say otherwise: to a port that is none of Ray's it
+would try for minutes, and what happens on the cluster it would print to stdout, into our answer."""
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def connected(address: str | None) -> Iterator[Any]:
     # What matters of what Ray has to say is raised.
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        with _calmly():
+        with _calmly(), _nothing_on_stderr():
             _connect(ray, place)
         yield ray
     finally:
@@ -108,8 +110,8 @@ def _why_not(place: str, error: Exception) -> str:
 
 @contextmanager
 def _calmly() -> Iterator[None]:
-    """Without warnings, and in the environment that Ray reads as it is imported and connects."""
-    added = {name: value for name, value in _IMPATIENT.items() if name not in os.environ}
+    """Without warnings, and in the environment above."""
+    added = {name: value for name, value in _CALM.items() if name not in os.environ}
     os.environ.update(added)
     try:
         with warnings.catch_warnings():
@@ -118,3 +120,20 @@ def _calmly() -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def _nothing_on_stderr() -> Iterator[None]:
+    """Ray's C++ writes to the descriptor itself each time it tries, and announces any setting that would keep it from that."""
+    try:
+        stderr = os.dup(2)
+    except OSError:
+        yield  # closed: nobody hears anything anyway
+        return
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+            yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
