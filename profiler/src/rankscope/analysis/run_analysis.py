@@ -37,6 +37,7 @@ from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.waiting import Waits, waits_of
+from rankscope.analysis.workers import ALONE, Engine
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo
 
@@ -49,10 +50,10 @@ def analyze_run(
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
-    workers: int = 1,
+    engine: Engine = ALONE,
 ) -> Analysis:
     """Analyse the last attempt of a run; see ``engine.analyze``."""
-    evidence = read_evidence(path, workers=workers)
+    evidence = read_evidence(path, engine=engine)
     return analysis_of(evidence, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
 
 
@@ -117,10 +118,10 @@ def analysis_of(
     return assessed_run(analysis, run)
 
 
-def read_evidence(path: os.PathLike[str], *, workers: int = 1) -> RunEvidence:
+def read_evidence(path: os.PathLike[str], *, engine: Engine = ALONE) -> RunEvidence:
     """Read the last attempt of a run. Raises ``InputError``."""
     reader = RunReader(Path(path))
-    table = StepTable.load(reader, workers=workers)
+    table = StepTable.load(reader, engine=engine)
     windows: dict[int, Reduction] = {}
     damaged = table.damaged
     for rank in map(int, table.ranks):
