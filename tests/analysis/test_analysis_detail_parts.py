@@ -201,7 +201,7 @@ def test_kernels_by_name(name: str, expected: str) -> None:
 
 def test_classes_have_one_row_each() -> None:
     assert len(set(CLASS_NAMES)) == len(CLASS_NAMES)
-    assert len({library for library, _ in COMMUNICATION_NAMES}) == len(COMMUNICATION_NAMES)
+    assert len({library for library, *_ in COMMUNICATION_NAMES}) == len(COMMUNICATION_NAMES)
 
 
 @pytest.mark.parametrize(

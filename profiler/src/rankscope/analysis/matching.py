@@ -162,6 +162,8 @@ def _obstacle(match: Match, expected: set[int] | None, known: set[int], elsewher
 
 
 def _disagreement(records: list[CollectiveRecord]) -> str | None:
+    if len(records) < 2:
+        return None
     return "operation_differs" if len({record.op for record in records}) > 1 else disagreement(records)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.breakdown import Work, partition
 from rankscope.analysis.collectives import Instance, collective_instances
 from rankscope.analysis.detail import with_parts
+from rankscope.analysis.intervals import clips
 from rankscope.analysis.kernel_classes import kernel_class
 from rankscope.analysis.traces import DEVICE_NOTE, NOTE, Trace
 from rankscope.analysis.work import KINDS, WorkEvents, work_events
@@ -203,13 +204,14 @@ def _records(
         positions = np.maximum(np.searchsorted(steps.start, times, side="right") - 1, 0)
     counted: dict[tuple[int, str], int] = {}
     records: list[CollectiveRecord] = []
-    for instance, position in zip(instances, positions, strict=True):
+    inside = clips(work.compute, times, np.array([instance.end for instance in instances], dtype=np.int64))
+    for instance, position, compute in zip(instances, positions.tolist(), inside, strict=True):
         if position < 0:
             continue
         number = steps.numbers[position] if steps is not None else 0
         index = counted.get((number, instance.group), 0)
         counted[number, instance.group] = index + 1
-        records.append(instance.record(number, index, work))
+        records.append(instance.record(number, index, compute))
     return records
 
 

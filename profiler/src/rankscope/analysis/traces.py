@@ -43,6 +43,22 @@ RECORDED: Final = 1
 BACKWARD: Final = 2
 """Values of ``Trace.autograd``; 0 is an operator that autograd did not see, and everything that is no operator."""
 
+# Most of what events say is told by some kinds of them: looking at all would take as long as the rest together.
+_WORKS, _LINKS, _MOVES, _OPERATES = (
+    np.isin(np.arange(DEVICE_NOTE + 1), kinds)
+    for kinds in ((KERNEL, COPY), (KERNEL, COPY, LAUNCHED), (COPY, LAUNCHED), (OPERATOR,))
+)
+_TOLD_BY: Final[dict[str, tuple[NDArray[np.bool_], int]]] = {
+    # column: (by category, whether events of it tell), what stands in the rows of the others
+    "stream": (_WORKS, -1),
+    "device": (_WORKS, -1),
+    "grid": (_WORKS, -1),
+    "graphed": (_WORKS, 0),
+    "correlation": (_LINKS, -1),
+    "bytes": (_MOVES, -1),
+    "autograd": (_OPERATES, 0),
+}
+
 _CATEGORIES: Final[dict[str, int]] = {
     **dict.fromkeys(GPU_KERNEL, KERNEL),
     **dict.fromkeys(GPU_COPY, COPY),
@@ -182,25 +198,24 @@ class _Columns:
             start_us, length_us = start_us[sane], length_us[sane]
         start = _nanoseconds(start_us)
         args = [event.args or _NO_ARGS for event in kept]
-        category = np.array([codes[event.cat] for event in kept], dtype=np.int8)
-        # Each of these is told by few kinds of events: looking at all of them would take as long as the rest together.
-        on_device, moves, is_operator = category <= COPY, (category == COPY) | (category == LAUNCHED), category == OPERATOR
-        works, operators = list(compress(args, on_device.tolist())), list(compress(args, is_operator.tolist()))
-        device = _wholes([one.device for one in works])
+        category = _numbers([codes[event.cat] for event in kept], np.int8)
+        works, links, moves, operators = (
+            list(compress(args, tell[category].tolist())) for tell in (_WORKS, _LINKS, _MOVES, _OPERATES)
+        )
         self._parts.append(
             {
                 "start": start,
                 "end": start + _nanoseconds(length_us),
                 "category": category,
-                "name": np.array([names[event.name] for event in kept], dtype=np.int32),
-                "thread": np.array([threads[event.pid, event.tid] for event in kept], dtype=np.int64),
-                "stream": _wholes([one.stream for one in args]),
-                "correlation": _wholes([one.correlation for one in args]),
-                "device": _placed(on_device, np.where(device < 2**15, device, -1).astype(np.int16)),
-                "bytes": _placed(moves, _wholes([one.bytes for one in compress(args, moves.tolist())])),
-                "grid": _placed(on_device, np.array([grids[bytes(one.grid)] for one in works], dtype=np.int32)),
-                "graphed": _placed(on_device, _wholes([one.graph_node for one in works])) > 0,
-                "autograd": _placed(is_operator, _autograd(operators), missing=0),
+                "name": _numbers([names[event.name] for event in kept], np.int32),
+                "thread": _numbers([threads[event.pid, event.tid] for event in kept], np.int64),
+                "stream": _wholes([one.stream for one in works]),
+                "device": _wholes([one.device for one in works]),
+                "grid": _numbers([grids[bytes(one.grid)] for one in works], np.int32),
+                "graphed": _wholes([one.graph_node for one in works]) > 0,
+                "correlation": _wholes([one.correlation for one in links]),
+                "bytes": _wholes([one.bytes for one in moves]),
+                "autograd": _autograd(operators),
             }
         )
         self._describe(kept, args, np.flatnonzero(category == NOTE))
@@ -230,6 +245,9 @@ class _Columns:
         about = read_metadata(stream.said)
         self.add([])  # so that there are columns
         columns = {column: self._joined(column) for column in list(self._parts[0])}
+        for column, (tells, missing) in _TOLD_BY.items():
+            columns[column] = _placed(tells[columns["category"]], columns[column], missing)
+        columns["device"] = np.where(columns["device"] < 2**15, columns["device"], -1).astype(np.int16)
         base = about.base_unix_ns
         columns["start"] += base
         columns["end"] += base
@@ -291,10 +309,15 @@ class _Names(_Numbers[str | float | bytes | None]):
         return super().__missing__(key)
 
 
+def _numbers(values: Sequence[float | str | None], kind: type[_N]) -> NDArray[_N]:
+    # Half the time of np.array, which looks at every value for its type first.
+    return np.fromiter(values, kind, len(values))
+
+
 def _floats(values: list[Time]) -> NDArray[np.float64]:
     """NaN where there is none."""
     try:
-        return np.array(values, dtype=np.float64)
+        return _numbers(values, np.float64)
     except (ValueError, TypeError, OverflowError):
         return np.array([number(value) for value in values], dtype=np.float64)
 
@@ -302,13 +325,13 @@ def _floats(values: list[Time]) -> NDArray[np.float64]:
 def _wholes(values: list[Number]) -> NDArray[np.int64]:
     """-1 where there is none."""
     try:
-        found = np.array(values, dtype=np.int64)
+        found = _numbers(values, np.int64)
     except (ValueError, TypeError, OverflowError):
         return np.array([whole(value) for value in values], dtype=np.int64)
     return np.where((found < -1) | (found >= 2**62), -1, found)
 
 
-def _placed(rows: NDArray[np.bool_], values: NDArray[_N], missing: int = -1) -> NDArray[_N]:
+def _placed(rows: NDArray[np.bool_], values: NDArray[_N], missing: int) -> NDArray[_N]:
     """A column with the values in those rows."""
     column = np.full(len(rows), missing, dtype=values.dtype)
     column[rows] = values
