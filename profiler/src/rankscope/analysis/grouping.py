@@ -25,5 +25,5 @@ def by_key(*columns: NDArray[np.generic]) -> Iterator[NDArray[np.intp]]:
 
 def distinct(numbers: NDArray[np.integer[Any]]) -> list[int]:
     """The different numbers in ``numbers``, none of which is negative or large, ascending."""
-    # Of small numbers faster than np.unique, which also imports numpy.ma: with the first call that takes as long as a small trace.
+    # Of small numbers faster than np.unique, whose first call imports numpy.ma, which takes as long as a small trace.
     return np.flatnonzero(np.bincount(numbers)).tolist()
