@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.matching import Match, Matching, arrival_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(msgspec.Struct, frozen=True):
     """Offsets to subtract from a rank's times, and what remains uncertain after that."""
 
-    offset_ns: dict[int, int] = field(default_factory=dict)
+    offset_ns: dict[int, int] = msgspec.field(default_factory=dict)
     residual_ns: float | None = None
     """Median over collectives of the spread (last minus first) of the corrected ends; ``None`` without a match."""
 
@@ -75,7 +74,7 @@ def consistent(matching: Matching, clocks: Clocks) -> Matching:
     dropped = len(matching.matches) - len(kept)
     if not dropped:
         return matching
-    return replace(
+    return msgspec.structs.replace(
         matching,
         matches=kept,
         unmatched=matching.unmatched + dropped,

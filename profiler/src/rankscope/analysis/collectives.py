@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.classify import (
@@ -32,8 +32,7 @@ COPY_GROUP: Final = "copy-engine"
 """Group name of collectives carried by copies where nothing says which process group they belong to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(msgspec.Struct, frozen=True):
     """One collective of one rank, before it is put into a step. Times are absolute nanoseconds."""
 
     op: str

@@ -6,11 +6,11 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.detail import detail_of, with_parts
@@ -33,8 +33,7 @@ _UNFOLDS: Final = 18
 """Times, of packed traces: what decides on the number of processes need not be exact."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankTrace:
+class RankTrace(msgspec.Struct, frozen=True):
     """What is kept of one trace; the events themselves are gone by then."""
 
     path: Location
@@ -155,7 +154,7 @@ def _in_processes(read: _Read, files: Sequence[Location], workers: int) -> Itera
 
 def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, detail: bool) -> RankTrace | InputError:
     try:
-        trace = read_trace(file)
+        trace = read_trace(file, detail=detail)
         if trace.rank is None and not only:
             return InputError(
                 file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
@@ -163,7 +162,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
         events = work_events(trace, pattern)
         reduction = reduce_file(trace, events)
         if detail:
-            reduction = replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
+            reduction = msgspec.structs.replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
         return RankTrace(
             path=file,
             rank=trace.rank or 0,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,17 +26,15 @@ COSTLIEST: Final = 10
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(msgspec.Struct, frozen=True):
     """What is left of a trace."""
 
-    breakdowns: list[StepBreakdown] = field(default_factory=list)
-    collectives: list[CollectiveRecord] = field(default_factory=list)
-    kernels: list[KernelRecord] = field(default_factory=list)
+    breakdowns: list[StepBreakdown] = msgspec.field(default_factory=list)
+    collectives: list[CollectiveRecord] = msgspec.field(default_factory=list)
+    kernels: list[KernelRecord] = msgspec.field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
+class _Steps(msgspec.Struct, frozen=True):
     """The annotated steps: numbers, and host intervals in nanoseconds, ascending."""
 
     numbers: list[int]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +27,7 @@ KINDS: Final[tuple[WorkKind, ...]] = ("compute", "communication", "memcpy")
 COMPUTE, COMMUNICATION, MEMCPY = range(3)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkEvents:
+class WorkEvents(msgspec.Struct, frozen=True):
     """The events of a trace that are work.
 
     On a trace with device work, compute is what ran on the device; on a CPU build it is the operators. Communication of CPU

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from rankscope.analysis.captured import captured_steps
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
@@ -255,7 +256,7 @@ def _shared_by_hosts(clocks: Clocks, hosts: dict[int, str]) -> Clocks:
     """With the offset of a host for those of its ranks, too, that had no matched collective."""
     of_host = {hosts[rank]: offset for rank, offset in clocks.offset_ns.items() if rank in hosts}
     more = {rank: of_host[host] for rank, host in hosts.items() if host in of_host}
-    return replace(clocks, offset_ns={**more, **clocks.offset_ns})
+    return msgspec.structs.replace(clocks, offset_ns={**more, **clocks.offset_ns})
 
 
 def _gpu(info: RankInfo) -> str | None:
