@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.classify import COMMUNICATION_NAMES
 from rankscope.analysis.copies import DIRECTIONS, direction_of, memory_of
-from rankscope.analysis.grouping import by_key
+from rankscope.analysis.grouping import by_key, distinct
 from rankscope.analysis.intervals import covered, shared, union
 from rankscope.analysis.kernel_classes import CLASS_NAMES, kernel_class
 from rankscope.analysis.matching import Match
@@ -197,6 +197,11 @@ def test_the_last_to_come_does_not_wait_and_arrival_on_a_cpu_is_the_call() -> No
 )
 def test_kernels_by_name(name: str, expected: str) -> None:
     assert kernel_class(name) == expected
+
+
+@given(st.lists(st.integers(0, 500)))
+def test_distinct_numbers_come_once_and_in_order(numbers: list[int]) -> None:
+    assert distinct(np.array(numbers, dtype=np.int32)) == sorted(set(numbers))
 
 
 def test_classes_have_one_row_each() -> None:
