@@ -117,7 +117,7 @@ _ENOUGH_RANKS: Final = 5
 
 def _farthest(ranks: int, freedom: float) -> float:
     """Quantile of Student's t that the farthest of so many reaches once in a hundred times; Fisher's expansion, two terms."""
-    # Imported when there are ranks to compare: with all that it imports it takes as long as the verdict on one trace.
+    # Imported when there are ranks to compare: it takes as long as a dozen of our modules.
     from statistics import NormalDist
 
     z = NormalDist().inv_cdf(1 - LIMIT / ranks)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import median
 from typing import Final
 
 import msgspec
@@ -125,6 +124,9 @@ def _meet(meeting: Meeting, delays: Mapping[int, _Delay], exposed: Callable[[int
             delays[victim].add(meeting.members, charge, share)
     for origin, both in seen.items():
         if both:
+            # Imported for chains of delays only: it takes as long as a dozen of our modules.
+            from statistics import median
+
             left, shown = zip(*both, strict=True)
             delays[meeting.culprit].settle(meeting.members, origin, median(left), median(shown))
     return charged
