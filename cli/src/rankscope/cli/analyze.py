@@ -11,7 +11,6 @@ import msgspec
 
 from rankscope.analysis.engine import analyze as run_analysis
 from rankscope.analysis.links import ToldLink, parse_link
-from rankscope.analysis.render import render_text
 from rankscope.analysis.workers import Engine, LocalEngine
 from rankscope.cli.terminal import PRICE, format_option, use_color, width
 
@@ -131,6 +130,9 @@ def analyze(
     if output_format == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(analysis), indent=2) + b"\n")
     else:
+        # Imported for people only: programs that ask for JSON wait less.
+        from rankscope.analysis.render import render_text
+
         click.echo(render_text(analysis, width=width(), color=use_color(), detail=detail), color=True)
     return 1 if analysis.verdict.kind in fail_on else 0
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWait
@@ -21,8 +21,7 @@ _ABSURD: Final = 2**62
 """A message of so many bytes is damage, or somebody's joke."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """One instance."""
 
     op: str

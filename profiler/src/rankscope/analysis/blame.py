@@ -14,8 +14,8 @@ Charged is the origin: a rank that was last because another group had kept it wa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,8 +33,7 @@ Row = tuple[float, float, int]
 """Imposed microseconds, those that no compute hid, and in how many steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
+class Blame(msgspec.Struct, frozen=True):
     """Waiting of all ranks; microseconds."""
 
     ranks: list[int]
@@ -59,7 +58,7 @@ class Blame:
     none."""
     saved_us: dict[int, float]
     """Per rank: exposed time that a typical victim would not have waited had this rank arrived with the last of the others."""
-    rows: dict[Group, dict[tuple[int, int], Row]] = field(default_factory=dict)
+    rows: dict[Group, dict[tuple[int, int], Row]] = msgspec.field(default_factory=dict)
     """Who delayed whom: per process group and (origin, victim) the imposed wait. Overlapping waits count once within a group."""
 
     def share(self, rank: int) -> float | None:

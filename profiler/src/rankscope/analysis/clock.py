@@ -9,9 +9,10 @@ set or drifts alone does not make all the others seem to, and each is fitted to 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,17 +35,16 @@ Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(msgspec.Struct, frozen=True):
     """Offsets to subtract from a rank's times, and what remains uncertain after that."""
 
-    offset_ns: dict[int, int] = field(default_factory=dict)
+    offset_ns: dict[int, int] = msgspec.field(default_factory=dict)
     """Of ranks whose clock keeps one, and of the others in the middle of their collectives."""
     residual_ns: float | None = None
     """Median over collectives of the spread (last minus first) of the corrected ends; ``None`` without a match."""
-    courses: dict[int, Course] = field(default_factory=dict)
+    courses: dict[int, Course] = msgspec.field(default_factory=dict)
     """Of ranks whose clock drifts or was set."""
-    found: dict[int, RankClock] = field(default_factory=dict)
+    found: dict[int, RankClock] = msgspec.field(default_factory=dict)
     """What to say of each rank in a match."""
 
     def offset_at(self, rank: int, unix_ns: int) -> int:
@@ -135,7 +135,7 @@ def _table(ends: _Ends, clock_of: Numbers, base: int, window: Numbers) -> tuple[
 def _linked(table: Floats) -> Iterator[tuple[Numbers, Numbers]]:
     """Rows and columns of clocks that matches link, one island after the other."""
     there = np.isfinite(table)
-    left: Flags = np.isfinite(table).any(axis=0)
+    left: Flags = np.asarray(there.any(axis=0))
     while left.any():
         clocks: Flags = np.arange(len(left)) == left.argmax()
         rows: Flags = np.zeros(len(table), dtype=np.bool_)
@@ -238,7 +238,7 @@ def consistent(matching: Matching, clocks: Clocks) -> Matching:
     dropped = len(matching.matches) - len(kept)
     if not dropped:
         return matching
-    return replace(
+    return msgspec.structs.replace(
         matching,
         matches=kept,
         unmatched=matching.unmatched + dropped,

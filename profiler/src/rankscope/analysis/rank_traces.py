@@ -6,11 +6,11 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.detail import detail_of, with_parts
@@ -32,8 +32,7 @@ _UNFOLDS: Final = 18
 """Times, of packed traces: what decides on the number of processes need not be exact."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankTrace:
+class RankTrace(msgspec.Struct, frozen=True):
     """What is kept of one trace; the events themselves are gone by then."""
 
     path: Location
@@ -131,7 +130,7 @@ def _text_bytes(files: Sequence[Location]) -> int:
 
 def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, detail: bool) -> RankTrace | InputError:
     try:
-        trace = read_trace(file)
+        trace = read_trace(file, detail=detail)
         if trace.rank is None and not only:
             return InputError(
                 file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
@@ -139,7 +138,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
         events = work_events(trace, pattern)
         reduction = reduce_file(trace, events)
         if detail:
-            reduction = replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
+            reduction = msgspec.structs.replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
         return RankTrace(
             path=file,
             rank=trace.rank or 0,

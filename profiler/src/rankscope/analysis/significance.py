@@ -5,7 +5,6 @@ With nothing wrong some rank is always last, so a rank is named only when chance
 
 from __future__ import annotations
 
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -118,5 +117,8 @@ _ENOUGH_RANKS: Final = 5
 
 def _farthest(ranks: int, freedom: float) -> float:
     """Quantile of Student's t that the farthest of so many reaches once in a hundred times; Fisher's expansion, two terms."""
+    # Imported when there are ranks to compare: it takes as long as a dozen of our modules.
+    from statistics import NormalDist
+
     z = NormalDist().inv_cdf(1 - LIMIT / ranks)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from rankscope.analysis.captured import captured_steps
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
@@ -256,7 +257,7 @@ def _shared_by_hosts(clocks: Clocks, hosts: dict[int, str]) -> Clocks:
     """With the clock of a host for those of its ranks, too, that had no matched collective."""
     known = {hosts[rank]: rank for rank in clocks.offset_ns if rank in hosts}
     same = {rank: known[host] for rank, host in hosts.items() if host in known}
-    return replace(
+    return msgspec.structs.replace(
         clocks,
         offset_ns=clocks.offset_ns | {rank: clocks.offset_ns[one] for rank, one in same.items()},
         courses=clocks.courses | {rank: clocks.courses[one] for rank, one in same.items() if one in clocks.courses},
