@@ -63,6 +63,8 @@ QUIET = ("none", "neighbour")
 REPORTED = ("rotating", "network")
 COMPUTING = ("--width", "256", "--device-ms", "0")
 """A job whose step is all CPU."""
+RARE = ("--steps", "120")
+"""A job in which what comes in one step of ten comes often enough to be told from chance, of two ranks too."""
 TRACEML_PHASES = {"input": "data", "input_wait": "data", "dataloader_fetch": "data"}
 
 
@@ -86,7 +88,7 @@ class Case:
     @property
     def options(self) -> tuple[str, ...]:
         """The job's size."""
-        return COMPUTING if self.fault in ("core", "work") else ()
+        return {"core": COMPUTING, "work": COMPUTING, "intermittent": RARE}.get(self.fault, ())
 
     @property
     def slow(self) -> list[int]:

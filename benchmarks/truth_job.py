@@ -206,15 +206,22 @@ class Sgd(torch.optim.SGD):
 class SlowFile(io.BytesIO):
     """Storage that takes its time before it takes anything."""
 
-    def __init__(self, planted: Planted) -> None:
+    def __init__(self, seconds: float) -> None:
         super().__init__()
-        self.planted = planted
+        self.seconds = seconds
 
     def write(self, data: Any, /) -> int:
         """Take it."""
         if not self.tell():
-            self.planted.at("checkpoint")
+            time.sleep(self.seconds)
         return super().write(data)
+
+
+def saving(state: object, to: SlowFile) -> float:
+    """Seconds that it takes to write a checkpoint."""
+    began = time.perf_counter()
+    torch.save(state, to)
+    return time.perf_counter() - began
 
 
 def pin(rank: int) -> int:
@@ -330,7 +337,7 @@ def loop(args: argparse.Namespace, planted: Planted, tracer: Callable[[Any], Any
         if storm:
             planted.steps[-1] += collecting()
         if planted.kind == "checkpoint" and mine:
-            torch.save({"step": step, "model": trained.state_dict()}, SlowFile(planted))
+            planted.steps[-1] = saving({"step": step, "model": trained.state_dict()}, SlowFile(planted.seconds))
         planted.at("between")
         walls.append(time.perf_counter() - began)
         planted.steps.append(0.0)

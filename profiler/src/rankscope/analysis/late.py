@@ -11,15 +11,11 @@ from numpy.typing import NDArray
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.cause import Signals
 from rankscope.analysis.own_time import FIXED, MINIMUM_EFFECT, Slow
-from rankscope.analysis.significance import LIMIT, Scores, attainable_p, block_sums, chance_reaches, p_value, stability
+from rankscope.analysis.significance import LIMIT, UNCLEAR, Scores, attainable_p, block_sums, chance_reaches, p_value, stability
 from rankscope.runs.records import StepBreakdown
 
 ENOUGH_STEPS: Final = 8
 """From so many steps on, steps are the units of chance; below, collectives, which hang together within a step."""
-
-
-UNCLEAR: Final = 0.1
-"""Up to this p-value "nobody" would be said too confidently, though nobody can be named."""
 
 
 def find_late(blame: Blame, window_us: float) -> Slow | None:
