@@ -63,6 +63,8 @@ QUIET = ("none", "neighbour")
 REPORTED = ("rotating", "network")
 COMPUTING = ("--width", "256", "--device-ms", "0")
 """A job whose step is all CPU."""
+LONG = (*COMPUTING, "--length", "128")
+"""So much of it that the step grows as the samples do: of shorter ones half goes into gradients, however long they are."""
 RARE = ("--steps", "120")
 """A job in which what comes in one step of ten comes often enough to be told from chance, of two ranks too."""
 TRACEML_PHASES = {"input": "data", "input_wait": "data", "dataloader_fetch": "data"}
@@ -88,7 +90,7 @@ class Case:
     @property
     def options(self) -> tuple[str, ...]:
         """The job's size."""
-        return {"core": COMPUTING, "work": COMPUTING, "intermittent": RARE}.get(self.fault, ())
+        return {"core": COMPUTING, "work": LONG, "intermittent": RARE}.get(self.fault, ())
 
     @property
     def slow(self) -> list[int]:
