@@ -195,8 +195,8 @@ def _nobody_slow(
         if (suspect := too_short(judged)) is not None:
             enough = f"{suspect.needed} are needed" if suspect.needed is not None else "more are needed"
             missing = (
-                f"{listed(suspect.ranks)} made the others wait in {suspect.far} of {judged.own.shape[1]} steps after warm-up, which "
-                f"may be chance among {len(judged.ranks)} ranks; {enough}"
+                f"{listed(suspect.ranks)} made the others wait in {suspect.far} of {judged.own.shape[1]} steps after warm-up, "
+                f"which may be chance among {len(judged.ranks)} ranks; {enough}"
             )
             return _too_little(run, missing)
     compared = sum(len(judged.ranks) for judged in comparable)

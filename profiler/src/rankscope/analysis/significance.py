@@ -52,20 +52,26 @@ def gap_p_value(scores: Scores, gap: float) -> float:
     The same test as ``p_value`` for several ranks that are equally far out: each of them alone is reached by chance as soon as
     one of the others takes its place in a block, and all together are not.
     """
-    reached, draws = _reached(scores, lambda totals: widest_gap(totals, len(totals) // 2)[1], gap)
+    reached, draws = _reached(scores, lambda totals: _gaps(totals, totals.shape[-1] // 2).max(axis=-1), gap)
     return (1 + reached) / (draws + 1)
 
 
 def widest_gap(totals: Scores, most: int) -> tuple[int, float]:
     """Between the largest totals [ranks], one of the first ``most`` and the next: how many are ahead of it, how wide it is."""
-    ordered = -np.sort(-totals)[: most + 1]
-    gaps = ordered[:-1] - ordered[1:]
+    gaps = _gaps(totals, most)
     widest = int(gaps.argmax())
     return widest + 1, float(gaps[widest])
 
 
+def _gaps(totals: Scores, most: int) -> Scores:
+    """From each of the largest ``most`` totals to the next, [..., ranks] to [..., most]."""
+    ordered = np.sort(totals, axis=-1)[..., : -most - 2 : -1]
+    gaps: Scores = ordered[..., :-1] - ordered[..., 1:]
+    return gaps
+
+
 def looks(ranks: int) -> int:
-    """How many tests ``p_value`` and ``gap_p_value`` are: two of less than four ranks are more than half, so there they are one."""
+    """How many tests ``p_value`` and ``gap_p_value`` are: of less than four ranks half is one, so there they are the same."""
     return 2 if ranks >= 4 else 1
 
 
@@ -75,23 +81,29 @@ def share_reaching(scores: Scores, total: float) -> float:
     return reached / draws
 
 
-def _largest(totals: Scores) -> float:
-    return float(totals.max())
+def _largest(totals: Scores) -> Scores:
+    largest: Scores = totals.max(axis=-1)
+    return largest
 
 
-def _reached(scores: Scores, statistic: Callable[[Scores], float], value: float) -> tuple[int, int]:
-    """In how many permutations, of how many, the statistic of the ranks' totals reaches ``value``."""
+def _reached(scores: Scores, statistic: Callable[[Scores], Scores], value: float) -> tuple[int, int]:
+    """In how many permutations, of how many, the statistic of the ranks' totals, [draws, ranks] to [draws], reaches ``value``."""
     blocks, ranks = scores.shape
     draws = _DRAWS if blocks * ranks <= 4096 else _DRAWS_LARGE
     rng = np.random.default_rng(_SEED)
-    reached = 0
     # The same numbers in another order do not add up to the same.
     least = value - 1e-12 * float(np.abs(scores).sum())
-    # One draw at a time keeps memory flat: 1,024 ranks x 12 blocks x 500 draws would be 50 MB otherwise.
-    for _ in range(draws):
-        order = rng.random((blocks, ranks)).argsort(axis=1)
-        reached += int(statistic(np.take_along_axis(scores, order, axis=1).sum(axis=0)) >= least)
+    reached = 0
+    # Some draws at a time keep memory flat: 1,024 ranks x 12 blocks x 500 draws would be 50 MB otherwise.
+    some = max(1, _AT_ONCE // scores.size)
+    for first in range(0, draws, some):
+        order = rng.random((min(some, draws - first), blocks, ranks)).argsort(axis=2)
+        totals = np.take_along_axis(scores[None], order, axis=2).sum(axis=1)
+        reached += int((statistic(totals) >= least).sum())
     return reached, draws
+
+
+_AT_ONCE: Final = 2**15
 
 
 def attainable_p(blocks: int, ranks: int) -> float:
