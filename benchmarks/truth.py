@@ -42,6 +42,8 @@ COUNTED_FROM = 0.2
 LOSS = 0.15
 WARM_UP = 5
 TIMEOUT_S = 180
+WINDOW_EVERY = 13
+"""Prime to the distance of an intermittent fault, so that it does not keep to the profiled steps, which records leave out."""
 
 # Fault to the cause and the phase that a right verdict gives; no phase: wherever it falls.
 EXPECTED: dict[str, tuple[str, str | None]] = {
@@ -214,7 +216,7 @@ def record(case: Case, ms: float, folder: Path) -> Path:
     """Run the case under the recorder; gives the run directory."""
     run_dir = folder / "run"
     recorder = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run_dir), "--no-verdict"]
-    recorder += ["--window-every", "15", "--window-steps", "2", "--"]
+    recorder += ["--window-every", str(WINDOW_EVERY), "--window-steps", "2", "--"]
     with ExitStack() as stack:
         if case.fault == "network":
             inside = stack.enter_context(slow_network("40mbit"))

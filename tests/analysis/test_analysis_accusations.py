@@ -112,6 +112,7 @@ def test_one_step_in_ten_of_a_hundred_is_enough_among_few_ranks(ranks: int) -> N
     named = found(own)
     assert named is not None
     assert (named.ranks, named.pattern) == ([1], "intermittent")
+    assert named.gain_us == pytest.approx(50_000, rel=0.05), "what noise costs in the other steps is not its doing"
 
 
 def test_slow_steps_too_few_to_exclude_chance_are_counted() -> None:
