@@ -42,6 +42,7 @@ COUNTED_FROM = 0.2
 LOSS = 0.15
 WARM_UP = 5
 TIMEOUT_S = 180
+GRACE_S = 30
 WINDOW_EVERY = 13
 """Prime to the distance of an intermittent fault, so that it does not keep to the profiled steps, which records leave out."""
 
@@ -206,6 +207,11 @@ def run_all(commands: Sequence[Sequence[str]], log: Path) -> None:
             statuses = [process.wait(TIMEOUT_S) for process in running]
         finally:
             for process in running:
+                # torchrun ends its ranks, which are in sessions of their own, if it is asked to.
+                process.terminate()
+            for process in running:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_S)
                 with suppress(OSError):
                     os.killpg(process.pid, 9)
     if any(statuses):

@@ -197,7 +197,7 @@ def find_slow(judged: Judged) -> Slow | None:
     slow = np.zeros(len(own), dtype=bool)
     named: list[int] = []
     p = 0.0
-    while (ahead := _ahead(own, slow, limit)) is not None and ahead.p_value <= LIMIT and ahead.beyond_noise:
+    while (ahead := _ahead(own, slow, limit)) is not None and ahead.certain:
         p = max(p, ahead.p_value)
         named += ahead.rows
         slow[ahead.rows] = True
@@ -259,12 +259,17 @@ class _Ahead:
     beyond_noise: bool
     """Noise as lasting as that of the others does not carry a mean so far."""
 
+    @property
+    def certain(self) -> bool:
+        """Chance is excluded."""
+        return self.p_value <= LIMIT and self.beyond_noise
+
 
 def _ahead(own: Matrix, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
-    """Of the ranks that are not yet known to be ``slow``, the worst, or those together that are equally far out; ``None`` when
-    nobody's mean excess is at ``limit``, or no more can be outliers.
+    """Of the ranks that are not yet known to be ``slow``, those that are the farthest ahead of all others, or else the worst;
+    ``None`` when nobody's mean excess is at ``limit``, or no more can be outliers.
 
-    Two looks, so twice the chance: is one rank so far out by chance, and if it may be, are some of them so far ahead?
+    Two looks, so twice the chance: are some of them so far ahead by chance, and if they may be, is one so far out?
     """
     left = np.flatnonzero(~slow)
     over = excess(own[left]).mean(axis=1)
@@ -273,18 +278,21 @@ def _ahead(own: Matrix, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
         return None
     sums = block_sums(own[left].T)
     order = np.argsort(-sums.sum(axis=0), kind="stable")
-    count, chance = 1, looks(len(left)) * p_value(sums, int(order[0]))
-    if chance > LIMIT and most > 1:
-        several, gap = widest_gap(sums.sum(axis=0), most)
-        together = looks(len(left)) * gap_p_value(sums, gap)
-        if together < chance:
-            count, chance = several, together
-    rest = left[order[count:]]
-    # Of very many ranks some tell what their noise is like; of two, one is not enough to tell.
-    some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)] if len(rest) > 1 else left
-    bound = chance_reaches(excess(own[some]).T, len(left))
-    rows = [int(left[place]) for place in order[:count]]
-    return _Ahead(rows, min(1.0, chance), beyond_noise=bool(over[order[count - 1]] > bound))
+
+    def look(count: int, chance: float) -> _Ahead:
+        rest = left[order[count:]]
+        # Of very many ranks some tell what their noise is like; of two, one is not enough to tell.
+        some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)] if len(rest) > 1 else left
+        bound = chance_reaches(excess(own[some]).T, len(left))
+        beyond = bool(over[order[count - 1]] > bound)
+        return _Ahead([int(row) for row in left[order[:count]]], min(1.0, looks(len(left)) * chance), beyond)
+
+    several, gap = widest_gap(sums.sum(axis=0), most)
+    together = look(several, gap_p_value(sums, gap))
+    if together.certain:
+        return together
+    alone = look(1, p_value(sums, int(order[0])))
+    return alone if alone.certain or alone.p_value < together.p_value else together
 
 
 _ENOUGH_NOISE: Final = 64

@@ -71,8 +71,8 @@ def _gaps(totals: Scores, most: int) -> Scores:
 
 
 def looks(ranks: int) -> int:
-    """How many tests ``p_value`` and ``gap_p_value`` are: of less than four ranks half is one, so there they are the same."""
-    return 2 if ranks >= 4 else 1
+    """How many tests ``p_value`` and ``gap_p_value`` are: of two ranks they are the same."""
+    return 2 if ranks > 2 else 1
 
 
 def share_reaching(scores: Scores, total: float) -> float:
