@@ -14,6 +14,7 @@ from rankscope.analysis.bottleneck import Shares, shares_of_steps, shares_of_win
 from rankscope.analysis.bubble import bubble_explained
 from rankscope.analysis.cause import Signals, cause_of, signals_of
 from rankscope.analysis.clock import Clocks
+from rankscope.analysis.endings import listed
 from rankscope.analysis.explained import Witness, explained
 from rankscope.analysis.late import busy_excess, find_late, too_few
 from rankscope.analysis.liveness import Liveness
@@ -35,7 +36,7 @@ from rankscope.analysis.peers import peer_groups, stage_of
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Evidence, Finding, Verdict
-from rankscope.analysis.significance import LIMIT, blocks_needed
+from rankscope.analysis.significance import LIMIT
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import late_named
 from rankscope.analysis.verdict import Lack, Named, Setting, among, insufficient, limits, nobody, straggler
@@ -192,10 +193,10 @@ def _nobody_slow(
 ) -> tuple[Verdict, list[Finding]]:
     for judged in comparable:
         if (suspect := too_short(judged)) is not None:
-            compared, needed = len(judged.ranks), blocks_needed(len(judged.ranks))
+            enough = f"{suspect.needed} are needed" if suspect.needed is not None else "more are needed"
             missing = (
-                f"rank {suspect} made the others wait, but in {judged.own.shape[1]} steps after warm-up that may be chance among "
-                f"{compared} ranks, {needed} are needed"
+                f"{listed(suspect.ranks)} made the others wait in {suspect.far} of {judged.own.shape[1]} steps after warm-up, "
+                f"which may be chance among {len(judged.ranks)} ranks; {enough}"
             )
             return _too_little(run, missing)
     compared = sum(len(judged.ranks) for judged in comparable)
