@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.result import Cause, Kind
+from rankscope.analysis.step_order import blocks
 from rankscope.analysis.steps import Matrix, StepTable
 from rankscope.runs.records import DeviceKind, Phase, StepBreakdown
 
@@ -107,30 +109,65 @@ def shares_of_steps(table: StepTable, *, on_cpu: bool) -> Shares:
     a device leaves the work to it, so there it says nothing. Profiled steps count where there are no others.
     """
     plain = np.logical_not(table.profiled.any(axis=0))
-    if plain.any():
-        table = table.columns(plain)
-    wall, own, blocked = (table.matrix(name) for name in ("wall_us", "own_us", "blocked_us"))
-    longest = np.where(np.isfinite(own), own, -np.inf).max(axis=0, initial=-np.inf)
-    waiting = np.minimum(longest - own, blocked)
+    if not plain.any():
+        plain[:] = True
+    sums = _Sums(len(table.ranks))
+    for steps in blocks(len(plain)):
+        wall, own, blocked, data, own_data, queued, cpu, own_between = (
+            table.some(name, steps)[:, plain[steps]]
+            for name in (
+                "wall_us",
+                "own_us",
+                "blocked_us",
+                "data_us",
+                "own_data_us",
+                "run_queue_us",
+                "cpu_us",
+                "own_between_steps_us",
+            )
+        )
+        longest = np.where(np.isfinite(own), own, -np.inf).max(axis=0, initial=-np.inf)
+        waiting = np.minimum(longest - own, blocked)
+        sums.add("input", data, wall)
+        sums.add("waiting", waiting, wall)
+        sums.add("communication", blocked - waiting, wall)
+        if on_cpu:
+            idle = np.maximum(own - np.nan_to_num(own_data) - np.nan_to_num(queued) - cpu, 0)
+            between = np.minimum(idle, np.nan_to_num(own_between))
+            sums.add("compute", cpu, wall)
+            sums.add("between_steps", between, wall)
+            sums.add("stalled", idle - between, wall)
+    return Shares(
+        input=sums.share("input"),
+        communication=sums.share("communication"),
+        waiting=sums.share("waiting"),
+        compute=sums.share("compute"),
+        between_steps=sums.share("between_steps", of_all=True),
+        stalled=sums.share("stalled", of_all=True),
+    )
 
-    def share(values: Matrix, *, of_all: bool = False) -> float | None:
+
+class _Sums:
+    """Parts of the steps and the steps themselves, added up per rank where both are known."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._sums: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+
+    def add(self, name: str, values: Matrix, wall: Matrix) -> None:
+        """Take in some steps, [ranks, steps]."""
+        part, whole = self._sums.setdefault(name, (np.zeros(self._ranks), np.zeros(self._ranks)))
         both = np.isfinite(values) & np.isfinite(wall)
-        whole = np.where(both, wall, 0).sum(axis=1)
+        part += values.sum(axis=1, where=both)
+        whole += wall.sum(axis=1, where=both)
+
+    def share(self, name: str, *, of_all: bool = False) -> float | None:
+        """The median over the ranks; ``None`` where nothing is known."""
+        if name not in self._sums:
+            return None
+        part, whole = self._sums[name]
         ranks = whole > 0
         if not ranks.any():
             return None
-        per_rank = np.where(both, values, 0).sum(axis=1)[ranks] / whole[ranks]
         # Of two ranks the median is half of either: what one of them alone does is not what the ranks do.
-        return float(np.quantile(per_rank, 0.5, method="lower" if of_all else "linear"))
-
-    idle = own - sum(np.nan_to_num(table.matrix(name)) for name in ("own_data_us", "run_queue_us")) - table.matrix("cpu_us")
-    idle = np.maximum(idle, 0)
-    between = np.minimum(idle, np.nan_to_num(table.matrix("own_between_steps_us")))
-    return Shares(
-        input=share(table.matrix("data_us")),
-        communication=share(blocked - waiting),
-        waiting=share(waiting),
-        compute=share(table.matrix("cpu_us")) if on_cpu else None,
-        between_steps=share(between, of_all=True) if on_cpu else None,
-        stalled=share(idle - between, of_all=True) if on_cpu else None,
-    )
+        return float(np.quantile(part[ranks] / whole[ranks], 0.5, method="lower" if of_all else "linear"))

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.own_time import medians
 from rankscope.analysis.result import Cause
-from rankscope.analysis.steps import Matrix, StepTable
+from rankscope.analysis.step_order import medians
+from rankscope.analysis.steps import StepTable, Stored
 from rankscope.runs.records import PHASES, Phase
 
 
@@ -105,47 +105,41 @@ def signals_of(
     ``own_us``: the excess per step where the records do not tell own time from waiting. Phases are then compared by their wall
     times: whoever waits does so in another phase than the one in which the slow rank is late, or no phase stands out.
     """
-    rows = np.searchsorted(table.ranks, [rank, *peers])
-    part = table.columns(affected)
+    row, others = int(np.searchsorted(table.ranks, rank)), np.searchsorted(table.ranks, peers)
     kind = "own_" if own_us is None else ""
 
     def mean_excess(metric: str) -> float | None:
-        return _mean_excess(part.matrix(metric)[rows])
+        mine, theirs = both(metric)
+        return float((mine - medians(theirs)).mean()) if mine.size else None
+
+    def work_excess(metric: str) -> float | None:
+        mine, theirs = both(metric)
+        usual = float(np.median(theirs.mean(axis=1, dtype=np.float64))) if mine.size else 0.0
+        return float(mine.mean(dtype=np.float64)) / usual - 1 if usual > 0 else None
+
+    def both(metric: str) -> tuple[Stored, Stored]:
+        """Of the rank [steps] and of its peers [peers, steps], in the steps that all of them have."""
+        values = table.stored(metric)
+        if not np.isfinite(values[row]).any():
+            return values[row, :0], values[others, :0]
+        mine, theirs = values[row, affected], values[:, affected][others]
+        there = np.isfinite(mine) & np.isfinite(theirs).all(axis=0)
+        return (mine, theirs) if there.all() else (mine[there], theirs[:, there])
 
     phases: dict[Phase, float] = {}
     for phase in PHASES:
         over = mean_excess(f"{kind}{phase}_us")
         if over is not None:
             phases[phase] = over
-    tagged = part.tagged("checkpoint")[rows]
-    work = _relative(part.matrix("input_elements")[rows])
+    tagged = table.tagged("checkpoint")[:, affected]
+    work = work_excess("input_elements")
     return Signals(
         own_us=own_us if own_us is not None else mean_excess("own_us") or 0.0,
         phases_us=phases,
         cpu_us=mean_excess("cpu_us"),
         run_queue_us=mean_excess("run_queue_us"),
         gc_us=mean_excess("gc_us"),
-        work=work if work is not None else _relative(part.matrix("samples")[rows]),
-        checkpoint=bool(tagged.size and tagged[0].mean() >= 0.5 and tagged[1:].mean() < 0.5),
+        work=work if work is not None else work_excess("samples"),
+        checkpoint=bool(tagged.size and tagged[row].mean() >= 0.5 and tagged[others].mean() < 0.5),
         device_busy_us=device_busy_us,
     )
-
-
-def _mean_excess(values: Matrix) -> float | None:
-    """Row 0 against the others, over the steps that all of them have."""
-    whole = _complete(values)
-    return float((whole[0] - medians(whole[1:])).mean()) if whole.size else None
-
-
-def _complete(values: Matrix) -> Matrix:
-    """The steps that all ranks have."""
-    there = np.isfinite(values).all(axis=0)
-    return values if there.all() else values[:, there]
-
-
-def _relative(values: Matrix) -> float | None:
-    whole = _complete(values)
-    if not whole.size:
-        return None
-    usual = float(np.median(whole[1:].mean(axis=1)))
-    return float(whole[0].mean()) / usual - 1 if usual > 0 else None

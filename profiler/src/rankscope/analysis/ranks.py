@@ -106,4 +106,4 @@ def _median(table: StepTable | None, metric: str, rank: int) -> float | None:
         return None
     # Of a thousand ranks; np.median takes longer for its preparations than for its answer.
     ordered, count = np.sort(values), len(values)
-    return float((ordered[(count - 1) // 2] + ordered[count // 2]) / 2)
+    return (float(ordered[(count - 1) // 2]) + float(ordered[count // 2])) / 2
