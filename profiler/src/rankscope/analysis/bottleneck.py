@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.result import Cause, Kind
-from rankscope.analysis.step_order import blocks
+from rankscope.analysis.step_order import of_blocks
 from rankscope.analysis.steps import Matrix, StepTable
 from rankscope.runs.records import DeviceKind, Phase, StepBreakdown
 
@@ -111,63 +111,45 @@ def shares_of_steps(table: StepTable, *, on_cpu: bool) -> Shares:
     plain = np.logical_not(table.profiled.any(axis=0))
     if not plain.any():
         plain[:] = True
-    sums = _Sums(len(table.ranks))
-    for steps in blocks(len(plain)):
-        wall, own, blocked, data, own_data, queued, cpu, own_between = (
-            table.some(name, steps)[:, plain[steps]]
-            for name in (
-                "wall_us",
-                "own_us",
-                "blocked_us",
-                "data_us",
-                "own_data_us",
-                "run_queue_us",
-                "cpu_us",
-                "own_between_steps_us",
-            )
-        )
+
+    def parts(steps: slice) -> dict[str, _Sums]:
+        def of(name: str) -> Matrix:
+            return table.some(name, steps)[:, plain[steps]].astype(np.float64)
+
+        wall, own, blocked, cpu = (of(name) for name in ("wall_us", "own_us", "blocked_us", "cpu_us"))
         longest = np.where(np.isfinite(own), own, -np.inf).max(axis=0, initial=-np.inf)
         waiting = np.minimum(longest - own, blocked)
-        sums.add("input", data, wall)
-        sums.add("waiting", waiting, wall)
-        sums.add("communication", blocked - waiting, wall)
+        found = {"input": of("data_us"), "waiting": waiting, "communication": blocked - waiting}
         if on_cpu:
-            idle = np.maximum(own - np.nan_to_num(own_data) - np.nan_to_num(queued) - cpu, 0)
-            between = np.minimum(idle, np.nan_to_num(own_between))
-            sums.add("compute", cpu, wall)
-            sums.add("between_steps", between, wall)
-            sums.add("stalled", idle - between, wall)
-    return Shares(
-        input=sums.share("input"),
-        communication=sums.share("communication"),
-        waiting=sums.share("waiting"),
-        compute=sums.share("compute"),
-        between_steps=sums.share("between_steps", of_all=True),
-        stalled=sums.share("stalled", of_all=True),
-    )
+            idle = np.maximum(own - np.nan_to_num(of("own_data_us")) - np.nan_to_num(of("run_queue_us")) - cpu, 0)
+            between = np.minimum(idle, np.nan_to_num(of("own_between_steps_us")))
+            found |= {"compute": cpu, "between_steps": between, "stalled": idle - between}
+        return {name: _sums(values, wall) for name, values in found.items()}
 
+    found = of_blocks(table.start_unix_ns.shape, parts)
 
-class _Sums:
-    """Parts of the steps and the steps themselves, added up per rank where both are known."""
-
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-        self._sums: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-
-    def add(self, name: str, values: Matrix, wall: Matrix) -> None:
-        """Take in some steps, [ranks, steps]."""
-        part, whole = self._sums.setdefault(name, (np.zeros(self._ranks), np.zeros(self._ranks)))
-        both = np.isfinite(values) & np.isfinite(wall)
-        part += values.sum(axis=1, where=both)
-        whole += wall.sum(axis=1, where=both)
-
-    def share(self, name: str, *, of_all: bool = False) -> float | None:
-        """The median over the ranks; ``None`` where nothing is known."""
-        if name not in self._sums:
-            return None
-        part, whole = self._sums[name]
+    def share(name: str, *, of_all: bool = False) -> float | None:
+        part, whole = np.sum([block[name] for block in found if name in block], axis=0) if found else (np.zeros(0), np.zeros(0))
         ranks = whole > 0
         if not ranks.any():
             return None
         # Of two ranks the median is half of either: what one of them alone does is not what the ranks do.
         return float(np.quantile(part[ranks] / whole[ranks], 0.5, method="lower" if of_all else "linear"))
+
+    return Shares(
+        input=share("input"),
+        communication=share("communication"),
+        waiting=share("waiting"),
+        compute=share("compute") if on_cpu else None,
+        between_steps=share("between_steps", of_all=True) if on_cpu else None,
+        stalled=share("stalled", of_all=True) if on_cpu else None,
+    )
+
+
+_Sums = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def _sums(values: Matrix, wall: Matrix) -> _Sums:
+    """Of each rank, a part of its steps and the steps themselves, where both are known."""
+    both = np.isfinite(values) & np.isfinite(wall)
+    return values.sum(axis=1, where=both), wall.sum(axis=1, where=both)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.result import Cause
-from rankscope.analysis.step_order import medians
+from rankscope.analysis.step_order import by_step, of_blocks
 from rankscope.analysis.steps import StepTable, Stored
 from rankscope.runs.records import PHASES, Phase
 
@@ -108,23 +108,33 @@ def signals_of(
     row, others = int(np.searchsorted(table.ranks, rank)), np.searchsorted(table.ranks, peers)
     kind = "own_" if own_us is None else ""
 
+    compared = np.array([row, *others])
+
     def mean_excess(metric: str) -> float | None:
-        mine, theirs = both(metric)
-        return float((mine - medians(theirs)).mean()) if mine.size else None
+        """Over the median of the peers."""
+        over = over_peers(metric, lambda both: both[:, 0] - _medians(both[:, 1:]))
+        return float(np.concatenate(over).mean()) if over else None
 
     def work_excess(metric: str) -> float | None:
-        mine, theirs = both(metric)
-        usual = float(np.median(theirs.mean(axis=1, dtype=np.float64))) if mine.size else 0.0
-        return float(mine.mean(dtype=np.float64)) / usual - 1 if usual > 0 else None
+        """Of the peer in the middle by its mean."""
+        sums = over_peers(metric, lambda both: both.sum(axis=0, dtype=np.float64))
+        mine, *theirs = sum(sums, np.zeros(len(compared)))
+        usual = float(np.median(theirs))
+        return float(mine) / usual - 1 if usual > 0 else None
 
-    def both(metric: str) -> tuple[Stored, Stored]:
-        """Of the rank [steps] and of its peers [peers, steps], in the steps that all of them have."""
-        values = table.stored(metric)
-        if not np.isfinite(values[row]).any():
-            return values[row, :0], values[others, :0]
-        mine, theirs = values[row, affected], values[:, affected][others]
-        there = np.isfinite(mine) & np.isfinite(theirs).all(axis=0)
-        return (mine, theirs) if there.all() else (mine[there], theirs[:, there])
+    def over_peers(metric: str, function: Callable[[Stored], NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+        """What ``function`` makes of [steps, the rank and its peers], in the affected steps that all of them have."""
+        if not np.isfinite(table.of_rank(metric, row)).any():
+            return []
+        found = of_blocks(table.start_unix_ns.shape, lambda steps: of_block(metric, steps, function))
+        return [part for part in found if part is not None]
+
+    def of_block(metric: str, steps: slice, function: Callable[[Stored], NDArray[np.float64]]) -> NDArray[np.float64] | None:
+        both = by_step(table.some(metric, steps))[affected[steps]][:, compared]
+        there = np.isfinite(both).all(axis=1)
+        if not there.all():
+            both = both[there]
+        return function(both) if len(both) else None
 
     phases: dict[Phase, float] = {}
     for phase in PHASES:
@@ -143,3 +153,11 @@ def signals_of(
         checkpoint=bool(tagged.size and tagged[row].mean() >= 0.5 and tagged[others].mean() < 0.5),
         device_busy_us=device_busy_us,
     )
+
+
+def _medians(values: Stored) -> NDArray[np.float64]:
+    """The median of each row; the values end up in order."""
+    values.sort(axis=1)
+    count = values.shape[1]
+    middle: NDArray[np.float64] = values[:, [(count - 1) // 2, count // 2]].mean(axis=1, dtype=np.float64)
+    return middle

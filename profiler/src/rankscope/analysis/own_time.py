@@ -23,7 +23,7 @@ from rankscope.analysis.significance import (
     share_reaching,
     stability,
 )
-from rankscope.analysis.step_order import blocks, last_ranks, ordered
+from rankscope.analysis.step_order import by_step, last_ranks, of_blocks, ordered
 from rankscope.analysis.steps import Matrix, StepTable, Stored
 
 MINIMUM_STEPS: Final = 5
@@ -116,8 +116,10 @@ def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
         return None
     rows, keep = found
     usable = table.columns(keep)
-    wall = float(np.fmax.reduce(usable.stored("wall_us")[rows], axis=0).mean(dtype=np.float64))
-    return Judged(usable, rows, usable.stored("own_us")[rows], wall)
+    own = usable.stored("own_us")
+    longest = of_blocks(own.shape, lambda steps: np.fmax.reduce(usable.some("wall_us", steps)[rows], axis=0))
+    wall = float(np.concatenate(longest).mean(dtype=np.float64))
+    return Judged(usable, rows, own if len(rows) == len(own) else own[rows], wall)
 
 
 def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[Judged]:
@@ -132,14 +134,19 @@ def excess(values: Stored) -> Matrix:
     low, high = (ranks - 2) // 2, (ranks - 1) // 2
     around = [low, min(low + 1, ranks - 1), high, min(high + 1, ranks - 1)]
     result = np.empty(values.shape)
-    for steps in blocks(values.shape[1]):
+
+    def enter(steps: slice) -> None:
         block = values[:, steps]
-        below, above_low, middle, above_high = ordered(block, around)
+        inorder = by_step(block)
+        inorder.sort(axis=1)
+        below, above_low, middle, above_high = inorder[:, around].T
         lower = np.where(block <= below, above_low, below)
         upper = lower if low == high else np.where(block <= middle, above_high, middle)
-        np.add(lower, upper, out=result[:, steps], dtype=np.float64)
-        result[:, steps] *= -0.5
-        result[:, steps] += block
+        others = np.add(lower, upper, dtype=np.float64)
+        others *= 0.5
+        np.subtract(block, others, out=result[:, steps])
+
+    of_blocks(values.shape, enter)
     return result
 
 
@@ -168,14 +175,13 @@ def waits(judged: Judged) -> tuple[NDArray[np.intp], Matrix]:
 
 def _waits(judged: Judged, steps: slice) -> Matrix:
     own = judged.own[:, steps].astype(np.float64)
-    blocked = judged.table.some("blocked_us", steps)[judged.rows]
+    blocked = judged.table.some("blocked_us", steps)[judged.rows].astype(np.float64)
     return np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
 
 
 def imposed_wait(judged: Judged) -> dict[int, float]:
     """Per rank, microseconds that others were blocked because of it, summed over victims and usable steps."""
-    count = judged.own.shape[1]
-    wait = np.concatenate([_waits(judged, steps).sum(axis=0) for steps in blocks(count)])
+    wait = np.concatenate(of_blocks(judged.own.shape, lambda steps: _waits(judged, steps).sum(axis=0)))
     totals = np.bincount(last_ranks(judged.own), weights=wait, minlength=len(judged.own))
     return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
 

@@ -100,9 +100,9 @@ class Matrices(Mapping[str, Matrix]):
         """The ranks in the rows ``keep``."""
         return Matrices({name: matrix[keep] for name, matrix in self._stored.items()}, len(keep), self._kept)
 
-    def some(self, metric: str, steps: slice) -> Matrix:
-        """A matrix of some of the steps only."""
-        return Matrices(self._stored, self._ranks, self._kept[steps])[metric]
+    def some(self, metric: str, steps: slice) -> NDArray[np.float32]:
+        """The same of some of the steps only."""
+        return Matrices(self._stored, self._ranks, self._kept[steps]).stored(metric)
 
     def of_rank(self, metric: str, row: int) -> NDArray[np.float32]:
         """One row of a matrix."""
@@ -192,7 +192,7 @@ class StepTable:
         """The same as it is kept, to be read only."""
         return self.values.stored(metric) if isinstance(self.values, Matrices) else self.values[metric]
 
-    def some(self, metric: str, steps: slice) -> Matrix:
+    def some(self, metric: str, steps: slice) -> Stored:
         """The same of some of the steps only: a large run's matrices are gone through part by part."""
         return self.values.some(metric, steps) if isinstance(self.values, Matrices) else self.values[metric][:, steps]
 
