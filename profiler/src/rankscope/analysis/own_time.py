@@ -176,7 +176,8 @@ def waits(judged: Judged) -> tuple[NDArray[np.intp], Matrix]:
 def _waits(judged: Judged, steps: slice) -> Matrix:
     own = judged.own[:, steps].astype(np.float64)
     blocked = judged.table.some("blocked_us", steps)[judged.rows].astype(np.float64)
-    return np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
+    wait: Matrix = np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
+    return wait
 
 
 def imposed_wait(judged: Judged) -> dict[int, float]:
