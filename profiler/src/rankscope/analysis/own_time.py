@@ -5,7 +5,7 @@ Walls are equalised by the collectives, own times are not: the rank whose own ti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,7 +27,8 @@ from rankscope.analysis.significance import (
     stability,
     widest_gap,
 )
-from rankscope.analysis.steps import Matrix, StepTable
+from rankscope.analysis.step_order import by_step, last_ranks, of_blocks, ordered
+from rankscope.analysis.steps import Matrix, StepTable, Stored
 
 MINIMUM_STEPS: Final = 5
 """Fewer usable steps decide nothing."""
@@ -59,7 +60,7 @@ class Judged:
     """Usable steps only, all ranks."""
     rows: NDArray[np.intp]
     """Rows of the table that are compared."""
-    own: Matrix
+    own: Stored
     """[compared ranks, usable steps], no NaN."""
     wall_us: float
     """Typical step time: mean over the steps of the longest wall of any compared rank."""
@@ -101,7 +102,7 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     unprofiled = keep & ~table.profiled.any(axis=0)
     if unprofiled.sum() >= MINIMUM_STEPS:
         keep = unprofiled
-    known = np.isfinite(table.matrix("own_us"))
+    known = np.isfinite(table.stored("own_us"))
     per_rank = (known & keep).sum(axis=1)
     candidates = np.isin(table.ranks, peers)
     usual = per_rank[candidates].max(initial=0)
@@ -119,51 +120,51 @@ def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
         return None
     rows, keep = found
     usable = table.columns(keep)
-    wall = float(np.nanmax(usable.matrix("wall_us")[rows], axis=0).mean())
-    return Judged(usable, rows, usable.matrix("own_us")[rows], wall)
+    own = usable.stored("own_us")
+    longest = of_blocks(own.shape, lambda steps: np.fmax.reduce(usable.some("wall_us", steps)[rows], axis=0))
+    wall = float(np.concatenate(longest).mean(dtype=np.float64))
+    return Judged(usable, rows, own if len(rows) == len(own) else own[rows], wall)
 
 
-_BLOCK: Final = 256
-"""So many steps at a time, side by side in memory, fit into a processor's cache."""
+def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[Judged]:
+    """What of each of ``groups``, ranks that do the same work, can be judged."""
+    return [judged for peers in groups if (judged := judge(table, peers)) is not None]
 
 
-def excess(values: Matrix) -> Matrix:
+def excess(values: Stored) -> Matrix:
     """Each rank's value minus the median of the *other* ranks at the same step. [ranks, steps] in and out."""
     ranks = len(values)
     # The median of the others without a loop: leaving out a rank shifts what lies above it down by one.
     low, high = (ranks - 2) // 2, (ranks - 1) // 2
-    wanted = sorted({low, min(low + 1, ranks - 1), high, min(high + 1, ranks - 1)})
-    result = np.empty_like(values)
-    for first in range(0, values.shape[1], _BLOCK):
-        block = values[:, first : first + _BLOCK]
-        ordered = dict(zip(wanted, np.partition(block.T, wanted, axis=1).T[wanted], strict=True))
-        lower, upper = (
-            np.where(block <= ordered[position], ordered[min(position + 1, ranks - 1)], ordered[position])
-            for position in (low, high)
-        )
-        result[:, first : first + _BLOCK] = block - (lower + upper) / 2
+    around = [low, min(low + 1, ranks - 1), high, min(high + 1, ranks - 1)]
+    result = np.empty(values.shape)
+
+    def enter(steps: slice) -> None:
+        block = values[:, steps]
+        inorder = by_step(block)
+        inorder.sort(axis=1)
+        below, above_low, middle, above_high = inorder[:, around].T
+        lower = np.where(block <= below, above_low, below)
+        upper = lower if low == high else np.where(block <= middle, above_high, middle)
+        others = np.add(lower, upper, dtype=np.float64)
+        others *= 0.5
+        np.subtract(block, others, out=result[:, steps])
+
+    of_blocks(values.shape, enter)
     return result
 
 
-def medians(values: Matrix) -> NDArray[np.float64]:
-    """The median over the ranks at each step."""
-    result = np.empty(values.shape[1])
-    for first in range(0, len(result), _BLOCK):
-        result[first : first + _BLOCK] = np.median(values[:, first : first + _BLOCK].T, axis=1)
-    return result
-
-
-def saved(own: Matrix, slow: NDArray[np.bool_]) -> NDArray[np.float64]:
+def saved(own: Stored, slow: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Per step, how much earlier it would end were the ranks marked ``slow`` no slower than the slowest of the others."""
-    rest: NDArray[np.float64] = own[~slow].max(axis=0)
+    rest: NDArray[np.float64] = own[~slow].max(axis=0).astype(np.float64)
     gap: NDArray[np.float64] = np.maximum(own.max(axis=0) - rest, 0.0)
     return gap
 
 
-def saved_by_each(own: Matrix) -> NDArray[np.float64]:
+def saved_by_each(own: Stored) -> NDArray[np.float64]:
     """Per rank, the mean over the steps of what it costs that it is last: what noise alone costs, where nobody is slow."""
-    second, first = np.partition(own, -2, axis=0)[-2:]
-    each: NDArray[np.float64] = np.bincount(own.argmax(axis=0), weights=first - second, minlength=len(own)) / own.shape[1]
+    second, first = ordered(own, [len(own) - 2, len(own) - 1]).astype(np.float64)
+    each: NDArray[np.float64] = np.bincount(last_ranks(own), weights=first - second, minlength=len(own)) / own.shape[1]
     return each
 
 
@@ -173,15 +174,20 @@ def waits(judged: Judged) -> tuple[NDArray[np.intp], Matrix]:
     At each step the rank with the longest own time came last; a victim waited for it as long as its own time was shorter, but
     no longer than it was blocked.
     """
-    own = judged.own
-    blocked = judged.table.matrix("blocked_us")[judged.rows]
-    return own.argmax(axis=0), np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
+    return last_ranks(judged.own), _waits(judged, slice(None))
+
+
+def _waits(judged: Judged, steps: slice) -> Matrix:
+    own = judged.own[:, steps].astype(np.float64)
+    blocked = judged.table.some("blocked_us", steps)[judged.rows].astype(np.float64)
+    wait: Matrix = np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
+    return wait
 
 
 def imposed_wait(judged: Judged) -> dict[int, float]:
     """Per rank, microseconds that others were blocked because of it, summed over victims and usable steps."""
-    last, wait = waits(judged)
-    totals = np.bincount(last, weights=wait.sum(axis=0), minlength=len(wait))
+    wait = np.concatenate(of_blocks(judged.own.shape, lambda steps: _waits(judged, steps).sum(axis=0)))
+    totals = np.bincount(last_ranks(judged.own), weights=wait, minlength=len(judged.own))
     return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
 
 
@@ -207,7 +213,7 @@ def find_slow(judged: Judged) -> Slow | None:
     rest = own[~slow]
     if gain.mean() - _noise_costs(rest) < limit:
         return None
-    last = slow[own.argmax(axis=0)]
+    last = slow[last_ranks(own)]
     if last.mean() < HALF and not _sticks_out(gain, rest):
         return None
     over = {row: excess(own[[row, *np.flatnonzero(~slow)]]) for row in named}
@@ -303,6 +309,8 @@ def by_chance_elsewhere(judged: Judged, slow: Slow, others: Sequence[Judged]) ->
 
     To be added to its p-value: who looks into many groups finds something in one of them.
     """
+    if not others:
+        return 0.0
     mean = excess(judged.own)[judged.ranks.index(slow.ranks[0])].mean()
     return sum(share_reaching(block_sums(excess(one.own).T), float(mean) * one.own.shape[1]) for one in others)
 
@@ -344,7 +352,7 @@ def too_short(judged: Judged) -> Suspect | None:
     return Suspect([judged.ranks[row] for row in ahead.rows], int(far.sum()), needed if far.sum() < needed else None)
 
 
-def _sticks_out(gain: NDArray[np.float64], rest: Matrix) -> bool:
+def _sticks_out(gain: NDArray[np.float64], rest: Stored) -> bool:
     """Whether most of what was lost was lost in steps in which the slow ones were farther out than the others are apart.
 
     A rank that is last only now and then is told from noise that lasts for a while (a neighbour's job) by how far out it is then.
@@ -363,13 +371,13 @@ def find_rotating(judged: Judged) -> Slow | None:
     own = judged.own
     if len(own) < 4 or own.shape[1] < 2 * MINIMUM_STEPS:
         return None
-    ordered = np.partition(own, (0, -2, -1), axis=0)
-    gap = ordered[-1] - ordered[-2]
-    spacing = (ordered[-2] - ordered[0]) / (len(own) - 2)
+    least, second, most = ordered(own, [0, len(own) - 2, len(own) - 1]).astype(np.float64)
+    gap = most - second
+    spacing = (second - least) / (len(own) - 2)
     far = gap >= np.maximum(5 * spacing, 0.15 * judged.wall_us)
     if far.mean() < FIXED:
         return None
-    counts = np.bincount(own.argmax(axis=0)[far], minlength=len(own))
+    counts = np.bincount(last_ranks(own)[far], minlength=len(own))
     took_part = np.flatnonzero(counts >= 2)
     if len(took_part) < 3 or counts.max() > 0.5 * far.sum():
         return None

@@ -103,10 +103,12 @@ def _median(table: StepTable | None, metric: str, rank: int) -> float | None:
     at = int(np.searchsorted(table.ranks, rank))
     row = table.of_rank(metric, at)
     # Profiled steps carry the profiler's cost; without others they are all there is.
-    plain = row[np.isfinite(row) & ~table.profiled[at]]
-    values = plain if len(plain) else row[np.isfinite(row)]
+    known = np.isfinite(row)
+    plain = row[known & ~table.profiled[at]]
+    values = plain if len(plain) else row[known]
     if not len(values):
         return None
     # Of a thousand ranks; np.median takes longer for its preparations than for its answer.
-    ordered, count = np.sort(values), len(values)
-    return float((ordered[(count - 1) // 2] + ordered[count // 2]) / 2)
+    half = len(values) // 2
+    halves = np.partition(values, half)
+    return float(halves[half]) if len(values) % 2 else (float(halves[:half].max()) + float(halves[half])) / 2

@@ -22,7 +22,7 @@ from rankscope.analysis.links import ToldLink
 from rankscope.analysis.liveness import liveness
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.odd_windows import odd_windows
-from rankscope.analysis.own_time import Judged, imposed_wait, judge
+from rankscope.analysis.own_time import Judged, imposed_wait, judged_groups
 from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.pipeline import pipeline_of
 from rankscope.analysis.pipeline_result import PipelineResult
@@ -64,7 +64,9 @@ def analysis_of(
     recorded = run.reader.info
     if price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
         price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
-    verdict, findings = run_verdict(run, price_per_gpu_hour, currency)
+    table = run.table
+    compared = judged_groups(table, peer_groups(run.ranks, run.infos))
+    verdict, findings = run_verdict(run, compared, price_per_gpu_hour, currency)
     collectives = matching_result(run.matching, run.clocks, run.waits, run_fabric(run.infos, links))
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in run.windows.items()}, run=run.path
@@ -73,9 +75,7 @@ def analysis_of(
         verdict, findings = hung[0], [hung[1], *findings]
     ended = endings(run.infos)
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
-    table = run.table
     there = table.has_record
-    compared = [judged for peers in peer_groups(run.ranks, run.infos) if (judged := judge(table, peers)) is not None]
     imposed = _imposed(run, compared)
     analysis = Analysis(
         source=Source(
