@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -113,6 +114,7 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
         watcher = Watcher(
             run.path,
             analyse=lambda _: make_analysis(2),
+            follow=SimpleNamespace(update=lambda _: make_analysis(2), keep=lambda _: None),
             delivery=Delivery(
                 [Alertmanager(manager, client, resend_after_s=60, valid_s=240)],
                 retry_after_s=1,

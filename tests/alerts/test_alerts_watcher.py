@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class World:
         self.now_s = 1_700_000_100.0
         self.answer: Analysis | Exception | None = None
         self.analysed: list[Path] = []
+        self.followed: list[Path] = []
+        self.kept: list[Path] = []
         self.reports: list[str] = []
         self.events: list[Event] = []
         self.saved: list[bytes] = []
@@ -62,6 +64,7 @@ class World:
         self.watcher = Watcher(
             path,
             analyse=self.analyse,
+            follow=self,
             delivery=Delivery([receiver], retry_after_s=5, report=self.reports.append),
             ledger=ledger or Ledger(),
             options=Options(policy=Policy(fire_after, 2), once=once),
@@ -70,6 +73,13 @@ class World:
             save=lambda ledger: self.saved.append(msgspec.json.encode(ledger)),
             clock=lambda: int(self.now_s * 1e9),
         )
+
+    def update(self, run: Path) -> Analysis:
+        self.followed.append(run)
+        return self.analyse([run])
+
+    def keep(self, runs: Collection[Path]) -> None:
+        self.kept = list(runs)
 
     def analyse(self, paths: Sequence[Path]) -> Analysis:
         self.analysed += paths
@@ -126,6 +136,19 @@ def test_without_a_straggler_nothing_is_sent(make_run: Any, make_analysis: Any, 
     assert world.evaluate()
     assert told.calls == []
     assert not (run.path / "findings.jsonl").exists()
+
+
+def test_a_run_is_followed_while_it_goes_on_and_judged_as_a_whole_when_it_is_over(
+    make_run: Any, make_analysis: Any, told: Told
+) -> None:
+    run = make_run(slow=None)
+    world = World(run.path, receiver=told)
+    world.evaluate(make_analysis(), run)
+    assert (world.followed, world.kept) == ([run.path], [run.path])
+    run.end()
+    assert world.evaluate()
+    assert (world.followed, world.kept) == ([run.path], [])
+    assert world.analysed == [run.path, run.path]
 
 
 def test_old_evidence_is_not_evaluated_again(make_run: Any, make_analysis: Any, told: Told) -> None:

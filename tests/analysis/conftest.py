@@ -111,9 +111,7 @@ class SyntheticRun:
                 start_unix_ns=10**18,
                 end_reason=self.end_reasons.get(rank, "exit"),
                 coordinates=self.coordinates.get(rank, {}),
-                gpu_uuid=f"GPU-{rank}" if self.gpus else None,
-                gpu_name="H100" if self.gpus else None,
-                **self.rank_fields,
+                **({"gpu_uuid": f"GPU-{rank}", "gpu_name": "H100"} if self.gpus else {}) | self.rank_fields,
             )
             write_record(folder / "rank.json", info)
             append(folder, "steps", kept)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -36,6 +36,16 @@ class Analyse(Protocol):
         """Analyse one run."""
 
 
+class Follow(Protocol):
+    """``rankscope.alerts.following.Following``: analyses of runs that go on. Raises ``RankscopeError``."""
+
+    def update(self, run: Path) -> Analysis:
+        """Analyse a run, of which only what is new need be read."""
+
+    def keep(self, runs: Collection[Path]) -> None:
+        """These go on; nothing of any other run need be kept."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How to watch. ``dashboard_url`` and ``runbook_url`` are the bases of the links in alerts."""
@@ -50,6 +60,7 @@ class Options:
 class Watcher:
     """Follows ``path``: one run, or a folder of runs that come and go.
 
+    Runs that go on are analysed by ``follow``, those that are over as a whole by ``analyse``.
     ``report`` takes problems, one line each; ``emit`` takes events; ``save`` persists the ledger.
     """
 
@@ -58,6 +69,7 @@ class Watcher:
         path: Path,
         *,
         analyse: Analyse,
+        follow: Follow,
         delivery: Delivery,
         ledger: Ledger,
         options: Options,
@@ -68,6 +80,7 @@ class Watcher:
     ) -> None:
         self._path = path
         self._analyse = analyse
+        self._follow = follow
         self._delivery = delivery
         self.ledger = ledger
         self._options = options
@@ -85,7 +98,9 @@ class Watcher:
 
     def evaluate(self) -> bool:
         """One evaluation of everything. Returns whether there is nothing left to follow: a single run that is over."""
-        ended = [run for run in self._runs() if self._evaluate_run(run)]
+        runs = self._runs()
+        ended = [run for run in runs if self._evaluate_run(run)]
+        self._follow.keep([run for run in runs if run not in self._over])
         self._forget_lost()
         # Deliver before ending anything: who is told of an end must have heard of the beginning.
         self._deliver()
@@ -171,7 +186,7 @@ class Watcher:
     def _judge(self, run: Path, *, final: bool) -> bool:
         """Analyse a run and take in what was found; returns whether that worked."""
         try:
-            analysis = self._analyse([run])
+            analysis = self._analyse([run]) if final or self._options.once else self._follow.update(run)
         except RankscopeError as error:
             self._complain("analyse", run, str(error), error)
             return False

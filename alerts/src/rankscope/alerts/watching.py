@@ -13,6 +13,7 @@ import stamina.instrumentation
 from rankscope.alerts.alertmanager import Alertmanager
 from rankscope.alerts.delivery import Delivery, Receiver
 from rankscope.alerts.events import Event, as_json, as_text
+from rankscope.alerts.following import Following
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.post import http_client
@@ -69,6 +70,7 @@ def prepare(
     return Watcher(
         path,
         analyse=analyze,
+        follow=Following(),
         delivery=Delivery(receivers, retry_after_s=interval_s, report=_report),
         ledger=load_ledger(state, report=_report),
         options=Options(

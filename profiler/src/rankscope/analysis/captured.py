@@ -15,11 +15,11 @@ from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.ledger import ledger_of_blame
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.odd_windows import odd_windows
+from rankscope.analysis.possible import MAX_US
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, Finding, Source, Verdict
 from rankscope.analysis.slow_links import with_slow_links
-from rankscope.analysis.steps import MAX_US
 from rankscope.analysis.trace_analysis import imposed_result, late_named, matching_result
 from rankscope.analysis.transfers import communication_parts
 from rankscope.analysis.verdict import Setting, among, insufficient, limits, nobody, straggler

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.own_time import excess
+from rankscope.analysis.own_time import medians
 from rankscope.analysis.result import Cause
 from rankscope.analysis.steps import Matrix, StepTable
 from rankscope.runs.records import PHASES, Phase
@@ -105,26 +105,27 @@ def signals_of(
     ``own_us``: the excess per step where the records do not tell own time from waiting. Phases are then compared by their wall
     times: whoever waits does so in another phase than the one in which the slow rank is late, or no phase stands out.
     """
-    rows = [int(np.flatnonzero(table.ranks == one)[0]) for one in (rank, *peers)]
+    rows = np.searchsorted(table.ranks, [rank, *peers])
+    part = table.columns(affected)
     kind = "own_" if own_us is None else ""
 
     def mean_excess(metric: str) -> float | None:
-        return _mean_excess(table.matrix(metric)[rows][:, affected])
+        return _mean_excess(part.matrix(metric)[rows])
 
     phases: dict[Phase, float] = {}
     for phase in PHASES:
         over = mean_excess(f"{kind}{phase}_us")
         if over is not None:
             phases[phase] = over
-    tagged = table.tagged("checkpoint")[rows][:, affected]
-    work = _relative(table.matrix("input_elements")[rows][:, affected])
+    tagged = part.tagged("checkpoint")[rows]
+    work = _relative(part.matrix("input_elements")[rows])
     return Signals(
         own_us=own_us if own_us is not None else mean_excess("own_us") or 0.0,
         phases_us=phases,
         cpu_us=mean_excess("cpu_us"),
         run_queue_us=mean_excess("run_queue_us"),
         gc_us=mean_excess("gc_us"),
-        work=work if work is not None else _relative(table.matrix("samples")[rows][:, affected]),
+        work=work if work is not None else _relative(part.matrix("samples")[rows]),
         checkpoint=bool(tagged.size and tagged[0].mean() >= 0.5 and tagged[1:].mean() < 0.5),
         device_busy_us=device_busy_us,
     )
@@ -132,12 +133,18 @@ def signals_of(
 
 def _mean_excess(values: Matrix) -> float | None:
     """Row 0 against the others, over the steps that all of them have."""
-    whole = values[:, np.isfinite(values).all(axis=0)]
-    return float(excess(whole)[0].mean()) if whole.size else None
+    whole = _complete(values)
+    return float((whole[0] - medians(whole[1:])).mean()) if whole.size else None
+
+
+def _complete(values: Matrix) -> Matrix:
+    """The steps that all ranks have."""
+    there = np.isfinite(values).all(axis=0)
+    return values if there.all() else values[:, there]
 
 
 def _relative(values: Matrix) -> float | None:
-    whole = values[:, np.isfinite(values).all(axis=0)]
+    whole = _complete(values)
     if not whole.size:
         return None
     usual = float(np.median(whole[1:].mean(axis=1)))

@@ -37,8 +37,9 @@ def analyze(
     cannot be read among others of a folder or pattern is left out with a warning; one that was named by itself is an error. One
     that was cut off is used as far as it goes, with a warning and lower coverage.
 
-    With ``workers`` above 1 traces of several ranks are read by so many processes. These import the caller's main module, as
-    those of ``multiprocessing`` do: a script that asks for them needs ``if __name__ == "__main__":``.
+    With ``workers`` above 1 traces of several ranks, and the step records of a large run, are read by so many processes. These
+    import the caller's main module, as those of ``multiprocessing`` do: a script that asks for them needs
+    ``if __name__ == "__main__":``.
 
     ``links``: what the ranks communicate over, where their GPUs' names do not tell.
 
@@ -68,7 +69,7 @@ def analyze(
         # Imported for runs only: of the time that a trace takes, imports are a good part.
         from rankscope.analysis.run_analysis import analyze_run
 
-        analysis = analyze_run(run, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
+        analysis = analyze_run(run, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links, workers=workers)
     except OSError as error:
         # A folder that may not be looked into, a disk that fails: readers translate what they expect, this is the rest.
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error

@@ -97,8 +97,13 @@ def _classes(breakdowns: Sequence[StepBreakdown]) -> dict[str, float] | None:
 def _median(table: StepTable | None, metric: str, rank: int) -> float | None:
     if table is None:
         return None
-    row = table.matrix(metric)[int(np.searchsorted(table.ranks, rank))]
+    at = int(np.searchsorted(table.ranks, rank))
+    row = table.of_rank(metric, at)
     # Profiled steps carry the profiler's cost; without others they are all there is.
-    plain = row[np.isfinite(row) & ~table.profiled[int(np.searchsorted(table.ranks, rank))]]
+    plain = row[np.isfinite(row) & ~table.profiled[at]]
     values = plain if len(plain) else row[np.isfinite(row)]
-    return float(np.median(values)) if len(values) else None
+    if not len(values):
+        return None
+    # Of a thousand ranks; np.median takes longer for its preparations than for its answer.
+    ordered, count = np.sort(values), len(values)
+    return float((ordered[(count - 1) // 2] + ordered[count // 2]) / 2)

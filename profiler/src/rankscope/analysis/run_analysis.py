@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankscope.analysis.blame import assign_blame
-from rankscope.analysis.clock import consistent, fit_clocks
+from rankscope.analysis.blame import Blame, assign_blame
+from rankscope.analysis.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.endings import Endings, endings, listed, ranks_of
 from rankscope.analysis.fabric import run_fabric
 from rankscope.analysis.hung_run import hung_verdict
 from rankscope.analysis.ledger import ledger_of_blame, ledger_of_steps
 from rankscope.analysis.links import ToldLink
 from rankscope.analysis.liveness import liveness
-from rankscope.analysis.matching import match_collectives
+from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.odd_windows import odd_windows
 from rankscope.analysis.own_time import Judged, imposed_wait, judge
 from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.pipeline import pipeline_of
+from rankscope.analysis.pipeline_result import PipelineResult
+from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.recorder_cost import recorder_share
 from rankscope.analysis.reduce import Reduction
@@ -31,10 +34,11 @@ from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait,
 from rankscope.analysis.run_assessment import assessed_run
 from rankscope.analysis.run_verdict import RunEvidence, run_verdict
 from rankscope.analysis.slow_links import with_slow_links
-from rankscope.analysis.steps import LAST_STEP, MAX_US, StepTable
+from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
-from rankscope.analysis.waiting import waits_of
+from rankscope.analysis.waiting import Waits, waits_of
 from rankscope.runs.reader import RunReader
+from rankscope.runs.records import AttemptInfo, RankInfo
 
 _SHOWN: Final = 8
 
@@ -45,9 +49,17 @@ def analyze_run(
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
+    workers: int = 1,
 ) -> Analysis:
     """Analyse the last attempt of a run; see ``engine.analyze``."""
-    run = _read(path)
+    evidence = read_evidence(path, workers=workers)
+    return analysis_of(evidence, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
+
+
+def analysis_of(
+    run: RunEvidence, *, price_per_gpu_hour: float | None = None, currency: str = "USD", links: Sequence[ToldLink] = ()
+) -> Analysis:
+    """The analysis of what has been read."""
     recorded = run.reader.info
     if price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
         price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
@@ -61,21 +73,21 @@ def analyze_run(
     ended = endings(run.infos)
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
     table = run.table
-    evidence = table.has_record
+    there = table.has_record
     compared = [judged for peers in peer_groups(run.ranks, run.infos) if (judged := judge(table, peers)) is not None]
     imposed = _imposed(run, compared)
     analysis = Analysis(
         source=Source(
             kind="run",
             path=run.path,
-            ranks=int(evidence.any(axis=1).sum()),
+            ranks=int(there.any(axis=1).sum()),
             world_size=run.world_size,
-            steps=len(table.steps),
+            steps=len(table.steps) + run.earlier.steps,
             coverage=_coverage(run),
             simulated=recorded.simulated,
             run_id=recorded.run_id,
             name=recorded.name,
-            recorder_share=recorder_share(table, run.infos),
+            recorder_share=recorder_share(table, run.infos, earlier_us=run.earlier.wall_us),
             recorder_budget=max((info.budget for info in run.infos.values() if info.budget is not None), default=None),
             warnings=_warnings(run, ended),
         ),
@@ -84,7 +96,7 @@ def analyze_run(
                 rank,
                 breakdowns=run.windows[rank].breakdowns,
                 blame=run.blame,
-                steps=int(evidence[row].sum()),
+                steps=int(there[row].sum()) + run.earlier.records.get(rank, 0),
                 attempt=table.attempt,
                 info=run.infos.get(rank),
                 table=table,
@@ -104,56 +116,82 @@ def analyze_run(
     return assessed_run(analysis, run)
 
 
-def _read(path: os.PathLike[str]) -> RunEvidence:
+def read_evidence(path: os.PathLike[str], *, workers: int = 1) -> RunEvidence:
+    """Read the last attempt of a run. Raises ``InputError``."""
     reader = RunReader(Path(path))
-    table = StepTable.load(reader)
-    attempt = table.attempt
-    ranks = [int(rank) for rank in table.ranks]
-    infos = {rank: info for rank in ranks if (info := reader.rank(attempt, rank)) is not None}
+    table = StepTable.load(reader, workers=workers)
     windows: dict[int, Reduction] = {}
     damaged = table.damaged
-    for rank in ranks:
-        breakdowns = list(reader.windows(attempt, rank))
-        collectives = list(reader.collectives(attempt, rank))
+    for rank in map(int, table.ranks):
+        breakdowns = list(reader.windows(table.attempt, rank))
+        collectives = list(reader.collectives(table.attempt, rank))
         windows[rank] = Reduction(
-            breakdowns=[row for row in breakdowns if 0 < row.window_us < MAX_US and 0 <= row.step <= LAST_STEP],
-            collectives=[
-                row
-                for row in collectives
-                if 0 <= row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns < 2**62 and 0 <= row.step <= LAST_STEP
-            ],
+            breakdowns=list(filter(is_possible_breakdown, breakdowns)),
+            collectives=list(filter(is_possible_collective, collectives)),
         )
         damaged += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
-    about = reader.attempt(attempt)
-    world_size = about.world_size if about else max((info.world_size for info in infos.values()), default=None)
-    if world_size is not None:
-        world_size = max(world_size, len(ranks)) or None
-    matching = match_collectives({rank: reduction.collectives for rank, reduction in windows.items()}, world_size=world_size)
-    clocks = fit_clocks(matching.matches, {rank: info.host for rank, info in infos.items()})
-    matching = consistent(matching, clocks)
-    waits = waits_of(matching, clocks, run_fabric(infos, ()).hosts)
-    started = reader.info.start_unix_ns if about is None else about.start_unix_ns
+    infos = infos_of(reader, table.attempt, windows)
+    about = reader.attempt(table.attempt)
+    world_size = world_size_of(about, infos, len(windows))
+    together = put_together(windows, infos, world_size)
     return RunEvidence(
         reader=reader,
         table=table,
         infos=infos,
         windows=windows,
         world_size=world_size,
-        matching=matching,
-        clocks=clocks,
-        waits=waits,
-        blame=assign_blame(matching.matches, clocks, ranks, waits),
+        matching=together.matching,
+        clocks=together.clocks,
+        waits=together.waits,
+        blame=together.blame,
         damaged=damaged,
-        pipeline=pipeline_of(
-            table, infos, None if about is None else about.pipeline, {rank: one.collectives for rank, one in windows.items()}
-        ),
-        liveness=liveness(table, infos, start_unix_ns=started, now=time.time()),
+        pipeline=run_pipeline(table, infos, about, windows),
+        liveness=liveness(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=time.time()),
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The collectives of all ranks put together."""
+
+    matching: Matching
+    clocks: Clocks
+    waits: Waits
+    blame: Blame
+
+
+def put_together(windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo], world_size: int | None) -> Together:
+    """Match collectives, correct clocks, assign blame. ``windows``: of every rank there is."""
+    matching = match_collectives({rank: reduction.collectives for rank, reduction in windows.items()}, world_size=world_size)
+    clocks = fit_clocks(matching.matches, {rank: info.host for rank, info in infos.items()})
+    matching = consistent(matching, clocks)
+    waits = waits_of(matching, clocks, run_fabric(infos, ()).hosts)
+    return Together(matching, clocks, waits, assign_blame(matching.matches, clocks, list(windows), waits))
+
+
+def run_pipeline(
+    table: StepTable, infos: Mapping[int, RankInfo], about: AttemptInfo | None, windows: Mapping[int, Reduction]
+) -> PipelineResult | None:
+    """What there is to say of the pipeline's schedule; see ``pipeline_of``."""
+    collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
+    return pipeline_of(table, infos, None if about is None else about.pipeline, collectives)
+
+
+def infos_of(reader: RunReader, attempt: int, ranks: Iterable[int]) -> dict[int, RankInfo]:
+    """Who the ranks are, as far as that can be read."""
+    return {rank: info for rank in ranks if (info := reader.rank(attempt, rank)) is not None}
+
+
+def world_size_of(about: AttemptInfo | None, infos: Mapping[int, RankInfo], ranks: int) -> int | None:
+    """Ranks that there should be; not fewer than there are."""
+    world_size = about.world_size if about else max((info.world_size for info in infos.values()), default=None)
+    return None if world_size is None else max(world_size, ranks) or None
+
+
 def _coverage(run: RunEvidence) -> float | None:
-    expected = (run.world_size or len(run.ranks)) * len(run.table.steps)
-    return min(1.0, int(run.table.has_record.sum()) / expected) if expected else None
+    expected = (run.world_size or len(run.ranks)) * (len(run.table.steps) + run.earlier.steps)
+    recorded = int(run.table.has_record.sum()) + sum(run.earlier.records.values())
+    return min(1.0, recorded / expected) if expected else None
 
 
 def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
@@ -161,13 +199,17 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     attempts = run.reader.attempts()
     if len(attempts) > 1:
         warnings.append(f"the last of {len(attempts)} attempts (number {run.table.attempt}) is analysed")
+    if run.earlier.steps:
+        steps = len(run.table.steps)
+        warnings.append(f"judged by the last {steps:,} of {steps + run.earlier.steps:,} steps")
     # A world of whatever size a damaged file claims is never gone through: only what is on disk is.
     present = set(run.ranks)
     absent = (run.world_size or 0) - sum(rank < (run.world_size or 0) for rank in present)
     if absent > 0:
         shown = list(islice((rank for rank in count() if rank not in present), min(_SHOWN, absent)))
         warnings.append(f"no records of {ranks_of(shown, absent)}")
-    silent = [rank for row, rank in enumerate(run.ranks) if not run.table.has_record[row].any()]
+    there = run.table.has_record
+    silent = [rank for row, rank in enumerate(run.ranks) if not there[row].any()]
     if silent:
         warnings.append(f"not one step recorded by {listed(silent)}")
     warnings += ended.warnings()
@@ -219,7 +261,7 @@ def _expired(run: RunEvidence) -> list[str]:
     counts = ", ".join(f"{count:,} of {stream}" for stream, count in removed.items())
     rows = [row for row, rank in enumerate(run.ranks) if rank in ranks and run.infos[rank].expired_records.get("steps")]
     first = [int(run.table.steps[present.argmax()]) for present in run.table.has_record[rows] if present.any()]
-    since = f", among them all steps before {max(first)}" if first else ""
+    since = f", among them all steps before {max(first)}" if first and not run.earlier.steps else ""
     return [f"retention removed the oldest records of {listed(ranks)} ({counts}){since}; what is left is analysed"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -48,6 +48,17 @@ CAPTURE: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
+class Earlier:
+    """What was recorded before the steps of a table that holds only the last ones."""
+
+    steps: int = 0
+    records: dict[int, int] = field(default_factory=dict)
+    """Per rank."""
+    wall_us: dict[int, float] = field(default_factory=dict)
+    """Per rank, the sum."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunEvidence:
     """Everything read from the last attempt."""
 
@@ -66,6 +77,7 @@ class RunEvidence:
     """``None``: there is none, or it is not seen."""
     liveness: Liveness
     """Whether it goes on."""
+    earlier: Earlier = field(default_factory=Earlier)
 
     @property
     def path(self) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.filling import Filling
+from rankscope.analysis.rank_columns import RankColumns
+from rankscope.analysis.read_columns import read_columns
+from rankscope.analysis.step_rows import StepRow, columns_of, no_memory
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
@@ -45,105 +50,62 @@ METRICS: Final[dict[str, Metric]] = {
     "input_elements": Metric("input elements", "elements"),
     "samples": Metric("samples", "samples"),
     "tokens": Metric("tokens", "tokens"),
+    "flops": Metric("floating-point operations", "FLOP"),
 }
 """Names that ``StepTable.matrix`` knows."""
 
-MAX_US: Final = 366 * 86_400 * 1e6
-"""Nothing in training takes a year: a longer time is damage."""
 
-LAST_STEP: Final = 2**53
-"""A step number beyond it is damage."""
+class Matrices(Mapping[str, Matrix]):
+    """All of ``METRICS`` by name, kept in single precision and only where anything is known; of the steps ``kept``.
 
-MEMORY: Final = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "allocator_retries", "resident_bytes")
-"""Columns of ``StepTable.memory`` after the first, which is the step."""
+    Each matrix is made anew when it is asked for: in double precision all of a large run at once would not fit into memory.
+    """
 
-_TOLD: Final = ("tokens", "flops")
-_MOST: Final = 1e30
-"""Nothing in a step is larger, whatever its unit."""
+    def __init__(self, stored: Mapping[str, NDArray[np.float32]], ranks: int, kept: NDArray[np.intp]) -> None:
+        self._stored = stored
+        self._ranks = ranks
+        self._kept = kept
 
-_Getter = Callable[[StepRecord], float | int | None]
+    def __getitem__(self, metric: str) -> Matrix:
+        if metric in self._stored:
+            return self._stored[metric][:, self._columns].astype(np.float64)
+        if metric not in METRICS:
+            raise KeyError(metric)
+        return np.full((self._ranks, len(self._kept)), np.nan)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(METRICS)
 
-def _own_in(phase: Phase) -> _Getter:
-    return lambda record: record.own_in_us(phase)
+    def __len__(self) -> int:
+        return len(METRICS)
 
+    @property
+    def _columns(self) -> NDArray[np.intp] | slice:
+        """A slice takes no copy."""
+        count = len(self._kept)
+        return slice(0, count) if not count or self._kept[-1] == count - 1 else self._kept
 
-def _wall_in(phase: Phase) -> _Getter:
-    return lambda record: record.phases_us.get(phase)
+    def columns(self, keep: NDArray[np.bool_]) -> Matrices:
+        """The steps where ``keep`` is true."""
+        return Matrices(self._stored, self._ranks, self._kept[keep])
 
+    def rows(self, keep: NDArray[np.intp]) -> Matrices:
+        """The ranks in the rows ``keep``."""
+        return Matrices({name: matrix[keep] for name, matrix in self._stored.items()}, len(keep), self._kept)
 
-_GETTERS: Final[dict[str, _Getter]] = {
-    "wall_us": lambda record: record.wall_us,
-    "own_us": lambda record: record.own_us,
-    "blocked_us": lambda record: record.blocked_total_us,
-    **{f"{phase}_us": _wall_in(phase) for phase in PHASES},
-    **{f"own_{phase}_us": _own_in(phase) for phase in PHASES},
-    "cpu_us": lambda record: record.cpu_us,
-    "run_queue_us": lambda record: record.run_queue_us,
-    "gc_us": lambda record: record.gc_us,
-    "input_elements": lambda record: record.input_elements,
-    "samples": lambda record: record.samples,
-    "tokens": lambda record: record.tokens,
-}
-
-
-def _is_possible(record: StepRecord) -> bool:
-    return (
-        0 <= record.step <= LAST_STEP
-        and 0 <= record.start_unix_ns < 2**62
-        and 0 <= record.wall_us < MAX_US
-        and all(amount is None or 0 <= amount < 2**62 for amount in (record.input_elements, record.samples, record.tokens))
-    )
+    def of_rank(self, metric: str, row: int) -> NDArray[np.float64]:
+        """One row of a matrix."""
+        if metric in self._stored:
+            return self._stored[metric][row, self._columns].astype(np.float64)
+        return np.full(len(self._kept), np.nan)
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """One rank's records, one entry per record in the order in which they were written."""
-
-    step: NDArray[np.int64]
-    start: NDArray[np.int64]
-    profiled: NDArray[np.bool_]
-    values: dict[str, NDArray[np.float64]]
-    tags: dict[str, list[int]]
-    told: dict[str, NDArray[np.float64]]
-    memory: Matrix
-    damaged: int
-
-    @classmethod
-    def of(cls, records: Iterable[StepRecord]) -> Self:
-        everything = list(records)
-        rows = [row for row in everything if _is_possible(row)]
-        tags: dict[str, list[int]] = {}
-        for number, row in enumerate(rows):
-            for tag in row.tags:
-                tags.setdefault(tag, []).append(number)
-        return cls(
-            step=np.array([row.step for row in rows], dtype=np.int64),
-            start=np.array([row.start_unix_ns for row in rows], dtype=np.int64),
-            profiled=np.array([row.profiled for row in rows], dtype=bool),
-            values={name: _possible([get(row) for row in rows]) for name, get in _GETTERS.items()},
-            tags=tags,
-            told={name: np.array([_count(getattr(row, name)) for row in rows], dtype=np.float64) for name in _TOLD},
-            memory=np.array(
-                [
-                    (row.step, *(_count(getattr(row, name)) for name in MEMORY))
-                    for row in rows
-                    if row.resident_bytes is not None or row.allocated_bytes is not None
-                ],
-                dtype=np.float64,
-            ).reshape(-1, 1 + len(MEMORY)),
-            damaged=len(everything) - len(rows),
-        )
-
-
-def _possible(values: list[float | int | None]) -> NDArray[np.float64]:
-    """``None``, and what is so large that sums of it overflow, become NaN."""
-    column = np.array(values, dtype=np.float64)
-    return np.where(np.abs(column) < _MOST, column, np.nan)
-
-
-def _count(value: float | None) -> float | None:
-    return value if value is not None and 0 <= value < _MOST else None
+def _row(record: StepRecord) -> StepRow | None:
+    """``None`` for numbers that are beyond any."""
+    try:
+        return msgspec.convert(record, StepRow, from_attributes=True)
+    except msgspec.ValidationError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +117,7 @@ class StepTable:
     """Ranks that left a folder, ascending; also those without a single record."""
     steps: NDArray[np.int64]
     """Step numbers seen on any rank, ascending."""
-    values: dict[str, Matrix]
+    values: Mapping[str, Matrix]
     start_unix_ns: NDArray[np.int64]
     """Start of the step, [ranks, steps]; 0 where there is no record."""
     profiled: NDArray[np.bool_]
@@ -164,63 +126,60 @@ class StepTable:
     """Tag to [ranks, steps]: where it was set."""
     damaged: int = 0
     """Records left out because their times or numbers are impossible."""
-    told: dict[str, Matrix] = field(default_factory=dict)
-    """``tokens`` and ``flops``, [ranks, steps]; only those that some rank has, for most runs have neither."""
     memory: dict[int, Matrix] = field(default_factory=dict)
     """Rank to [samples, 1 + len(MEMORY)]: the step, and what ``MEMORY`` names; of every so-and-so-many-th step only."""
 
     @classmethod
-    def load(cls, reader: RunReader, attempt: int | None = None) -> Self:
-        """Read one attempt, the last by default. Raises ``InputError`` when there is no such attempt."""
+    def load(cls, reader: RunReader, attempt: int | None = None, *, workers: int = 1) -> Self:
+        """Read one attempt, the last by default, in up to ``workers`` processes. Raises ``InputError`` when there is no such."""
         attempts = reader.attempts()
         if attempt is None:
             # No attempt yet is an empty table: a run that has just been created.
             attempt = attempts[-1] if attempts else 0
         elif attempt not in attempts:
             raise InputError(reader.path, f"no attempt {attempt} in it")
+        filling = Filling()
         ranks = reader.ranks(attempt)
-        return cls.from_records(attempt, {rank: reader.steps(attempt, rank) for rank in ranks})
+        filling.add_ranks(ranks)
+        for rank, columns in read_columns(reader, attempt, ranks, workers=workers):
+            filling.add(rank, columns)
+        return cls.filled(attempt, filling)
 
     @classmethod
     def from_records(cls, attempt: int, records: Mapping[int, Iterable[StepRecord]]) -> Self:
         """Table of the records of each rank. A step recorded twice by a rank counts as last written."""
-        ranks = sorted(records)
-        # Columns per rank first: a thousand ranks' records as objects would fill memory, their numbers do not.
-        columns = [_Columns.of(records[rank]) for rank in ranks]
-        steps = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(one.step for one in columns)]))
-        shape = (len(ranks), len(steps))
-        values = {name: np.full(shape, np.nan) for name in METRICS}
-        start = np.zeros(shape, dtype=np.int64)
-        profiled = np.zeros(shape, dtype=bool)
-        tags: dict[str, NDArray[np.bool_]] = {}
-        for row, one in enumerate(columns):
-            at = np.searchsorted(steps, one.step)
-            for name, column in one.values.items():
-                values[name][row, at] = column
-            start[row, at] = one.start
-            profiled[row, at] = one.profiled
-            for tag, where in one.tags.items():
-                tags.setdefault(tag, np.zeros(shape, dtype=bool))[row, at[where]] = True
-        told = {name: np.full(shape, np.nan) for name in _TOLD if any(np.isfinite(one.told[name]).any() for one in columns)}
-        for row, one in enumerate(columns):
-            for name, matrix in told.items():
-                matrix[row, np.searchsorted(steps, one.step)] = one.told[name]
+        filling = Filling()
+        filling.add_ranks(records)
+        for rank, of_rank in records.items():
+            rows = [_row(record) for record in of_rank]
+            possible = [row for row in rows if row is not None]
+            filling.damaged += len(rows) - len(possible)
+            filling.add(rank, RankColumns.of([columns_of(possible)] if possible else []))
+        return cls.filled(attempt, filling)
+
+    @classmethod
+    def filled(cls, attempt: int, filling: Filling) -> Self:
+        """What has been filled in so far; not a copy of it."""
+        count = len(filling.steps)
         return cls(
             attempt=attempt,
-            ranks=np.array(ranks, dtype=np.int64),
-            steps=steps,
-            values=values,
-            start_unix_ns=start,
-            profiled=profiled,
-            tags=tags,
-            damaged=sum(one.damaged for one in columns),
-            told=told,
-            memory={rank: one.memory for rank, one in zip(ranks, columns, strict=True) if len(one.memory)},
+            ranks=np.array(filling.ranks, dtype=np.int64),
+            steps=filling.steps,
+            values=Matrices(filling.values, len(filling.ranks), np.arange(count)),
+            start_unix_ns=filling.start[:, :count],
+            profiled=filling.profiled[:, :count],
+            tags={tag: matrix[:, :count] for tag, matrix in filling.tags.items()},
+            damaged=filling.damaged,
+            memory={rank: samples for rank in filling.ranks if len(samples := filling.memory.get(rank, no_memory()))},
         )
 
     def matrix(self, metric: str) -> Matrix:
         """One metric of ``METRICS``, [ranks, steps]. Raises ``KeyError`` for a name that is none."""
         return self.values[metric]
+
+    def of_rank(self, metric: str, row: int) -> NDArray[np.float64]:
+        """One metric of the rank in a row, [steps]."""
+        return self.values.of_rank(metric, row) if isinstance(self.values, Matrices) else self.values[metric][row]
 
     def tagged(self, tag: str) -> NDArray[np.bool_]:
         """Where a tag was set, [ranks, steps]."""
@@ -233,12 +192,13 @@ class StepTable:
             attempt=self.attempt,
             ranks=self.ranks,
             steps=self.steps[keep],
-            values={name: matrix[:, keep] for name, matrix in self.values.items()},
+            values=self.values.columns(keep)
+            if isinstance(self.values, Matrices)
+            else {name: matrix[:, keep] for name, matrix in self.values.items()},
             start_unix_ns=self.start_unix_ns[:, keep],
             profiled=self.profiled[:, keep],
             tags={name: matrix[:, keep] for name, matrix in self.tags.items()},
             damaged=self.damaged,
-            told={name: matrix[:, keep] for name, matrix in self.told.items()},
             memory={rank: rows[np.isin(rows[:, 0], self.steps[keep])] for rank, rows in self.memory.items()},
         )
 
@@ -247,11 +207,12 @@ class StepTable:
         return replace(
             self,
             ranks=self.ranks[keep],
-            values={name: matrix[keep] for name, matrix in self.values.items()},
+            values=self.values.rows(keep)
+            if isinstance(self.values, Matrices)
+            else {name: matrix[keep] for name, matrix in self.values.items()},
             start_unix_ns=self.start_unix_ns[keep],
             profiled=self.profiled[keep],
             tags={name: matrix[keep] for name, matrix in self.tags.items()},
-            told={name: matrix[keep] for name, matrix in self.told.items()},
             memory={rank: rows for rank, rows in self.memory.items() if rank in self.ranks[keep]},
         )
 

@@ -31,11 +31,9 @@ def throughput_of(
         return None
     whole = len(table.ranks) == (world_size or len(table.ranks))
     batches = _batches(table, infos)
-    told = {"samples": table.matrix("samples"), **table.told}
-    known = {name: told[name][:, keep] if name in told else None for name in ("samples", "tokens", "flops")}
+    known = {name: table.matrix(name)[:, keep] for name in ("samples", "tokens", "flops")}
     rates = {name: _rate(known[name], wall, batches) if whole else None for name in ("samples", "tokens")}
-    flops = known["flops"]
-    rate = None if flops is None else _mean_rate(flops, wall)
+    rate = _mean_rate(known["flops"], wall)
     names = {info.gpu_name for info in infos.values()}
     name = names.pop() if len(names) == 1 else None
     peaks = peaks_of(name)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -33,6 +34,7 @@ _MAX_CHUNK_BYTES: Final = 512 * 2**20
 _MAX_CHUNK_VALUES: Final = 64 * 2**20
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+_B = TypeVar("_B")
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +188,16 @@ class PieceReader:
 
     def records(self, pieces: list[Piece], kind: type[_T]) -> Iterator[_T]:
         """Records of some of its pieces, in the order of the file. Raises ``InputError``."""
+        return chain.from_iterable(self.unpacked(pieces, kind, lambda batch: list(from_columns(batch, kind))))
+
+    def unpacked(
+        self, pieces: list[Piece], kind: type[msgspec.Struct], unpack: Callable[[Any], _B], columns: Sequence[str] | None = None
+    ) -> Iterator[_B]:
+        """What ``unpack`` makes of the record batches of some of its pieces, in the order of the file; of all columns, or of
+        those of ``columns`` that there are. Raises ``InputError``.
+        """
         wanted = _ranges(self.pieces, pieces)
+        named = None if columns is None else [name for name in columns if name in self._metadata.schema.to_arrow_schema().names]
         with self._translated(), open_regular(self.path) as file:
             words = [field.name for field in arrow_schema(kind) if field.type == pa.string()]
             parquet = pq.ParquetFile(
@@ -197,7 +208,8 @@ class PieceReader:
                 end = start + rows
                 inside = [(max(a, start), min(b, end)) for a, b in wanted if a < end and b > start]
                 if inside:
-                    yield from _rows_of(parquet, number, [(a - start, b - start) for a, b in inside], kind)
+                    for batch in _batches_of(parquet, number, [(a - start, b - start) for a, b in inside], named):
+                        yield unpack(batch)
                 start = end
 
     @contextmanager
@@ -246,14 +258,14 @@ def _ranges(all_pieces: list[Piece], wanted: list[Piece]) -> list[tuple[int, int
     return ranges
 
 
-def _rows_of(parquet: Any, group: int, ranges: list[tuple[int, int]], kind: type[_T]) -> Iterator[_T]:
+def _batches_of(parquet: Any, group: int, ranges: list[tuple[int, int]], columns: list[str] | None) -> Iterator[Any]:
     start = 0
-    for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], use_threads=False):
+    for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
         end = start + batch.num_rows
         for first, last in ranges:
             if first < end and last > start:
                 lo = max(first, start) - start
-                yield from from_columns(batch.slice(lo, min(last, end) - start - lo), kind)
+                yield batch.slice(lo, min(last, end) - start - lo)
         start = end
     if start < max(last for _, last in ranges):
         raise ValueError(f"row group {group} has fewer rows than it should")

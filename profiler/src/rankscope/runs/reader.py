@@ -10,15 +10,18 @@ the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
 from rankscope.runs.errors import InputError, MissingError
 from rankscope.runs.paths import Stream, attempt_dir, host_dir, rank_dir, run_file
 from rankscope.runs.records import (
+    RECORD_TYPES,
     RUN_SCHEMA,
     AttemptInfo,
     CollectiveRecord,
@@ -30,7 +33,7 @@ from rankscope.runs.records import (
     StepBreakdown,
     StepRecord,
 )
-from rankscope.runs.segments import list_segments, open_regular, read_lines
+from rankscope.runs.segments import decode_blocks, list_segments, open_regular, read_blocks
 
 if TYPE_CHECKING:
     from rankscope.runs.parquet import Piece, PieceReader
@@ -39,6 +42,7 @@ MAX_NUMBER: Final = 2**31
 """Attempts and ranks are fewer: a folder with a larger number is damage."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+_B = TypeVar("_B")
 
 
 def is_run(path: Path) -> bool:
@@ -49,6 +53,15 @@ def is_run(path: Path) -> bool:
 def is_headless_run(path: Path) -> bool:
     """Whether ``path`` looks like a run directory that has lost its ``run.json``: there are attempts in it."""
     return (path / "attempts").is_dir() and not is_run(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts(Generic[_T, _B]):
+    """What to make of a stream's records, many at a time."""
+
+    kind: type[_T]
+    of_rows: Callable[[list[_T]], _B]
+    of_batch: Callable[[Any], _B]
 
 
 class RunReader:
@@ -142,21 +155,49 @@ class RunReader:
         folder = host_dir(self.path, host)
         return self._rows(folder, folder, None, "gpu", HardwareSample)
 
+    def step_blocks(
+        self, attempt: int, rank: int, kind: type[_T], of_rows: Callable[[list[_T]], _B], of_batch: Callable[[Any], _B]
+    ) -> Iterator[_B]:
+        """What ``of_rows`` and ``of_batch`` make of a rank's step records, many at a time, in the order they were written.
+
+        ``kind`` has some of the fields of ``StepRecord``, perhaps in other types; ``of_batch`` gets the same fields as Arrow
+        columns, those that there are.
+        """
+        folder, compacted = rank_dir(self.path, attempt, rank), attempt_dir(self.path, attempt)
+        return self._blocks(folder, compacted, rank, "steps", _Parts(kind, of_rows, of_batch))
+
+    def take_over(self, skipped_lines: int, unusable: list[Path]) -> None:
+        """Count what another reader of this run has met."""
+        self.skipped_lines += skipped_lines
+        for path in unusable:
+            self._cannot_use(path)
+
     def _rank_rows(self, attempt: int, rank: int, stream: Stream, kind: type[_T]) -> Iterator[_T]:
         return self._rows(rank_dir(self.path, attempt, rank), attempt_dir(self.path, attempt), rank, stream, kind)
 
     def _rows(self, folder: Path, compacted: Path, rank: int | None, stream: Stream, kind: type[_T]) -> Iterator[_T]:
         """Records of one stream: JSON Lines in ``folder``, and rows of ``rank`` in the Parquet files in ``compacted``."""
+
+        def records(batch: Any) -> list[_T]:
+            from rankscope.runs.columns import from_columns
+
+            return list(from_columns(batch, kind))
+
+        parts: _Parts[_T, list[_T]] = _Parts(kind, lambda rows: rows, records)
+        blocks: Iterator[list[_T]] = self._blocks(folder, compacted, rank, stream, parts)
+        return chain.from_iterable(blocks)
+
+    def _blocks(self, folder: Path, compacted: Path, rank: int | None, stream: Stream, parts: _Parts[_T, _B]) -> Iterator[_B]:
         # First what may be removed, then what takes its place: the other way round both could be missed.
         segments = self._list(folder, stream)
         done: set[Piece] = set()
-        yield from self._compacted(compacted, rank, stream, kind, done)
+        yield from self._compacted(compacted, rank, stream, parts, done)
         for path in segments:
             try:
-                yield from self._lines(path, kind, done)
+                yield from self._lines(path, parts, done)
             except FileNotFoundError:
                 # Retention removed it since, or it has just been compacted.
-                yield from self._compacted(compacted, rank, stream, kind, done, segment=path.name)
+                yield from self._compacted(compacted, rank, stream, parts, done, segment=path.name)
             except OSError:
                 self._cannot_use(path)
 
@@ -170,25 +211,28 @@ class RunReader:
             self._cannot_use(folder)
         return []
 
-    def _lines(self, path: Path, kind: type[_T], done: set[Piece]) -> Iterator[_T]:
-        decoder = msgspec.json.Decoder(kind)
+    def _lines(self, path: Path, parts: _Parts[_T, _B], done: set[Piece]) -> Iterator[_B]:
+        decoder = msgspec.json.Decoder(parts.kind)
         with open_regular(path) as file:
             if pieces := [piece for piece in done if piece.file == path.name]:
                 from rankscope.runs.parquet import covered_bytes
 
                 file.seek(covered_bytes(file, pieces))
-            for line in read_lines(file):
-                try:
-                    if line is not None:
-                        yield decoder.decode(line)
-                        continue
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    pass
-                self.skipped_lines += 1
+            for records, damaged in decode_blocks((lines for lines, _ in read_blocks(file)), decoder):
+                self.skipped_lines += damaged
+                if records:
+                    yield parts.of_rows(records)
 
     def _compacted(
-        self, folder: Path, rank: int | None, stream: Stream, kind: type[_T], done: set[Piece], *, segment: str | None = None
-    ) -> Iterator[_T]:
+        self,
+        folder: Path,
+        rank: int | None,
+        stream: Stream,
+        parts: _Parts[_T, _B],
+        done: set[Piece],
+        *,
+        segment: str | None = None,
+    ) -> Iterator[_B]:
         """Rows of the Parquet files in ``folder`` that are not ``done`` yet, or of these what was one ``segment``.
 
         Raises ``MissingError``.
@@ -207,7 +251,7 @@ class RunReader:
                 done.update(pieces)
                 self.skipped_lines += sum(piece.skipped for piece in pieces)
                 if pieces:
-                    yield from reader.records(pieces, kind)
+                    yield from reader.unpacked(pieces, RECORD_TYPES[stream], parts.of_batch, parts.kind.__struct_fields__)
             except (InputError, OSError):
                 self._cannot_use(path)
 

@@ -6,14 +6,21 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import BinaryIO, Final, Literal, TypeVar
+
+import msgspec
 
 from rankscope.runs.paths import Stream
 
+T = TypeVar("T", bound=msgspec.Struct)
+
 MAX_LINE_BYTES: Final = 4 * 1024 * 1024
 """A longer line is damage: no record comes near this."""
+
+BLOCK_BYTES: Final = 256 * 1024
+"""So much text, and what is made of it, fits into a processor's cache."""
 
 
 class IrregularFileError(OSError):
@@ -69,3 +76,45 @@ def read_lines(file: BinaryIO) -> Iterator[bytes | None]:
         while line and not line.endswith(b"\n"):
             line = file.readline(MAX_LINE_BYTES)  # the rest of the same line
         yield None
+
+
+def read_blocks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """The lines from where ``file`` stands, many at a time, each with its newline, and how many bytes they take in the file; last
+    of all what has no newline (yet).
+
+    Of an endless line there is only a part, which is no record.
+    """
+    rest, length = b"", 0
+    while data := file.read(BLOCK_BYTES):
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield rest + data[:end], length + end
+            rest, length = data[end:], len(data) - end
+        else:
+            rest, length = rest + data if length < MAX_LINE_BYTES else b"\0", length + len(data)
+    if rest:
+        yield rest, length
+
+
+def decode_blocks(blocks: Iterable[bytes], decoder: msgspec.json.Decoder[T]) -> Iterator[tuple[list[T], int]]:
+    """Records of ``read_blocks``, and the number of lines that could not be used."""
+    for block in blocks:
+        try:
+            records = decoder.decode_lines(block)
+            # Two in one line, of which one lost its end, are none; an empty line would make up for them.
+            if len(records) == block.count(b"\n") and block.endswith(b"\n") and b"}{" not in block:
+                yield records, 0
+                continue
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        lines = block.split(b"\n")
+        torn = int(lines.pop() != b"")
+        records = [record for line in lines if (record := _decoded(decoder, line)) is not None]
+        yield records, len(lines) - len(records) + torn
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.analysis.steps import LAST_STEP, MAX_US, StepTable
+from rankscope.analysis.possible import is_possible_breakdown
+from rankscope.analysis.steps import StepTable
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader, is_headless_run, is_run
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepBreakdown, StepRecord
@@ -73,7 +74,7 @@ def read_recording(path: Path) -> Recording:
         other = f"; attempts of it are folders in {run / _ATTEMPTS}" if len(attempts) > 1 else ""
         raise InputError(path, f"not one step is recorded in attempt {attempt}{other}")
     infos = {rank: info for rank in ranks if (info := reader.rank(attempt, rank)) is not None}
-    windows = {rank: [row for row in reader.windows(attempt, rank) if _is_possible(row)] for rank in ranks}
+    windows = {rank: [row for row in reader.windows(attempt, rank) if is_possible_breakdown(row)] for rank in ranks}
     about = reader.attempt(attempt)
     told = about.world_size if about else max((info.world_size for info in infos.values()), default=0)
     return Recording(
@@ -88,18 +89,6 @@ def read_recording(path: Path) -> Recording:
         memory=memory,
         warnings=_warnings(reader, table, attempts, infos, named=number is not None),
     )
-
-
-def _is_possible(row: StepBreakdown) -> bool:
-    times = (
-        row.compute_us,
-        row.communication_us,
-        row.overlap_us,
-        row.exposed_communication_us,
-        row.exposed_memcpy_us,
-        row.idle_us,
-    )
-    return 0 < row.window_us < MAX_US and 0 <= row.step <= LAST_STEP and all(0 <= time < MAX_US for time in times)
 
 
 def _run_and_attempt(path: Path) -> tuple[Path, int | None]:

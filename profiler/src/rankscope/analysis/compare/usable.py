@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from rankscope.analysis.compare.job_work import WORK_NAMES, WorkName, work_per_step
 from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.own_time import WARM_UP
-from rankscope.analysis.steps import MAX_US, METRICS, Matrix, StepTable
+from rankscope.analysis.possible import MAX_US
+from rankscope.analysis.steps import METRICS, Matrix, StepTable
 
 Basis = Literal["own", "wall"]
 

@@ -19,8 +19,9 @@ from rankscope.analysis.perfetto.raw_trace import RawTrace, Threshold, read_raw_
 from rankscope.analysis.perfetto.raw_tracks import write_raw
 from rankscope.analysis.perfetto.selection import Selection, fitting_steps
 from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, counted, process_name, step_range
-from rankscope.analysis.perfetto.step_tracks import is_possible, write_steps
+from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
+from rankscope.analysis.possible import is_possible_step
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -138,7 +139,9 @@ class RunSource:
     def write_rank(self, writer: TraceWriter, pid: int, rank: int) -> None:
         """Steps, phases, blocked time, garbage collection, profiled windows."""
         correct = self.plan.on_common_clock(rank)
-        rows = {row.step: row for row in self._reader.steps(self._attempt, rank) if row.step in self._steps and is_possible(row)}
+        rows = {
+            row.step: row for row in self._reader.steps(self._attempt, rank) if row.step in self._steps and is_possible_step(row)
+        }
         write_steps(writer, pid, list(rows.values()), correct)
         for row in rows.values():
             start = correct(row.start_unix_ns)

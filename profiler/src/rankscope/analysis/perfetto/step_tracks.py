@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
-from rankscope.analysis.steps import LAST_STEP, MAX_US
+from rankscope.analysis.possible import MAX_US
 from rankscope.runs.records import PHASES, Phase, PhaseTimes, StepRecord
 
 _CLOCK_SLACK: Final = 0.01
@@ -34,11 +34,6 @@ _SHOWN: Final = (
     "allocator_retries",
     "resident_bytes",
 )
-
-
-def is_possible(record: StepRecord) -> bool:
-    """Whether the times of a record make sense."""
-    return 0 <= record.step <= LAST_STEP and 0 <= record.start_unix_ns < 2**62 and 0 <= record.wall_us < MAX_US
 
 
 def weight(record: StepRecord) -> int:

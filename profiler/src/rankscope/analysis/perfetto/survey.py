@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.analysis.perfetto import collective_tracks, step_tracks
 from rankscope.analysis.perfetto.microseconds import HORIZON_NS
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.steps import LAST_STEP
+from rankscope.analysis.possible import LAST_STEP, is_possible_step
 from rankscope.runs.records import CollectiveRecord, StepRecord
 
 _CLOCK_STEPS: Final = 20
@@ -39,7 +39,7 @@ class Survey:
     def add_steps(self, records: Iterable[StepRecord]) -> None:
         """Of a rank that was chosen."""
         for record in records:
-            if not step_tracks.is_possible(record):
+            if not is_possible_step(record):
                 self.damaged += 1
                 continue
             step = record.step

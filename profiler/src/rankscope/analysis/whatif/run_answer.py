@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.own_time import MINIMUM_STEPS, Judged, judge
 from rankscope.analysis.peers import peer_groups
+from rankscope.analysis.possible import LAST_STEP, is_possible_breakdown, is_possible_collective
 from rankscope.analysis.reduce import Reduction
-from rankscope.analysis.steps import LAST_STEP, MAX_US, Matrix, StepTable
+from rankscope.analysis.steps import Matrix, StepTable
 from rankscope.analysis.whatif.causes import CAUSES
 from rankscope.analysis.whatif.outcome import MAX_RANKS, TOO_LITTLE, Outcome, Part, Terms, answer, insufficient, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
@@ -34,9 +35,6 @@ from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, RankInfo, StepRecord
 
 _SECONDS: Final = 1e-6
-
-_LATEST_NS: Final = 2**62
-"""A time beyond it is damage."""
 
 
 class _Blocked:
@@ -121,14 +119,8 @@ def whatif_of_run(path: Path, terms: Terms) -> WhatIf:
 def _profiled(reader: RunReader, attempt: int, rank: int) -> Reduction:
     """What the profiled steps of a rank left behind, of what can be."""
     return Reduction(
-        breakdowns=[
-            row for row in reader.windows(attempt, rank) if 0 < row.window_us < MAX_US and 0 <= row.start_unix_ns < _LATEST_NS
-        ],
-        collectives=[
-            row
-            for row in reader.collectives(attempt, rank)
-            if 0 <= row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns < _LATEST_NS
-        ],
+        breakdowns=list(filter(is_possible_breakdown, reader.windows(attempt, rank))),
+        collectives=list(filter(is_possible_collective, reader.collectives(attempt, rank))),
     )
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.steps import MAX_US, Matrix
+from rankscope.analysis.possible import MAX_US
+from rankscope.analysis.steps import Matrix
 from rankscope.runs.records import PHASES, Phase
 
 Stretches = NDArray[np.float64]

@@ -1,0 +1,242 @@
+"""Writes a synthetic run of any size as the recorder would have: JSON Lines per rank, a profiled window now and then.
+
+All ranks end each step together, as data-parallel ones do; one of them, in the middle, needs longer in forward at every step.
+Numbers are random with a seed per rank, so that ranks can be written side by side and a run can be grown later.
+
+    python benchmarks/make_run.py RUN [--ranks 256] [--steps 2500] [--slow-us 40000] [--compact]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.runs.compact import compact_run
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import (
+    AttemptInfo,
+    CollectiveRecord,
+    PhaseTimes,
+    RankInfo,
+    RunInfo,
+    StepBreakdown,
+    StepRecord,
+)
+from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+
+START_NS = 1_790_000_000_000_000_000
+MEANS_US = {"data": 800.0, "forward": 70_000.0, "backward": 120_000.0, "optimizer": 20_000.0, "between_steps": 300.0}
+TRANSFER_US = 15_000.0
+RANKS_PER_HOST = 8
+CHUNK = 1000
+"""Steps made and written at a time; each has a seed of its own, so that a run may begin and go on at any of them."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a run is to look like."""
+
+    ranks: int
+    steps: int
+    slow_us: float = 40_000.0
+    """By how much longer the planted rank needs."""
+    window_every: int = 2500
+    window_steps: int = 3
+    collectives: int = 8
+    """Per profiled step."""
+    seed: int = 1
+
+    @property
+    def slow_rank(self) -> int:
+        """The planted one."""
+        return self.ranks // 2
+
+
+def own_times(shape: Shape, rank: int, chunk: int) -> dict[str, Floats]:
+    """Microseconds per phase that a rank needs itself in the steps of one chunk."""
+    rng = np.random.default_rng((shape.seed, rank, chunk))
+    times = {name: mean * np.exp(rng.normal(0, 0.03, CHUNK)) for name, mean in MEANS_US.items()}
+    if rank == shape.slow_rank:
+        times["forward"] += shape.slow_us
+    return times
+
+
+def walls_of(shape: Shape, chunk: int) -> Floats:
+    """How long each step of a chunk takes all ranks: as long as the slowest of them."""
+    longest = np.zeros(CHUNK)
+    for rank in range(shape.ranks):
+        np.maximum(longest, sum(own_times(shape, rank, chunk).values()), out=longest)
+    return longest + TRANSFER_US
+
+
+def step_records(shape: Shape, rank: int, chunk: int, walls: Floats, starts: NDArray[np.int64]) -> Iterator[StepRecord]:
+    """The step records of one rank in one chunk."""
+    rng = np.random.default_rng((shape.seed, rank, chunk, 1))
+    own = own_times(shape, rank, chunk)
+    blocked = walls - sum(own.values())
+    columns = [
+        starts.tolist(),
+        walls.round(3).tolist(),
+        *(one.round(3).tolist() for one in (own["data"], own["forward"], own["backward"] + blocked)),
+        *(one.round(3).tolist() for one in (own["optimizer"], own["between_steps"], blocked)),
+        ((walls - blocked) * 0.98).round(3).tolist(),
+        rng.exponential(150, CHUNK).round(3).tolist(),
+        rng.integers(20, 60, CHUNK).tolist(),
+    ]
+    for number, row in enumerate(zip(*columns, strict=True), start=chunk * CHUNK):
+        start, wall, data, forward, backward, optimizer, between, waited, cpu, queue, switches = row
+        sampled = number % 10 == 0
+        yield StepRecord(
+            step=number,
+            start_unix_ns=start,
+            wall_us=wall,
+            phases_us=PhaseTimes(data=data, forward=forward, backward=backward, optimizer=optimizer, between_steps=between),
+            blocked_us=PhaseTimes(forward=0.0, backward=waited, optimizer=0.0),
+            cpu_us=cpu,
+            run_queue_us=queue,
+            voluntary_switches=switches,
+            involuntary_switches=0,
+            gc_us=0.0,
+            samples=32,
+            input_elements=65_536,
+            allocated_bytes=30 * 2**30 if sampled else None,
+            resident_bytes=9 * 2**30 if sampled else None,
+            profiled=is_profiled(shape, number),
+            tags=["checkpoint"] if number % 1000 == 999 else [],
+        )
+
+
+def is_profiled(shape: Shape, step: int) -> bool:
+    """Whether a window covers a step."""
+    return step % shape.window_every in range(20, 20 + shape.window_steps)
+
+
+def window(shape: Shape, rank: int, step: int, start: int, wall: float) -> tuple[StepBreakdown, list[CollectiveRecord]]:
+    """What a profiled step leaves."""
+    rng = np.random.default_rng((shape.seed, rank, step, 2))
+    exposed, idle = TRANSFER_US, wall / 10
+    breakdown = StepBreakdown(
+        step=step,
+        start_unix_ns=start,
+        device_kind="cuda",
+        window_us=wall,
+        compute_us=wall - exposed - idle,
+        communication_us=2 * exposed,
+        overlap_us=exposed,
+        exposed_communication_us=exposed,
+        memcpy_us=0.0,
+        exposed_memcpy_us=0.0,
+        idle_us=idle,
+        events=40_000,
+    )
+    late_us = shape.slow_us / shape.collectives if rank == shape.slow_rank else 0.0
+    apart_ns = round(wall * 1000 / (shape.collectives + 1))
+    rows = []
+    for index in range(shape.collectives):
+        end = start + (index + 1) * apart_ns
+        begin = end - 2_000_000 - round((shape.slow_us / shape.collectives - late_us) * 1000) - int(rng.integers(200_000))
+        rows.append(
+            CollectiveRecord(
+                step=step,
+                group="default_pg",
+                group_size=shape.ranks,
+                index=index,
+                sequence=step * shape.collectives + index,
+                op="all_reduce",
+                dtype="BFloat16",
+                bytes=25 * 2**20,
+                enqueue_unix_ns=begin - 50_000,
+                start_unix_ns=begin,
+                end_unix_ns=end,
+                stream=20,
+                compute_spans_us=[(100.0, 900.0)],
+            )
+        )
+    return breakdown, rows
+
+
+def begin_run(run: Path, shape: Shape) -> None:
+    """Identity of the run and its ranks."""
+    create_run(run, RunInfo(run_id="synthetic", name="synthetic", start_unix_ns=START_NS))
+    create_attempt(run, AttemptInfo(attempt=0, start_unix_ns=START_NS, world_size=shape.ranks, backend="nccl"))
+    for rank in range(shape.ranks):
+        write_record(
+            rank_dir(run, 0, rank) / "rank.json",
+            RankInfo(
+                rank=rank,
+                world_size=shape.ranks,
+                host=f"node{rank // RANKS_PER_HOST:04d}",
+                pid=1000 + rank,
+                local_rank=rank % RANKS_PER_HOST,
+                device_kind="cuda",
+                start_unix_ns=START_NS,
+            ),
+        )
+
+
+def write_ranks(run: Path, shape: Shape, steps: range, walls: Floats, ranks: range) -> None:
+    """Append steps of some ranks; ``walls`` are those of all steps in whole chunks, also the ones before."""
+    first, last = steps.start, steps.stop
+    gc.disable()  # nothing made here refers to anything else
+    starts = START_NS + np.concatenate([[0], np.cumsum((walls * 1000).astype(np.int64))])
+    for rank in ranks:
+        folder = rank_dir(run, 0, rank)
+        writers = {stream: JsonLinesWriter(folder, stream) for stream in ("steps", "windows", "collectives")}
+        for chunk in range(first // CHUNK, -(-last // CHUNK)):
+            within = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+            records = step_records(shape, rank, chunk, walls[within], starts[within])
+            writers["steps"].append(*(row for row in records if first <= row.step < last))
+        for step in (step for step in range(first, last) if is_profiled(shape, step)):
+            breakdown, collectives = window(shape, rank, step, int(starts[step]), float(walls[step]))
+            writers["windows"].append(breakdown)
+            writers["collectives"].append(*collectives)
+        for writer in writers.values():
+            writer.close()
+
+
+def grow_run(run: Path, shape: Shape, first: int, last: int, *, workers: int = 1) -> None:
+    """Append steps ``first`` to ``last`` of every rank."""
+    walls = np.concatenate([walls_of(shape, chunk) for chunk in range(-(-last // CHUNK))])
+    write = partial(write_ranks, run, shape, range(first, last), walls)
+    each = -(-shape.ranks // (8 * workers))
+    parts = [range(rank, min(rank + each, shape.ranks)) for rank in range(0, shape.ranks, each)]
+    if workers == 1:
+        list(map(write, parts))
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        list(pool.map(write, parts))
+
+
+def main() -> None:
+    """Write the run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, nargs="?", help="folder to write; without one nothing is done")
+    parser.add_argument("--ranks", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--slow-us", type=float, default=40_000.0, help="what the planted rank needs longer; 0: nobody is slow")
+    parser.add_argument("--compact", action="store_true", help="compact the run to Parquet afterwards")
+    args = parser.parse_args()
+    if args.run is None:
+        parser.print_help()
+        return
+    shape = Shape(ranks=args.ranks, steps=args.steps, slow_us=args.slow_us)
+    begin_run(args.run, shape)
+    grow_run(args.run, shape, 0, args.steps, workers=len(os.sched_getaffinity(0)))
+    if args.compact:
+        compact_run(args.run, force=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""What analysing a large run costs, and following one that grows: prints one JSON object.
+
+The whole command is timed, with the memory of all its processes together; then reading and judging apart; then what an update
+of a followed run takes when so much has been recorded since as the job records in 30 s.
+
+    python benchmarks/scale.py [--ranks 1024] [--steps 10000] [--run RUN]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from make_run import MEANS_US, TRANSFER_US, Shape, begin_run, grow_run
+
+from rankscope.analysis.online import OnlineAnalysis
+from rankscope.analysis.run_analysis import analysis_of, read_evidence
+
+SECONDS_BUDGET, BYTES_BUDGET, UPDATE_BUDGET = 20.0, 2 * 2**30, 1.0
+NEW_SECONDS = 30.0
+UPDATES = 3
+WORKERS = len(os.sched_getaffinity(0))
+
+
+def tree_bytes(pid: int) -> int:
+    """Resident memory of a process and all below it; pages that several share count for each."""
+    total = 0
+    try:
+        total += int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
+            total += tree_bytes(int(child))
+    except OSError:
+        pass  # it has ended
+    return total
+
+
+def whole_command(run: Path) -> tuple[float, int, dict[str, object]]:
+    """Seconds and peak memory of ``rankscope analyze``, and its verdict."""
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankscope", "analyze", str(run), "--format", "json"], stdout=subprocess.PIPE
+    )
+    peak = 0
+
+    def watch() -> None:
+        nonlocal peak
+        while process.poll() is None:
+            peak = max(peak, tree_bytes(process.pid))
+            time.sleep(0.02)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    out, _ = process.communicate()
+    seconds = time.perf_counter() - begin
+    watcher.join()
+    return seconds, peak, json.loads(out)["verdict"]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--run", type=Path, help="written by make_run.py with these ranks and steps; it will have grown")
+    args = parser.parse_args()
+    shape = Shape(ranks=args.ranks, steps=args.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        run = args.run or Path(folder) / "run"
+        if args.run is None:
+            begin_run(run, shape)
+            grow_run(run, shape, 0, args.steps, workers=WORKERS)
+        load_before = os.getloadavg()[0]
+        seconds, peak, verdict = whole_command(run)
+        begin, cpu = time.perf_counter(), time.process_time()
+        evidence = read_evidence(run, workers=WORKERS)
+        read_s = time.perf_counter() - begin
+        begin, cpu = time.perf_counter(), time.process_time()
+        analysis_of(evidence)
+        judge_s, judge_cpu_s = time.perf_counter() - begin, time.process_time() - cpu
+        del evidence
+        updates, first_s = follow(run, shape)
+    figures = {
+        "ranks": args.ranks,
+        "steps": args.steps,
+        "verdict": verdict["summary"],
+        "whole_s": round(seconds, 2),
+        "read_s": round(read_s, 2),
+        "judge_s": round(judge_s, 2),
+        "judge_cpu_s": round(judge_cpu_s, 2),
+        "peak_bytes": peak,
+        "first_update_s": round(first_s, 2),
+        "updates_s": [round(wall, 3) for wall, _ in updates],
+        "updates_cpu_s": [round(cpu, 3) for _, cpu in updates],
+        "load_before": round(load_before, 1),
+        "load_after": round(os.getloadavg()[0], 1),
+    }
+    update_s = float(np.median([wall for wall, _ in updates]))
+    budgets = [
+        {"name": "whole_s", "value": round(seconds, 2), "limit": SECONDS_BUDGET, "ok": seconds <= SECONDS_BUDGET},
+        {"name": "peak_bytes", "value": peak, "limit": BYTES_BUDGET, "ok": peak <= BYTES_BUDGET},
+        {"name": "update_s", "value": round(update_s, 3), "limit": UPDATE_BUDGET, "ok": update_s <= UPDATE_BUDGET},
+    ]
+    environment = {"python": platform.python_version(), "numpy": np.__version__, "cpus": WORKERS}
+    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+
+
+def follow(run: Path, shape: Shape) -> tuple[list[tuple[float, float]], float]:
+    """Wall and CPU seconds of each update, and of the first, which reads everything."""
+    online = OnlineAnalysis(run)
+    begin = time.perf_counter()
+    known = online.update().source.steps
+    first_s = time.perf_counter() - begin
+    new_steps = round(NEW_SECONDS * 1e6 / (sum(MEANS_US.values()) + TRANSFER_US + shape.slow_us))
+    updates: list[tuple[float, float]] = []
+    for _ in range(UPDATES):
+        grow_run(run, shape, known, known + new_steps, workers=WORKERS)
+        begin, cpu = time.perf_counter(), time.process_time()
+        found = online.update().source.steps
+        updates.append((time.perf_counter() - begin, time.process_time() - cpu))
+        assert found == known + new_steps, "not every new step was seen"
+        known = found
+    return updates, first_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""A table of steps while it is being filled: rank by rank from files, or step by step while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.rank_columns import RankColumns
+from rankscope.analysis.step_rows import no_memory
+
+_SPARE: Final = 8
+"""One part in so many is left free for steps to come, so that not every one of them moves all others."""
+
+
+@dataclass(slots=True)
+class Filling:
+    """Values are NaN, and records absent, where nothing has been added yet. Arrays are [ranks, at least the steps]."""
+
+    ranks: list[int] = field(default_factory=list)
+    """Ascending."""
+    steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Ascending."""
+    values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Only metrics of which something is known."""
+    start: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    profiled: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
+    tags: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    memory: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    """Rank to [samples, step and ``step_rows.MEMORY``]."""
+    damaged: int = 0
+
+    def add_ranks(self, ranks: Iterable[int]) -> None:
+        """Make room for ranks, those that are there already among them."""
+        together = sorted({*self.ranks, *ranks})
+        if together != self.ranks:
+            source = np.array([self.ranks.index(rank) if rank in self.ranks else -1 for rank in together], dtype=np.intp)
+            self.ranks = together
+            self._rearrange(rows=source)
+
+    def add(self, rank: int, columns: RankColumns) -> None:
+        """Take records of a rank; a step that it has already counts as it is now."""
+        self.damaged += columns.damaged
+        if not len(columns.step):
+            return
+        row = self.ranks.index(rank)
+        at = self._places(columns.step)
+        if len(columns.memory):
+            samples = columns.memory.copy()
+            samples[:, 0] = columns.step[samples[:, 0].astype(np.intp)]
+            before = self.memory.get(rank, no_memory())
+            self.memory[rank] = np.concatenate([before[~np.isin(before[:, 0], samples[:, 0])], samples])
+        for name in columns.values.keys() - self.values.keys():
+            self.values[name] = np.full(self.start.shape, np.nan, np.float32)
+        for name, values in self.values.items():
+            values[row, at] = columns.values.get(name, np.nan)
+        self.start[row, at] = columns.start
+        self.profiled[row, at] = columns.profiled
+        for tag in columns.tags.keys() - self.tags.keys():
+            self.tags[tag] = np.zeros(self.start.shape, dtype=bool)
+        for tag, matrix in self.tags.items():
+            tagged = np.zeros(len(columns.step), dtype=bool)
+            if tag in columns.tags:
+                tagged[columns.tags[tag]] = True
+            matrix[row, at] = tagged
+
+    def _places(self, steps: NDArray[np.int64]) -> NDArray[np.intp] | slice:
+        if np.array_equal(steps, self.steps):
+            return slice(0, len(steps))  # as of every rank but the first, most often
+        new = np.setdiff1d(steps, self.steps)
+        if len(new):
+            self._widen(new)
+        return np.searchsorted(self.steps, steps)
+
+    def _widen(self, new: NDArray[np.int64]) -> None:
+        together = np.union1d(self.steps, new)
+        count, room = len(self.steps), self.start.shape[1]
+        if len(together) <= room and np.array_equal(together[:count], self.steps):
+            self.steps = together
+            return
+        source = np.full(len(together) + len(together) // _SPARE if count else len(together), -1, dtype=np.intp)
+        source[np.searchsorted(together, self.steps)] = np.arange(count)
+        self.steps = together
+        self._rearrange(columns=source)
+
+    def drop_before(self, number: int) -> None:
+        """Forget the first ``number`` steps."""
+        first = self.steps[number] if number < len(self.steps) else np.inf
+        self.memory = {rank: samples[samples[:, 0] >= first] for rank, samples in self.memory.items()}
+        kept = np.arange(number, len(self.steps), dtype=np.intp)
+        self.steps = self.steps[number:]
+        self._rearrange(columns=np.concatenate([kept, np.full(len(kept) // _SPARE, -1, dtype=np.intp)]))
+
+    def _rearrange(self, *, rows: NDArray[np.intp] | None = None, columns: NDArray[np.intp] | None = None) -> None:
+        """Take rows or columns from where they were; -1: from nowhere. One array at a time, for all of them fill memory."""
+        for name in self.values:
+            self.values[name] = _moved(self.values[name], np.nan, rows, columns)
+        for tag in self.tags:
+            self.tags[tag] = _moved(self.tags[tag], False, rows, columns)
+        self.start = _moved(self.start, 0, rows, columns)
+        self.profiled = _moved(self.profiled, False, rows, columns)
+
+
+def _moved(old: NDArray[Any], blank: float, rows: NDArray[np.intp] | None, columns: NDArray[np.intp] | None) -> NDArray[Any]:
+    height = len(old) if rows is None else len(rows)
+    width = old.shape[1] if columns is None else len(columns)
+    new = np.full((height, width), blank, old.dtype)
+    if rows is not None:
+        new[rows >= 0] = old[rows[rows >= 0]]
+    if columns is not None:
+        new[:, columns >= 0] = old[:, columns[columns >= 0]]
+    return new

@@ -1,0 +1,212 @@
+"""The analysis of a run that goes on: every update reads what is new and costs as much as that, however long the run is.
+
+The verdict, the findings and the ranks' typical times are of the last ``recent_steps`` steps, and what is read from windows is
+of the last ``recent_windows`` profiled steps: who asks about a run that goes on asks about now, and memory stays bounded. Of
+the whole run are the numbers of steps and records, the coverage, the recorder's cost and everything that is damaged. While the
+run has no more steps than that, the answer is the one that ``analyze`` gives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.filling import Filling
+from rankscope.analysis.liveness import liveness
+from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
+from rankscope.analysis.rank_columns import RankColumns
+from rankscope.analysis.reduce import Reduction
+from rankscope.analysis.result import Analysis
+from rankscope.analysis.run_analysis import (
+    Together,
+    analysis_of,
+    analyze_run,
+    infos_of,
+    put_together,
+    run_pipeline,
+    world_size_of,
+)
+from rankscope.analysis.run_verdict import Earlier, RunEvidence
+from rankscope.analysis.step_ranges import StepRanges
+from rankscope.analysis.step_rows import StepRow, columns_of
+from rankscope.analysis.steps import StepTable
+from rankscope.runs.errors import InputError
+from rankscope.runs.follow import StartOverError, StreamFollower, is_compacted
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import CollectiveRecord, StepBreakdown
+
+RECENT_STEPS: Final = 500
+"""Minutes of most runs; of a thousand ranks so many are judged in a second."""
+
+RECENT_WINDOWS: Final = 24
+"""Profiled steps: more than a capture that is to decide takes."""
+
+
+class OnlineAnalysis:
+    """Follows the last attempt of a run."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        recent_steps: int = RECENT_STEPS,
+        recent_windows: int = RECENT_WINDOWS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._recent_steps = recent_steps
+        self._recent_windows = recent_windows
+        self._clock = clock
+        self._followed: _Attempt | None = None
+
+    def update(self) -> Analysis:
+        """Read what is new and judge. Raises ``InputError``."""
+        reader = RunReader(self._path)
+        attempts = reader.attempts()
+        if not attempts or is_compacted(self._path, attempts[-1]):
+            self._followed = None
+            return analyze_run(self._path)
+        try:
+            return self._judge(reader, attempts[-1])
+        except StartOverError:
+            self._followed = None
+            return self._judge(RunReader(self._path), attempts[-1])
+        except OSError as error:
+            self._followed = None  # a part of what is new may have been taken in
+            raise InputError(error.filename or self._path, error.strerror or str(error)) from error
+
+    def _judge(self, reader: RunReader, attempt: int) -> Analysis:
+        ranks = reader.ranks(attempt)
+        followed = self._followed
+        if followed is None or followed.attempt != attempt or not set(followed.ranks) <= set(ranks):
+            followed = self._followed = _Attempt(self._path, attempt, self._recent_steps, self._recent_windows)
+        followed.read(reader, ranks)
+        return analysis_of(followed.evidence(reader, now=self._clock()))
+
+
+class _Attempt:
+    """What is kept of one attempt."""
+
+    def __init__(self, path: Path, attempt: int, recent_steps: int, recent_windows: int) -> None:
+        self.attempt = attempt
+        self.ranks: dict[int, _Rank] = {}
+        self._path = path
+        self._recent_steps = recent_steps
+        self._recent_windows = recent_windows
+        self._filling = Filling()
+        self._first = 0
+        """Of the steps that are kept; of those before it there are these."""
+        self._passed = StepRanges()
+        self._records: dict[int, int] = {}
+        self._wall_us: dict[int, float] = {}
+        self._damaged = 0
+        self._together: tuple[object, Together] | None = None
+
+    def read(self, reader: RunReader, ranks: list[int]) -> None:
+        """Take in what is new. Raises ``StartOverError``."""
+        for rank in ranks:
+            if rank not in self.ranks:
+                self.ranks[rank] = _Rank(self._path, self.attempt, rank)
+        self._filling.add_ranks(ranks)
+        for rank in ranks:
+            self._take(rank, RankColumns.of(columns_of(rows) for rows in self.ranks[rank].steps.new(reader) if rows))
+        self._forget_steps()
+        news = [rank for rank in ranks if self._read_windows(reader, rank)]
+        if news:
+            self._forget_windows()
+            self._together = None
+
+    def _take(self, rank: int, columns: RankColumns) -> None:
+        steps = np.unique(columns.step)
+        if len(steps) > self._recent_steps:
+            self._first = max(self._first, int(steps[-self._recent_steps]))
+        late = columns.step < self._first
+        if late.any():
+            self._passed.add(columns.step[late])
+            self._count(rank, columns.values["wall_us"][late])
+            columns = columns.where(~late)
+        self._filling.add(rank, columns)
+
+    def _count(self, rank: int, walls: NDArray[np.float32]) -> None:
+        """Records that are not kept: one that is not there is NaN."""
+        self._records[rank] = self._records.get(rank, 0) + int(np.isfinite(walls).sum())
+        self._wall_us[rank] = self._wall_us.get(rank, 0.0) + float(np.nansum(walls, dtype=np.float64))
+
+    def _forget_steps(self) -> None:
+        steps = self._filling.steps
+        over = max(len(steps) - self._recent_steps, int(np.searchsorted(steps, self._first)))
+        if over:
+            self._passed.add(steps[:over])
+            for rank, walls in zip(self._filling.ranks, self._filling.values["wall_us"][:, :over], strict=True):
+                self._count(rank, walls)
+            self._filling.drop_before(over)
+            self._first = int(self._filling.steps[0])
+
+    def _read_windows(self, reader: RunReader, rank: int) -> bool:
+        """Returns whether there was anything new."""
+        one = self.ranks[rank]
+        breakdowns = [row for rows in one.windows.new(reader) for row in rows]
+        collectives = [row for rows in one.collectives.new(reader) for row in rows]
+        possible = Reduction(list(filter(is_possible_breakdown, breakdowns)), list(filter(is_possible_collective, collectives)))
+        self._damaged += len(breakdowns) - len(possible.breakdowns) + len(collectives) - len(possible.collectives)
+        one.reduction.breakdowns.extend(possible.breakdowns)
+        one.reduction.collectives.extend(possible.collectives)
+        return bool(breakdowns or collectives)
+
+    def _forget_windows(self) -> None:
+        everything = [one.reduction for one in self.ranks.values()]
+        steps = sorted(
+            {row.step for reduction in everything for row in reduction.breakdowns}
+            | {row.step for reduction in everything for row in reduction.collectives}
+        )
+        first = steps[-self._recent_windows :][0] if steps else 0
+        for reduction in everything:
+            reduction.breakdowns[:] = [row for row in reduction.breakdowns if row.step >= first]
+            reduction.collectives[:] = [row for row in reduction.collectives if row.step >= first]
+
+    def evidence(self, reader: RunReader, *, now: float) -> RunEvidence:
+        """What is known by now. It shares memory with what is kept: to be used before the next update."""
+        table = StepTable.filled(self.attempt, self._filling)
+        infos = infos_of(reader, self.attempt, self._filling.ranks)
+        about = reader.attempt(self.attempt)
+        world_size = world_size_of(about, infos, len(self._filling.ranks))
+        windows = {rank: self.ranks[rank].reduction for rank in self._filling.ranks}
+        by = (world_size, {rank: info.host for rank, info in infos.items()}, list(windows))
+        if self._together is None or self._together[0] != by:
+            self._together = (by, put_together(windows, infos, world_size))
+        together = self._together[1]
+        reader.take_over(sum(one.skipped_lines for one in self.ranks.values()), [])
+        return RunEvidence(
+            reader=reader,
+            table=table,
+            infos=infos,
+            windows=windows,
+            world_size=world_size,
+            matching=together.matching,
+            clocks=together.clocks,
+            waits=together.waits,
+            blame=together.blame,
+            damaged=self._damaged + table.damaged,
+            pipeline=run_pipeline(table, infos, about, windows),
+            liveness=liveness(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=now),
+            earlier=Earlier(self._passed.count, self._records, self._wall_us),
+        )
+
+
+class _Rank:
+    """What is followed of one rank, and its recent windows."""
+
+    def __init__(self, path: Path, attempt: int, rank: int) -> None:
+        self.steps = StreamFollower(path, attempt, rank, "steps", StepRow)
+        self.windows = StreamFollower(path, attempt, rank, "windows", StepBreakdown)
+        self.collectives = StreamFollower(path, attempt, rank, "collectives", CollectiveRecord)
+        self.reduction = Reduction(breakdowns=[], collectives=[])
+
+    @property
+    def skipped_lines(self) -> int:
+        return self.steps.skipped_lines + self.windows.skipped_lines + self.collectives.skipped_lines

@@ -1,0 +1,44 @@
+"""What the numbers of a record can be at all: files that were damaged, or made up, say anything."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rankscope.runs.records import CollectiveRecord, StepBreakdown, StepRecord
+
+MAX_US: Final = 366 * 86_400 * 1e6
+"""Nothing in training takes a year: a longer time is damage."""
+
+LAST_STEP: Final = 2**53
+"""A step number beyond it is damage."""
+
+LATEST_NS: Final = 2**62
+"""No clock shows more."""
+
+
+def is_possible_step(row: StepRecord) -> bool:
+    """Whether its times make sense."""
+    return 0 <= row.step <= LAST_STEP and 0 <= row.start_unix_ns < LATEST_NS and 0 <= row.wall_us < MAX_US
+
+
+def is_possible_breakdown(row: StepBreakdown) -> bool:
+    """Whether its times make sense."""
+    times = (
+        row.compute_us,
+        row.communication_us,
+        row.overlap_us,
+        row.exposed_communication_us,
+        row.exposed_memcpy_us,
+        row.idle_us,
+    )
+    return (
+        0 < row.window_us < MAX_US
+        and 0 <= row.step <= LAST_STEP
+        and 0 <= row.start_unix_ns < LATEST_NS
+        and all(0 <= time < MAX_US for time in times)
+    )
+
+
+def is_possible_collective(row: CollectiveRecord) -> bool:
+    """Whether its times make sense."""
+    return 0 <= row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns < LATEST_NS and 0 <= row.step <= LAST_STEP

@@ -1,0 +1,100 @@
+"""Following a stream of a run that goes on: what is new since it was read last, and nothing twice.
+
+Of every segment it is remembered how much has been read. A line that has no end yet is left for the next time. Segments that
+retention removes are simply gone. Whatever cannot be told from what was read before (a segment that shrank or is another file
+now, records that moved to Parquet) ends the following: then all is to be read afresh, see ``StartOverError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Generic, TypeVar
+
+import msgspec
+
+from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_dir, rank_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.segments import decode_blocks, list_segments, open_regular, read_blocks
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class StartOverError(Exception):
+    """What has been read is no longer the beginning of what there is."""
+
+
+@dataclass(slots=True)
+class _Position:
+    inode: int
+    size: int = 0
+    """Of the file when it was read last."""
+    read: int = 0
+    """Bytes of whole lines."""
+    over: bool = False
+    """There is a later segment, and there was when this one was read: nothing is written to it any more."""
+
+
+class StreamFollower(Generic[_T]):
+    """One stream of one rank in JSON Lines; ``kind`` as in ``RunReader.rank_blocks``."""
+
+    def __init__(self, run: Path, attempt: int, rank: int, stream: RankStream, kind: type[_T]) -> None:
+        self._folder = rank_dir(run, attempt, rank)
+        self._stream: RankStream = stream
+        self._decoder = msgspec.json.Decoder(kind)
+        self._positions: dict[str, _Position] = {}
+        self._damaged = 0
+
+    @property
+    def skipped_lines(self) -> int:
+        """Lines so far that could not be used, and those that have no end."""
+        return self._damaged + sum(position.read < position.size for position in self._positions.values())
+
+    def new(self, reader: RunReader) -> Iterator[list[_T]]:
+        """The records since the last time. ``reader`` takes note of what cannot be read. Raises ``StartOverError``."""
+        try:
+            segments = list_segments(self._folder, self._stream)
+        except FileNotFoundError:
+            return
+        except OSError:
+            reader.take_over(0, [self._folder])
+            return
+        for path in segments:
+            known = self._positions.get(path.name)
+            if known is None or not known.over:
+                try:
+                    yield from self._read(path, later=path != segments[-1])
+                except FileNotFoundError:
+                    continue  # retention removed it since
+                except OSError:
+                    reader.take_over(0, [path])
+
+    def _read(self, path: Path, *, later: bool) -> Iterator[list[_T]]:
+        status = path.stat()
+        position = self._positions.setdefault(path.name, _Position(status.st_ino))
+        if position.inode != status.st_ino or status.st_size < position.size:
+            raise StartOverError
+        if status.st_size > position.size:
+            with open_regular(path) as file:
+                file.seek(position.read)
+                for records, damaged in decode_blocks(self._whole_lines(file, position), self._decoder):
+                    self._damaged += damaged
+                    yield records
+                position.size = max(position.read, file.tell())
+        position.over = later
+
+    def _whole_lines(self, file: BinaryIO, position: _Position) -> Iterator[bytes]:
+        for lines, length in read_blocks(file):
+            if lines.endswith(b"\n"):
+                position.read += length
+                yield lines
+
+
+def is_compacted(run: Path, attempt: int) -> bool:
+    """Whether records of ranks have moved to Parquet, which is not followed: a run that goes on is compacted by force only."""
+    folder = attempt_dir(run, attempt)
+    try:
+        return any(list_segments(folder, stream, "parquet") for stream in RANK_STREAMS)
+    except OSError:
+        return False  # whoever reads it says so

@@ -1,0 +1,237 @@
+"""Following a run gives the answer that reading it at once gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rankscope.analysis.online import OnlineAnalysis
+from rankscope.analysis.run_analysis import analyze_run
+from rankscope.runs import segments
+from rankscope.runs.compact import compact_run
+from rankscope.runs.paths import attempt_dir, rank_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown
+from rankscope.runs.writer import create_attempt, write_record
+
+RANKS, STEPS = 3, 40
+
+
+def slow_rank(rank: int, step: int) -> dict[str, Any] | None:
+    return {"us": 30_000.0, "phase": "forward"} if rank == 1 and step < 30 else None
+
+
+@pytest.fixture
+def whole(synthetic: Callable[..., Any], add_windows: Callable[..., None]) -> Path:
+    """A run that is over: steps, and a window of three steps."""
+    run: Path = synthetic(ranks=RANKS, steps=STEPS, plan=slow_rank).write()
+    for rank in range(RANKS):
+        breakdowns, collectives = zip(*(window(rank, step) for step in (5, 6, 20)), strict=True)
+        add_windows(run, rank, list(breakdowns), list(collectives))
+    return run
+
+
+def window(rank: int, step: int) -> tuple[StepBreakdown, CollectiveRecord]:
+    start = 10**18 + step * 10**8
+    breakdown = StepBreakdown(
+        step=step,
+        start_unix_ns=start,
+        device_kind="cuda",
+        window_us=1e5,
+        compute_us=8e4,
+        communication_us=2e4,
+        overlap_us=1e4,
+        exposed_communication_us=1e4,
+        memcpy_us=0.0,
+        exposed_memcpy_us=0.0,
+        idle_us=1e4,
+        events=10,
+    )
+    begin = start + rank * 10**6
+    return breakdown, CollectiveRecord(
+        step=step,
+        group="default_pg",
+        group_size=RANKS,
+        index=0,
+        sequence=step,
+        op="all_reduce",
+        bytes=4,
+        enqueue_unix_ns=begin,
+        start_unix_ns=begin,
+        end_unix_ns=start + 10**7,
+        stream=7,
+    )
+
+
+class Growing:
+    """A copy of a run into which the bytes of its files come little by little."""
+
+    def __init__(self, whole: Path, copy: Path) -> None:
+        self.path = copy
+        self._left: dict[Path, bytes] = {}
+        for file in whole.rglob("*"):
+            if file.is_file():
+                target = copy / file.relative_to(whole)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if file.suffix == ".jsonl":
+                    self._left[target] = file.read_bytes()
+                else:
+                    target.write_bytes(file.read_bytes())
+
+    def grow(self, share: float, *, only: int | None = None) -> None:
+        """So much of what is left of every file, be it in the middle of a line, or of one rank's files ``only``."""
+        for file, left in self._left.items():
+            if only is None or file.parent.name == f"{only:05d}":
+                cut = round(share * len(left))
+                with file.open("ab") as out:
+                    out.write(left[:cut])
+                self._left[file] = left[cut:]
+
+
+@pytest.fixture
+def copies(tmp_path: Path, whole: Path) -> Callable[[], Growing]:
+    made: list[Growing] = []
+
+    def make() -> Growing:
+        made.append(Growing(whole, tmp_path / f"copy-{len(made)}"))
+        return made[-1]
+
+    return make
+
+
+cuts = st.lists(st.tuples(st.floats(0, 1), st.none() | st.integers(0, RANKS - 1)), max_size=3)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=cuts)
+def test_any_cut_into_increments_gives_the_answer_of_one_read(
+    copies: Callable[[], Growing], cuts: list[tuple[float, int | None]]
+) -> None:
+    # Given a run that grows, its ranks at different paces, with lines half written when it is looked at
+    run = copies()
+    online = OnlineAnalysis(run.path)
+    for share, only in cuts:
+        run.grow(share, only=only)
+        # Then every answer on the way is the one that reading all there is gives
+        assert online.update() == analyze_run(run.path)
+    run.grow(1.0)
+    assert online.update() == analyze_run(run.path)
+    assert online.update().verdict.rank == 1
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=cuts)
+def test_of_a_long_run_the_cuts_do_not_matter_either(copies: Callable[[], Growing], cuts: list[tuple[float, int | None]]) -> None:
+    # Given one run that is followed from its beginning, and one that is looked at when all is there
+    run, late = copies(), copies()
+    followed, once = (OnlineAnalysis(one.path, recent_steps=12, recent_windows=2) for one in (run, late))
+    for share, only in cuts:
+        run.grow(share, only=only)
+        followed.update()
+    run.grow(1.0)
+    late.grow(1.0)
+    ours, theirs = followed.update(), once.update()
+    # Then both say the same: the verdict of the last steps, the numbers of the whole run
+    assert msgspec.structs.replace(ours.source, path="") == msgspec.structs.replace(theirs.source, path="")
+    assert (ours.ranks, ours.verdict.kind, ours.collectives) == (theirs.ranks, theirs.verdict.kind, theirs.collectives)
+    assert ours.verdict.rank is None  # it was slow earlier
+    assert ours.verdict.steps == (STEPS - 12, STEPS)
+    assert (ours.source.steps, ours.source.coverage) == (STEPS, 1.0)
+    assert [one.steps for one in ours.ranks] == [STEPS] * RANKS
+    assert "judged by the last 12 of 40 steps" in ours.source.warnings
+    assert ours.collectives.matched == 2
+
+
+def test_what_an_update_reads_is_what_is_new(copies: Callable[[], Growing], monkeypatch: pytest.MonkeyPatch) -> None:
+    original = segments.read_blocks
+    read = 0
+
+    def counting(file: Any) -> Any:
+        nonlocal read
+        for lines, length in original(file):
+            read += length
+            yield lines, length
+
+    monkeypatch.setattr("rankscope.runs.follow.read_blocks", counting)
+    run = copies()
+    online = OnlineAnalysis(run.path)
+    run.grow(0.9)
+    online.update()
+    size = sum(file.stat().st_size for file in run.path.rglob("*.jsonl"))
+    read = 0
+    online.update()
+    torn = read
+    run.grow(1.0)
+    online.update()
+    grown = sum(file.stat().st_size for file in run.path.rglob("*.jsonl")) - size
+    # Only a line that was half written is read twice.
+    assert torn < 600 * 3 * RANKS
+    assert grown <= read - torn <= grown + torn + 600 * 3 * RANKS
+
+
+def test_a_rank_that_appears_late_is_taken_in(copies: Callable[[], Growing], tmp_path: Path) -> None:
+    run = copies()
+    folder = rank_dir(run.path, 0, 2)
+    folder.rename(tmp_path / "elsewhere")
+    online = OnlineAnalysis(run.path)
+    assert len(online.update().ranks) == RANKS - 1
+    (tmp_path / "elsewhere").rename(folder)
+    run.grow(1.0)
+    assert online.update() == analyze_run(run.path)
+
+
+def test_a_new_attempt_begins_afresh(copies: Callable[[], Growing]) -> None:
+    run = copies()
+    run.grow(1.0)
+    online = OnlineAnalysis(run.path)
+    assert online.update().source.steps == STEPS
+    create_attempt(run.path, AttemptInfo(attempt=1, start_unix_ns=10**18, world_size=1))
+    info = RankInfo(rank=0, world_size=1, host="n", pid=1, start_unix_ns=10**18)
+    write_record(rank_dir(run.path, 1, 0) / "rank.json", info)
+    assert online.update() == analyze_run(run.path)
+    assert online.update().source.steps == 0
+
+
+def test_a_segment_that_shrank_is_read_afresh(copies: Callable[[], Growing]) -> None:
+    run = copies()
+    run.grow(1.0)
+    online = OnlineAnalysis(run.path)
+    online.update()
+    file = rank_dir(run.path, 0, 0) / "steps-000000.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-5]))
+    assert online.update() == analyze_run(run.path)
+    assert online.update().ranks[0].steps == STEPS - 5
+
+
+def test_compaction_does_not_change_the_answer(copies: Callable[[], Growing]) -> None:
+    run = copies()
+    run.grow(1.0)
+    online = OnlineAnalysis(run.path)
+    before = online.update()
+    compact_run(run.path)
+    assert list(attempt_dir(run.path, 0).glob("steps-*.parquet"))
+    assert online.update() == before
+
+
+def test_what_retention_removes_is_no_error_and_what_follows_is_read(copies: Callable[[], Growing]) -> None:
+    run = copies()
+    run.grow(1.0)
+    online = OnlineAnalysis(run.path)
+    online.update()
+    folder = rank_dir(run.path, 0, 0)
+    last = (folder / "steps-000000.jsonl").read_bytes().splitlines(keepends=True)[-1]
+    (folder / "steps-000000.jsonl").unlink()
+    (folder / "steps-000001.jsonl").write_bytes(last.replace(b'"step":39', b'"step":40'))
+    assert b'"step":40' in (folder / "steps-000001.jsonl").read_bytes()
+    analysis = online.update()
+    assert analysis.ranks[0].steps == STEPS + 1
+    assert not analysis.source.warnings
+    # What has been removed is gone for who comes now.
+    assert len(list(RunReader(run.path).steps(0, 0))) == 1

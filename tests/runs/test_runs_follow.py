@@ -1,0 +1,115 @@
+"""Following one stream: every record once, whatever happens to the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.runs.follow import StartOverError, StreamFollower
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import RunInfo, StepRecord
+from rankscope.runs.segments import BLOCK_BYTES, MAX_LINE_BYTES, decode_blocks, read_blocks
+from rankscope.runs.writer import JsonLinesWriter, create_run
+
+
+def record(step: int) -> StepRecord:
+    return StepRecord(step=step, start_unix_ns=10**18, wall_us=1.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    create_run(tmp_path, RunInfo(run_id="1", name="n", start_unix_ns=1))
+    folder = rank_dir(tmp_path, 0, 0)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def follower(run: Path) -> StreamFollower[StepRecord]:
+    return StreamFollower(run, 0, 0, "steps", StepRecord)
+
+
+def new(followed: StreamFollower[StepRecord], run: Path) -> list[int]:
+    return [row.step for rows in followed.new(RunReader(run)) for row in rows]
+
+
+def test_a_torn_line_is_left_until_it_is_whole(tmp_path: Path, folder: Path) -> None:
+    followed = follower(tmp_path)
+    assert new(followed, tmp_path) == []
+    file = folder / "steps-000000.jsonl"
+    file.write_bytes(b'{"step":0,"start_unix_ns":1,"wall_us":1.0}\n{"step":1,"start')
+    assert new(followed, tmp_path) == [0]
+    assert followed.skipped_lines == 1  # as whoever reads it at once would say
+    with file.open("ab") as out:
+        out.write(b'_unix_ns":1,"wall_us":1.0}\nnot JSON\n')
+    assert new(followed, tmp_path) == [1]
+    assert followed.skipped_lines == 1
+    assert new(followed, tmp_path) == []
+
+
+def test_segments_that_follow_and_go_are_read_once(tmp_path: Path, folder: Path) -> None:
+    # Given a writer that begins a new segment all the time, and removes old ones
+    writer = JsonLinesWriter(folder, "steps", segment_bytes=100, retain_bytes=800)
+    followed = follower(tmp_path)
+    read: list[int] = []
+    for step in range(60):
+        writer.append(record(step))
+        if step % 3 == 0:
+            read += new(followed, tmp_path)
+    writer.close()
+    read += new(followed, tmp_path)
+    assert writer.expired > 0
+    assert read == list(range(60))
+
+
+@pytest.mark.parametrize("change", ["shorter", "another"])
+def test_a_file_that_is_not_what_was_read_is_noticed(tmp_path: Path, folder: Path, change: str) -> None:
+    file = folder / "steps-000000.jsonl"
+    file.write_bytes(b'{"step":0,"start_unix_ns":1,"wall_us":1.0}\n')
+    followed = follower(tmp_path)
+    assert new(followed, tmp_path) == [0]
+    if change == "shorter":
+        file.write_bytes(b"")
+    else:
+        other = folder / "other"
+        other.write_bytes(2 * file.read_bytes())
+        other.replace(file)
+    with pytest.raises(StartOverError):
+        new(followed, tmp_path)
+
+
+def test_what_is_no_file_is_named(tmp_path: Path, folder: Path) -> None:
+    (folder / "steps-000000.jsonl").mkdir()
+    reader = RunReader(tmp_path)
+    assert list(follower(tmp_path).new(reader)) == []
+    assert reader.unusable == [folder / "steps-000000.jsonl"]
+
+
+@given(lines=st.lists(st.sampled_from([b'{"n":1}', b"", b"x", b'{"n":1}{"n":2}', b'\xff{"n":1}'])), end=st.booleans())
+def test_blocks_count_what_lines_would(lines: list[bytes], end: bool) -> None:
+    import msgspec
+
+    class Row(msgspec.Struct):
+        n: int
+
+    text = b"\n".join(lines) + (b"\n" if end else b"")
+    found = list(decode_blocks([text] if text else [], msgspec.json.Decoder(Row)))
+    whole = text.split(b"\n")[:-1]
+    torn = int(bool(text) and not text.endswith(b"\n"))
+    good = sum(line == b'{"n":1}' for line in whole)
+    assert sum(len(rows) for rows, _ in found) == good
+    assert sum(damaged for _, damaged in found) == len(whole) - good + torn
+
+
+def test_an_endless_line_takes_no_memory_and_its_end_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    size = 3 * MAX_LINE_BYTES
+    file.write_bytes(b'{"a":1}\n' + b" " * size + b'\n{"b":2}\n')
+    with file.open("rb") as source:
+        blocks = list(read_blocks(source))
+    assert max(len(lines) for lines, _ in blocks) <= MAX_LINE_BYTES + BLOCK_BYTES
+    assert sum(length for _, length in blocks) == file.stat().st_size
+    assert blocks[-1][0].endswith(b'\n{"b":2}\n')
