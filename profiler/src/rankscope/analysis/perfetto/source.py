@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
@@ -78,6 +78,11 @@ def process_name(rank: int, host: str | None, gpu: str | None, *, simulated: boo
 def counted(count: int, thing: str) -> str:
     """``1 line``, ``2,000 lines``."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def none_of_these(ranks: Collection[int]) -> str:
+    """What to say when nobody is left of the ranks that there are."""
+    return f"none of these ranks: there are {len(ranks)}, from {min(ranks)} to {max(ranks)}"
 
 
 def step_range(steps: tuple[int, int]) -> str:
