@@ -250,7 +250,7 @@ def period(steps: NDArray[np.int64]) -> int | None:
     return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
 
 
-def _noise_costs(rest: Matrix) -> float:
+def _noise_costs(rest: Stored) -> float:
     """What being last by mere noise costs per step: of a typical rank among those that are not slow."""
     return float(np.median(saved_by_each(rest))) if len(rest) > 1 else 0.0
 
@@ -271,7 +271,7 @@ class _Ahead:
         return self.p_value <= LIMIT and self.beyond_noise
 
 
-def _ahead(own: Matrix, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
+def _ahead(own: Stored, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
     """Of the ranks that are not yet known to be ``slow``, those that are the farthest ahead of all others, or else the worst;
     ``None`` when nobody's mean excess is at ``limit``, or no more can be outliers.
 

@@ -19,7 +19,7 @@ from rankscope.analysis.perfetto.hardware_tracks import gpu_name, write_hardware
 from rankscope.analysis.perfetto.raw_trace import RawTrace, Threshold, read_raw_trace, threshold
 from rankscope.analysis.perfetto.raw_tracks import write_raw
 from rankscope.analysis.perfetto.selection import Selection, fitting_steps
-from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, counted, process_name, step_range
+from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, counted, none_of_these, process_name, step_range
 from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
 from rankscope.analysis.possible import is_possible_step
@@ -45,9 +45,7 @@ class RunSource:
         everybody = self._reader.ranks(self._attempt)
         ranks = [rank for rank in everybody if selection.has_rank(rank)]
         if not ranks:
-            raise InputError(
-                path, "no rank has left records in it" if not everybody else f"none of these ranks: {_some(everybody)}"
-            )
+            raise InputError(path, "no rank has left records in it" if not everybody else none_of_these(everybody))
         self._infos = {rank: info for rank in everybody if (info := self._reader.rank(self._attempt, rank)) is not None}
         left_out = [counted(len(attempts) - 1, "earlier attempt")] if len(attempts) > 1 else []
         steps = self._choose(everybody, set(ranks), selection, left_out, progress)
@@ -269,7 +267,3 @@ def _gpu(info: RankInfo) -> str | None:
     if info.gpu_uuid is not None:
         return info.gpu_uuid if info.gpu_uuid.startswith("GPU") else f"GPU {info.gpu_uuid}"
     return None if info.local_rank is None else f"local rank {info.local_rank}"
-
-
-def _some(ranks: list[int]) -> str:
-    return f"there are {len(ranks)}, from {ranks[0]} to {ranks[-1]}"

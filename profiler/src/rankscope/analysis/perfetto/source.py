@@ -82,6 +82,11 @@ def counted(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
+def none_of_these(ranks: Collection[int]) -> str:
+    """What to say when nobody is left of the ranks that there are."""
+    return f"none of these ranks: there are {len(ranks)}, from {min(ranks)} to {max(ranks)}"
+
+
 def step_range(steps: tuple[int, int]) -> str:
     """``steps 3 to 7``, both of them included."""
     first, past = steps
