@@ -10,12 +10,11 @@ from rankscope.analysis.detail_result import CommunicationPart, Contention, Copy
 from rankscope.analysis.duration import duration
 from rankscope.analysis.result import Analysis, RankResult
 from rankscope.analysis.table import aligned
+from rankscope.analysis.wording import UNKNOWN
 
 SHOWN_RANKS: Final = 2
 SHOWN_ROWS: Final = 12
 """Of each table; the JSON has more."""
-
-_UNKNOWN: Final = "-"
 
 
 def render_details(analysis: Analysis, width: int) -> str:
@@ -103,7 +102,7 @@ def _copies(detail: RankDetail) -> str:
     for one in detail.copies[:SHOWN_ROWS]:
         name = f"{one.direction}, collective" if one.collective else one.direction
         times = (duration(one.busy_us), duration(one.exposed_us))
-        rows.append([name, one.memory or _UNKNOWN, str(one.events), *times, _size(one), _bytes(one.bytes_per_second)])
+        rows.append([name, one.memory or UNKNOWN, str(one.events), *times, _size(one), _bytes(one.bytes_per_second)])
     return _table(rows, len(detail.copies), left=(0, 1))
 
 
@@ -129,7 +128,7 @@ def _steps(detail: RankDetail) -> str:
     for step in detail.steps[:SHOWN_ROWS]:
         total = step.window_us
         sums = [sum(getattr(one, name) for one in step.devices) / len(step.devices) for name in _PARTS]
-        starved = _UNKNOWN if step.launch is None else _share(step.launch.idle_starved_us, total)
+        starved = UNKNOWN if step.launch is None else _share(step.launch.idle_starved_us, total)
         rows.append([_number(step.step), duration(total), *(_share(part, total) for part in sums), starved])
     return _table(rows, len(detail.steps))
 
@@ -201,16 +200,16 @@ def _cut(line: str, width: int) -> str:
 
 
 def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else _UNKNOWN
+    return f"{part / whole:.1%}" if whole else UNKNOWN
 
 
 def _number(value: int | None) -> str:
-    return _UNKNOWN if value is None else str(value)
+    return UNKNOWN if value is None else str(value)
 
 
 def _bytes(value: float | None) -> str:
     if value is None:
-        return _UNKNOWN
+        return UNKNOWN
     size = float(value)
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 999.5:

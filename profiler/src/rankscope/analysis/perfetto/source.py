@@ -75,11 +75,6 @@ def process_name(rank: int, host: str | None, gpu: str | None, *, simulated: boo
     return " · ".join(part for part in parts if part)
 
 
-def counted(count: int, thing: str) -> str:
-    """``1 line``, ``2,000 lines``."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
-
-
 def step_range(steps: tuple[int, int]) -> str:
     """``steps 3 to 7``, both of them included."""
     first, past = steps
