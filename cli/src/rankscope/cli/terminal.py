@@ -1,4 +1,4 @@
-"""What every verb decides alike about its output: colours, width, the two formats."""
+"""What every verb decides alike: paths that it reads, colours, width, the two formats."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import math
 import os
 import shutil
 import sys
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, Final, TextIO
 
 import click
+import msgspec
+
+INPUT_PATH: Final = click.Path(path_type=Path, readable=False)
+"""Whether it can be read is found out by reading it: then the message and the exit status are ours."""
 
 format_option = click.option(
     "--format",
@@ -45,6 +50,6 @@ def width() -> int:
     return min(shutil.get_terminal_size((100, 24)).columns, 120)
 
 
-def printable(text: str) -> str:
-    """Without control characters: what comes from a run may have been written by anybody."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+def print_json(result: object, stream: TextIO | None = None) -> None:
+    """``--format json``, on standard output unless told otherwise: in UTF-8, whatever the locale is."""
+    (stream or sys.stdout).buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
