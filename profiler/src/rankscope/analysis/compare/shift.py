@@ -90,9 +90,8 @@ def lasting(series: Series) -> float:
     times = 1 + 2 * np.cumsum(rho[1 : max(2, count // 2)])
     window = np.arange(1, len(times) + 1)
     enough = np.flatnonzero(window >= 5 * times)
-    time = float(times[enough[0] if len(enough) else -1])
+    time = max(1.0, float(times[enough[0] if len(enough) else -1]))
     # That the mean is subtracted hides the share time/count of the correlation.
-    time = max(1.0, time)
     return time * (1 + min(1.0, 2 * time / count))
 
 
