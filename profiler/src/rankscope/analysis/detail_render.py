@@ -10,7 +10,7 @@ from rankscope.analysis.detail_result import CommunicationPart, Contention, Copy
 from rankscope.analysis.duration import duration
 from rankscope.analysis.result import Analysis, RankResult
 from rankscope.analysis.table import aligned
-from rankscope.analysis.wording import UNKNOWN
+from rankscope.analysis.wording import UNKNOWN, size
 
 SHOWN_RANKS: Final = 2
 SHOWN_ROWS: Final = 12
@@ -98,17 +98,20 @@ def _classes(detail: RankDetail) -> str:
 
 
 def _copies(detail: RankDetail) -> str:
-    rows = [["copies", "memory", "events", "busy", "exposed", "bytes", "per second"]]
+    rows = [["copies", "memory", "events", "busy", "exposed", "size", "GB/s"]]
     for one in detail.copies[:SHOWN_ROWS]:
         name = f"{one.direction}, collective" if one.collective else one.direction
         times = (duration(one.busy_us), duration(one.exposed_us))
-        rows.append([name, one.memory or UNKNOWN, str(one.events), *times, _size(one), _bytes(one.bytes_per_second)])
+        rate = UNKNOWN if one.bytes_per_second is None else f"{one.bytes_per_second / 1e9:.3g}"
+        rows.append([name, one.memory or UNKNOWN, str(one.events), *times, _size(one), rate])
     return _table(rows, len(detail.copies), left=(0, 1))
 
 
 def _size(copy: CopyPart) -> str:
+    if copy.bytes is None:
+        return UNKNOWN
     # Where only some say how much they move, the total is a part of it.
-    return _bytes(copy.bytes) if copy.bytes is None or copy.sized_events == copy.events else f">{_bytes(copy.bytes)}"
+    return size(copy.bytes) if copy.sized_events == copy.events else f"> {size(copy.bytes)}"
 
 
 def _unclassified(detail: RankDetail, width: int) -> str:
@@ -205,14 +208,3 @@ def _share(part: float, whole: float) -> str:
 
 def _number(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
-
-
-def _bytes(value: float | None) -> str:
-    if value is None:
-        return UNKNOWN
-    size = float(value)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} PB"

@@ -10,13 +10,12 @@ from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWai
 from rankscope.analysis.duration import duration
 from rankscope.analysis.result import CollectiveMatching
 from rankscope.analysis.table import aligned, fitting
-from rankscope.analysis.wording import UNKNOWN
+from rankscope.analysis.wording import UNKNOWN, size
 
 SHOWN_ROWS: Final = 8
 SHOWN_WAITS: Final = 4
 _DISPENSABLE: Final = ("count", "wait", "ranks")
 """Columns that give way on a narrow terminal, in this order."""
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def bandwidth_table(collectives: CollectiveMatching, width: int) -> str:
@@ -85,10 +84,3 @@ def _waits(waits: list[DirectedWait], width: int) -> list[str]:
 
 def _counted(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())
-
-
-def size(number: int) -> str:
-    """Bytes for people: ``384 B``, ``1.5 MiB``."""
-    power = min(max(0, (number.bit_length() - 1) // 10), len(_UNITS) - 1)
-    value = number / 1024**power
-    return f"{value:.0f} {_UNITS[power]}" if power == 0 or value >= 10 else f"{value:.1f} {_UNITS[power]}"

@@ -1,4 +1,4 @@
-"""What all results for people have in common: blocks, colours, warnings, what to do next."""
+"""What all results for people have in common: blocks, colours, warnings, lists, counts and sizes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ GREEN: Final = "\x1b[1;32m"
 YELLOW: Final = "\x1b[1;33m"
 CYAN: Final = "\x1b[1;36m"
 _RESET: Final = "\x1b[0m"
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 UNKNOWN: Final = "-"
 """What a table has for a value that is not known."""
@@ -51,6 +53,13 @@ def listing(title: str, items: Sequence[str], width: int) -> str:
     """A block of ``items`` below their ``title``; empty without any."""
     lines = [line for item in items for line in wrapped(item, width, indent="  ", hanging="    ")]
     return "\n".join([title, *lines]) if lines else ""
+
+
+def size(number: int) -> str:
+    """Bytes for people: ``384 B``, ``1.5 MiB``."""
+    power = min(max(0, (number.bit_length() - 1) // 10), len(_UNITS) - 1)
+    value = number / 1024**power
+    return f"{value:.0f} {_UNITS[power]}" if power == 0 or value >= 10 else f"{value:.1f} {_UNITS[power]}"
 
 
 def counted(count: int, thing: str) -> str:

@@ -19,10 +19,12 @@ from rankscope.analysis.compare.result import (
     Unit,
 )
 from rankscope.analysis.compare.wording import exactly, percent, percentage, size, time
-from rankscope.analysis.table import aligned
+from rankscope.analysis.table import aligned, fitting
 from rankscope.analysis.wording import CYAN, GREEN, RED, UNKNOWN, YELLOW, colored, counted, listing, printable, wrapped
 
 _SHOWN_RANKS: Final = 8
+_DISPENSABLE: Final = ("between", "of the step")
+"""Columns that give way on a narrow terminal, in this order."""
 _COLORS: Final[dict[Outcome, str]] = {
     "worse": RED,
     "mixed": YELLOW,
@@ -107,9 +109,8 @@ def _table(one: Comparison, width: int) -> str:
         if section:
             titles[len(rows)] = title.format(per=one.per)
             rows += section
-    lines = aligned(rows, left=(0, 6))
-    if max(map(len, lines)) > width:
-        lines = aligned([row[:5] + row[6:] for row in rows], left=(0, 5))
+    rows = fitting(rows, width, _DISPENSABLE)
+    lines = aligned(rows, left=(0, len(rows[0]) - 1))
     for at in sorted(titles, reverse=True):
         lines.insert(at, titles[at])
     return "\n".join(lines)
@@ -214,10 +215,7 @@ def _scaling_table(scaling: Scaling, width: int) -> str:
     ]
     if all(row[7] == UNKNOWN for row in rows[1:]):
         rows = [row[:7] for row in rows]
-    lines = aligned(rows, left=(0,))
-    if max(map(len, lines)) > width:
-        lines = aligned([row[:4] + row[5:] for row in rows], left=(0,))
-    return "\n".join(lines)
+    return "\n".join(aligned(fitting(rows, width, ("linear",)), left=(0,)))
 
 
 def _loss_table(scaling: Scaling) -> str:
