@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from rankscope.cli.main import main
 
 VERBS = {
     "hang": [],
@@ -22,14 +21,11 @@ VERBS = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_whether_a_path_can_be_read_is_not_asked_beforehand(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    verb: str, tmp_path: Path, in_process: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a filesystem that denies to this user what is asked for
+    # Given a filesystem that says of everything that this user may not read it
     monkeypatch.setattr(os, "access", lambda *_args, **_more: False)
-    monkeypatch.setattr(sys, "argv", ["rankscope", verb, str(tmp_path), *VERBS[verb]])
-    with pytest.raises(SystemExit) as left:
-        main()
-    # Then what the folder holds, or what the system says of it, decides
-    said = capsys.readouterr().err
-    assert (left.value.code, said.count("\n")) == (3, 1)
-    assert said.startswith(f"rankscope: {tmp_path}")
+    done = in_process(verb, tmp_path, *VERBS[verb])
+    # Then what the folder holds decides
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert done.stderr.startswith(f"rankscope: {tmp_path}")

@@ -11,7 +11,7 @@ import msgspec
 from rankscope.cli.capture_result import CaptureResult
 from rankscope.cli.live_run import LiveRun
 from rankscope.cli.rank_list import RANKS
-from rankscope.cli.terminal import INPUT_PATH, format_option, print_json, use_color, width
+from rankscope.cli.terminal import INPUT_PATH, Finite, format_option, print_json, use_color, width
 from rankscope.runs.control import MAX_STEPS, new_request
 
 
@@ -39,9 +39,7 @@ The request is a file in RUN/control, so whoever may write there may ask.
     is_flag=True,
     help="Instead of profiling, have every rank write what its Flight Recorder holds, in RUN/attempts/*/flight.",
 )
-@click.option(
-    "--wait", type=click.FloatRange(0, 86_400), default=120.0, show_default=True, help="Seconds to wait for the result at most."
-)
+@click.option("--wait", type=Finite(0, 86_400), default=120.0, show_default=True, help="Seconds to wait for the result at most.")
 @click.option("--note", help="Why, for whoever reads the run later.")
 @format_option
 def capture(

@@ -41,7 +41,6 @@ Examples:
 @format_option
 @click.option(
     "--price-per-gpu-hour",
-    "--price",
     type=PRICE,
     help="Price the work in money. Default: the price recorded with each run.",
 )

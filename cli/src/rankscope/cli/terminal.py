@@ -25,15 +25,21 @@ format_option = click.option(
 )
 
 
-class _Price(click.FloatRange):
-    """Money per hour: a number one can reckon with."""
+class Finite(click.FloatRange):
+    """A number one can reckon with."""
 
-    name = "price"
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse what no range refuses: nan."""
-        price = super().convert(value, param, ctx)
-        return price if math.isfinite(price) else self.fail(f"{value!r} is no price", param, ctx)
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value!r} is no {self.name}", param, ctx)
+
+
+class _Price(Finite):
+    """Money per hour."""
+
+    name = "price"
 
 
 PRICE = _Price(0, 1_000_000)
