@@ -18,9 +18,9 @@ from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.analysis.perfetto.selection import MAX_EVENTS, Selection
 from rankscope.analysis.perfetto.source import step_range
-from rankscope.analysis.wording import printable
+from rankscope.analysis.wording import counted, printable, wrapped
 from rankscope.cli.rank_list import RANKS
-from rankscope.cli.terminal import INPUT_PATH, format_option, print_json
+from rankscope.cli.terminal import INPUT_PATH, format_option, print_json, width
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import is_run
 from rankscope.runs.writer import replacing
@@ -178,11 +178,13 @@ def _progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _text(result: ExportResult) -> str:
-    ranks = f"{len(result.ranks):,} rank{'s' if len(result.ranks) != 1 else ''}"
     steps = f", {step_range(result.steps)}" if result.steps else ""
     where = "standard output" if result.path == "-" else result.path
-    lines = [f"{result.events:,} events of {ranks}{steps} written to {where} ({result.bytes / 1e6:,.1f} MB)."]
-    lines.append(clock_sentence(result.clock))
-    lines += [f"Left out: {what}." for what in result.left_out]
-    lines.append("Open https://ui.perfetto.dev and drop the file onto the page.")
-    return printable("\n".join(lines))
+    events = f"{counted(result.events, 'event')} of {counted(len(result.ranks), 'rank')}{steps}"
+    lines = [
+        f"{events} written to {where} ({result.bytes / 1e6:,.1f} MB).",
+        clock_sentence(result.clock),
+        *(f"Left out: {what}." for what in result.left_out),
+        "Open https://ui.perfetto.dev and drop the file onto the page.",
+    ]
+    return printable("\n".join(part for line in lines for part in wrapped(line, width(), hanging="  ")))

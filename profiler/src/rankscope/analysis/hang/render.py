@@ -48,7 +48,7 @@ def _culprits(report: HangReport, width: int) -> str:
             lines += textwrap.wrap(f"  its last: {_described(culprit.last)}", width, subsequent_indent="    ")
             lines += _frames(culprit.last)
     if len(report.evidence) > SHOWN:
-        lines.append(f"and {len(report.evidence) - SHOWN} more")
+        lines.append(f"and {len(report.evidence) - SHOWN} more; --format json has all")
     return "\n".join(lines)
 
 
@@ -89,7 +89,7 @@ def _waiting(report: HangReport, width: int) -> str:
         lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
         lines += _frames(rows[0].operation)
     if len(places) > SHOWN:
-        lines.append(f"  and {len(places) - SHOWN} more places; --format json has them all")
+        lines.append(f"  and {counted(len(places) - SHOWN, 'more place')}; --format json has all")
     return "\n".join(["who waits in what", *lines]) if lines else ""
 
 
