@@ -56,8 +56,6 @@ class Difference:
     """Chance of a difference as large between two series of the same kind; not corrected for other tests."""
     detectable: float
     """The smallest difference that would have been seen with the chance ``POWER``."""
-    error: float
-    """Standard error of ``b - a``."""
     ratio: tuple[float, float, float] | None
     """b / a and its interval, in which the noise of both counts; ``None`` unless both are positive."""
 
@@ -133,7 +131,6 @@ def compare_blocks(
         high=difference + reach * error,
         p_value=two_sided(t, df),
         detectable=(reach + quantile(1 - POWER, df)) * error,
-        error=error,
         ratio=_ratio(value_a, variance_a, value_b, variance_b, reach),
     )
 
