@@ -29,10 +29,11 @@ _SEED: Final = 20_240_229
 """Fixed: the same run always gets the same answer."""
 
 
-def block_sums(scores: Scores, blocks: int = BLOCKS) -> Scores:
+def block_sums(scores: NDArray[np.floating], blocks: int = BLOCKS) -> Scores:
     """Sum scores [units, ranks] over at most ``blocks`` runs of consecutive units: [blocks, ranks]."""
     edges = np.linspace(0, len(scores), min(blocks, len(scores)) + 1).astype(int)[:-1]
-    return np.add.reduceat(scores, edges, axis=0) if len(scores) else scores
+    sums: Scores = np.add.reduceat(scores, edges, axis=0, dtype=np.float64) if len(scores) else scores.astype(np.float64)
+    return sums
 
 
 def p_value(scores: Scores, column: int) -> float:

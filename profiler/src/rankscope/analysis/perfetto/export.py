@@ -25,8 +25,9 @@ from rankscope.analysis.perfetto.collective_tracks import (
 from rankscope.analysis.perfetto.result import EXPORT_SCHEMA, ExportResult
 from rankscope.analysis.perfetto.run_source import RunSource
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.perfetto.source import Plan, Progress, Source, counted
+from rankscope.analysis.perfetto.source import Plan, Progress, Source
 from rankscope.analysis.perfetto.traces_source import TracesSource
+from rankscope.analysis.wording import counted
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import is_headless_run, is_run
 

@@ -19,10 +19,11 @@ from rankscope.analysis.perfetto.hardware_tracks import gpu_name, write_hardware
 from rankscope.analysis.perfetto.raw_trace import RawTrace, Threshold, read_raw_trace, threshold
 from rankscope.analysis.perfetto.raw_tracks import write_raw
 from rankscope.analysis.perfetto.selection import Selection, fitting_steps
-from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, counted, none_of_these, process_name, step_range
+from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, step_range
 from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
 from rankscope.analysis.possible import is_possible_step
+from rankscope.analysis.wording import counted
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader

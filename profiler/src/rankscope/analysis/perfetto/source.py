@@ -77,11 +77,6 @@ def process_name(rank: int, host: str | None, gpu: str | None, *, simulated: boo
     return " · ".join(part for part in parts if part)
 
 
-def counted(count: int, thing: str) -> str:
-    """``1 line``, ``2,000 lines``."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
-
-
 def none_of_these(ranks: Collection[int]) -> str:
     """What to say when nobody is left of the ranks that there are."""
     return f"none of these ranks: there are {len(ranks)}, from {min(ranks)} to {max(ranks)}"
