@@ -16,6 +16,7 @@ from hypothesis import settings
 
 # A busy machine may take any time for an example.
 settings.register_profile("any time", deadline=None)
+settings.register_profile("brief", deadline=None, max_examples=20)  # `make check`; `make test` tries the usual hundred
 settings.load_profile("any time")
 
 ROOT = Path(__file__).resolve().parent.parent
