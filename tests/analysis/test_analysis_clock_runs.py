@@ -114,9 +114,21 @@ def test_offset_drift_and_residual_of_each_rank_are_published(analyses: tuple[An
 
 
 def test_steps_between_two_windows_are_on_one_clock_in_perfetto(tmp_path: Path) -> None:
-    # given steps whose rank 1 is 30 ms ahead by the second window, and 60 ms by the third
+    # given a clock that is 30 ms further ahead in each window than in the one before, and a step halfway between two of them
     path = make_run(tmp_path / "run", DRIFTING)
-    result = export_perfetto([path], bytearray().extend, selection=Selection(), verdict=False)
+    halfway = round(START + 3.5 * 600 * SECOND)
+    for rank, clock in enumerate(DRIFTING):
+        ahead = round(clock.ahead(np.array([3.5 * 600 * SECOND]))[0])
+        step = StepRecord(step=3500, start_unix_ns=halfway + ahead, wall_us=1e6, phases_us=PhaseTimes(backward=1e6))
+        rows(rank_dir(path, 0, rank), "steps", step)
+    # when that alone is exported
+    data = bytearray()
+    result = export_perfetto([path], data.extend, selection=Selection(first=3500, past=3501), verdict=False)
+    # then it begins on all ranks at once
+    starts = [event["ts"] for event in msgspec.json.decode(data)["traceEvents"] if event.get("name") == "step 3500"]
+    assert len(starts) == 4
+    assert max(starts) - min(starts) < 100
+    assert result.clock.fitted_to == "steps 0 to 7002"
     assert {1, 3} <= set(result.clock.changing)
     assert result.clock.residual_us is not None
     assert result.clock.residual_us < 200

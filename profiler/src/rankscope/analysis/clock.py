@@ -135,7 +135,7 @@ def _table(ends: _Ends, clock_of: Numbers, base: int, window: Numbers) -> tuple[
 def _linked(table: Floats) -> Iterator[tuple[Numbers, Numbers]]:
     """Rows and columns of clocks that matches link, one island after the other."""
     there = np.isfinite(table)
-    left: Flags = np.asarray(there.any(axis=0))
+    left: Flags = np.logical_or.reduce(there, axis=0)
     while left.any():
         clocks: Flags = np.arange(len(left)) == left.argmax()
         rows: Flags = np.zeros(len(table), dtype=np.bool_)

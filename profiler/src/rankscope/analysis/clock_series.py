@@ -155,7 +155,7 @@ def _fit(at: Floats, offset: Floats, window: NDArray[np.int64]) -> Stretch:
         if price < least:
             best, least = Stretch(ends, level + drift * (ends - ends[0]), drift), price
     flat = offset - at_times([best], at)
-    if len(at) < _ENOUGH or np.abs(np.diff(flat)).mean() > _LASTS * np.abs(flat).mean():
+    if len(at) < _ENOUGH or np.median(np.abs(np.diff(flat))) > _LASTS * np.median(np.abs(flat)):
         return best
     for group in _partitions(len(at), window):
         knots = Stretch(_middles(at, group), medians(offset, group), best.drift)
@@ -173,8 +173,13 @@ lasts from one to the next.
 
 def _price(residual: Floats, parameters: int) -> float:
     count = len(residual)
-    scale = max(_FLOOR_NS, float(np.abs(residual).mean()))
+    kept = count - count // _FAR_OFF
+    scale = max(_FLOOR_NS, float(np.partition(np.abs(residual), kept - 1)[:kept].mean()))
     return float(2 * count * np.log(scale) + _WEIGHT * parameters * np.log(count))
+
+
+_FAR_OFF: Final = 20
+"""One in so many readings does not count: those that are farthest off."""
 
 
 def _drift(at: Floats, offset: Floats) -> float | None:
