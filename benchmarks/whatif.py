@@ -8,8 +8,7 @@ measured against
 - the whole answer: all three programs, one after the other;
 - the first program alone, which is less than ours does, without the files for the other two.
 
-Each as whole processes, and load and analysis apart, imports done. Repeats take turns; medians of ratios, of seconds
-and of CPU time. The analyser is public:
+Each as whole processes, and load and analysis apart, imports done. Repeats take turns; medians of ratios. The analyser is public:
 
     git clone https://github.com/ByteDance-Seed/StragglerAnalysis && git -C StragglerAnalysis checkout 8efcd7f
     python -m venv peer && peer/bin/pip install 'pandas<3' numpy pyarrow tqdm pyyaml ujson
@@ -24,7 +23,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -46,9 +44,9 @@ import sys, time
 from pathlib import Path
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.analysis.whatif import operations_answer
-begin, cpu = time.perf_counter(), time.process_time()
+begin = time.perf_counter()
 whatif([Path(sys.argv[1])])
-print(time.perf_counter() - begin, time.process_time() - cpu)
+print(time.perf_counter() - begin)
 """
 
 THEIRS: Final = """
@@ -60,15 +58,15 @@ from analyzer.metatypes import JobMeta
 folder, name, out = sys.argv[1:]
 meta = JobMeta(**yaml.safe_load(open(f"{folder}/meta-{name}.yaml")))
 trace = f"{folder}/trace-{name}.parquet"
-begin, cpu = time.perf_counter(), time.process_time()
+begin = time.perf_counter()
 wia.WhatIfAnalyzer(trace, root=None, steps=None).analyze(meta)
-print(time.perf_counter() - begin, time.process_time() - cpu)
+first_s = time.perf_counter() - begin
 row = json.loads(open(f"{out}/{name}.json").read())
-begin, cpu = time.perf_counter(), time.process_time()
+begin = time.perf_counter()
 wia.WhatIfAnalyzer(trace, root=out, steps=None).analyze(meta)
 compute_mw.work(out, name, dict(row))
 compute_ms.work(out, name, dict(row))
-print(time.perf_counter() - begin, time.process_time() - cpu)
+print(first_s, time.perf_counter() - begin)
 """
 
 VERSIONS: Final = """
@@ -78,17 +76,11 @@ print(json.dumps({"python": platform.python_version(), **{one.__name__: one.__ve
 
 COMPARED: Final = {
     # ratio: (theirs, ours)
-    "process": ("theirs_process", "ours_process"),
-    "process_first_program": ("theirs_first_process", "ours_process"),
-    "inside": ("theirs_inside", "ours_inside"),
-    "inside_first_program": ("theirs_first_inside", "ours_inside"),
+    "process": ("theirs_process_s", "ours_process_s"),
+    "process_first_program": ("theirs_first_process_s", "ours_process_s"),
+    "inside": ("theirs_inside_s", "ours_inside_s"),
+    "inside_first_program": ("theirs_first_inside_s", "ours_inside_s"),
 }
-
-Took = tuple[float, float]
-"""Seconds, and seconds of CPU time: where others use the machine, too, only those tell."""
-
-UNITS: Final = ("", "cpu_")
-"""What comes before ``s`` and ``ratio`` in the names of figures, for each of ``Took``."""
 
 
 class Analyser:
@@ -119,9 +111,10 @@ class Analyser:
         for program in ("compute_mw", "compute_ms"):
             self._run(f"analyzer/{program}.py", "--trial", self.name, *folders)
 
-    def inside(self) -> list[Took]:
-        """Of the first program, and of all three in one process, imports apart."""
-        return numbers(self._run("-c", THEIRS, os.fspath(DATA), self.name, os.fspath(self.out)))
+    def inside(self) -> tuple[float, float]:
+        """Seconds of the first program and of all three in one process, imports apart."""
+        first, everything = self._run("-c", THEIRS, os.fspath(DATA), self.name, os.fspath(self.out)).split()
+        return float(first), float(everything)
 
     def about(self) -> dict[str, str]:
         """What was measured."""
@@ -151,43 +144,32 @@ def ours(name: str) -> dict[str, Any]:
     return found
 
 
-def numbers(printed: str) -> list[Took]:
-    """A pair a line."""
-    return [(float(wall), float(cpu)) for wall, cpu in map(str.split, printed.splitlines())]
-
-
-def cpu_of_children() -> float:
-    """Seconds, of those that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def timed(call: Any, *args: Any) -> tuple[Took, Any]:
-    """What its processes took, and what came back."""
-    begin, cpu = time.perf_counter(), cpu_of_children()
+def timed(call: Any, *args: Any) -> tuple[float, Any]:
+    """Seconds, and what came back."""
+    begin = time.perf_counter()
     found = call(*args)
-    return (time.perf_counter() - begin, cpu_of_children() - cpu), found
+    return time.perf_counter() - begin, found
 
 
-def inside(name: str) -> Took:
-    """Load and analysis in a process of its own, imports apart."""
-    return numbers(run([sys.executable, "-c", OURS, os.fspath(DATA / f"trace-{name}.parquet")]))[0]
+def inside(name: str) -> float:
+    """Seconds of load and analysis in a process of its own, imports apart."""
+    return float(run([sys.executable, "-c", OURS, os.fspath(DATA / f"trace-{name}.parquet")]))
 
 
-def measure(name: str, times: int, analyser: Analyser | None) -> dict[str, list[Took]]:
-    """What each thing took, by turns."""
-    taken: dict[str, list[Took]] = {}
+def measure(name: str, times: int, analyser: Analyser | None) -> dict[str, list[float]]:
+    """Seconds of each thing, by turns."""
+    taken: dict[str, list[float]] = {}
     for _ in range(times):
         whole, answer = timed(ours, name)
-        taken.setdefault("ours_process", []).append(whole)
-        taken.setdefault("ours_inside", []).append(inside(name))
+        taken.setdefault("ours_process_s", []).append(whole)
+        taken.setdefault("ours_inside_s", []).append(inside(name))
         if analyser is None:
             continue
-        taken.setdefault("theirs_first_process", []).append(timed(analyser.slowdowns)[0])
-        taken.setdefault("theirs_process", []).append(timed(analyser.everything)[0])
+        taken.setdefault("theirs_first_process_s", []).append(timed(analyser.slowdowns)[0])
+        taken.setdefault("theirs_process_s", []).append(timed(analyser.everything)[0])
         first, everything = analyser.inside()
-        taken.setdefault("theirs_first_inside", []).append(first)
-        taken.setdefault("theirs_inside", []).append(everything)
+        taken.setdefault("theirs_first_inside_s", []).append(first)
+        taken.setdefault("theirs_inside_s", []).append(everything)
         mine = [answer["slowdown"], answer["m_worker"], answer["m_stage"]]
         if not np.allclose(mine, analyser.answer(), rtol=1e-5, atol=1e-5):
             sys.exit(f"the answers differ: S, M_W and M_S are {mine}, the analyser's {analyser.answer()}")
@@ -217,16 +199,12 @@ def main() -> None:
                 analyser = Analyser(args.analyser.resolve(), os.fspath(args.analyser_python.absolute()), name, Path(out))
                 environment["analyser"] = analyser.about()
             taken = measure(name, args.times, analyser)
-        figures[name] = {}
-        for at, unit in enumerate(UNITS):
-            seconds = {what: [one[at] for one in values] for what, values in taken.items()}
-            figures[name] |= {f"{what}_{unit}s": round(statistics.median(values), 4) for what, values in seconds.items()}
-            for what, (slower, faster) in COMPARED.items() if analyser is not None else ():
-                ratio = statistics.median(a / b for a, b in zip(seconds[slower], seconds[faster], strict=True))
-                figures[name][f"{what}_{unit}ratio"] = round(ratio, 2)
-        for what in COMPARED if name == "AR" and analyser is not None else ():
-            ratio = figures[name][f"{what}_ratio"]
-            budgets.append({"name": f"{what}_ratio", "value": ratio, "limit": LEAST_FASTER, "ok": ratio >= LEAST_FASTER})
+        figures[name] = {what: round(statistics.median(values), 4) for what, values in taken.items()}
+        for what, (slower, faster) in COMPARED.items() if analyser is not None else ():
+            ratio = round(statistics.median(a / b for a, b in zip(taken[slower], taken[faster], strict=True)), 2)
+            figures[name][f"{what}_ratio"] = ratio
+            if name == "AR":
+                budgets.append({"name": f"{what}_ratio", "value": ratio, "limit": LEAST_FASTER, "ok": ratio >= LEAST_FASTER})
     print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
     sys.exit(not all(row["ok"] for row in budgets))
 
