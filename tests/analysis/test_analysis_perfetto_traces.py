@@ -46,6 +46,7 @@ def exported(*paths: Path, **selection: Any) -> tuple[Model, ExportResult]:
     return model, result
 
 
+@pytest.mark.slow
 def test_all_ranks_of_dlrm_are_on_one_clock(shared_data: Path) -> None:
     model, result = exported(shared_data / "traces" / "dlrm_8ranks_v100")
     assert model.processes[1:] == [f"rank {rank}" for rank in range(8)]

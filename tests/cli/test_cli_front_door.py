@@ -51,6 +51,7 @@ def test_every_verb_is_in_the_documentation() -> None:
     assert missing == []
 
 
+@pytest.mark.slow
 def test_the_commands_page_is_current() -> None:
     printed = subprocess.run(
         [sys.executable, ROOT / "scripts" / "cli_docs.py"], capture_output=True, text=True, check=True
@@ -68,6 +69,7 @@ def test_help_is_quick_because_it_imports_no_verb() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["runs", "analysis", "alerts", "dashboards", "exporter", "cli"])
 def test_nothing_outside_the_recorder_loads_torch(package: str) -> None:
     # given every module of the package imported in a fresh interpreter
@@ -195,6 +197,7 @@ def test_a_reader_that_goes_away_is_no_error(shared_data: Path) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.slow
 def test_output_that_cannot_be_written_is_one_line(shared_data: Path) -> None:
     command = [sys.executable, "-m", "rankscope", "analyze", str(shared_data / "traces" / "dlrm_8ranks_v100")]
     with Path("/dev/full").open("w") as full:
