@@ -23,6 +23,11 @@ class Cluster:
     address: str
     folder: str
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """For its drivers: else Ray takes 127.0.0.1 for the machine's outer address, where these nodes do not listen."""
+        return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
     def processes(self) -> list[int]:
         """All that belong to it, those of its drivers not among them."""
         mark = f"RAY_TMPDIR={self.folder}".encode()
@@ -76,7 +81,7 @@ def started() -> Iterator[Cluster]:
 def _keep() -> None:
     from ray.cluster_utils import Cluster as Nodes
 
-    loopback = {"num_cpus": 1, "node_ip_address": "127.0.0.2"}
+    loopback = {"num_cpus": 1, "node_ip_address": "127.0.0.1"}
     nodes = Nodes(initialize_head=True, head_node_args={**loopback, "include_dashboard": False})
     for _ in range(NODES - 1):
         nodes.add_node(**loopback)

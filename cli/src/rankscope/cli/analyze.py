@@ -83,8 +83,8 @@ Examples:
 @click.option(
     "--address",
     metavar="ADDRESS",
-    help="Where the Ray cluster is: HOST:PORT of its head on one of its nodes, ray://HOST:PORT from elsewhere. Default: "
-    "RAY_ADDRESS, else the cluster that this machine is a node of.",
+    help="Where the head of the Ray cluster is, HOST:PORT; this machine has to be one of its nodes. Default: RAY_ADDRESS, else "
+    "the cluster that this machine is a node of.",
 )
 @click.option(
     "--workers",

@@ -19,7 +19,7 @@ from rankscope.runs.errors import InputError, MissingError, RankscopeError
 
 _FOUND: Final = "auto"
 """Ray's own word for the cluster of the variable RAY_ADDRESS, else the one that this machine is a node of."""
-_FORMS: Final = "give HOST:PORT of its head on one of its nodes, or ray://HOST:PORT from elsewhere"
+_FORMS: Final = "give HOST:PORT of its head, and run this on one of its nodes"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _ANSWER_S: Final = 5.0
 _CALM: Final = {
@@ -67,7 +67,7 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 def cluster_address(address: str | None, own_ip: Callable[[], str]) -> str:
-    """What to connect to: ``HOST:PORT`` or ``ray://HOST:PORT`` where something listens, or ``auto``. Raises ``InputError``.
+    """What to connect to: ``HOST:PORT`` where something listens, or ``auto``. Raises ``InputError``.
 
     ``own_ip``: what Ray takes ``localhost`` for.
     """
@@ -76,14 +76,14 @@ def cluster_address(address: str | None, own_ip: Callable[[], str]) -> str:
         return place
     if place == "local":
         raise InputError(place, f"would start a cluster, and only one that is there is used: {_FORMS}; or --engine local")
-    parts = urlsplit(place if "://" in place else f"//{place}")
+    parts = urlsplit(f"//{place}")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
-    if parts.scheme not in {"", "ray"} or not host or not port or parts.path.strip("/"):
+    if not host or not port or parts.path:
         raise InputError(place, f"no address of a Ray cluster: {_FORMS}")
-    if host in _LOOPBACK and not parts.scheme:
+    if host in _LOOPBACK:
         host = own_ip()
     try:
         socket.create_connection((host, port), timeout=_ANSWER_S).close()
