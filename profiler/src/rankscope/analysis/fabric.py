@@ -47,6 +47,7 @@ class Expectation:
 
 
 _HOSTS_UNKNOWN: Final = "the hosts of its ranks are not known"
+_BEYOND_CARDS: Final = "which way its PCIe cards have to each other is not known"
 _ON_CPU: Final = "CPU threads move it through the host's memory"
 
 
@@ -86,6 +87,8 @@ def _inside(ranks: Sequence[int], fabric: Fabric) -> Expectation:
     link = links.pop() if len(links) == 1 else None
     if link is None:
         return Expectation(unknown=f"the table of links does not tell that of {', '.join(sorted(map(str, names)))}")
+    if link.to_host:
+        return Expectation(link.name, "gpu_name", unknown=_BEYOND_CARDS)
     rate = _of_mesh(link, len(ranks), fabric.gpus_on_host.get(fabric.hosts[ranks[0]], 0))
     if rate is None:
         why = f"how {len(ranks)} GPUs are wired on a board of {link.mesh} is not known"
