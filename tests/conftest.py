@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import socket
@@ -70,6 +71,13 @@ def require_torch() -> None:
     found = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode == 0
     if not found:
         _skip_or_fail("torch is not installed: make install")
+
+
+@pytest.fixture(scope="session")
+def require_ray() -> None:
+    """Skip (fail in CI) without Ray."""
+    if importlib.util.find_spec("ray") is None:
+        _skip_or_fail("ray is not installed: pip install 'rankscope[ray]'")
 
 
 @pytest.fixture

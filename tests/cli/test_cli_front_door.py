@@ -265,6 +265,22 @@ def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Pa
     assert f"pip install 'rankscope[{extra}]'" in done.stderr
 
 
+def test_numpy_is_kept_to_one_thread_where_no_job_can_inherit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = click.Context(root_command)
+    # given nothing, and a wish of the user's own
+    for wish in (None, "3"):
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", wish or "")
+        if wish is None:
+            monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+        # when a verb that starts jobs is loaded, and one that reads what they left
+        found = []
+        for verb in ("run", "analyze"):
+            root_command.get_command(context, verb)
+            found.append(os.environ.get("OPENBLAS_NUM_THREADS"))
+        # then only the latter is kept to one, and a wish stays
+        assert found == ([None, "1"] if wish is None else [wish, wish])
+
+
 def test_every_verb_of_the_table_exists() -> None:
     assert [name for name in VERBS if root_command.get_command(click.Context(root_command), name) is None] == []
 

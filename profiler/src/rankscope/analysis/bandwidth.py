@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWait
@@ -19,8 +19,7 @@ LONG_US: Final = 200.0
 """A transfer that its link should take so long for is bound by bandwidth; a shorter one by latency, which no table here knows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """One instance."""
 
     op: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.memory_result import Memory
@@ -18,8 +18,7 @@ from rankscope.analysis.waterfall_result import PartSource, Waterfall
 from rankscope.runs.records import CollectiveRecord, KernelRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(msgspec.Struct, frozen=True):
     """One number, its unit, and what it was read from."""
 
     value: float

@@ -8,8 +8,9 @@ Infinity Fabric in both directions together, which is halved here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 Scope = Literal["host", "network"]
 
@@ -27,8 +28,7 @@ _INFINIBAND: Final = "https://www.infinibandta.org/infiniband-roadmap/"
 _ETHERNET: Final = "https://www.ieee802.org/3/"
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """One kind of link.
 
     ``mesh``: boards with up to so many GPUs have no switch, so a group of fewer GPUs has a part of their links only; 0 where
@@ -99,8 +99,7 @@ GPU_LINKS: Final[tuple[tuple[str, str], ...]] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ToldLink:
+class ToldLink(msgspec.Struct, frozen=True):
     """A link that the person asking named."""
 
     link: Link

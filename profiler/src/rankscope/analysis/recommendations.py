@@ -7,15 +7,15 @@ away at most. To add an advice, add a row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from rankscope.analysis.advice_result import Advice, AdviceEvidence
 from rankscope.analysis.figures import Figure, Figures
 
 
-@dataclass(frozen=True, slots=True)
-class When:
+class When(msgspec.Struct, frozen=True):
     """A figure is known, and at least, or below, the limit."""
 
     figure: str
@@ -28,8 +28,7 @@ class When:
         return figure is not None and (figure.value >= self.limit if self.comparison == ">=" else figure.value < self.limit)
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     """factor · (sum of the figures): a share of the step."""
 
     figures: tuple[str, ...]
@@ -48,8 +47,7 @@ class Bound:
         return f"{self.factor:.3g} * ({total})" if len(self.figures) > 1 else f"{self.factor:.3g} * {total}"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """One row. ``{who}`` of an action are the ranks that the verdict names. ``falls``: what must be less when it has helped."""
 
     name: str

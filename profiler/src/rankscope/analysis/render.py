@@ -153,8 +153,18 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
         residual = analysis.collectives.clock_residual_us
         agree = f"; ends agree within {duration(residual)}" if residual is not None else ""
         matched = f"{counted(analysis.collectives.matched, 'collective')} matched, {analysis.collectives.unmatched} not{agree}"
+        matched += _clocks(analysis)
         lines += textwrap.wrap(matched, width)
     return "\n".join(lines)
+
+
+def _clocks(analysis: Analysis) -> str:
+    """Only where clocks did not keep their offsets: that is what its owner may want to mend."""
+    clocks = [(row.clock, row.rank) for row in analysis.ranks if row.clock is not None]
+    drift, rank = max(((abs(clock.drift_ppm or 0.0), rank) for clock, rank in clocks), default=(0.0, 0))
+    said = f"; clocks drift, that of rank {rank} most, by {drift:.3g} us per second: corrected" if drift else ""
+    set_anew = [rank for clock, rank in clocks if clock.settings > 1]
+    return said + (f"; {counted(len(set_anew), 'rank')} with a clock that was set meanwhile: corrected" if set_anew else "")
 
 
 def _imposed_row(row: ImposedWait) -> list[str]:
