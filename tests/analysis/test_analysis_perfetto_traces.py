@@ -190,7 +190,7 @@ def test_what_does_not_fit_loses_arrows_then_instants_then_the_shortest(tmp_path
     model, result = exported(file, max_events=20)
     assert [one.name for one in model.of("kernel")] == [f"k{number}" for number in range(30, 50)]
     assert "10 instants of the raw traces" in result.left_out
-    assert any("30 slices of the raw traces that take 30 us or less" in said for said in result.left_out)
+    assert any("30 slices of the raw traces that take 30 µs or less" in said for said in result.left_out)
     assert len(exported(file, max_events=50)[0].of("kernel")) == 50
 
 

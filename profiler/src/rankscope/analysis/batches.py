@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from rankscope.analysis.peers import STAGE_DIMENSIONS
 from rankscope.runs.records import RankInfo
 
-SHARED_DIMENSIONS: Final = frozenset(
-    ("pp", "pipe", "pipeline", "stage", "tp", "tensor", "model", "mp", "cp", "context", "sp", "sequence")
-)
+SHARED_DIMENSIONS: Final = frozenset((*STAGE_DIMENSIONS, "tp", "tensor", "model", "mp", "cp", "context", "sp", "sequence"))
 """Dimensions of a parallel layout along which ranks work on the same samples; along all others each has its own."""
 
 

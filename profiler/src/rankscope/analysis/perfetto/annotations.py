@@ -18,7 +18,7 @@ def clock_sentence(clock: ExportClock) -> str:
     if clock.method == "none":
         return "Clocks not corrected: no collective could be matched, each host's times are those of its own clock."
     of = counted(clock.matched, "collective") + (f" of {clock.fitted_to}" if clock.fitted_to else "")
-    residual = "not known" if clock.residual_us is None else f"{clock.residual_us:,.1f} us"
+    residual = "not known" if clock.residual_us is None else f"{clock.residual_us:,.1f} µs"
     return (
         f"Clocks corrected by the ends of {of}; afterwards these still disagree by {residual} in the median: "
         "between ranks nothing below that means anything." + _changing(clock)

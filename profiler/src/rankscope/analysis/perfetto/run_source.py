@@ -156,7 +156,7 @@ class RunSource:
         for kernel in self._reader.kernels(self._attempt, rank):
             if kernel.step in self._steps:
                 costliest.setdefault(kernel.step, []).append(
-                    f"{kernel.total_us:,.1f} us in {kernel.calls} calls, {kernel.kind}: {kernel.name}"
+                    f"{kernel.total_us:,.1f} µs in {kernel.calls} calls, {kernel.kind}: {kernel.name}"
                 )
         track = writer.track(pid, "profiled steps", nest=False)
         windows = captured_steps(self._reader, self._attempt, rank, self._steps).breakdowns
