@@ -164,7 +164,7 @@ def test_damaged_lines_are_counted(synthetic: Synthetic) -> None:
     path = synthetic(plan=always(2, us=60_000)).write()
     with next(rank_dir(path, 0, 1).glob("steps-*.jsonl")).open("ab") as file:
         file.write(b'{"step": 1, "start_u\n')
-    assert "1 damaged lines skipped" in whatif([path]).source.warnings
+    assert "1 damaged line skipped" in whatif([path]).source.warnings
 
 
 def test_a_run_beside_something_else_is_refused(synthetic: Synthetic, tmp_path: Path) -> None:
