@@ -103,9 +103,10 @@ print(unpacked + parsed, unpacked_cpu + parsed_cpu)
 WORKERS = """
 import sys, time
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.workers import LocalEngine
 if __name__ == "__main__":
     begin = time.perf_counter()
-    analyze(sys.argv[2:], workers=int(sys.argv[1]))
+    analyze(sys.argv[2:], engine=LocalEngine(int(sys.argv[1])))
     print(time.perf_counter() - begin, time.process_time())
 """
 

@@ -68,6 +68,12 @@ def test_ranks_that_share_a_batch_count_once() -> None:
     assert found.samples_per_second_per_rank == 8.0
 
 
+@pytest.mark.parametrize(("dimension", "replicas"), [("dp", 2), ("inter_host", 2), ("ep", 2), ("tp", 1), ("pp", 1), ("cp", 1)])
+def test_a_dimension_that_is_not_known_to_share_samples_divides_them(dimension: str, replicas: int) -> None:
+    found = throughput({rank: {"samples": 8, "coordinates": {dimension: rank}} for rank in (0, 1)})
+    assert (found.replicas, found.samples_per_second) == (replicas, 16.0 * replicas)
+
+
 @pytest.mark.parametrize("ranks", [{0: {"samples": 8}, 1: {}}, {0: {}, 1: {}}])
 def test_what_a_rank_does_not_tell_nobody_knows(ranks: dict[int, dict[str, Any]]) -> None:
     found = throughput(ranks)

@@ -38,7 +38,8 @@ class Blame(msgspec.Struct, frozen=True):
 
     ranks: list[int]
     imposed_us: dict[int, float]
-    """Per rank: the wait it imposed on others, summed over victims and steps, overlapping waits of a victim counted once."""
+    """Per rank: the wait it imposed on others, summed over victims and steps, overlapping waits of a victim counted once. Waits
+    below the clocks' residual are nobody's."""
     exposed_us: dict[int, float]
     """Per rank: the part of it that the victims' compute did not hide."""
     transfer_us: dict[int, float]
@@ -53,7 +54,8 @@ class Blame(msgspec.Struct, frozen=True):
     instance_step: NDArray[np.int64]
     """[instances]: the step of each, ascending."""
     waited_us: NDArray[np.float64]
-    """[instances, ranks]: how long each member waited for the last, NaN for who is none."""
+    """[instances, ranks]: how long each member waited for the last, 0 where that is below the clocks' residual, NaN for who is
+    none."""
     saved_us: dict[int, float]
     """Per rank: exposed time that a typical victim would not have waited had this rank arrived with the last of the others."""
     rows: dict[Group, dict[tuple[int, int], Row]] = msgspec.field(default_factory=dict)
@@ -87,8 +89,10 @@ class _Books:
         self._column = {rank: at for at, rank in enumerate(self._ranks)}
         self._transfer = dict.fromkeys(self._ranks, 0.0)
         self._waiting = dict.fromkeys(self._ranks, 0.0)
-        self._waits: dict[tuple[int, int, int], list[tuple[Group, Span, Span]]] = {}
-        """Origin, victim and step to waits: where, when, and when it was for the origin alone."""
+        self._groups: dict[Group, int] = {}
+        """To their numbers: thousands of members take long to be told from others."""
+        self._waits: dict[tuple[int, int, int], list[tuple[int, Span, Span]]] = {}
+        """Origin, victim and step to waits: in which group, when, and when it was for the origin alone."""
         self._compute: dict[tuple[int, int], list[Span]] = {}
         self._instances: list[tuple[int, dict[int, float], dict[int, float]]] = []
         """Step, gain of origins, waits of members, in microseconds."""
@@ -99,18 +103,19 @@ class _Books:
         soonest, least = meeting.soonest
         charge = charges.get(soonest, {meeting.culprit: least}) if least > threshold else {}
         gain = {origin: amount / 1000 for origin, amount in charge.items()}
-        self._instances.append((match.step, gain, {rank: meeting.waits_ns.get(rank, 0) / 1000 for rank in match.ranks}))
+        waits = {rank: wait for rank, wait in meeting.waits_ns.items() if wait > threshold}
+        self._instances.append((match.step, gain, {rank: waits.get(rank, 0) / 1000 for rank in match.ranks}))
+        group = self._number(match.group, meeting.members)
         for rank, record in zip(match.ranks, match.records, strict=True):
             # On the rank's own clock, where its compute is.
             here = arrival_ns(record)
             self._transfer[rank] += shortest / 1000
             self._waiting[rank] += (record.end_unix_ns - here - shortest) / 1000
             self._compute.setdefault((rank, match.step), []).extend(_compute(record))
-            if wait := meeting.waits_ns.get(rank):
+            if wait := waits.get(rank):
                 for origin, (begin, end) in _parts(charges.get(rank), meeting.culprit, (here, here + wait)):
                     avoidable = (max(begin, here + wait - least), end)
                     key = (origin, rank, match.step)
-                    group = (match.group, meeting.members)
                     self._waits.setdefault(key, []).append((group, (begin, end), avoidable))
 
     def enter_directed(self, directed: Waits) -> None:
@@ -125,7 +130,7 @@ class _Books:
             self._waiting[wait.waiter] += (wait.end - wait.start) / 1000
             self._transfer[wait.waiter] -= (wait.end - wait.start) / 1000
             if match.rule != "pair":
-                group = (match.group, tuple(match.ranks))
+                group = self._number(match.group, tuple(match.ranks))
                 key = (wait.origin, wait.waiter, match.step)
                 self._waits.setdefault(key, []).append((group, (wait.start, wait.end), (wait.since, wait.end)))
                 rooted.setdefault(id(match), []).append(wait)
@@ -137,20 +142,23 @@ class _Books:
                 waited = dict.fromkeys(match.ranks, 0.0) | {wait.waiter: (wait.end - wait.start) / 1000 for wait in found}
                 self._instances.append((match.step, gain, waited))
 
+    def _number(self, group: str | None, members: tuple[int, ...]) -> int:
+        return self._groups.setdefault((group, members), len(self._groups))
+
     def closed(self) -> Blame:
         """The sums."""
         hidden = {key: merge(spans) for key, spans in self._compute.items()}
         imposed = dict.fromkeys(self._ranks, 0.0)
         exposed = dict.fromkeys(self._ranks, 0.0)
         saved: dict[int, dict[int, float]] = {rank: {} for rank in self._ranks}
-        rows: dict[Group, dict[tuple[int, int], Row]] = {}
+        rows: dict[int, dict[tuple[int, int], Row]] = {}
         for (origin, victim, step), found in self._waits.items():
             busy = hidden.get((victim, step), [])
             whole, bare = _measured([span for _, span, _ in found], busy)
             imposed[origin] += whole
             exposed[origin] += bare
             saved[origin][victim] = saved[origin].get(victim, 0.0) + _measured([span for _, _, span in found], busy)[1]
-            by_group: dict[Group, list[Span]] = {}
+            by_group: dict[int, list[Span]] = {}
             for group, span, _ in found:
                 by_group.setdefault(group, []).append(span)
             for group, spans in by_group.items():
@@ -169,7 +177,7 @@ class _Books:
             instance_step=np.array([step for step, _, _ in self._instances], dtype=np.int64),
             waited_us=self._matrix([waited for _, _, waited in self._instances], np.nan),
             saved_us={rank: _typical(saved[rank], rank, self._ranks) for rank in self._ranks},
-            rows=rows,
+            rows={group: rows[number] for group, number in self._groups.items() if number in rows},
         )
 
     def _matrix(self, rows: Sequence[Mapping[int, float]], default: float) -> NDArray[np.float64]:
@@ -196,6 +204,8 @@ def _parts(charge: Charge | None, culprit: int, waited: Span) -> list[tuple[int,
 
 
 def _typical(saved: dict[int, float], culprit: int, ranks: Sequence[int]) -> float:
+    if not saved:
+        return 0.0
     others = [saved.get(victim, 0.0) for victim in ranks if victim != culprit]
     return float(np.median(others)) if others else 0.0
 

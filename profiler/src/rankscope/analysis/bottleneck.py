@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.result import Cause, Kind
+from rankscope.analysis.step_order import of_blocks
 from rankscope.analysis.steps import Matrix, StepTable
 from rankscope.runs.records import DeviceKind, Phase, StepBreakdown
 
@@ -107,30 +109,47 @@ def shares_of_steps(table: StepTable, *, on_cpu: bool) -> Shares:
     a device leaves the work to it, so there it says nothing. Profiled steps count where there are no others.
     """
     plain = np.logical_not(table.profiled.any(axis=0))
-    if plain.any():
-        table = table.columns(plain)
-    wall, own, blocked = (table.matrix(name) for name in ("wall_us", "own_us", "blocked_us"))
-    longest = np.where(np.isfinite(own), own, -np.inf).max(axis=0, initial=-np.inf)
-    waiting = np.minimum(longest - own, blocked)
+    if not plain.any():
+        plain[:] = True
 
-    def share(values: Matrix, *, of_all: bool = False) -> float | None:
-        both = np.isfinite(values) & np.isfinite(wall)
-        whole = np.where(both, wall, 0).sum(axis=1)
+    def parts(steps: slice) -> dict[str, _Sums]:
+        def of(name: str) -> Matrix:
+            return table.some(name, steps)[:, plain[steps]].astype(np.float64)
+
+        wall, own, blocked, cpu = (of(name) for name in ("wall_us", "own_us", "blocked_us", "cpu_us"))
+        longest = np.where(np.isfinite(own), own, -np.inf).max(axis=0, initial=-np.inf)
+        waiting = np.minimum(longest - own, blocked)
+        found = {"input": of("data_us"), "waiting": waiting, "communication": blocked - waiting}
+        if on_cpu:
+            idle = np.maximum(own - np.nan_to_num(of("own_data_us")) - np.nan_to_num(of("run_queue_us")) - cpu, 0)
+            between = np.minimum(idle, np.nan_to_num(of("own_between_steps_us")))
+            found |= {"compute": cpu, "between_steps": between, "stalled": idle - between}
+        return {name: _sums(values, wall) for name, values in found.items()}
+
+    found = of_blocks(table.start_unix_ns.shape, parts)
+
+    def share(name: str, *, of_all: bool = False) -> float | None:
+        part, whole = np.sum([block[name] for block in found if name in block], axis=0) if found else (np.zeros(0), np.zeros(0))
         ranks = whole > 0
         if not ranks.any():
             return None
-        per_rank = np.where(both, values, 0).sum(axis=1)[ranks] / whole[ranks]
         # Of two ranks the median is half of either: what one of them alone does is not what the ranks do.
-        return float(np.quantile(per_rank, 0.5, method="lower" if of_all else "linear"))
+        return float(np.quantile(part[ranks] / whole[ranks], 0.5, method="lower" if of_all else "linear"))
 
-    idle = own - sum(np.nan_to_num(table.matrix(name)) for name in ("own_data_us", "run_queue_us")) - table.matrix("cpu_us")
-    idle = np.maximum(idle, 0)
-    between = np.minimum(idle, np.nan_to_num(table.matrix("own_between_steps_us")))
     return Shares(
-        input=share(table.matrix("data_us")),
-        communication=share(blocked - waiting),
-        waiting=share(waiting),
-        compute=share(table.matrix("cpu_us")) if on_cpu else None,
-        between_steps=share(between, of_all=True) if on_cpu else None,
-        stalled=share(idle - between, of_all=True) if on_cpu else None,
+        input=share("input"),
+        communication=share("communication"),
+        waiting=share("waiting"),
+        compute=share("compute") if on_cpu else None,
+        between_steps=share("between_steps", of_all=True) if on_cpu else None,
+        stalled=share("stalled", of_all=True) if on_cpu else None,
     )
+
+
+_Sums = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def _sums(values: Matrix, wall: Matrix) -> _Sums:
+    """Of each rank, a part of its steps and the steps themselves, where both are known."""
+    both = np.isfinite(values) & np.isfinite(wall)
+    return values.sum(axis=1, where=both), wall.sum(axis=1, where=both)

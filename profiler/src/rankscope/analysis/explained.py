@@ -97,7 +97,7 @@ def _read(run: Witness, ranks: Iterable[int]) -> tuple[dict[int, Readings], str]
         uuids.setdefault(info.host, {})[info.gpu_uuid or ""] = rank
     starts = run.table.start_unix_ns
     begin = int(starts[starts > 0].min(initial=2**62))
-    end = int((starts + np.nan_to_num(run.table.matrix("wall_us")) * 1000).max(initial=0))
+    end = int(run.table.last_end_unix_ns())
     found: dict[int, Readings] = {}
     why = ""
     # Only folders that are there: a host's name is whatever a file claims.
@@ -117,12 +117,15 @@ def _of_steps(
     run: Witness, found: Mapping[int, Readings], ranks: Iterable[int], wanted: NDArray[np.bool_]
 ) -> dict[int, Readings]:
     row_of = {int(rank): row for row, rank in enumerate(run.table.ranks)}
-    walls = run.table.matrix("wall_us")
     return {
-        rank: in_steps(found[rank], run.table.start_unix_ns[row_of[rank]], walls[row_of[rank]], wanted)
+        rank: in_steps(found[rank], run.table.start_unix_ns[row_of[rank]], _walls(run.table, row_of[rank]), wanted)
         for rank in ranks
         if rank in found and rank in row_of
     }
+
+
+def _walls(table: StepTable, row: int) -> NDArray[np.float64]:
+    return table.of_rank("wall_us", row).astype(np.float64)
 
 
 def _lost(named: Named, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> float:

@@ -16,6 +16,9 @@ _SPARE: Final = 8
 """One part in so many is left free for steps to come, so that not every one of them moves all others."""
 
 
+_NOWHERE: Final = (np.empty(0, np.int64), np.empty(0, np.intp))
+
+
 @dataclass(slots=True)
 class Filling:
     """Values are NaN, and records absent, where nothing has been added yet. Arrays are [ranks, at least the steps]."""
@@ -32,6 +35,8 @@ class Filling:
     memory: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     """Rank to [samples, step and ``step_rows.MEMORY``]."""
     damaged: int = 0
+    _last_places: tuple[NDArray[np.int64], NDArray[np.intp]] = field(default_factory=lambda: _NOWHERE)
+    """Steps that have been looked up last, and their places."""
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
         """Make room for ranks, those that are there already among them."""
@@ -70,10 +75,15 @@ class Filling:
     def _places(self, steps: NDArray[np.int64]) -> NDArray[np.intp] | slice:
         if np.array_equal(steps, self.steps):
             return slice(0, len(steps))  # as of every rank but the first, most often
+        known, places = self._last_places
+        if len(places) and np.array_equal(steps, known):
+            return places  # as of the rank before
         new = np.setdiff1d(steps, self.steps)
         if len(new):
             self._widen(new)
-        return np.searchsorted(self.steps, steps)
+        places = np.searchsorted(self.steps, steps)
+        self._last_places = (steps, places)
+        return places
 
     def _widen(self, new: NDArray[np.int64]) -> None:
         together = np.union1d(self.steps, new)
@@ -96,6 +106,7 @@ class Filling:
 
     def _rearrange(self, *, rows: NDArray[np.intp] | None = None, columns: NDArray[np.intp] | None = None) -> None:
         """Take rows or columns from where they were; -1: from nowhere. One array at a time, for all of them fill memory."""
+        self._last_places = _NOWHERE
         for name in self.values:
             self.values[name] = _moved(self.values[name], np.nan, rows, columns)
         for tag in self.tags:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.result import Evidence, Finding, Verdict
@@ -59,12 +57,10 @@ def _went_on(run: RunEvidence, report: HangReport) -> bool:
         for row in report.waiting
         if row.waited_s is not None and row.operation.enqueued_unix_ns is not None
     ]
-    there = run.table.has_record
-    ends = run.table.start_unix_ns[there] + run.table.matrix("wall_us")[there] * 1000
     if not taken:
         # Nobody knows when that was: a run that still makes steps does not hang.
         return run.liveness == "live"
-    return bool(len(ends)) and float(np.max(ends)) > min(taken) + BEFORE_NS
+    return run.table.last_end_unix_ns() > min(taken) + BEFORE_NS
 
 
 def _evidence(report: HangReport) -> list[Evidence]:

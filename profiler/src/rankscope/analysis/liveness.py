@@ -26,10 +26,8 @@ def liveness(table: StepTable, infos: Mapping[int, RankInfo], *, start_unix_ns: 
     """
     if infos and all(info.end_reason is not None or info.end_unix_ns is not None for info in infos.values()):
         return "over"
-    there = table.has_record
-    walls = table.matrix("wall_us")[there]
-    ends = table.start_unix_ns[there] + walls * 1000
-    last = float(ends.max(initial=max([start_unix_ns, *(info.start_unix_ns for info in infos.values())])))
+    last = max([table.last_end_unix_ns(), start_unix_ns, *(info.start_unix_ns for info in infos.values())])
+    walls = table.stored("wall_us")[table.has_record]
     usual_s = float(np.median(walls)) / 1e6 if len(walls) else 0.0
     silent_s = now - last / 1e9
     return "silent" if silent_s > max(SILENT_SECONDS, SILENT_STEPS * usual_s) else "live"

@@ -8,6 +8,7 @@ many places off the median bound it (Sen, "Estimates of the regression coefficie
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 from typing import Final
 
@@ -49,12 +50,18 @@ def slope_of(steps: Values, values: Values, *, series: int = 1) -> Slope | None:
     if count > MOST_SAMPLES:
         kept = np.linspace(0, count - 1, MOST_SAMPLES).astype(np.intp)
         steps, values, count = steps[kept], values[kept], MOST_SAMPLES
-    first, second = np.triu_indices(count, 1)
+    first, second = _pairs(count)
     slopes = np.sort((values[second] - values[first]) / (steps[second] - steps[first]))
     z = NormalDist().inv_cdf(1 - UNSURE / (2 * series))
     spread = z * np.sqrt(count * (count - 1) * (2 * count + 5) / 18)
     low, high = int((len(slopes) - spread) / 2), int(np.ceil((len(slopes) + spread) / 2))
-    return Slope(float(np.median(slopes)), float(slopes[max(low, 0)]), float(slopes[min(high, len(slopes) - 1)]))
+    middle = (float(slopes[(len(slopes) - 1) // 2]) + float(slopes[len(slopes) // 2])) / 2
+    return Slope(middle, float(slopes[max(low, 0)]), float(slopes[min(high, len(slopes) - 1)]))
+
+
+@cache
+def _pairs(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    return np.triu_indices(count, 1)
 
 
 def is_leak(values: Values, slope: Slope) -> bool:
@@ -63,10 +70,12 @@ def is_leak(values: Values, slope: Slope) -> bool:
     Memory wanders: what was allocated stays for a while, so a slope alone proves nothing. The growth from one block of samples to
     the next must be above zero by ``CERTAIN`` standard errors, which neither wandering nor a jump nor caches that fill reach.
     """
+    if slope.low <= 0:
+        return False
     medians = np.array([np.median(block) for block in np.array_split(values, BLOCKS)])
     rises = np.diff(medians)
     error = float(rises.std(ddof=1)) / np.sqrt(len(rises))
     grown = float(rises.sum())
     worth = max(GROWTH * float(medians[0]), GROWTH_BYTES)
     goes_on = float(rises[-2:].mean()) >= 0.2 * float(rises.mean())
-    return slope.low > 0 and grown >= worth and float(rises.mean()) >= CERTAIN * error and goes_on
+    return grown >= worth and float(rises.mean()) >= CERTAIN * error and goes_on

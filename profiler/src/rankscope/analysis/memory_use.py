@@ -84,6 +84,8 @@ def _growth(
 def _known(samples: Matrix, name: str) -> tuple[Values, Values]:
     """Steps, ascending and each once, and what one column has at them."""
     rows = samples[np.isfinite(samples[:, _COLUMN[name]])]
+    if (rows[1:, 0] > rows[:-1, 0]).all():
+        return rows[:, 0], rows[:, _COLUMN[name]]
     # A step that was recorded twice counts as last written.
     steps, at = np.unique(rows[::-1, 0], return_index=True)
     return steps, rows[::-1, _COLUMN[name]][at]

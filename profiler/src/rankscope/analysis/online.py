@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -36,12 +37,17 @@ from rankscope.analysis.step_ranges import StepRanges
 from rankscope.analysis.step_rows import StepRow, columns_of
 from rankscope.analysis.steps import StepTable
 from rankscope.runs.errors import InputError
-from rankscope.runs.follow import StartOverError, StreamFollower, is_compacted
+from rankscope.runs.follow import Segments, StartOverError, StreamFollower, is_compacted, segments_of
+from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, StepBreakdown
 
 RECENT_STEPS: Final = 500
 """Minutes of most runs; of a thousand ranks so many are judged in a second."""
+
+_FOLLOWED: Final[tuple[Stream, ...]] = ("steps", "windows", "collectives")
+_ROWS_AT_ONCE: Final = 4096
+"""Of several ranks: so many fit into a processor's cache."""
 
 RECENT_WINDOWS: Final = 24
 """Profiled steps: more than a capture that is to decide takes."""
@@ -113,17 +119,34 @@ class _Attempt:
             if rank not in self.ranks:
                 self.ranks[rank] = _Rank(self._path, self.attempt, rank)
         self._filling.add_ranks(ranks)
+        segments = {rank: segments_of(reader, rank_dir(self._path, self.attempt, rank), _FOLLOWED) for rank in ranks}
+        waiting: dict[int, list[StepRow]] = {}
         for rank in ranks:
-            self._take(rank, RankColumns.of(columns_of(rows) for rows in self.ranks[rank].steps.new(reader) if rows))
+            blocks = self.ranks[rank].steps.new(reader, segments[rank])
+            first, second = next(blocks, []), next(blocks, None)
+            if second is not None:
+                self._take(rank, RankColumns.of(columns_of(rows) for rows in chain((first, second), blocks) if rows))
+            elif first:
+                waiting[rank] = first
+            if sum(map(len, waiting.values())) >= _ROWS_AT_ONCE:
+                self._take_rows(waiting)
+        self._take_rows(waiting)
         self._forget_steps()
-        news = [rank for rank in ranks if self._read_windows(reader, rank)]
+        news = [rank for rank in ranks if self._read_windows(reader, rank, segments[rank])]
         if news:
             self._forget_windows()
             self._together = None
 
+    def _take_rows(self, rows: dict[int, list[StepRow]]) -> None:
+        """Take in the rows of several ranks, until there are none left: long columns cost less than many short ones."""
+        if rows:
+            together = columns_of(list(chain.from_iterable(rows.values())))
+            for rank, columns in zip(rows, RankColumns.of_each(together, [len(one) for one in rows.values()]), strict=True):
+                self._take(rank, columns)
+            rows.clear()
+
     def _take(self, rank: int, columns: RankColumns) -> None:
-        steps = np.unique(columns.step)
-        if len(steps) > self._recent_steps:
+        if len(columns.step) > self._recent_steps and len(steps := np.unique(columns.step)) > self._recent_steps:
             self._first = max(self._first, int(steps[-self._recent_steps]))
         late = columns.step < self._first
         if late.any():
@@ -147,11 +170,11 @@ class _Attempt:
             self._filling.drop_before(over)
             self._first = int(self._filling.steps[0])
 
-    def _read_windows(self, reader: RunReader, rank: int) -> bool:
+    def _read_windows(self, reader: RunReader, rank: int, segments: Segments) -> bool:
         """Returns whether there was anything new."""
         one = self.ranks[rank]
-        breakdowns = [row for rows in one.windows.new(reader) for row in rows]
-        collectives = [row for rows in one.collectives.new(reader) for row in rows]
+        breakdowns = [row for rows in one.windows.new(reader, segments) for row in rows]
+        collectives = [row for rows in one.collectives.new(reader, segments) for row in rows]
         possible = Reduction(list(filter(is_possible_breakdown, breakdowns)), list(filter(is_possible_collective, collectives)))
         self._damaged += len(breakdowns) - len(possible.breakdowns) + len(collectives) - len(possible.collectives)
         one.reduction.breakdowns.extend(possible.breakdowns)

@@ -5,7 +5,7 @@ Walls are equalised by the collectives, own times are not: the rank whose own ti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,14 +16,19 @@ from rankscope.analysis.result import Pattern
 from rankscope.analysis.significance import (
     BLOCKS,
     LIMIT,
-    attainable_p,
+    UNCLEAR,
     block_sums,
+    blocks_needed,
     chance_reaches,
+    gap_p_value,
+    looks,
     p_value,
     share_reaching,
     stability,
+    widest_gap,
 )
-from rankscope.analysis.steps import Matrix, StepTable
+from rankscope.analysis.step_order import by_step, last_ranks, of_blocks, ordered
+from rankscope.analysis.steps import Matrix, StepTable, Stored
 
 MINIMUM_STEPS: Final = 5
 """Fewer usable steps decide nothing."""
@@ -55,7 +60,7 @@ class Judged:
     """Usable steps only, all ranks."""
     rows: NDArray[np.intp]
     """Rows of the table that are compared."""
-    own: Matrix
+    own: Stored
     """[compared ranks, usable steps], no NaN."""
     wall_us: float
     """Typical step time: mean over the steps of the longest wall of any compared rank."""
@@ -97,7 +102,7 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     unprofiled = keep & ~table.profiled.any(axis=0)
     if unprofiled.sum() >= MINIMUM_STEPS:
         keep = unprofiled
-    known = np.isfinite(table.matrix("own_us"))
+    known = np.isfinite(table.stored("own_us"))
     per_rank = (known & keep).sum(axis=1)
     candidates = np.isin(table.ranks, peers)
     usual = per_rank[candidates].max(initial=0)
@@ -115,51 +120,51 @@ def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
         return None
     rows, keep = found
     usable = table.columns(keep)
-    wall = float(np.nanmax(usable.matrix("wall_us")[rows], axis=0).mean())
-    return Judged(usable, rows, usable.matrix("own_us")[rows], wall)
+    own = usable.stored("own_us")
+    longest = of_blocks(own.shape, lambda steps: np.fmax.reduce(usable.some("wall_us", steps)[rows], axis=0))
+    wall = float(np.concatenate(longest).mean(dtype=np.float64))
+    return Judged(usable, rows, own if len(rows) == len(own) else own[rows], wall)
 
 
-_BLOCK: Final = 256
-"""So many steps at a time, side by side in memory, fit into a processor's cache."""
+def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[Judged]:
+    """What of each of ``groups``, ranks that do the same work, can be judged."""
+    return [judged for peers in groups if (judged := judge(table, peers)) is not None]
 
 
-def excess(values: Matrix) -> Matrix:
+def excess(values: Stored) -> Matrix:
     """Each rank's value minus the median of the *other* ranks at the same step. [ranks, steps] in and out."""
     ranks = len(values)
     # The median of the others without a loop: leaving out a rank shifts what lies above it down by one.
     low, high = (ranks - 2) // 2, (ranks - 1) // 2
-    wanted = sorted({low, min(low + 1, ranks - 1), high, min(high + 1, ranks - 1)})
-    result = np.empty_like(values)
-    for first in range(0, values.shape[1], _BLOCK):
-        block = values[:, first : first + _BLOCK]
-        ordered = dict(zip(wanted, np.partition(block.T, wanted, axis=1).T[wanted], strict=True))
-        lower, upper = (
-            np.where(block <= ordered[position], ordered[min(position + 1, ranks - 1)], ordered[position])
-            for position in (low, high)
-        )
-        result[:, first : first + _BLOCK] = block - (lower + upper) / 2
+    around = [low, min(low + 1, ranks - 1), high, min(high + 1, ranks - 1)]
+    result = np.empty(values.shape)
+
+    def enter(steps: slice) -> None:
+        block = values[:, steps]
+        inorder = by_step(block)
+        inorder.sort(axis=1)
+        below, above_low, middle, above_high = inorder[:, around].T
+        lower = np.where(block <= below, above_low, below)
+        upper = lower if low == high else np.where(block <= middle, above_high, middle)
+        others = np.add(lower, upper, dtype=np.float64)
+        others *= 0.5
+        np.subtract(block, others, out=result[:, steps])
+
+    of_blocks(values.shape, enter)
     return result
 
 
-def medians(values: Matrix) -> NDArray[np.float64]:
-    """The median over the ranks at each step."""
-    result = np.empty(values.shape[1])
-    for first in range(0, len(result), _BLOCK):
-        result[first : first + _BLOCK] = np.median(values[:, first : first + _BLOCK].T, axis=1)
-    return result
-
-
-def saved(own: Matrix, slow: NDArray[np.bool_]) -> NDArray[np.float64]:
+def saved(own: Stored, slow: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Per step, how much earlier it would end were the ranks marked ``slow`` no slower than the slowest of the others."""
-    rest: NDArray[np.float64] = own[~slow].max(axis=0)
+    rest: NDArray[np.float64] = own[~slow].max(axis=0).astype(np.float64)
     gap: NDArray[np.float64] = np.maximum(own.max(axis=0) - rest, 0.0)
     return gap
 
 
-def saved_by_each(own: Matrix) -> NDArray[np.float64]:
+def saved_by_each(own: Stored) -> NDArray[np.float64]:
     """Per rank, the mean over the steps of what it costs that it is last: what noise alone costs, where nobody is slow."""
-    second, first = np.partition(own, -2, axis=0)[-2:]
-    each: NDArray[np.float64] = np.bincount(own.argmax(axis=0), weights=first - second, minlength=len(own)) / own.shape[1]
+    second, first = ordered(own, [len(own) - 2, len(own) - 1]).astype(np.float64)
+    each: NDArray[np.float64] = np.bincount(last_ranks(own), weights=first - second, minlength=len(own)) / own.shape[1]
     return each
 
 
@@ -169,52 +174,46 @@ def waits(judged: Judged) -> tuple[NDArray[np.intp], Matrix]:
     At each step the rank with the longest own time came last; a victim waited for it as long as its own time was shorter, but
     no longer than it was blocked.
     """
-    own = judged.own
-    blocked = judged.table.matrix("blocked_us")[judged.rows]
-    return own.argmax(axis=0), np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
+    return last_ranks(judged.own), _waits(judged, slice(None))
+
+
+def _waits(judged: Judged, steps: slice) -> Matrix:
+    own = judged.own[:, steps].astype(np.float64)
+    blocked = judged.table.some("blocked_us", steps)[judged.rows].astype(np.float64)
+    wait: Matrix = np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
+    return wait
 
 
 def imposed_wait(judged: Judged) -> dict[int, float]:
     """Per rank, microseconds that others were blocked because of it, summed over victims and usable steps."""
-    last, wait = waits(judged)
-    totals = np.bincount(last, weights=wait.sum(axis=0), minlength=len(wait))
+    wait = np.concatenate(of_blocks(judged.own.shape, lambda steps: _waits(judged, steps).sum(axis=0)))
+    totals = np.bincount(last_ranks(judged.own), weights=wait, minlength=len(judged.own))
     return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
 
 
 def find_slow(judged: Judged) -> Slow | None:
     """The ranks that stand out, or ``None`` when nobody does.
 
-    One after the other, while their mean excess is significant and at least ``MINIMUM_EFFECT`` of the step; half of the ranks
-    or more cannot be outliers. Named only when healing them would save ``MINIMUM_EFFECT`` of the step beyond what any rank's
-    noise costs.
+    One after the other, or together where they are equally slow, while their mean excess is significant and at least
+    ``MINIMUM_EFFECT`` of the step; more than half of the ranks cannot be outliers. Named only when healing them would save
+    ``MINIMUM_EFFECT`` of the step beyond what any rank's noise costs.
     """
     own = judged.own
     limit = MINIMUM_EFFECT * judged.wall_us
     slow = np.zeros(len(own), dtype=bool)
     named: list[int] = []
     p = 0.0
-    while len(named) < max(1, (len(own) - 1) // 2):
-        left = np.flatnonzero(~slow)
-        scores = excess(own[left])
-        worst = int(scores.mean(axis=1).argmax())
-        if scores[worst].mean() < limit:
-            break
-        blocks = block_sums(scores.T)
-        chance = p_value(blocks, worst)
-        if chance > LIMIT or not _beyond_noise(scores, worst):
-            break
-        p = max(p, chance)
-        named.append(int(left[worst]))
-        slow[left[worst]] = True
+    while (ahead := _ahead(own, slow, limit)) is not None and ahead.certain:
+        p = max(p, ahead.p_value)
+        named += ahead.rows
+        slow[ahead.rows] = True
     if not named:
         return None
     gain = saved(own, slow)
     rest = own[~slow]
-    # What being last by mere noise costs: the same figure for a typical rank among the others.
-    noise = float(np.median(saved_by_each(rest))) if len(rest) > 1 else 0.0
-    if gain.mean() - noise < limit:
+    if gain.mean() - _noise_costs(rest) < limit:
         return None
-    last = slow[own.argmax(axis=0)]
+    last = slow[last_ranks(own)]
     if last.mean() < HALF and not _sticks_out(gain, rest):
         return None
     over = {row: excess(own[[row, *np.flatnonzero(~slow)]]) for row in named}
@@ -224,7 +223,8 @@ def find_slow(judged: Judged) -> Slow | None:
     return Slow(
         ranks=[judged.ranks[row] for row in named],
         pattern=pattern,
-        gain_us=float(gain.mean()),
+        # Who is slow now and then is last in other steps as often as anybody: that is not what healing it saves.
+        gain_us=float((gain * affected).mean()),
         excess_us=float(over[named[0]][0][affected].mean()),
         p_value=p,
         stability=min(stability(block_sums(each.T), 0, at_least=limit * own.shape[1]) for each in over.values()),
@@ -250,15 +250,58 @@ def period(steps: NDArray[np.int64]) -> int | None:
     return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
 
 
+def _noise_costs(rest: Stored) -> float:
+    """What being last by mere noise costs per step: of a typical rank among those that are not slow."""
+    return float(np.median(saved_by_each(rest))) if len(rest) > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Ranks that are farther out than all the others."""
+
+    rows: list[int]
+    """Worst first."""
+    p_value: float
+    beyond_noise: bool
+    """Noise as lasting as that of the others does not carry a mean so far."""
+
+    @property
+    def certain(self) -> bool:
+        """Chance is excluded."""
+        return self.p_value <= LIMIT and self.beyond_noise
+
+
+def _ahead(own: Stored, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
+    """Of the ranks that are not yet known to be ``slow``, those that are the farthest ahead of all others, or else the worst;
+    ``None`` when nobody's mean excess is at ``limit``, or no more can be outliers.
+
+    Two looks, so twice the chance: are some of them so far ahead by chance, and if they may be, is one so far out?
+    """
+    left = np.flatnonzero(~slow)
+    over = excess(own[left]).mean(axis=1)
+    most = min(len(own) // 2 - int(slow.sum()), int((over >= limit).sum()))
+    if most < 1:
+        return None
+    sums = block_sums(own[left].T)
+    order = np.argsort(-sums.sum(axis=0), kind="stable")
+
+    def look(count: int, chance: float) -> _Ahead:
+        rest = left[order[count:]]
+        # Of very many ranks some tell what their noise is like; of two, one is not enough to tell.
+        some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)] if len(rest) > 1 else left
+        bound = chance_reaches(excess(own[some]).T, len(left))
+        beyond = bool(over[order[count - 1]] > bound)
+        return _Ahead([int(row) for row in left[order[:count]]], min(1.0, looks(len(left)) * chance), beyond)
+
+    several, gap = widest_gap(sums.sum(axis=0), most)
+    together = look(several, gap_p_value(sums, gap))
+    if together.certain:
+        return together
+    alone = look(1, p_value(sums, int(order[0])))
+    return alone if alone.certain or alone.p_value < together.p_value else together
+
+
 _ENOUGH_NOISE: Final = 64
-"""Of very many ranks so many, evenly spread, tell what their noise is like."""
-
-
-def _beyond_noise(scores: Matrix, worst: int) -> bool:
-    """Whether the mean excess of one rank is farther out than noise as lasting as that of the others carries a mean."""
-    rest = np.delete(np.arange(len(scores)), worst) if len(scores) > 2 else np.arange(len(scores))
-    some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)]
-    return bool(scores[worst].mean() > chance_reaches(scores[some].T, len(scores)))
 
 
 def by_chance_elsewhere(judged: Judged, slow: Slow, others: Sequence[Judged]) -> float:
@@ -266,26 +309,50 @@ def by_chance_elsewhere(judged: Judged, slow: Slow, others: Sequence[Judged]) ->
 
     To be added to its p-value: who looks into many groups finds something in one of them.
     """
+    if not others:
+        return 0.0
     mean = excess(judged.own)[judged.ranks.index(slow.ranks[0])].mean()
     return sum(share_reaching(block_sums(excess(one.own).T), float(mean) * one.own.shape[1]) for one in others)
 
 
-def too_short(judged: Judged) -> int | None:
-    """The rank that would be named but for so few steps that no rank could be told from chance; ``None`` when there is none.
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Ranks that would be named if chance could be excluded."""
 
-    To be asked where ``find_slow`` named nobody.
+    ranks: list[int]
+    far: int
+    """Steps in which the worst was far out."""
+    needed: int | None
+    """So many would do; ``None``: more than there are."""
+
+
+def too_short(judged: Judged) -> Suspect | None:
+    """Who made the others wait at a price, in so few steps that it may be chance; ``None`` when there is nobody.
+
+    It may be when so few steps can tell nobody from chance, when in some steps, not all in one place, one was far out and nobody
+    else ever was, or when chance would do the same now and then, but not often. To be asked where ``find_slow`` named nobody.
     """
     own = judged.own
-    if attainable_p(min(BLOCKS, own.shape[1]), len(own)) <= LIMIT:
-        return None
-    over = excess(own).mean(axis=1)
-    worst = int(over.argmax())
-    gain = saved(own, np.arange(len(own)) == worst).mean()
+    steps = own.shape[1]
     limit = MINIMUM_EFFECT * judged.wall_us
-    return judged.ranks[worst] if over[worst] >= limit and gain >= limit else None
+    slow = np.zeros(len(own), dtype=bool)
+    ahead = _ahead(own, slow, limit)
+    if ahead is None:
+        return None
+    slow[ahead.rows] = True
+    if saved(own, slow).mean() - _noise_costs(own[~slow]) < limit:
+        return None
+    over = excess(own)
+    far = _far(over[ahead.rows[0]])
+    blocks = int((block_sums(far[:, None].astype(np.float64)) > 0).sum())
+    needed = blocks_needed(len(own))
+    alone = blocks > 1 and over[~slow].max() < over[ahead.rows[0]][far].min()
+    if not (alone or min(BLOCKS, steps) < needed or ahead.p_value <= UNCLEAR):
+        return None
+    return Suspect([judged.ranks[row] for row in ahead.rows], int(far.sum()), needed if far.sum() < needed else None)
 
 
-def _sticks_out(gain: NDArray[np.float64], rest: Matrix) -> bool:
+def _sticks_out(gain: NDArray[np.float64], rest: Stored) -> bool:
     """Whether most of what was lost was lost in steps in which the slow ones were farther out than the others are apart.
 
     A rank that is last only now and then is told from noise that lasts for a while (a neighbour's job) by how far out it is then.
@@ -304,13 +371,13 @@ def find_rotating(judged: Judged) -> Slow | None:
     own = judged.own
     if len(own) < 4 or own.shape[1] < 2 * MINIMUM_STEPS:
         return None
-    ordered = np.partition(own, (0, -2, -1), axis=0)
-    gap = ordered[-1] - ordered[-2]
-    spacing = (ordered[-2] - ordered[0]) / (len(own) - 2)
+    least, second, most = ordered(own, [0, len(own) - 2, len(own) - 1]).astype(np.float64)
+    gap = most - second
+    spacing = (second - least) / (len(own) - 2)
     far = gap >= np.maximum(5 * spacing, 0.15 * judged.wall_us)
     if far.mean() < FIXED:
         return None
-    counts = np.bincount(own.argmax(axis=0)[far], minlength=len(own))
+    counts = np.bincount(last_ranks(own)[far], minlength=len(own))
     took_part = np.flatnonzero(counts >= 2)
     if len(took_part) < 3 or counts.max() > 0.5 * far.sum():
         return None

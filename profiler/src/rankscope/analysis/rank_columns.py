@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final, Self
 
 import numpy as np
@@ -38,9 +39,19 @@ class RankColumns:
     def of(cls, blocks: Iterable[RowColumns]) -> Self:
         """Columns of all ``blocks``."""
         parts = list(blocks)
-        if not parts:
-            return cls()
-        rows = RowColumns.joined(parts)
+        return cls._of(RowColumns.joined(parts))[0] if parts else cls()
+
+    @classmethod
+    def of_each(cls, rows: RowColumns, counts: Sequence[int]) -> list[Self]:
+        """Columns of several ranks whose rows follow each other: ``counts`` of them each, more than none."""
+        columns, possible = cls._of(rows)
+        firsts = np.cumsum([0, *counts[:-1]])
+        parts = columns.cut(np.add.reduceat(possible, firsts, dtype=np.intp))
+        return [replace(part, damaged=count - len(part.step)) for part, count in zip(parts, counts, strict=True)]
+
+    @classmethod
+    def _of(cls, rows: RowColumns) -> tuple[Self, NDArray[np.bool_]]:
+        """All columns, and which rows are in them."""
         possible = _possible(rows)
         # Sums of absurd times overflow, and are then as little known as these.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -54,7 +65,26 @@ class RankColumns:
             memory=rows.memory,
             damaged=len(possible) - int(possible.sum()),
         )
-        return columns.where(possible) if columns.damaged else columns
+        return columns.where(possible) if columns.damaged else columns, possible
+
+    def cut(self, counts: NDArray[np.intp]) -> list[Self]:
+        """So many entries each, one after the other."""
+        parts = []
+        for first, last in pairwise([0, *np.cumsum(counts).tolist()]):
+            samples = self.memory[slice(*np.searchsorted(self.memory[:, 0], (first, last)))].copy()
+            samples[:, 0] -= first
+            parts.append(
+                replace(
+                    self,
+                    step=self.step[first:last],
+                    start=self.start[first:last],
+                    profiled=self.profiled[first:last],
+                    values={name: column[first:last] for name, column in self.values.items()},
+                    tags={tag: entries[(entries >= first) & (entries < last)] - first for tag, entries in self.tags.items()},
+                    memory=samples,
+                )
+            )
+        return parts
 
     def where(self, keep: NDArray[np.bool_]) -> Self:
         """The entries where ``keep`` is true."""

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.blame import Blame
+from rankscope.analysis.clock_result import RankClock
 from rankscope.analysis.detail_result import CommunicationPart, RankDetail
 from rankscope.analysis.result import RankResult
 from rankscope.analysis.steps import StepTable
@@ -39,6 +40,7 @@ def rank_result(
     table: StepTable | None = None,
     communication_parts: CommunicationPart | None = None,
     detail: RankDetail | None = None,
+    clock: RankClock | None = None,
 ) -> RankResult:
     """Times summed over the breakdowns; ``None`` for everything that was not measured."""
     sums: dict[str, float | None] = dict.fromkeys(_SUMMED)
@@ -75,6 +77,7 @@ def rank_result(
         idle_starved_us=_sum([row.idle_starved_us for row in breakdowns]),
         idle_queued_us=_sum([row.idle_queued_us for row in breakdowns]),
         detail=detail,
+        clock=clock,
     )
 
 
@@ -100,10 +103,12 @@ def _median(table: StepTable | None, metric: str, rank: int) -> float | None:
     at = int(np.searchsorted(table.ranks, rank))
     row = table.of_rank(metric, at)
     # Profiled steps carry the profiler's cost; without others they are all there is.
-    plain = row[np.isfinite(row) & ~table.profiled[at]]
-    values = plain if len(plain) else row[np.isfinite(row)]
+    known = np.isfinite(row)
+    plain = row[known & ~table.profiled[at]]
+    values = plain if len(plain) else row[known]
     if not len(values):
         return None
     # Of a thousand ranks; np.median takes longer for its preparations than for its answer.
-    ordered, count = np.sort(values), len(values)
-    return float((ordered[(count - 1) // 2] + ordered[count // 2]) / 2)
+    half = len(values) // 2
+    halves = np.partition(values, half)
+    return float(halves[half]) if len(values) % 2 else (float(halves[:half].max()) + float(halves[half])) / 2

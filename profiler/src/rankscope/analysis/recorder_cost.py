@@ -22,7 +22,7 @@ def recorder_share(
             continue
         if info.dropped_records or info.unconfirmed_records or info.expired_records.get("steps"):
             continue
-        wall = float(np.nansum(table.of_rank("wall_us", row))) + earlier_us.get(rank, 0.0)
+        wall = float(np.nansum(table.of_rank("wall_us", row), dtype=np.float64)) + earlier_us.get(rank, 0.0)
         if wall > 0 and info.recorder_cost_us >= 0:
             shares.append(info.recorder_cost_us / wall)
     return max(shares, default=None)

@@ -22,7 +22,7 @@ from rankscope.analysis.links import ToldLink
 from rankscope.analysis.liveness import liveness
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.odd_windows import odd_windows
-from rankscope.analysis.own_time import Judged, imposed_wait, judge
+from rankscope.analysis.own_time import Judged, imposed_wait, judged_groups
 from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.pipeline import pipeline_of
 from rankscope.analysis.pipeline_result import PipelineResult
@@ -37,6 +37,7 @@ from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.waiting import Waits, waits_of
+from rankscope.analysis.workers import ALONE, Engine
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo
 
@@ -49,10 +50,10 @@ def analyze_run(
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
-    workers: int = 1,
+    engine: Engine = ALONE,
 ) -> Analysis:
     """Analyse the last attempt of a run; see ``engine.analyze``."""
-    evidence = read_evidence(path, workers=workers)
+    evidence = read_evidence(path, engine=engine)
     return analysis_of(evidence, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
 
 
@@ -63,7 +64,9 @@ def analysis_of(
     recorded = run.reader.info
     if price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
         price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
-    verdict, findings = run_verdict(run, price_per_gpu_hour, currency)
+    table = run.table
+    compared = judged_groups(table, peer_groups(run.ranks, run.infos))
+    verdict, findings = run_verdict(run, compared, price_per_gpu_hour, currency)
     collectives = matching_result(run.matching, run.clocks, run.waits, run_fabric(run.infos, links))
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in run.windows.items()}, run=run.path
@@ -72,9 +75,7 @@ def analysis_of(
         verdict, findings = hung[0], [hung[1], *findings]
     ended = endings(run.infos)
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
-    table = run.table
     there = table.has_record
-    compared = [judged for peers in peer_groups(run.ranks, run.infos) if (judged := judge(table, peers)) is not None]
     imposed = _imposed(run, compared)
     analysis = Analysis(
         source=Source(
@@ -100,6 +101,7 @@ def analysis_of(
                 attempt=table.attempt,
                 info=run.infos.get(rank),
                 table=table,
+                clock=run.clocks.found.get(rank),
             )
             for row, rank in enumerate(run.ranks)
         ],
@@ -116,10 +118,10 @@ def analysis_of(
     return assessed_run(analysis, run)
 
 
-def read_evidence(path: os.PathLike[str], *, workers: int = 1) -> RunEvidence:
+def read_evidence(path: os.PathLike[str], *, engine: Engine = ALONE) -> RunEvidence:
     """Read the last attempt of a run. Raises ``InputError``."""
     reader = RunReader(Path(path))
-    table = StepTable.load(reader, workers=workers)
+    table = StepTable.load(reader, engine=engine)
     windows: dict[int, Reduction] = {}
     damaged = table.damaged
     for rank in map(int, table.ranks):

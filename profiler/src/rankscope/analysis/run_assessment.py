@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.assess import assessed, breakdowns_of, figures_of_windows
+from rankscope.analysis.batches import SHARED_DIMENSIONS
 from rankscope.analysis.device_memory import device_memory
 from rankscope.analysis.figures import figures_of_kernels, figures_of_memory, figures_of_pipeline, figures_of_throughput
 from rankscope.analysis.memory_use import memory_of
@@ -16,7 +17,7 @@ from rankscope.analysis.peers import STAGE_DIMENSIONS
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.run_verdict import RunEvidence
 from rankscope.analysis.step_costs import costs_of_steps, usual_steps
-from rankscope.analysis.throughput import OWN_BATCH, throughput_of
+from rankscope.analysis.throughput import throughput_of
 from rankscope.analysis.throughput_result import Throughput
 from rankscope.analysis.waterfall import Amount, Costs
 from rankscope.analysis.window_costs import costs_of_windows, together
@@ -54,7 +55,7 @@ def _share_batches(infos: Mapping[int, RankInfo]) -> bool:
     places: dict[str, set[int]] = {}
     for info in infos.values():
         for name, at in info.coordinates.items():
-            if name not in OWN_BATCH and name not in STAGE_DIMENSIONS:
+            if name in SHARED_DIMENSIONS and name not in STAGE_DIMENSIONS:
                 places.setdefault(name, set()).add(at)
     return any(len(found) > 1 for found in places.values())
 

@@ -14,6 +14,7 @@ from rankscope.analysis.bottleneck import Shares, shares_of_steps, shares_of_win
 from rankscope.analysis.bubble import bubble_explained
 from rankscope.analysis.cause import Signals, cause_of, signals_of
 from rankscope.analysis.clock import Clocks
+from rankscope.analysis.endings import listed
 from rankscope.analysis.explained import Witness, explained
 from rankscope.analysis.late import busy_excess, find_late, too_few
 from rankscope.analysis.liveness import Liveness
@@ -27,7 +28,6 @@ from rankscope.analysis.own_time import (
     find_rotating,
     find_slow,
     imposed_wait,
-    judge,
     period,
     too_short,
 )
@@ -35,7 +35,8 @@ from rankscope.analysis.peers import peer_groups, stage_of
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Evidence, Finding, Verdict
-from rankscope.analysis.significance import LIMIT, blocks_needed
+from rankscope.analysis.significance import LIMIT
+from rankscope.analysis.step_order import last_ranks
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import late_named
 from rankscope.analysis.verdict import Lack, Named, Setting, among, insufficient, limits, nobody, straggler
@@ -133,12 +134,16 @@ def _shares(run: RunEvidence) -> Shares:
     return replace(seen, bubble=always.bubble, input=always.input, between_steps=always.between_steps, stalled=always.stalled)
 
 
-def run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[Verdict, list[Finding]]:
-    """The verdict, and all findings, most costly first."""
-    return bubble_explained(*_run_verdict(run, price, currency), run.pipeline, run.path)
+def run_verdict(
+    run: RunEvidence, comparable: Sequence[Judged], price: float | None, currency: str
+) -> tuple[Verdict, list[Finding]]:
+    """The verdict, and all findings, most costly first. ``comparable``: the groups of ranks that can be judged."""
+    return bubble_explained(*_run_verdict(run, comparable, price, currency), run.pipeline, run.path)
 
 
-def _run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[Verdict, list[Finding]]:
+def _run_verdict(
+    run: RunEvidence, comparable: Sequence[Judged], price: float | None, currency: str
+) -> tuple[Verdict, list[Finding]]:
     setting = _setting(run, price, currency)
 
     if not len(run.table.steps):
@@ -149,7 +154,6 @@ def _run_verdict(run: RunEvidence, price: float | None, currency: str) -> tuple[
         if len(run.table.steps) < MINIMUM_STEPS:
             return _too_little(run, f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
-    comparable = [judged for peers in peer_groups(run.ranks, run.infos) if (judged := judge(run.table, peers)) is not None]
     if not comparable:
         return _from_windows(run, setting, shares) or _of_stages(run, setting, shares) or _too_little(run, *_missing(run))
     found = [(judged, slow) for judged in comparable if (slow := find_rotating(judged) or find_slow(judged)) is not None]
@@ -170,7 +174,7 @@ def _missing(run: RunEvidence) -> tuple[str, Lack]:
     reporting = _reporting(run)
     if reporting < 2:
         return f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks"
-    if not np.isfinite(run.table.matrix("own_us")).any():
+    if not np.isfinite(run.table.stored("own_us")).any():
         return "the step records do not tell own time from waiting, and no profiled window decides", "few_windows"
     if all(len(peers) == 1 for peers in peer_groups(run.ranks, run.infos)):
         return "every pipeline stage is on one rank, so its own time has none to be compared with", "one_rank_per_stage"
@@ -192,10 +196,10 @@ def _nobody_slow(
 ) -> tuple[Verdict, list[Finding]]:
     for judged in comparable:
         if (suspect := too_short(judged)) is not None:
-            compared, needed = len(judged.ranks), blocks_needed(len(judged.ranks))
+            enough = f"{suspect.needed} are needed" if suspect.needed is not None else "more are needed"
             missing = (
-                f"rank {suspect} made the others wait, but in {judged.own.shape[1]} steps after warm-up that may be chance among "
-                f"{compared} ranks, {needed} are needed"
+                f"{listed(suspect.ranks)} made the others wait in {suspect.far} of {judged.own.shape[1]} steps after warm-up, "
+                f"which may be chance among {len(judged.ranks)} ranks; {enough}"
             )
             return _too_little(run, missing)
     compared = sum(len(judged.ranks) for judged in comparable)
@@ -266,7 +270,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     busy = busy_excess(worst, {rank: reduction.breakdowns for rank, reduction in run.windows.items()}) if accelerated else None
     affected = slow.affected
     if slow.pattern == "rotating":
-        affected = affected & (judged.own.argmax(axis=0) == judged.ranks.index(worst))
+        affected = affected & (last_ranks(judged.own) == judged.ranks.index(worst))
         peers = [rank for rank in judged.ranks if rank != worst]
     signals = signals_of(judged.table, worst, affected, peers, device_busy_us=busy)
     imposed = imposed_wait(judged)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.own_time import MINIMUM_STEPS, WARM_UP, comparable
 from rankscope.analysis.pipeline_result import PipelineResult
-from rankscope.analysis.steps import Matrix, StepTable
+from rankscope.analysis.step_order import ordered
+from rankscope.analysis.steps import Matrix, StepTable, Stored
 from rankscope.analysis.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.waterfall_result import PartName
 
@@ -45,15 +46,13 @@ class _Typical:
     alone: bool
     """One rank, which waits for nobody."""
 
-    def whole(self, name: str) -> Matrix:
+    def whole(self, name: str) -> Stored:
         """One metric of the compared ranks in the steps judged."""
-        values: Matrix = self.table.matrix(name)[np.ix_(self.ranks, self.steps)]
-        return values
+        return self.table.stored(name)[:, self.steps][self.ranks]
 
     def at(self, name: str) -> Vector:
         """One metric of the table, [places]."""
-        values: Vector = self.table.matrix(name)[self.row, self.step]
-        return values
+        return self.table.stored(name)[self.row, self.step].astype(np.float64)
 
     def own(self, name: str) -> Vector:
         """``own_NAME``, or ``NAME`` of a rank that is alone, [places]."""
@@ -96,7 +95,7 @@ def costs_of_steps(
             "gc": typical.mean(thread.gc),
         }
     return Costs(
-        step_us=float(np.nanmean(typical.whole("wall_us"))),
+        step_us=float(np.nanmean(typical.whole("wall_us"), dtype=np.float64)),
         steps=len(typical.steps),
         known=_told(known),
         notes=notes,
@@ -158,10 +157,13 @@ def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult 
     found = comparable(table, [int(rank) for rank in table.ranks])
     if found is not None:
         rows, steps = found[0], np.flatnonzero(found[1])
-        own = table.matrix("own_us")[np.ix_(rows, steps)]
-        weights = _middle(own) if pipeline is None else _per_stage(table.ranks[rows], own.shape, pipeline)
+        weights = (
+            _middle(table.stored("own_us")[:, steps][rows])
+            if pipeline is None
+            else _per_stage(table.ranks[rows], (len(rows), len(steps)), pipeline)
+        )
         row, step = np.nonzero(weights)
-        return _Typical(table, rows, steps, rows[row], steps[step], weights[row, step], alone=False)
+        return _Typical(table, rows, steps, rows[row], steps[step], weights[row, step] / weights.sum(axis=0)[step], alone=False)
     steps = np.flatnonzero(usual_steps(table))
     if (world_size or len(table.ranks)) != 1 or len(table.ranks) != 1 or len(steps) < MINIMUM_STEPS:
         return None
@@ -169,11 +171,10 @@ def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult 
     return _Typical(table, row, steps, np.zeros_like(steps), steps, np.ones(len(steps)), alone=True)
 
 
-def _middle(own: Matrix) -> Matrix:
-    """Weights of the rank in the middle; ranks of the same own time share, so that their order does not matter."""
-    there = own == np.sort(own, axis=0)[(len(own) - 1) // 2]
-    weights: Matrix = there / there.sum(axis=0)
-    return weights
+def _middle(own: Stored) -> NDArray[np.bool_]:
+    """The rank in the middle at each step; ranks of the same own time share, so that their order does not matter."""
+    there: NDArray[np.bool_] = own == ordered(own, [(len(own) - 1) // 2])
+    return there
 
 
 def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: PipelineResult) -> Matrix:
@@ -182,7 +183,6 @@ def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: Pipel
     for stage in pipeline.stages:
         mine = np.isin(ranks, stage.ranks)
         weights[mine] = 1 / max(1, mine.sum())
-    weights /= weights.sum(axis=0)
     return weights
 
 
@@ -201,12 +201,12 @@ def _without_own_time(table: StepTable, *, accelerated: bool) -> Costs | None:
     keep = usual_steps(table)
     if keep.sum() < MINIMUM_STEPS:
         return None
-    data = table.matrix("data_us")[:, keep]
+    data = table.stored("data_us")[:, keep]
     told = not accelerated and np.isfinite(data).any()
     unknown: tuple[PartName, ...] = ("exposed_communication", "straggler_wait", "compute", "host")
     return Costs(
-        step_us=float(np.nanmean(table.matrix("wall_us")[:, keep])),
+        step_us=float(np.nanmean(table.stored("wall_us")[:, keep], dtype=np.float64)),
         steps=int(keep.sum()),
-        known={"input": Amount(float(np.nanmean(data)), "steps")} if told else {},
+        known={"input": Amount(float(np.nanmean(data, dtype=np.float64)), "steps")} if told else {},
         notes=dict.fromkeys(unknown if told else (*unknown, "input"), NO_OWN_TIME),
     )

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from operator import attrgetter
 from typing import Any, Final, Self
 
 import msgspec
@@ -171,18 +172,22 @@ def _take_tags(rows: Sequence[StepRow]) -> dict[str, NDArray[np.intp]]:
 def _take_memory(rows: Sequence[StepRow]) -> NDArray[np.float64]:
     unset = msgspec.UNSET
     told = [number for number, row in enumerate(rows) if row.resident_bytes is not unset or row.allocated_bytes is not unset]
-    samples = np.full((len(told), 1 + len(MEMORY)), _NAN)
-    for sample, number in zip(samples, told, strict=True):
+    if not told:
+        return no_memory()
+    samples = []
+    for number in told:
         row = rows[number]
-        sample[0] = number
-        sample[1:] = [_NAN if value is unset or value is None else value for value in (getattr(row, name) for name in MEMORY)]
+        samples.append([number, *(_NAN if value is unset or value is None else value for value in _memory_of(row))])
         _take_away_memory(row)
-    return _memory_told(samples)
+    return _memory_told(np.array(samples, dtype=np.float64))
+
+
+_memory_of: Final = attrgetter(*MEMORY)
 
 
 def _take_away_memory(row: StepRow) -> None:
-    for name in MEMORY:
-        setattr(row, name, msgspec.UNSET)
+    row.allocated_bytes = row.reserved_bytes = row.peak_allocated_bytes = msgspec.UNSET
+    row.allocator_retries = row.resident_bytes = msgspec.UNSET
 
 
 def _memory_told(samples: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
@@ -14,11 +14,14 @@ from rankscope.analysis.filling import Filling
 from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.read_columns import read_columns
 from rankscope.analysis.step_rows import StepRow, columns_of, no_memory
+from rankscope.analysis.workers import ALONE, Engine
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
 
 Matrix = NDArray[np.float64]
+Stored = NDArray[np.floating[Any]]
+"""A matrix in single precision where it was read from files. Exact to compare and to sort; sums belong in double precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,15 @@ class Matrices(Mapping[str, Matrix]):
         self._kept = kept
 
     def __getitem__(self, metric: str) -> Matrix:
+        return self.stored(metric).astype(np.float64)
+
+    def stored(self, metric: str) -> NDArray[np.float32]:
+        """A matrix as it is kept, to be read only; a copy only where some of the steps are left out."""
         if metric in self._stored:
-            return self._stored[metric][:, self._columns].astype(np.float64)
+            return self._stored[metric][:, self._columns]
         if metric not in METRICS:
             raise KeyError(metric)
-        return np.full((self._ranks, len(self._kept)), np.nan)
+        return np.broadcast_to(np.float32(np.nan), (self._ranks, len(self._kept)))
 
     def __iter__(self) -> Iterator[str]:
         return iter(METRICS)
@@ -83,7 +90,8 @@ class Matrices(Mapping[str, Matrix]):
     def _columns(self) -> NDArray[np.intp] | slice:
         """A slice takes no copy."""
         count = len(self._kept)
-        return slice(0, count) if not count or self._kept[-1] == count - 1 else self._kept
+        first = int(self._kept[0]) if count else 0
+        return slice(first, first + count) if not count or self._kept[-1] == first + count - 1 else self._kept
 
     def columns(self, keep: NDArray[np.bool_]) -> Matrices:
         """The steps where ``keep`` is true."""
@@ -93,11 +101,15 @@ class Matrices(Mapping[str, Matrix]):
         """The ranks in the rows ``keep``."""
         return Matrices({name: matrix[keep] for name, matrix in self._stored.items()}, len(keep), self._kept)
 
-    def of_rank(self, metric: str, row: int) -> NDArray[np.float64]:
+    def some(self, metric: str, steps: slice) -> NDArray[np.float32]:
+        """The same of some of the steps only."""
+        return Matrices(self._stored, self._ranks, self._kept[steps]).stored(metric)
+
+    def of_rank(self, metric: str, row: int) -> NDArray[np.float32]:
         """One row of a matrix."""
         if metric in self._stored:
-            return self._stored[metric][row, self._columns].astype(np.float64)
-        return np.full(len(self._kept), np.nan)
+            return self._stored[metric][row, self._columns]
+        return np.full(len(self._kept), np.nan, np.float32)
 
 
 def _row(record: StepRecord) -> StepRow | None:
@@ -130,8 +142,8 @@ class StepTable:
     """Rank to [samples, 1 + len(MEMORY)]: the step, and what ``MEMORY`` names; of every so-and-so-many-th step only."""
 
     @classmethod
-    def load(cls, reader: RunReader, attempt: int | None = None, *, workers: int = 1) -> Self:
-        """Read one attempt, the last by default, in up to ``workers`` processes. Raises ``InputError`` when there is no such."""
+    def load(cls, reader: RunReader, attempt: int | None = None, *, engine: Engine = ALONE) -> Self:
+        """Read one attempt, the last by default. Raises ``InputError`` when there is no such."""
         attempts = reader.attempts()
         if attempt is None:
             # No attempt yet is an empty table: a run that has just been created.
@@ -141,7 +153,7 @@ class StepTable:
         filling = Filling()
         ranks = reader.ranks(attempt)
         filling.add_ranks(ranks)
-        for rank, columns in read_columns(reader, attempt, ranks, workers=workers):
+        for rank, columns in read_columns(reader, attempt, ranks, engine):
             filling.add(rank, columns)
         return cls.filled(attempt, filling)
 
@@ -177,9 +189,25 @@ class StepTable:
         """One metric of ``METRICS``, [ranks, steps]. Raises ``KeyError`` for a name that is none."""
         return self.values[metric]
 
-    def of_rank(self, metric: str, row: int) -> NDArray[np.float64]:
-        """One metric of the rank in a row, [steps]."""
+    def stored(self, metric: str) -> Stored:
+        """The same as it is kept, to be read only."""
+        return self.values.stored(metric) if isinstance(self.values, Matrices) else self.values[metric]
+
+    def some(self, metric: str, steps: slice) -> Stored:
+        """The same of some of the steps only: a large run's matrices are gone through part by part."""
+        return self.values.some(metric, steps) if isinstance(self.values, Matrices) else self.values[metric][:, steps]
+
+    def of_rank(self, metric: str, row: int) -> Stored:
+        """One metric of the rank in a row, [steps], as it is kept."""
         return self.values.of_rank(metric, row) if isinstance(self.values, Matrices) else self.values[metric][row]
+
+    def last_end_unix_ns(self) -> float:
+        """When the last step of any rank ended; 0 without a record."""
+        last = 0.0
+        for row, starts in enumerate(self.start_unix_ns):
+            ends = starts + self.of_rank("wall_us", row).astype(np.float64) * 1000
+            last = float(np.fmax.reduce(ends, initial=last))
+        return last
 
     def tagged(self, tag: str) -> NDArray[np.bool_]:
         """Where a tag was set, [ranks, steps]."""
@@ -199,7 +227,7 @@ class StepTable:
             profiled=self.profiled[:, keep],
             tags={name: matrix[:, keep] for name, matrix in self.tags.items()},
             damaged=self.damaged,
-            memory={rank: rows[np.isin(rows[:, 0], self.steps[keep])] for rank, rows in self.memory.items()},
+            memory={rank: rows[_among(rows[:, 0], self.steps[keep])] for rank, rows in self.memory.items()},
         )
 
     def rows(self, keep: NDArray[np.intp]) -> StepTable:
@@ -219,4 +247,10 @@ class StepTable:
     @property
     def has_record(self) -> NDArray[np.bool_]:
         """[ranks, steps]: where there is a record."""
-        return np.isfinite(self.values["wall_us"])
+        return np.isfinite(self.stored("wall_us"))
+
+
+def _among(steps: Matrix, kept: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of ``steps`` are among those ``kept``, which ascend."""
+    at = np.minimum(np.searchsorted(kept, steps.astype(np.int64)), max(0, len(kept) - 1))
+    return kept[at] == steps if len(kept) else np.zeros(len(steps), dtype=bool)

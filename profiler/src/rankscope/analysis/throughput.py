@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.batches import batch_of
 from rankscope.analysis.peak_flops import half_precision, peaks_of
-from rankscope.analysis.steps import Matrix, StepTable
+from rankscope.analysis.steps import StepTable, Stored
 from rankscope.analysis.throughput_result import Throughput
 from rankscope.runs.records import RankInfo
-
-OWN_BATCH: Final = frozenset(
-    ("dp", "ddp", "fsdp", "dp_replicate", "dp_shard", "dp_shard_mod_ep", "dp_shard_in_ep", "hsdp", "data", "replicate", "shard")
-)
-"""Dimensions of the layout along which ranks have batches of their own; along all others they work on the same one."""
 
 
 def throughput_of(
     table: StepTable, keep: NDArray[np.bool_], infos: Mapping[int, RankInfo], world_size: int | None
 ) -> Throughput | None:
     """Rates over the steps where ``keep`` [steps] is true; ``None`` without any."""
-    wall = table.matrix("wall_us")[:, keep]
+    wall = table.stored("wall_us")[:, keep]
     if not np.isfinite(wall).any():
         return None
-    step_us = float(np.nanmean(wall))
+    step_us = float(np.nanmean(wall, dtype=np.float64))
     if step_us <= 0:
         return None
     whole = len(table.ranks) == (world_size or len(table.ranks))
     batches = _batches(table, infos)
-    known = {name: table.matrix(name)[:, keep] for name in ("samples", "tokens", "flops")}
-    rates = {name: _rate(known[name], wall, batches) if whole else None for name in ("samples", "tokens")}
-    rate = _mean_rate(known["flops"], wall)
+    rates = {name: _rate(*_sums(table, name, wall, keep), batches) if whole else None for name in ("samples", "tokens")}
+    flops, flops_us = _sums(table, "flops", wall, keep)
+    rate = float(flops.sum() / flops_us.sum()) * 1e6 if flops_us.sum() > 0 else None
     names = {info.gpu_name for info in infos.values()}
     name = names.pop() if len(names) == 1 else None
     peaks = peaks_of(name)
@@ -60,28 +55,23 @@ def _batches(table: StepTable, infos: Mapping[int, RankInfo]) -> list[list[int]]
     """Rows of the table, grouped by the batch that they work on."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for row, rank in enumerate(map(int, table.ranks)):
-        info = infos.get(rank)
-        coordinates = info.coordinates if info is not None else {}
-        place = tuple((name, at) for name, at in sorted(coordinates.items()) if name in OWN_BATCH)
-        groups.setdefault(place if coordinates else ("rank", rank), []).append(row)
+        groups.setdefault(batch_of(rank, infos.get(rank)), []).append(row)
     return list(groups.values())
 
 
-def _rate(counts: Matrix | None, wall: Matrix, batches: list[list[int]]) -> float | None:
+def _sums(table: StepTable, name: str, wall: Stored, keep: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Counts and microseconds of each rank, over the steps that have both."""
+    counts = table.stored(name)[:, keep]
+    both = np.isfinite(counts) & np.isfinite(wall)
+    return counts.sum(axis=1, dtype=np.float64, where=both), wall.sum(axis=1, dtype=np.float64, where=both)
+
+
+def _rate(counts: NDArray[np.float64], us: NDArray[np.float64], batches: list[list[int]]) -> float | None:
     """Per second of the job; of the ranks with the same batch the one with most counts, for some stages see none of it."""
-    if counts is None:
-        return None
-    rates = []
+    total = 0.0
     for rows in batches:
-        known = [rate for row in rows if (rate := _mean_rate(counts[[row]], wall[[row]])) is not None]
+        known = [row for row in rows if us[row] > 0]
         if not known:
             return None
-        rates.append(max(known))
-    return sum(rates)
-
-
-def _mean_rate(counts: Matrix, wall: Matrix) -> float | None:
-    """Per second and rank, over the steps that have both."""
-    both = np.isfinite(counts) & np.isfinite(wall)
-    time = float(wall[both].sum())
-    return float(counts[both].sum()) / time * 1e6 if time > 0 else None
+        total += float((counts[known] / us[known]).max()) * 1e6
+    return total

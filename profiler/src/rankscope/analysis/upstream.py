@@ -83,10 +83,11 @@ def charge_origins(
     ``exposed(number, victim)``: share of that wait that no compute hid, 0 to 1. Waits and delays up to ``least_ns`` are noise.
     """
     charged: list[dict[int, Charge]] = [{} for _ in meetings]
-    groups: dict[int, set[tuple[int, ...]]] = {}
-    for meeting in meetings:
-        for rank in meeting.members:
-            groups.setdefault(rank, set()).add(meeting.members)
+    groups: dict[int, list[tuple[int, ...]]] = {}
+    # Each once: thousands of members take long to be told from others.
+    for members in dict.fromkeys(meeting.members for meeting in meetings):
+        for rank in members:
+            groups.setdefault(rank, []).append(members)
     if all(len(one) == 1 for one in groups.values()):
         return charged
     delays: dict[int, _Delay] = {}

@@ -62,9 +62,9 @@ def clock_islands(matches: Sequence[Match], hosts: Mapping[int, str]) -> dict[in
 
     for rank, host in hosts.items():
         parent[root(rank)] = root(host)
-    for match in matches:
-        for rank in match.ranks[1:]:
-            parent[root(rank)] = root(match.ranks[0])
+    for ranks in dict.fromkeys(tuple(match.ranks) for match in matches):
+        for rank in ranks[1:]:
+            parent[root(rank)] = root(ranks[0])
     numbers: dict[int | str, int] = {}
     return {one: numbers.setdefault(root(one), len(numbers)) for one in list(parent) if isinstance(one, int)}
 

@@ -7,18 +7,34 @@ now, records that moved to Parquet) ends the following: then all is to be read a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
 
 import msgspec
 
-from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_dir, rank_dir
+from rankscope.runs.paths import RANK_STREAMS, RankStream, Stream, attempt_dir, rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.segments import decode_blocks, list_segments, open_regular, read_blocks
+from rankscope.runs.segments import decode_blocks, list_followed, list_segments, open_regular, read_blocks
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+
+
+Segments = Mapping[Stream, Sequence[tuple[str, os.stat_result]]]
+"""Of some streams of a rank, in the order they were written: names, and how the files were just now."""
+
+
+def segments_of(reader: RunReader, folder: Path, streams: Sequence[Stream]) -> Segments:
+    """What there is of ``streams`` in the folder of a rank. ``reader`` takes note where that cannot be read."""
+    try:
+        return list_followed(folder, streams)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        reader.take_over(0, [folder])
+    return {stream: [] for stream in streams}
 
 
 class StartOverError(Exception):
@@ -51,32 +67,30 @@ class StreamFollower(Generic[_T]):
         """Lines so far that could not be used, and those that have no end."""
         return self._damaged + sum(position.read < position.size for position in self._positions.values())
 
-    def new(self, reader: RunReader) -> Iterator[list[_T]]:
-        """The records since the last time. ``reader`` takes note of what cannot be read. Raises ``StartOverError``."""
-        try:
-            segments = list_segments(self._folder, self._stream)
-        except FileNotFoundError:
-            return
-        except OSError:
-            reader.take_over(0, [self._folder])
-            return
-        for path in segments:
-            known = self._positions.get(path.name)
+    def new(self, reader: RunReader, segments: Segments | None = None) -> Iterator[list[_T]]:
+        """The records since the last time. ``reader`` takes note of what cannot be read. Raises ``StartOverError``.
+
+        ``segments``: those that ``segments_of`` has just found, where it has been asked already.
+        """
+        if segments is None:
+            segments = segments_of(reader, self._folder, [self._stream])
+        there = segments[self._stream]
+        for name, status in there:
+            known = self._positions.get(name)
             if known is None or not known.over:
                 try:
-                    yield from self._read(path, later=path != segments[-1])
+                    yield from self._read(name, status, later=name != there[-1][0])
                 except FileNotFoundError:
                     continue  # retention removed it since
                 except OSError:
-                    reader.take_over(0, [path])
+                    reader.take_over(0, [self._folder / name])
 
-    def _read(self, path: Path, *, later: bool) -> Iterator[list[_T]]:
-        status = path.stat()
-        position = self._positions.setdefault(path.name, _Position(status.st_ino))
+    def _read(self, name: str, status: os.stat_result, *, later: bool) -> Iterator[list[_T]]:
+        position = self._positions.setdefault(name, _Position(status.st_ino))
         if position.inode != status.st_ino or status.st_size < position.size:
             raise StartOverError
         if status.st_size > position.size:
-            with open_regular(path) as file:
+            with open_regular(self._folder / name) as file:
                 file.seek(position.read)
                 for records, damaged in decode_blocks(self._whole_lines(file, position), self._decoder):
                     self._damaged += damaged

@@ -6,9 +6,10 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, TypeVar
+from typing import BinaryIO, Final, Literal, TypeVar, cast
 
 import msgspec
 
@@ -21,6 +22,10 @@ MAX_LINE_BYTES: Final = 4 * 1024 * 1024
 
 BLOCK_BYTES: Final = 256 * 1024
 """So much text, and what is made of it, fits into a processor's cache."""
+
+
+_NO_RECORD: Final = re.compile(rb"\n[^{]")
+"""A line that does not begin as a record does."""
 
 
 class IrregularFileError(OSError):
@@ -59,6 +64,24 @@ def list_segments(folder: Path, stream: Stream, kind: Literal["jsonl", "parquet"
     with os.scandir(folder) as entries:
         found = [(int(match[1]), entry.name) for entry in entries if (match := pattern.fullmatch(entry.name))]
     return [folder / name for _, name in sorted(found)]
+
+
+def list_followed(folder: Path, streams: Collection[Stream]) -> dict[Stream, list[tuple[str, os.stat_result]]]:
+    """Segments of JSON Lines of several streams, names and states in the order they were written: the folder is read once.
+
+    Raises ``OSError``.
+    """
+    found: dict[Stream, list[tuple[int, str, os.stat_result]]] = {stream: [] for stream in streams}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            match = _SEGMENT.fullmatch(entry.name)
+            if match is not None and (of_stream := found.get(cast("Stream", match[1]))) is not None:
+                with suppress(FileNotFoundError):  # retention removed it since
+                    of_stream.append((int(match[2]), entry.name, entry.stat()))
+    return {stream: [(name, status) for _, name, status in sorted(rows)] for stream, rows in found.items()}
+
+
+_SEGMENT: Final = re.compile(r"([a-z]+)-(\d{1,9})\.jsonl")
 
 
 def number_of(segment: Path) -> int:
@@ -101,8 +124,9 @@ def decode_blocks(blocks: Iterable[bytes], decoder: msgspec.json.Decoder[T]) -> 
     for block in blocks:
         try:
             records = decoder.decode_lines(block)
-            # Two in one line, of which one lost its end, are none; an empty line would make up for them.
-            if len(records) == block.count(b"\n") and block.endswith(b"\n") and b"}{" not in block:
+            # Two in one line, of which one lost its end, are none; a line without a record would make up for them.
+            whole = block.startswith(b"{") and block.endswith(b"\n") and not _NO_RECORD.search(block)
+            if whole and len(records) == block.count(b"\n"):
                 yield records, 0
                 continue
         except (msgspec.DecodeError, UnicodeDecodeError):

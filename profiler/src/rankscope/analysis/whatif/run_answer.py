@@ -170,6 +170,8 @@ def _from_steps(source: WhatIfSource, table: StepTable, infos: dict[int, RankInf
 def _missing(source: WhatIfSource, table: StepTable) -> str:
     if source.world_size == 1:
         return "there is one rank, so nobody can make others wait"
+    if not source.ranks:
+        return "no rank has left step records"
     if source.ranks < 2:
         return f"step records of {source.ranks} rank only, of a world of {source.world_size or 'unknown size'}"
     if not np.isfinite(table.matrix("own_us")).any():
