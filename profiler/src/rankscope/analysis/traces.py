@@ -217,7 +217,7 @@ class _Columns:
                 "device": _wholes([one.device for one in works]),
                 "correlation": _wholes([one.correlation for one in links]),
             }
-            | self._details(args if self._detail else [], category if self._detail else category[:0])
+            | (self._details(args, category) if self._detail else {})
         )
         self._describe(kept, args, np.flatnonzero(category == NOTE))
         self._rows += len(kept)
@@ -258,6 +258,8 @@ class _Columns:
         columns = {column: self._joined(column) for column in list(self._parts[0])}
         for column, (kinds, missing) in (_TOLD_BY | (_DETAILS_BY if self._detail else {})).items():
             columns[column] = _placed(kinds[columns["category"]], columns[column], missing)
+        if not self._detail:
+            columns |= self._details([], columns["category"][:0])
         columns["device"] = np.where(columns["device"] < 2**15, columns["device"], -1).astype(np.int16)
         base = about.base_unix_ns
         columns["start"] += base
