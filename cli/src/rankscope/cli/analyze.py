@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 
 import click
-import msgspec
 
 from rankscope.analysis.engine import analyze as run_analysis
 from rankscope.analysis.links import ToldLink, parse_link
 from rankscope.analysis.workers import Engine, LocalEngine
-from rankscope.cli.terminal import PRICE, format_option, use_color, width
+from rankscope.cli.terminal import PRICE, format_option, print_json, use_color, width
 
 
 def _pattern(_context: click.Context, _option: click.Parameter, value: str | None) -> re.Pattern[str] | None:
@@ -43,7 +41,7 @@ Examples:
   rankscope analyze traces/ --engine ray       on all nodes of a Ray cluster
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path())
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(readable=False))
 @format_option
 @click.option(
     "--price-per-gpu-hour",
@@ -128,7 +126,7 @@ def analyze(
         engine=_engine(engine, address, workers),
     )
     if output_format == "json":
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(analysis), indent=2) + b"\n")
+        print_json(analysis)
     else:
         # Imported for people only: programs that ask for JSON wait less.
         from rankscope.analysis.render import render_text

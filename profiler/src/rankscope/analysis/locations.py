@@ -20,8 +20,10 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:::[A-Za-z][A-Za-z0-9+.-]*)*
 
 
 def location(written: str | os.PathLike[str]) -> Location:
-    """What a person wrote, as a local path or a URL."""
+    """What a person wrote, as a local path or a URL. Raises ``InputError`` for nothing, as of a variable that is not set."""
     text = os.fspath(written)
+    if not text:
+        raise InputError("''", "no path")
     return text if _URL.match(text) else Path(text)
 
 
