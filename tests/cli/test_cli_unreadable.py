@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 VERBS = {
+    "analyze": [],
     "hang": [],
     "compare": ["--at", "5"],
     "whatif": [],
@@ -29,3 +30,8 @@ def test_whether_a_path_can_be_read_is_not_asked_beforehand(
     # Then what the folder holds decides
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert done.stderr.startswith(f"rankscope: {tmp_path}")
+
+
+def test_no_path_is_not_the_current_folder(in_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = in_process("analyze", "")
+    assert (done.returncode, done.stderr) == (3, "rankscope: '': no path\n")
