@@ -65,7 +65,7 @@ def test_so_is_that_of_a_run(cluster: Cluster, cli: Cli, synthetic: Any) -> None
     assert (ray.returncode, ray.stderr) == (0, "")
     assert ray.stdout == local.stdout
     assert "Rank 3 makes" in ray.stdout
-    assert "1 damaged lines skipped" in ray.stdout
+    assert "1 damaged line skipped" in ray.stdout
 
 
 def test_a_connected_program_uses_all_nodes_keeps_order_and_stays_connected(cluster: Cluster) -> None:

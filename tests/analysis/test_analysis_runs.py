@@ -461,7 +461,7 @@ def test_a_collective_in_an_absurd_step_is_left_out_and_counted(synthetic: Synth
         add_windows(path, rank, breakdowns, collectives)
     analysis = analyze([path])
     assert analysis.verdict.rank == 2
-    assert "8 records left out, their times make no sense" in analysis.source.warnings
+    assert "8 records left out, whose times make no sense" in analysis.source.warnings
 
 
 def test_damaged_identity_files_are_named(synthetic: Synthetic) -> None:

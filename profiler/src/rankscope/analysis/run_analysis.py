@@ -37,6 +37,7 @@ from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.waiting import Waits, waits_of
+from rankscope.analysis.wording import counted
 from rankscope.analysis.workers import ALONE, Engine
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo
@@ -220,13 +221,13 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
         warnings.append(f"{listed(going_on)} recorded no end, and no step lately: the job hangs, or has vanished with its nodes")
     warnings += _recorder_warnings(run)
     if run.reader.skipped_lines:
-        warnings.append(f"{run.reader.skipped_lines} damaged lines skipped")
+        warnings.append(f"{counted(run.reader.skipped_lines, 'damaged line')} skipped")
     if run.reader.unusable:
         names = [os.fspath(path.relative_to(run.reader.path)) for path in run.reader.unusable]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         warnings.append(f"damaged, so left out: {', '.join(sorted(names)[:_SHOWN])}{more}")
     if run.damaged:
-        warnings.append(f"{run.damaged} records left out, their times make no sense")
+        warnings.append(f"{counted(run.damaged, 'record')} left out, whose times make no sense")
     return warnings
 
 
