@@ -78,7 +78,9 @@ class Slow:
     """Worst first. All that took part, when rotating."""
     pattern: Pattern
     gain_us: float
-    """Mean step time that healing them saves: the longest own time minus the longest of the others'."""
+    """Mean step time that healing them saves: the longest own time minus the longest of the others', beyond what it costs that one
+    of these is last.
+    """
     excess_us: float
     """Mean own time of the worst above the median of its peers, in the affected steps."""
     p_value: float | None
@@ -217,8 +219,8 @@ def find_slow(judged: Judged) -> Slow | None:
     return Slow(
         ranks=[judged.ranks[row] for row in named],
         pattern=pattern,
-        # Who is slow now and then is last in other steps as often as anybody: that is not what healing it saves.
-        gain_us=float((gain * affected).mean()),
+        # Healed, it would still be last now and then, as the others are.
+        gain_us=max(0.0, float(gain.mean() - np.median(saved_by_each(own)[~slow]))),
         excess_us=float(over[named[0]][0][affected].mean()),
         p_value=p,
         stability=min(stability(block_sums(each.T), 0, at_least=limit * own.shape[1]) for each in over.values()),
