@@ -79,7 +79,9 @@ class Slow:
     """Worst first. All that took part, when rotating."""
     pattern: Pattern
     gain_us: float
-    """Mean step time that healing them saves: the longest own time minus the longest of the others'."""
+    """Mean step time that healing them saves: the longest own time minus the longest of the others', beyond what it costs
+    that one of these is last.
+    """
     excess_us: float
     """Mean own time of the worst above the median of its peers, in the affected steps."""
     p_value: float | None
@@ -216,21 +218,27 @@ def find_slow(judged: Judged) -> Slow | None:
     last = slow[last_ranks(own)]
     if last.mean() < HALF and not _sticks_out(gain, rest):
         return None
-    over = {row: excess(own[[row, *np.flatnonzero(~slow)]]) for row in named}
-    far = _far(over[named[0]][0])
+    over = own - medians(rest)
+    far = _far(over[named[0]])
     pattern: Pattern = "fixed" if last.mean() >= FIXED and far.mean() >= FAR else "intermittent"
     affected = last if pattern == "fixed" else far
+    sums, others = block_sums(over.T), np.flatnonzero(~slow)
+    weakest = sorted(named, key=lambda row: float(sums[:, row].sum()))[:_WEAKEST]
     return Slow(
         ranks=[judged.ranks[row] for row in named],
         pattern=pattern,
-        # Who is slow now and then is last in other steps as often as anybody: that is not what healing it saves.
-        gain_us=float((gain * affected).mean()),
-        excess_us=float(over[named[0]][0][affected].mean()),
+        # Healed, it would still be last now and then, as the others are.
+        gain_us=max(0.0, float(gain.mean() - np.median(saved_by_each(own)[~slow]))),
+        excess_us=float(over[named[0]][affected].mean()),
         p_value=p,
-        stability=min(stability(block_sums(each.T), 0, at_least=limit * own.shape[1]) for each in over.values()),
+        stability=min(stability(sums[:, [row, *others]], 0, at_least=limit * own.shape[1]) for row in weakest),
         last_share=float(last.mean()),
         affected=affected,
     )
+
+
+_WEAKEST: Final = 8
+"""Of very many slow ranks so many are the least certain."""
 
 
 def _far(over: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -302,6 +310,7 @@ def _ahead(own: Stored, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
 
 
 _ENOUGH_NOISE: Final = 64
+"""Ranks."""
 
 
 def by_chance_elsewhere(judged: Judged, slow: Slow, others: Sequence[Judged]) -> float:

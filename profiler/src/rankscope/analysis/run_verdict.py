@@ -280,7 +280,9 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     confidence = slow.stability * (1 - (slow.p_value or 0.0))
     evidence = [
         Evidence(name="imposed_wait", value=wait, unit="us", detail="per step and waiting rank"),
-        Evidence(name="saved", value=slow.gain_us, unit="us", detail="per step, were it as fast as the slowest of the others"),
+        Evidence(
+            name="saved", value=slow.gain_us, unit="us", detail="per step, were it last as seldom and as little as the others"
+        ),
         Evidence(
             name="own_time_excess",
             value=slow.excess_us,
