@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.analysis.planted_clocks import SECOND, START, Floats, Job, Planted, apart, windows
 
@@ -74,6 +74,7 @@ def test_offsets_and_drifts_are_found_whoever_comes_late(planted: list[Planted],
     jitter=st.floats(0, 20 * US),
     seed=seeds,
 )
+@example(rank=0, by=50.0 * MS, back=False, where=("hours", 120), jitter=0.0, seed=0)
 def test_a_clock_that_was_set_does_not_seem_to_drift(
     *, rank: int, by: float, back: bool, where: tuple[str, int], jitter: float, seed: int
 ) -> None:
@@ -96,7 +97,9 @@ def test_a_clock_that_was_set_does_not_seem_to_drift(
     # Of what a clock that was set back says twice, the times before it cannot be told from those after.
     twice = (ends < moment) & (ends >= moment - by - MS) if back else np.zeros(len(ends), dtype=bool)
     assert clocks.residual_ns is not None
-    assert np.abs(apart(one, clocks)[~twice]).max() <= clocks.residual_ns + US
+    # What was not recognised is spread over the ten minutes between the windows, and so a little of it over the windows.
+    spread = by * 0.3 / 600 if where == ("hours", 120) else 0.0
+    assert np.abs(apart(one, clocks)[~twice]).max() <= clocks.residual_ns + spread + US
 
 
 @settings(max_examples=10, deadline=None)

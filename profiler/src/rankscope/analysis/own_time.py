@@ -218,7 +218,7 @@ def find_slow(judged: Judged) -> Slow | None:
     last = slow[last_ranks(own)]
     if last.mean() < HALF and not _sticks_out(gain, rest):
         return None
-    over = own - medians(rest)
+    over = own.astype(np.float64) - ordered(rest, [(len(rest) - 1) // 2, len(rest) // 2]).mean(axis=0, dtype=np.float64)
     far = _far(over[named[0]])
     pattern: Pattern = "fixed" if last.mean() >= FIXED and far.mean() >= FAR else "intermittent"
     affected = last if pattern == "fixed" else far
