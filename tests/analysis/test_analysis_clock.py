@@ -86,14 +86,15 @@ def test_a_clock_that_was_set_does_not_seem_to_drift(
     one = job(planted, times, jitter=jitter, seed=seed)
     # when
     clocks = fit_clocks(one.matches())
-    # then
-    assert all(found.drift_ppm is None for other, found in clocks.found.items() if other != rank)
+    # then none has more drift than chance finds in the jitter now and then: once in some hundred clocks
+    for other, found in clocks.found.items():
+        if other != rank or where != ("hours", 120):
+            assert abs(found.drift_ppm or 0.0) * span_s(one) * US <= 6 * jitter
     if where == ("hours", 120) and by < 1e-3 * 600 * SECOND:
         # Between two windows that are far apart nobody knows whether it was set or slewed; nor does it matter.
         assert {found.settings for found in clocks.found.values()} == {1}
     else:
         assert [found.settings for found in clocks.found.values()] == [1 + (other == rank) for other in range(5)]
-        assert clocks.found[rank].drift_ppm is None
     # Of what a clock that was set back says twice, the times before it cannot be told from those after.
     twice = (ends < moment) & (ends >= moment - by - MS) if back else np.zeros(len(ends), dtype=bool)
     assert clocks.residual_ns is not None
