@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -53,8 +54,16 @@ def _columns(reader: RunReader, attempt: int, rank: int) -> RankColumns:
 
 
 def _read_one(run: Path, attempt: int, rank: int) -> tuple[RankColumns, int, list[Path]]:
-    reader = RunReader(run)
-    return _columns(reader, attempt, rank), reader.skipped_lines, reader.unusable
+    reader = _reader(run)
+    before = reader.skipped_lines
+    columns = _columns(reader, attempt, rank)
+    return columns, reader.skipped_lines - before, reader.unusable
+
+
+@cache
+def _reader(run: Path) -> RunReader:
+    """Of a process that reads many ranks: the footer of a Parquet file tells of all of them, and is read once."""
+    return RunReader(run)
 
 
 def _step_bytes(run: Path, attempt: int, ranks: Sequence[int]) -> int:
