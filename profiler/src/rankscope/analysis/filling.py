@@ -56,8 +56,10 @@ class Filling:
         if len(columns.memory):
             samples = columns.memory.copy()
             samples[:, 0] = columns.step[samples[:, 0].astype(np.intp)]
-            before = self.memory.get(rank, no_memory())
-            self.memory[rank] = np.concatenate([before[~np.isin(before[:, 0], samples[:, 0])], samples])
+            before = self.memory.get(rank)
+            if before is not None:
+                samples = np.concatenate([before[~np.isin(before[:, 0], samples[:, 0])], samples])
+            self.memory[rank] = samples
         for name in columns.values.keys() - self.values.keys():
             self.values[name] = np.full(self.start.shape, np.nan, np.float32)
         for name, values in self.values.items():
