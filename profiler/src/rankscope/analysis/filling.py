@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.rank_columns import RankColumns
-from rankscope.analysis.step_rows import no_memory
 
 _SPARE: Final = 8
 """One part in so many is left free for steps to come, so that not every one of them moves all others."""
