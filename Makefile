@@ -48,7 +48,7 @@ check:
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy $(FOLDERS)
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -n auto -m "not slow and not gpu and not campaign" -p no:cacheprovider
+	$(BIN)/python -m pytest -q -n auto -m "not slow and not gpu and not campaign" --hypothesis-profile=brief -p no:cacheprovider
 
 format:
 	@$(SETUP) .venv check

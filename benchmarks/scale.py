@@ -27,6 +27,7 @@ from make_run import MEANS_US, TRANSFER_US, Shape, begin_run, grow_run
 
 from rankscope.analysis.online import OnlineAnalysis
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
+from rankscope.analysis.workers import LocalEngine
 
 SECONDS_BUDGET, BYTES_BUDGET, UPDATE_BUDGET = 20.0, 2 * 2**30, 1.0
 NEW_SECONDS = 30.0
@@ -111,7 +112,7 @@ def main() -> None:
         whole = whole_command(run)
         compacted = whole_command(args.compacted) if args.compacted is not None else None
         begin, cpu = time.perf_counter(), time.process_time()
-        evidence = read_evidence(run, workers=WORKERS)
+        evidence = read_evidence(run, engine=LocalEngine(WORKERS))
         read_s = time.perf_counter() - begin
         begin, cpu = time.perf_counter(), time.process_time()
         analysis_of(evidence)

@@ -42,6 +42,10 @@ COUNTED_FROM = 0.2
 LOSS = 0.15
 WARM_UP = 5
 TIMEOUT_S = 180
+GRACE_S = 30
+"""For torchrun to end its ranks."""
+WINDOW_EVERY = 13
+"""Prime to the distance of an intermittent fault, so that it does not keep to the profiled steps, which records leave out."""
 
 # Fault to the cause and the phase that a right verdict gives; no phase: wherever it falls.
 EXPECTED: dict[str, tuple[str, str | None]] = {
@@ -63,6 +67,10 @@ QUIET = ("none", "neighbour")
 REPORTED = ("rotating", "network")
 COMPUTING = ("--width", "256", "--device-ms", "0")
 """A job whose step is all CPU."""
+LONG = (*COMPUTING, "--length", "128")
+"""Samples so long that the step grows with them: half as long again is 41 % more CPU time, and 31 % of the usual length."""
+RARE = ("--steps", "120")
+"""A job in which what comes in one step of ten comes often enough to be told from chance, of two ranks too."""
 TRACEML_PHASES = {"input": "data", "input_wait": "data", "dataloader_fetch": "data"}
 
 
@@ -86,7 +94,7 @@ class Case:
     @property
     def options(self) -> tuple[str, ...]:
         """The job's size."""
-        return COMPUTING if self.fault in ("core", "work") else ()
+        return {"core": COMPUTING, "work": LONG, "intermittent": RARE}.get(self.fault, ())
 
     @property
     def slow(self) -> list[int]:
@@ -200,6 +208,11 @@ def run_all(commands: Sequence[Sequence[str]], log: Path) -> None:
             statuses = [process.wait(TIMEOUT_S) for process in running]
         finally:
             for process in running:
+                # torchrun ends its ranks, which are in sessions of their own, if it is asked to.
+                process.terminate()
+            for process in running:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_S)
                 with suppress(OSError):
                     os.killpg(process.pid, 9)
     if any(statuses):
@@ -210,7 +223,7 @@ def record(case: Case, ms: float, folder: Path) -> Path:
     """Run the case under the recorder; gives the run directory."""
     run_dir = folder / "run"
     recorder = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run_dir), "--no-verdict"]
-    recorder += ["--window-every", "15", "--window-steps", "2", "--"]
+    recorder += ["--window-every", str(WINDOW_EVERY), "--window-steps", "2", "--"]
     with ExitStack() as stack:
         if case.fault == "network":
             inside = stack.enter_context(slow_network("40mbit"))

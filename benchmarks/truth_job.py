@@ -46,7 +46,6 @@ FAULTS = (
     "neighbour",
 )
 BATCH = 8
-LENGTH = 32
 EVERY = 10
 """An intermittent fault comes in one of so many steps."""
 BURN = "while True: pass"
@@ -206,15 +205,22 @@ class Sgd(torch.optim.SGD):
 class SlowFile(io.BytesIO):
     """Storage that takes its time before it takes anything."""
 
-    def __init__(self, planted: Planted) -> None:
+    def __init__(self, seconds: float) -> None:
         super().__init__()
-        self.planted = planted
+        self.seconds = seconds
 
     def write(self, data: Any, /) -> int:
         """Take it."""
         if not self.tell():
-            self.planted.at("checkpoint")
+            time.sleep(self.seconds)
         return super().write(data)
+
+
+def saving(state: object, to: SlowFile) -> float:
+    """Seconds that it takes to write a checkpoint."""
+    began = time.perf_counter()
+    torch.save(state, to)
+    return time.perf_counter() - began
 
 
 def pin(rank: int) -> int:
@@ -276,6 +282,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--length", type=int, default=32, help="of a sample")
     parser.add_argument("--device-ms", type=float, default=12.0, help="of each step that a device would compute; the host sleeps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--truth", type=Path, required=True, help="folder for what was planted")
@@ -317,7 +324,7 @@ def loop(args: argparse.Namespace, planted: Planted, tracer: Callable[[Any], Any
     trained, train = build(args, planted)
     optimizer = Sgd(trained.parameters(), lr=1e-4)
     optimizer.planted = planted
-    length = round(LENGTH * (1 + args.ms / 100)) if planted.kind == "work" and mine else LENGTH
+    length = round(args.length * (1 + args.ms / 100)) if planted.kind == "work" and mine else args.length
     walls = []
     for step, batch in enumerate(DataLoader(Samples(length, args.width, planted), batch_size=BATCH)):
         if step == args.steps:
@@ -330,7 +337,7 @@ def loop(args: argparse.Namespace, planted: Planted, tracer: Callable[[Any], Any
         if storm:
             planted.steps[-1] += collecting()
         if planted.kind == "checkpoint" and mine:
-            torch.save({"step": step, "model": trained.state_dict()}, SlowFile(planted))
+            planted.steps[-1] = saving({"step": step, "model": trained.state_dict()}, SlowFile(planted.seconds))
         planted.at("between")
         walls.append(time.perf_counter() - began)
         planted.steps.append(0.0)

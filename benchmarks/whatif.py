@@ -1,13 +1,20 @@
 """`rankscope whatif` against the analyser that its authors published: prints one JSON object.
 
-The same answer from the same file, S, M_W and M_S among it, by both: for that the analyser needs three programs (wia.py,
-compute_mw.py, compute_ms.py), one after the other. Repeats take turns; medians.
+Both read the same Parquet file and the same small file of metadata, and their answers are compared. The analyser is three
+programs: wia.py answers S and the slowdowns by data-parallel rank, stage and operation; compute_mw.py and compute_ms.py add M_W
+and M_S, from files that wia.py leaves where it is told to. Ours is one; it answers all of that, and each rank besides. It is
+measured against
 
-    git clone https://github.com/ByteDance-Seed/StragglerAnalysis      its commit 8efcd7f was measured
+- the whole answer: all three programs, one after the other;
+- the first program alone, which is less than ours does, without the files for the other two.
+
+Each as whole processes, and load and analysis apart, imports done. Repeats take turns; medians of ratios. The analyser is public:
+
+    git clone https://github.com/ByteDance-Seed/StragglerAnalysis && git -C StragglerAnalysis checkout 8efcd7f
     python -m venv peer && peer/bin/pip install 'pandas<3' numpy pyarrow tqdm pyyaml ujson
     python benchmarks/whatif.py --analyser StragglerAnalysis --analyser-python peer/bin/python
 
-Without --analyser only our side is measured, and there is nothing to compare with.
+Without --analyser only our side is measured, and there is nothing to compare with. The samples are in its folder `data`.
 """
 
 from __future__ import annotations
@@ -50,14 +57,30 @@ from analyzer import wia, compute_ms, compute_mw
 from analyzer.metatypes import JobMeta
 folder, name, out = sys.argv[1:]
 meta = JobMeta(**yaml.safe_load(open(f"{folder}/meta-{name}.yaml")))
+trace = f"{folder}/trace-{name}.parquet"
 begin = time.perf_counter()
-result = wia.WhatIfAnalyzer(f"{folder}/trace-{name}.parquet", root=out, steps=None).analyze(meta)
-wia_s = time.perf_counter() - begin
-row = json.loads(open(f"{out}/published.json").read())
+wia.WhatIfAnalyzer(trace, root=None, steps=None).analyze(meta)
+first_s = time.perf_counter() - begin
+row = json.loads(open(f"{out}/{name}.json").read())
+begin = time.perf_counter()
+wia.WhatIfAnalyzer(trace, root=out, steps=None).analyze(meta)
 compute_mw.work(out, name, dict(row))
 compute_ms.work(out, name, dict(row))
-print(wia_s, time.perf_counter() - begin)
+print(first_s, time.perf_counter() - begin)
 """
+
+VERSIONS: Final = """
+import json, platform, numpy, pandas, pyarrow
+print(json.dumps({"python": platform.python_version(), **{one.__name__: one.__version__ for one in (numpy, pandas, pyarrow)}}))
+"""
+
+COMPARED: Final = {
+    # ratio: (theirs, ours)
+    "process": ("theirs_process_s", "ours_process_s"),
+    "process_first_program": ("theirs_first_process_s", "ours_process_s"),
+    "inside": ("theirs_inside_s", "ours_inside_s"),
+    "inside_first_program": ("theirs_first_inside_s", "ours_inside_s"),
+}
 
 
 class Analyser:
@@ -69,33 +92,34 @@ class Analyser:
         self.result = out / f"{name}.json"
 
     def _run(self, *args: str) -> str:
-        done = subprocess.run(
+        return run(
             [self.python, *args],
-            check=True,
-            capture_output=True,
-            text=True,
             cwd=self.checkout,
             # Some of its modules are imported by their bare names.
             env={**os.environ, "PYTHONPATH": f"{self.checkout}{os.pathsep}{self.checkout / 'analyzer'}"},
         )
-        return done.stdout
 
-    def slowdowns(self) -> None:
-        """Everything but M_W and M_S."""
-        folders = ("--dump-dir", os.fspath(self.out), "--root", os.fspath(self.out))
-        self._run("analyzer/wia.py", "--metadata", os.fspath(self.meta), "--trace", os.fspath(self.trace), *folders)
+    def slowdowns(self, *folders: str) -> None:
+        """Everything but M_W and M_S; what the other two programs need is left in ``--root``."""
+        files = ("--metadata", os.fspath(self.meta), "--trace", os.fspath(self.trace), "--dump-dir", os.fspath(self.out))
+        self._run("analyzer/wia.py", *files, *folders)
 
-    def shares(self) -> None:
-        """M_W and M_S, from what ``slowdowns`` left."""
+    def everything(self) -> None:
+        """All three programs."""
+        self.slowdowns("--root", os.fspath(self.out))
         folders = ("--dump-dir", os.fspath(self.out), "--root", os.fspath(self.out), "--analysis-result", os.fspath(self.result))
         for program in ("compute_mw", "compute_ms"):
             self._run(f"analyzer/{program}.py", "--trial", self.name, *folders)
 
     def inside(self) -> tuple[float, float]:
         """Seconds of the first program and of all three in one process, imports apart."""
-        (self.out / "published.json").write_bytes(self.result.read_bytes())
         first, everything = self._run("-c", THEIRS, os.fspath(DATA), self.name, os.fspath(self.out)).split()
         return float(first), float(everything)
+
+    def about(self) -> dict[str, str]:
+        """What was measured."""
+        commit = run(["git", "-C", os.fspath(self.checkout), "rev-parse", "--short", "HEAD"]).strip()
+        return {"commit": commit, **json.loads(self._run("-c", VERSIONS))}
 
     def answer(self) -> tuple[float, float, float]:
         """S, M_W and M_S."""
@@ -105,13 +129,18 @@ class Analyser:
         return json.loads(self.result.read_text())["blocking_slowdown"], shares[0], shares[1]
 
 
+def run(command: list[str], **options: Any) -> str:
+    """Its output; what it complained of, and the end, where it failed."""
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **options)
+    if done.returncode:
+        sys.exit(f"{command}: status {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
 def ours(name: str) -> dict[str, Any]:
     """The answer of the whole command."""
     trace = os.fspath(DATA / f"trace-{name}.parquet")
-    done = subprocess.run(
-        [sys.executable, "-m", "rankscope", "whatif", trace, "--format", "json"], check=True, capture_output=True, text=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(run([sys.executable, "-m", "rankscope", "whatif", trace, "--format", "json"]))
     return found
 
 
@@ -124,9 +153,7 @@ def timed(call: Any, *args: Any) -> tuple[float, Any]:
 
 def inside(name: str) -> float:
     """Seconds of load and analysis in a process of its own, imports apart."""
-    trace = os.fspath(DATA / f"trace-{name}.parquet")
-    done = subprocess.run([sys.executable, "-c", OURS, trace], check=True, capture_output=True, text=True)
-    return float(done.stdout)
+    return float(run([sys.executable, "-c", OURS, os.fspath(DATA / f"trace-{name}.parquet")]))
 
 
 def measure(name: str, times: int, analyser: Analyser | None) -> dict[str, list[float]]:
@@ -138,15 +165,14 @@ def measure(name: str, times: int, analyser: Analyser | None) -> dict[str, list[
         taken.setdefault("ours_inside_s", []).append(inside(name))
         if analyser is None:
             continue
-        first, _ = timed(analyser.slowdowns)
-        rest, _ = timed(analyser.shares)
-        taken.setdefault("theirs_first_process_s", []).append(first)
-        taken.setdefault("theirs_processes_s", []).append(first + rest)
-        alone, everything = analyser.inside()
-        taken.setdefault("theirs_first_inside_s", []).append(alone)
+        taken.setdefault("theirs_first_process_s", []).append(timed(analyser.slowdowns)[0])
+        taken.setdefault("theirs_process_s", []).append(timed(analyser.everything)[0])
+        first, everything = analyser.inside()
+        taken.setdefault("theirs_first_inside_s", []).append(first)
         taken.setdefault("theirs_inside_s", []).append(everything)
-        same = np.allclose([answer["slowdown"], answer["m_worker"], answer["m_stage"]], analyser.answer(), rtol=1e-5, atol=1e-5)
-        assert same, "the answers differ"
+        mine = [answer["slowdown"], answer["m_worker"], answer["m_stage"]]
+        if not np.allclose(mine, analyser.answer(), rtol=1e-5, atol=1e-5):
+            sys.exit(f"the answers differ: S, M_W and M_S are {mine}, the analyser's {analyser.answer()}")
     return taken
 
 
@@ -159,35 +185,28 @@ def main() -> None:
     args = parser.parse_args()
     figures: dict[str, dict[str, float]] = {}
     budgets: list[dict[str, Any]] = []
-    for name in ("AR", "ST"):
-        with tempfile.TemporaryDirectory() as out:
-            analyser = None
-            if args.analyser is not None:
-                analyser = Analyser(args.analyser.resolve(), os.fspath(args.analyser_python.absolute()), name, Path(out))
-            taken = measure(name, args.times, analyser)
-        figures[name] = {what: round(statistics.median(values), 4) for what, values in taken.items()}
-        if analyser is None:
-            continue
-        for what, slower, faster in (
-            ("process", "theirs_processes_s", "ours_process_s"),
-            ("process_first_program", "theirs_first_process_s", "ours_process_s"),
-            ("inside", "theirs_inside_s", "ours_inside_s"),
-            ("inside_first_program", "theirs_first_inside_s", "ours_inside_s"),
-        ):
-            ratio = statistics.median(a / b for a, b in zip(taken[slower], taken[faster], strict=True))
-            figures[name][f"{what}_ratio"] = round(ratio, 2)
-            if name == "AR" and what != "process_first_program":
-                budgets.append(
-                    {"name": f"{what}_ratio", "value": round(ratio, 2), "limit": LEAST_FASTER, "ok": ratio >= LEAST_FASTER}
-                )
-    environment = {
+    environment: dict[str, Any] = {
         "python": platform.python_version(),
         "numpy": np.__version__,
         "pyarrow": pa.__version__,
         "cpus": os.cpu_count(),
         "times": args.times,
     }
+    for name in ("AR", "ST"):
+        with tempfile.TemporaryDirectory() as out:
+            analyser = None
+            if args.analyser is not None:
+                analyser = Analyser(args.analyser.resolve(), os.fspath(args.analyser_python.absolute()), name, Path(out))
+                environment["analyser"] = analyser.about()
+            taken = measure(name, args.times, analyser)
+        figures[name] = {what: round(statistics.median(values), 4) for what, values in taken.items()}
+        for what, (slower, faster) in COMPARED.items() if analyser is not None else ():
+            ratio = round(statistics.median(a / b for a, b in zip(taken[slower], taken[faster], strict=True)), 2)
+            figures[name][f"{what}_ratio"] = ratio
+            if name == "AR":
+                budgets.append({"name": f"{what}_ratio", "value": ratio, "limit": LEAST_FASTER, "ok": ratio >= LEAST_FASTER})
     print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+    sys.exit(not all(row["ok"] for row in budgets))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import socket
@@ -11,6 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine may take any time for an example.
+settings.register_profile("any time", deadline=None)
+settings.register_profile("brief", deadline=None, max_examples=20)  # `make check`; `make test` tries the usual hundred
+settings.load_profile("any time")
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_CI = os.environ.get("CI", "").lower() == "true"
@@ -65,6 +72,13 @@ def require_torch() -> None:
     found = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode == 0
     if not found:
         _skip_or_fail("torch is not installed: make install")
+
+
+@pytest.fixture(scope="session")
+def require_ray() -> None:
+    """Skip (fail in CI) without Ray."""
+    if importlib.util.find_spec("ray") is None:
+        _skip_or_fail("ray is not installed: pip install 'rankscope[ray]'")
 
 
 @pytest.fixture

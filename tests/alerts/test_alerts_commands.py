@@ -130,6 +130,7 @@ def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(watch: Any, make_ru
     assert "pip install 'rankscope[analysis]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_one_may_not_look_into_is_one_clear_line(make_run: Any, state: Path, without_privilege: list[str]) -> None:
     run = make_run()
     run.path.parent.chmod(0)
@@ -192,6 +193,7 @@ def unwritable(request: pytest.FixtureRequest) -> Iterator[IO[bytes]]:
         yield file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("also_errors", [False, True])
 def test_alerts_are_delivered_also_when_nothing_can_be_printed(
     make_run: Any, sink: Any, state: Path, unwritable: IO[bytes], *, also_errors: bool
@@ -208,6 +210,7 @@ def test_alerts_are_delivered_also_when_nothing_can_be_printed(
         assert line.startswith("rankscope: standard output cannot be written: ")
 
 
+@pytest.mark.slow
 def test_with_nobody_to_tell_a_closed_pipe_is_the_end(make_run: Any, state: Path) -> None:
     run = make_run(slow=2)
     run.end()

@@ -62,6 +62,7 @@ def test_it_passes_promtool_with_every_lint(tmp_path: Path, require_program: Cal
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_each_alert_fires_and_stays_silent_as_the_cases_say(tmp_path: Path, require_program: Callable[[str], str]) -> None:
     export(tmp_path)
     (tmp_path / CASES.name).write_text(CASES.read_text())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.own_time import Judged, Slow, find_rotating, find_slow, period, saved, saved_by_each
+from rankscope.analysis.own_time import Judged, Slow, find_rotating, find_slow, period, saved, saved_by_each, too_short
 from rankscope.analysis.significance import chance_reaches
 from rankscope.analysis.steps import StepTable
 
@@ -30,7 +30,14 @@ def noisy(seed: int, ranks: int, steps: int, *, lasts: int = 1, scatter: float =
     return times
 
 
-def found(own: Matrix) -> Slow | None:
+def spikes(seed: int, ranks: int, steps: int, share: float = 0.03) -> Matrix:
+    """What any rank has on top now and then, of twice the step on average."""
+    rng = np.random.default_rng((seed, ranks, steps))
+    hit: Matrix = (rng.random((ranks, steps)) < share) * rng.exponential(200_000, (ranks, steps))
+    return hit
+
+
+def judged(own: Matrix) -> Judged:
     ranks, steps = own.shape
     wall = own.max(axis=0) + 4_000
     table = StepTable(
@@ -42,8 +49,11 @@ def found(own: Matrix) -> Slow | None:
         profiled=np.zeros((ranks, steps), dtype=bool),
         tags={},
     )
-    judged = Judged(table, np.arange(ranks), own, float(wall.mean()))
-    return find_rotating(judged) or find_slow(judged)
+    return Judged(table, np.arange(ranks), own, float(wall.mean()))
+
+
+def found(own: Matrix) -> Slow | None:
+    return find_rotating(judged(own)) or find_slow(judged(own))
 
 
 def test_at_most_one_run_in_fifty_accuses_somebody_of_noise() -> None:
@@ -54,6 +64,77 @@ def test_at_most_one_run_in_fifty_accuses_somebody_of_noise() -> None:
                 runs += 1
                 accused += found(noisy(seed, ranks, steps, lasts=lasts, scatter=0.2 if seed % 2 else 0.03)) is not None
     assert accused / runs <= 0.02, f"{accused} of {runs}"
+
+
+def test_what_comes_now_and_then_to_any_rank_accuses_nobody() -> None:
+    accused = runs = 0
+    for ranks in (2, 3, 4, 6, 16):
+        for steps in (35, 100, 200):
+            for seed in range(8):
+                runs += 1
+                accused += found(noisy(seed, ranks, steps, scatter=0.05) + spikes(seed, ranks, steps)) is not None
+    assert accused / runs <= 0.02, f"{accused} of {runs}"
+
+
+@pytest.mark.parametrize(("ranks", "slow"), [(4, [0, 2]), (5, [1, 4]), (6, [0, 1, 2]), (8, [1, 2, 5, 7])])
+@pytest.mark.parametrize("lasts", [1, 6])
+def test_half_of_the_ranks_may_be_slow_and_all_of_them_are_named(ranks: int, slow: list[int], lasts: int) -> None:
+    own = noisy(1, ranks, 50, lasts=lasts, scatter=0.1)
+    own[slow] += 50_000
+    named = found(own)
+    assert named is not None
+    assert (sorted(named.ranks), named.pattern) == (slow, "fixed")
+    assert named.p_value is not None
+    assert named.p_value <= 0.01
+    assert named.gain_us == pytest.approx(50_000, rel=0.2)
+
+
+def test_where_most_are_slow_nobody_is() -> None:
+    own = noisy(1, 5, 100, scatter=0.03)
+    own[:3] += 50_000
+    assert found(own) is None
+
+
+def test_ranks_that_are_slow_by_different_degrees_are_named_worst_first() -> None:
+    own = noisy(1, 8, 100, scatter=0.05)
+    own[3] += 60_000
+    own[6] += 40_000
+    own[0] += 25_000
+    named = found(own)
+    assert named is not None
+    assert named.ranks == [3, 6, 0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_one_step_in_ten_of_a_hundred_is_enough_among_few_ranks(ranks: int) -> None:
+    own = noisy(2, ranks, 100, scatter=0.05)
+    own[1, 5::10] += 500_000
+    named = found(own)
+    assert named is not None
+    assert (named.ranks, named.pattern) == ([1], "intermittent")
+    assert named.gain_us == pytest.approx(50_000, rel=0.05), "what noise costs in the other steps is not its doing"
+
+
+def test_slow_steps_too_few_to_exclude_chance_are_counted() -> None:
+    # given two ranks, one of which is far out in five steps of 47, and the other never
+    own = noisy(2, 2, 47, scatter=0.05)
+    own[1, 3::10] += 500_000
+    assert found(own) is None
+    # then neither is named, and it is not said that nobody is slow
+    suspect = too_short(judged(own))
+    assert suspect is not None
+    assert (suspect.ranks, suspect.far, suspect.needed) == ([1], 5, 8)
+
+
+def test_what_happens_once_or_to_each_in_turn_makes_no_suspect() -> None:
+    calm = noisy(2, 2, 47, scatter=0.02)
+    once = calm.copy()
+    once[1, 20] += 5_000_000
+    assert too_short(judged(once)) is None
+    in_turn = calm.copy()
+    in_turn[[0, 1, 0, 1, 1], [3, 12, 25, 31, 44]] += 500_000
+    assert too_short(judged(in_turn)) is None
+    assert too_short(judged(calm)) is None
 
 
 @pytest.mark.parametrize("ranks", [4, 8, 32])

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.advice_result import Advice
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.figures import Figure, figures_of_collectives, figures_of_kernels
+from rankscope.analysis.figures import Figure, figures_of_collectives, figures_of_kernels, figures_of_verdict
+from rankscope.analysis.physical import PHYSICAL
 from rankscope.analysis.recommendations import TABLE, derived, recommend
 from rankscope.analysis.render import render_text
-from rankscope.runs.records import CollectiveRecord, KernelRecord
+from rankscope.analysis.result import Verdict
+from rankscope.analysis.run_assessment import _share_batches
+from rankscope.runs.records import CollectiveRecord, KernelRecord, RankInfo
 
 Synthetic = Callable[..., Any]
 
@@ -28,10 +31,13 @@ BASIC = {
             *("between_steps", "stalled", "run_queue", "gc"),
         ),
         "kernels": ("float32_share",),
-        "collectives": ("median_bytes", "sharding_share", "all_reduce_share"),
+        "collectives": ("median_bytes", "messages", "sharding_share", "all_reduce_share"),
         "memory": ("peak_share", "fragmentation", "retries", "device_leak", "host_leak"),
         "pipeline": ("schedule", "imbalance"),
-        "straggler": ("input", "compute", "host", "gc", "imbalance", "checkpoint", "cpu_contention"),
+        "straggler": (
+            *("input", "compute", "host", "gc", "imbalance", "checkpoint"),
+            *("cpu_contention", "memory_pressure", "hardware"),
+        ),
     }.items()
     for name in members
 }
@@ -43,6 +49,10 @@ some_figures = st.dictionaries(st.sampled_from(sorted(BASIC)), st.floats(0, 1).m
 def advise(known: dict[str, float]) -> list[Advice]:
     figures = {name: Figure(value) for name, value in known.items()}
     return recommend(figures, step_us=1000.0, run="runs/now", who="rank 3 on host n1")
+
+
+def info_of(rank: int, coordinates: dict[str, int]) -> RankInfo:
+    return RankInfo(rank=rank, world_size=4, host="n", pid=1, start_unix_ns=1, coordinates=coordinates)
 
 
 def names(known: dict[str, float]) -> set[str]:
@@ -90,7 +100,7 @@ def test_the_rows_have_names_of_their_own_and_rest_on_figures_that_there_are() -
 
 
 def test_every_row_is_given_in_some_case() -> None:
-    full = dict.fromkeys(BASIC, 1.0)
+    full = dict.fromkeys(BASIC, 1.0) | {"collectives.messages": 8.0}
     low = dict.fromkeys(("overlap_ratio", "kernels.float32_share", "mfu", "memory.peak_share", "collectives.sharding_share"), 0.0)
     seen = names(full | {"hosts": 2}) | names(full | low) | names(full | {"overlap_ratio": 0.0})
     seen |= names({"share.idle": 1.0, "accelerated": 1.0}) | names(full | {"collectives.sharding_share": 0.0})
@@ -103,7 +113,11 @@ def test_every_row_is_given_in_some_case() -> None:
     [
         ({"share.input": 0.18}, "data_loading", 0.18),
         ({"share.compute": 0.8, "kernels.float32_share": 0.5, "accelerated": 1}, "mixed_precision", 0.4),
-        ({"share.exposed_communication": 0.3, "collectives.median_bytes": 4096}, "bucket_size", 0.3),
+        (
+            {"share.exposed_communication": 0.3, "collectives.median_bytes": 4096, "collectives.messages": 50},
+            "bucket_size",
+            0.3,
+        ),
         ({"share.exposed_communication": 0.3, "collectives.all_reduce_share": 1.0}, "gradient_accumulation", 0.15),
         ({"share.exposed_communication": 0.2, "share.host": 0.1, "memory.peak_share": 0.4}, "batch_size", 0.15),
         (
@@ -114,12 +128,14 @@ def test_every_row_is_given_in_some_case() -> None:
         (
             {"share.exposed_communication": 0.3, "collectives.sharding_share": 1.0, "memory.peak_share": 0.4},
             "keep_parameters",
-            0.1,
+            0.3,
         ),
         ({"share.exposed_communication": 0.3, "hosts": 4}, "interconnect", 0.3),
         ({"pipeline.schedule": 0.3}, "micro_batches", 0.15),
         ({"share.gc": 0.04}, "gc_policy", 0.04),
         ({"straggler.compute": 0.2}, "replace_host", 0.2),
+        ({"straggler.hardware": 0.2}, "mend_hardware", 0.2),
+        ({"straggler.memory_pressure": 0.2}, "memory_of_rank", 0.2),
         ({"memory.peak_share": 0.95, "share.compute": 0.6}, "activation_checkpointing", None),
         (
             {"memory.peak_share": 0.95, "collectives.all_reduce_share": 1.0, "collectives.sharding_share": 0.0},
@@ -209,6 +225,12 @@ def test_a_terminal_shows_the_first_three() -> None:
         ("ampere_fp16_s1688gemm_fp16_128x128_sliced1x2_ldg8_f2f_tn", 0.0),
         ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", 0.0),
         ("nvjet_hsh_192x192_64x4_2x1_v_bz_TNT", 0.0),
+        ("nvjet_sm100_tst_128x256_64x6_2x1_2cta_v_bz_TNT", 0.0),
+        ("nvjet_sm100_tss_64x8_64x16_2x4_h_bz_TNT", 0.0),
+        ("nvjet_sm100_qqtst_128x256_128x6_2x1_2cta_v_bz_bias_TNT", 0.0),
+        ("nvjet_sst_128x128_32x4_2x1_v_bz_TNT", 1.0),
+        ("nvjet_sm100_sss_128x128_32x4_2x1_v_bz_TNT", 1.0),
+        ("turing_h1688gemm_128x128_ldg8_tn", 0.0),
         ("Cijk_Ailk_Bljk_SB_MT128x128x16_MI32x32x2", 1.0),
         ("Cijk_Alik_Bljk_HHS_BH_MT128x128x32", 0.0),
         ("Cijk_Alik_Bljk_BBS_BH_Bias_MT256x256x64", 0.0),
@@ -231,9 +253,60 @@ def test_collectives_tell_their_sizes_and_what_they_are_for() -> None:
     found = figures_of_collectives([], [rows], "windows")
     assert {name: figure.value for name, figure in found.items()} == {
         "collectives.median_bytes": 200.0,
+        "collectives.messages": 3.0,
         "collectives.sharding_share": 0.6,
         "collectives.all_reduce_share": 0.4,
     }
+
+
+def test_numbers_beside_the_gradients_say_nothing_of_their_buckets() -> None:
+    def one(step: int, size: int) -> CollectiveRecord:
+        return CollectiveRecord(
+            step=step, group="0", index=0, op="all_reduce", bytes=size, enqueue_unix_ns=0, start_unix_ns=0, end_unix_ns=1000
+        )
+
+    # Given two ranks that reduce two buckets of 25 MiB a step, and twenty losses
+    mib = 1 << 20
+    rank = [one(step, size) for step in (0, 1) for size in (25 * mib, 25 * mib, *[4] * 20)]
+    found = figures_of_collectives([], [rank, rank], "windows")
+    assert found["collectives.median_bytes"].value == 25 * mib
+    assert found["collectives.messages"].value == pytest.approx(2, rel=1e-3)
+    # And a small model, whose gradients fit into one bucket, cannot send fewer
+    small = figures_of_collectives([], [[one(0, mib // 2), *[one(0, 4)] * 20]], "windows")
+    assert small["collectives.messages"].value == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize(("layout", "gradients"), [(("dp", "pp"), True), (("dp", "tp"), False), (("dp_shard", "cp"), False)])
+def test_where_ranks_share_a_batch_all_reduces_are_not_taken_for_gradients(layout: tuple[str, str], *, gradients: bool) -> None:
+    coordinates = {rank: {layout[0]: rank // 2, layout[1]: rank % 2} for rank in range(4)}
+    assert _share_batches({rank: info_of(rank, at) for rank, at in coordinates.items()}) is not gradients
+
+
+def test_one_place_along_a_dimension_is_no_parallelism() -> None:
+    assert not _share_batches({rank: info_of(rank, {"dp": rank, "tp": 0}) for rank in range(4)})
+    assert not _share_batches({})
+
+
+@pytest.mark.parametrize(
+    ("explained_by", "name"),
+    [
+        (None, "straggler.host"),
+        ("cpu_contention", "straggler.cpu_contention"),
+        ("memory_pressure", "straggler.memory_pressure"),
+        ("thermal_throttle", "straggler.hardware"),
+        ("xid", "straggler.hardware"),
+        ("link", "straggler.hardware"),
+    ],
+)
+def test_what_explains_a_straggler_decides_on_the_remedy(explained_by: str | None, name: str) -> None:
+    verdict = Verdict(kind="straggler", cause="host", explained_by=explained_by, slowdown=1.25, summary="")
+    assert {key: figure.value for key, figure in figures_of_verdict(verdict).items()} == {name: pytest.approx(0.2)}
+
+
+def test_every_physical_reason_has_a_remedy_of_its_own() -> None:
+    for row in PHYSICAL:
+        verdict = Verdict(kind="straggler", cause="host", explained_by=row.reason, slowdown=1.25, summary="")
+        assert figures_of_verdict(verdict).keys() <= {"straggler.hardware", "straggler.memory_pressure"}
 
 
 def test_every_row_is_documented() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWait
-from rankscope.analysis.render_bandwidth import SHOWN_ROWS, bandwidth_table, size
+from rankscope.analysis.render_bandwidth import SHOWN_ROWS, bandwidth_table
 from rankscope.analysis.result import CollectiveMatching
+from rankscope.analysis.wording import size
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 

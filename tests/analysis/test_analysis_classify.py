@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
-from rankscope.analysis.classify import classify_kernel, is_cpu_work, operation_name, operation_of_kernel
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankscope.analysis.classify import COMMUNICATION_NAMES, classify_kernel, is_cpu_work, operation_name, operation_of_kernel
 
 
 @pytest.mark.parametrize(
@@ -63,3 +67,14 @@ def test_wrappers_are_no_work() -> None:
         "AddmmBackward0",
     ):
         assert not is_cpu_work(name)
+
+
+@pytest.mark.parametrize(("words", "pattern"), [row[1:] for row in COMMUNICATION_NAMES])
+def test_every_name_that_a_pattern_finds_has_one_of_its_words(words: tuple[str, ...], pattern: str) -> None:
+    @given(st.from_regex(re.compile(pattern, re.IGNORECASE), alphabet=st.characters(max_codepoint=127)))
+    @settings(max_examples=50)
+    def check(name: str) -> None:
+        assert any(word in name.lower() for word in words)
+        assert classify_kernel(name) == "communication"
+
+    check()

@@ -201,7 +201,7 @@ def test_blocks_are_all_steps_in_their_order(rng: np.random.Generator, count_a: 
 
 def found(low: float, high: float) -> Difference:
     middle = (low + high) / 2
-    return Difference(a=100, b=100 + middle, low=low, high=high, p_value=0.5, detectable=1, error=1, ratio=None)
+    return Difference(a=100, b=100 + middle, low=low, high=high, p_value=0.5, detectable=1, ratio=None)
 
 
 @pytest.mark.parametrize(

@@ -142,3 +142,8 @@ def test_every_time_has_a_unit_and_few_digits(us: float) -> None:
     number, unit = time(us, signed=True).split()
     assert unit in {"µs", "ms", "s", "h"}
     assert float(number) * {"µs": 1, "ms": 1e3, "s": 1e6, "h": 3.6e9}[unit] == pytest.approx(us, rel=1e-3)
+
+
+def test_tables_fit_into_80_columns_also_where_nothing_can_be_told() -> None:
+    for made_up in (SLOW, MadeUp(seed=2, steps=12), MadeUp(seed=3, noise=0.3)):
+        assert [line for line in render_compare(result(made_up), width=80).splitlines() if len(line) > 80] == []

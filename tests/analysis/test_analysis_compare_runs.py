@@ -210,6 +210,14 @@ def test_samples_of_ranks_that_share_them_count_once() -> None:
     assert usable(replace(QUIET, coordinates=tensor_parallel).recording(), "A").work["samples"] == pytest.approx(16)
 
 
+def test_without_a_usable_step_on_one_side_nothing_is_said_of_it(synthetic: Synthetic) -> None:
+    # Given a run of which only warm-up steps lie before the step that divides it
+    found = compare([synthetic(steps=60).write()], at=3).comparisons[0]
+    step = quantity(found, "wall_us")
+    assert (found.outcome, step.a, step.difference) == ("insufficient_data", None, None)
+    assert not [one for one in found.quantities if one.role == "part"]
+
+
 def test_without_signals_the_walls_of_the_phases_are_compared(synthetic: Synthetic) -> None:
     a = synthetic("a", seed=1, steps=80, signals=False).write()
     b = synthetic("b", seed=2, steps=80, signals=False, phases={"forward": 50_000, "backward": 50_000}).write()
@@ -400,7 +408,7 @@ def test_a_rank_without_records_is_said_and_the_rest_is_compared(synthetic: Synt
     a, b = synthetic("a", seed=1, steps=80).write(), synthetic("b", seed=2, steps=80, lost_after={3: 10}).write()
     result = compare([a, b])
     assert result.sides[1].ranks == 3
-    assert "1 of 4 ranks have no, or few, records" in result.sides[1].warnings
+    assert "1 of 4 ranks have no, or few, usable steps" in result.sides[1].warnings
     # what the lost rank did is reckoned with
     assert result.sides[1].samples_per_step == pytest.approx(32)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.classify import COMMUNICATION_NAMES
 from rankscope.analysis.copies import DIRECTIONS, direction_of, memory_of
-from rankscope.analysis.grouping import by_key
+from rankscope.analysis.grouping import by_key, distinct
 from rankscope.analysis.intervals import covered, shared, union
 from rankscope.analysis.kernel_classes import CLASS_NAMES, kernel_class
 from rankscope.analysis.matching import Match
@@ -199,9 +199,14 @@ def test_kernels_by_name(name: str, expected: str) -> None:
     assert kernel_class(name) == expected
 
 
+@given(st.lists(st.integers(0, 500)))
+def test_distinct_numbers_come_once_and_in_order(numbers: list[int]) -> None:
+    assert distinct(np.array(numbers, dtype=np.int32)) == sorted(set(numbers))
+
+
 def test_classes_have_one_row_each() -> None:
     assert len(set(CLASS_NAMES)) == len(CLASS_NAMES)
-    assert len({library for library, _ in COMMUNICATION_NAMES}) == len(COMMUNICATION_NAMES)
+    assert len({library for library, *_ in COMMUNICATION_NAMES}) == len(COMMUNICATION_NAMES)
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,12 @@ def test_what_is_no_dump_is_one_clear_error(kind: str, tmp_path: Path) -> None:
     assert str(path) in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["nothing", "dump_3"])
+def test_what_is_not_there_is_said_to_be_missing(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{name}: no such file or folder"):
+        analyze_hang([tmp_path / name])
+
+
 def test_names_that_are_not_utf_8_can_be_said(tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     write(folder, Job.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps())

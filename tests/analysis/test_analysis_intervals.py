@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.breakdown import Work, partition
-from rankscope.analysis.intervals import Spans, clip, intersect, join, measure, subtract, union
+from rankscope.analysis.intervals import Spans, clip, clips, intersect, join, measure, subtract, union
 
 LIMIT = 60
 
@@ -55,6 +55,13 @@ def test_the_intersection_is_no_larger_than_either_set(left: Spans, right: Spans
 @given(sets, st.integers(0, LIMIT), st.integers(0, LIMIT))
 def test_clipping_keeps_what_lies_inside(spans: Spans, start: int, end: int) -> None:
     assert points(clip(spans, start, end)) == {point for point in points(spans) if start <= point < end}
+
+
+@given(sets, st.lists(st.tuples(st.integers(0, LIMIT), st.integers(0, LIMIT)), max_size=5))
+def test_clipping_to_many_windows_is_clipping_to_each(spans: Spans, windows: list[tuple[int, int]]) -> None:
+    bounds = np.array(windows, dtype=np.int64).reshape(-1, 2)
+    inside = list(clips(spans, bounds[:, 0], bounds[:, 1]))
+    assert [points(one) for one in inside] == [points(spans) & set(range(start, end)) for start, end in windows]
 
 
 @given(sets, sets, sets, st.integers(0, LIMIT), st.integers(0, LIMIT))

@@ -38,10 +38,20 @@ def gb_s(op: str, ranks: list[int], where: Fabric, *, on_cpu: bool = False) -> f
         ("NVIDIA H800", "nvlink4-h800"),
         ("NVIDIA A100-SXM4-80GB", "nvlink3"),
         ("Tesla V100-SXM2-32GB", "nvlink2"),
+        ("NVIDIA H20", "nvlink4"),
+        ("Tesla P100-SXM2-16GB", "nvlink1"),
+        ("Tesla V100-SXM3-32GB", "nvlink2-switch"),
+        ("NVIDIA A800-SXM4-80GB", "nvlink3-a800"),
         ("NVIDIA B200", "nvlink5"),
+        ("NVIDIA B300 SXM6 AC", "nvlink5"),
         ("AMD Instinct MI300X", "xgmi-mi300x"),
+        ("AMD Instinct MI300X VF", "xgmi-mi300x"),
+        ("AMD Instinct MI355X", "xgmi-mi350x"),
+        ("Tesla V100S-PCIE-32GB", "pcie3"),
         ("Tesla T4", "pcie3"),
         ("NVIDIA L40S", "pcie4"),
+        ("NVIDIA A10G", "pcie4"),
+        ("NVIDIA GeForce RTX 4090", "pcie4"),
     ],
 )
 def test_the_name_of_a_gpu_tells_its_link(gpu: str, link: str) -> None:
@@ -57,7 +67,16 @@ def test_the_name_of_a_gpu_tells_its_link(gpu: str, link: str) -> None:
         "NVIDIA H100 PCIe",
         "NVIDIA H100 NVL",
         "NVIDIA GB200",
+        "NVIDIA GH200 480GB",
+        "NVIDIA H200 NVL",
+        "NVIDIA A100-PCIE-40GB",
         "NVIDIA A40",
+        "NVIDIA RTX A6000",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA A100-SXM-64GB",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA B300 SXM6 AC MIG 1g.34gb",
+        "AMD Instinct MI308X",
         "NVIDIA A100-PG509-200",
         "",
         "H1000",
@@ -78,6 +97,23 @@ def test_every_pattern_leads_to_a_link_inside_a_host_and_every_link_has_a_source
     assert all(link.source.startswith("https://") and link.gb_s > 0 for link in LINKS)
 
 
+@pytest.mark.parametrize("link", LINKS, ids=lambda link: link.name)
+def test_a_rate_is_what_its_description_multiplies_to(link: Link) -> None:
+    links = re.search(r"(\d+) links of ([\d.]+) GB/s", link.what)
+    lanes = re.search(r"x16, (\d+) GT/s, 128b/130b", link.what)
+    bits = re.search(r"([\d.]+) Gb/s", link.what)
+    if links:
+        assert link.gb_s == int(links[1]) * float(links[2])
+    elif lanes:
+        assert link.gb_s == pytest.approx(16 * int(lanes[1]) * 128 / 130 / 8, abs=0.005)
+    elif bits:
+        assert link.gb_s == pytest.approx(float(bits[1]) / 8, rel=0.002)
+    else:
+        # With a switch or without, its links are the same.
+        assert link.gb_s == BY_NAME[link.name.removesuffix("-switch")].gb_s
+    assert link.pair_gb_s is None or (links is not None and link.pair_gb_s == float(links[2]))
+
+
 def test_the_page_has_the_same_table() -> None:
     page = (ROOT / "docs" / "bandwidth.md").read_text()
     rows = re.findall(r"^\| `([\w-]+)` \| (\w[\w ]*) \| ([\d.]+) \| (.+?) \| \[[^\]]+\]\((\S+)\) \|$", page, re.MULTILINE)
@@ -92,6 +128,16 @@ def test_a_told_link_outweighs_the_gpus_name() -> None:
     assert told == Expectation("pcie5", "told", 63.02)
 
 
+def test_which_way_cards_have_to_each_other_is_not_guessed() -> None:
+    found = expect("all_reduce", range(4), fabric(1, 4, gpu="NVIDIA L40S"), on_cpu=False)
+    assert (found.link, found.source, found.bus_gb_s) == ("pcie4", "gpu_name", None)
+    assert found.unknown == "which way its PCIe cards have to each other is not known"
+    # Nor does it hold down what the network is expected to give
+    assert gb_s("all_reduce", list(range(8)), fabric(2, 4, "ib-ndr:4", gpu="NVIDIA L40S")) == 200
+    # Who knows that every card has its own way names it
+    assert gb_s("all_reduce", list(range(4)), fabric(1, 4, "pcie4", gpu="NVIDIA L40S")) == 31.51
+
+
 @pytest.mark.parametrize(
     ("gpu", "ranks", "on_host", "expected"),
     [
@@ -104,6 +150,7 @@ def test_a_told_link_outweighs_the_gpus_name() -> None:
         ("Tesla V100-SXM3-32GB", 2, 8, 150.0),
         ("AMD Instinct MI300X", 8, 8, 448.0),
         ("AMD Instinct MI300X", 2, 8, 64.0),  # every two of a full mesh have one link
+        ("AMD Instinct MI355X", 8, 8, 535.5),
     ],
 )
 def test_a_part_of_a_board_without_a_switch_has_a_part_of_its_links(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def exported(*paths: Path, **selection: Any) -> tuple[Model, ExportResult]:
     return model, result
 
 
+@pytest.mark.slow
 def test_all_ranks_of_dlrm_are_on_one_clock(shared_data: Path) -> None:
     model, result = exported(shared_data / "traces" / "dlrm_8ranks_v100")
     assert model.processes[1:] == [f"rank {rank}" for rank in range(8)]
@@ -162,8 +164,23 @@ def test_chosen_steps_are_cut_out_of_a_trace(tmp_path: Path) -> None:
     assert result.steps == (1, 3)
     assert {one.name for one in model.of("kernel")} == {"k1", "k2"}
     assert [one.name for one in model.of("step")] == ["step 1", "step 2"]
-    with pytest.raises(InputError, match="none of these ranks and steps"):
+    with pytest.raises(InputError, match="none of these steps; there are steps 0 to 3"):
         exported(tmp_path / "rank-0.json", first=9)
+
+
+def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
+    # given traces of two ranks without annotated steps, one without events, and operations
+    for rank in (2, 5):
+        write(tmp_path / f"rank-{rank}.json", [kernel("k", 50, 10)])
+    empty = write(tmp_path / "empty" / "rank-0.json", [])
+    with pytest.raises(InputError, match="none of these ranks: there are 2, from 2 to 5"):
+        exported(tmp_path, ranks=frozenset([3]))
+    with pytest.raises(InputError, match="no steps to choose from: none are annotated in it"):
+        exported(tmp_path, first=3)
+    with pytest.raises(InputError, match=re.escape(f"{empty}: ")):
+        exported(empty)
+    with pytest.raises(InputError, match="traced operations are read by `rankscope whatif` only"):
+        exported(tmp_path / "trace-x.parquet")
 
 
 def test_what_does_not_fit_loses_arrows_then_instants_then_the_shortest(tmp_path: Path) -> None:
@@ -173,7 +190,7 @@ def test_what_does_not_fit_loses_arrows_then_instants_then_the_shortest(tmp_path
     model, result = exported(file, max_events=20)
     assert [one.name for one in model.of("kernel")] == [f"k{number}" for number in range(30, 50)]
     assert "10 instants of the raw traces" in result.left_out
-    assert any("30 slices of the raw traces that take 30 us or less" in said for said in result.left_out)
+    assert any("30 slices of the raw traces that take 30 µs or less" in said for said in result.left_out)
     assert len(exported(file, max_events=50)[0].of("kernel")) == 50
 
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.advice import next_actions
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.hardware import MAX_SAMPLES, bare, in_steps, readings_of
+from rankscope.analysis.hardware import MAX_SAMPLES, REASONS, bare, in_steps, readings_of
 from rankscope.analysis.physical import PHYSICAL
 from rankscope.analysis.result import Analysis
+from rankscope.exporter.nvml.tables import _THROTTLE_BITS
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import HardwareSample
 
@@ -91,6 +92,10 @@ def test_what_is_unusual_at_the_slow_rank_explains_it(
     assert analysis.findings[0].explained_by == reason
     assert f"explained by {reason.replace('_', ' ')}" in analysis.verdict.summary
     assert any(evidence.name.startswith("hardware.") for evidence in analysis.findings[0].evidence)
+    # And nobody is sent to look for what the host's code does
+    advised = {one.name for one in analysis.advice}
+    assert "mend_hardware" in advised
+    assert not advised & {"stalls", "replace_host"}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +113,21 @@ def test_counters_that_rise_while_it_is_late_explain_it(
     assert "2001-09-09T01:46:40Z" in (evidence.detail or "")
 
 
+def test_an_error_of_the_gpu_is_told_from_those_of_programs(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+    def readings(rank: int, number: int) -> dict[str, Any]:
+        later = number > 8
+        return {"xid_errors": 3 + 6 * later, "xid_errors_of_programs": 5 * later or None} if rank == 2 else {}
+
+    analysis = analyze([written(synthetic(gpus=True, plan=late(2, SLOW)), add_hardware, readings)])
+    assert analysis.verdict.explained_by == "xid"
+    [evidence] = [one for one in analysis.findings[0].evidence if one.name == "hardware.xid_errors"]
+    assert evidence.value == 1
+
+
+def test_the_reasons_for_a_lowered_clock_are_those_that_the_exporter_tells() -> None:
+    assert set(REASONS) == {reason for reason, _ in _THROTTLE_BITS}
+
+
 def unexplained(analysis: Analysis, cause: str = "host") -> None:
     assert (analysis.verdict.rank, analysis.verdict.cause, analysis.verdict.explained_by) == (2, cause, None)
     assert "explained" not in analysis.verdict.summary
@@ -120,6 +140,8 @@ def unexplained(analysis: Analysis, cause: str = "host") -> None:
         lambda rank, _number: HOT if rank == 1 else {},  # another one is
         lambda rank, number: HOT if rank == 2 and number == 30 else {},  # once
         lambda rank, number: {"xid_errors": 9} if rank == 2 and number > 55 else {},  # long after it became slow
+        # errors of programs, such as a kernel's access out of bounds
+        lambda rank, number: {"xid_errors": 3 + number, "xid_errors_of_programs": number} if rank == 2 else {},
         lambda rank, _number: {"sm_clock_hertz": 1.85e9} if rank == 2 else {},  # too little for what was lost
         lambda rank, _number: {"throttle_reasons": ["sw_thermal"]} if rank == 2 else {},  # said to be held down, yet it is not
         lambda rank, _number: {"sm_clock_hertz": 0.3e9, "utilization_ratio": 0.0} if rank == 2 else {},  # idle

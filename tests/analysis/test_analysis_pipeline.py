@@ -88,6 +88,14 @@ def test_no_schedule_is_faster_than_its_slowest_stage_allows(busy: list[float], 
     assert takes >= max(busy)
 
 
+@pytest.mark.parametrize(("microbatches", "chunks"), [(0, 1), (4, 0), (-4, 2), (-4, -1), (None, 1)])
+def test_numbers_that_no_schedule_has_give_no_ideal(microbatches: int | None, chunks: int) -> None:
+    told = Pipeline(schedule="Schedule1F1B", microbatches=microbatches, chunks=chunks)
+    found = pipeline_of(table({0: 10.0, 1: 20.0}, 40.0), infos({0: 0, 1: 1}), told, {})
+    assert found is not None
+    assert (found.ideal_bubble, found.ideal_us, found.imbalance_us, found.rest_us) == (None, None, None, None)
+
+
 @settings(deadline=None, max_examples=25)
 @given(busy=busy_times, microbatches=st.integers(1, 12), more=st.floats(0.0, 500.0))
 def test_the_parts_make_up_the_bubble(busy: list[float], microbatches: int, more: float) -> None:

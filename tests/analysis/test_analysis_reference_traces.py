@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from rankscope.analysis.engine import analyze
@@ -59,6 +60,16 @@ def test_each_field_agrees_with_the_golden_value(traces: Path, name: str) -> Non
         else:
             slack = 1e-4 if field == "overlap_ratio" else 1.0
             assert found[field] == pytest.approx(golden[field], abs=slack, rel=1e-4), field
+
+
+@pytest.mark.parametrize("name", ["hta_trace_diff_test/rank-1.json.gz", "kineto_2021_schema/rank-0.json.gz"])
+def test_without_details_a_trace_lacks_their_columns_and_nothing_else(traces: Path, name: str) -> None:
+    # when it is read in both ways
+    whole, brief = (read_trace(traces / name, detail=detail) for detail in (True, False))
+    # then only the columns of the details differ, and those are empty
+    differing = {one for one in whole.__struct_fields__ if not np.array_equal(getattr(whole, one), getattr(brief, one))}
+    assert differing == {"bytes", "grid", "graphed", "autograd"}
+    assert {len(getattr(brief, one)) for one in differing} == {0}
 
 
 @pytest.mark.parametrize("name", ["ddp_2ranks_nccl_metadata/rank-0.json.gz", "resnet_8ranks_mi300/rank-0.json.gz"])

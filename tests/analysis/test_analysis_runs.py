@@ -333,8 +333,25 @@ def test_steps_that_cannot_tell_a_rank_from_chance_are_said_to_be_too_few(synthe
     # then the answer is not that nobody is slow, but how many are missing
     assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
     assert "rank 1 made the others wait" in verdict.summary
-    assert "7 steps" in verdict.summary
+    assert "in 7 of 7 steps after warm-up" in verdict.summary
     assert "8 are needed" in verdict.summary
+
+
+def test_slow_steps_too_few_to_exclude_chance_are_said_to_be_too_few(synthetic: Synthetic) -> None:
+    # given two ranks, one of them slow in one step of ten, in a run of 60 steps
+    plan: Plan = lambda rank, step: {"us": 500_000} if rank == 1 and step % 10 == 8 else None  # noqa: E731
+    verdict = result(synthetic(ranks=2, steps=60, plan=plan)).verdict
+    # then the answer is neither a name nor that nobody is slow
+    assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
+    assert "rank 1 made the others wait in 6 of 55 steps after warm-up, which may be chance among 2 ranks" in verdict.summary
+    assert "8 are needed" in verdict.summary
+
+
+def test_two_slow_ranks_of_four_are_both_named_with_what_both_cost(synthetic: Synthetic) -> None:
+    run = synthetic(plan=lambda rank, _step: {"us": 40_000} if rank in {0, 2} else None)
+    verdict = result(run).verdict
+    assert (verdict.kind, verdict.ranks, verdict.cause, verdict.phase) == ("straggler", [0, 2], "host", "forward")
+    assert verdict.slowdown == pytest.approx(1.4, abs=0.08)
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 10), (4, 8)])
@@ -444,7 +461,7 @@ def test_a_collective_in_an_absurd_step_is_left_out_and_counted(synthetic: Synth
         add_windows(path, rank, breakdowns, collectives)
     analysis = analyze([path])
     assert analysis.verdict.rank == 2
-    assert "8 records left out, their times make no sense" in analysis.source.warnings
+    assert "8 records left out, whose times make no sense" in analysis.source.warnings
 
 
 def test_damaged_identity_files_are_named(synthetic: Synthetic) -> None:

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rankscope.analysis.significance import BLOCKS, LIMIT, attainable_p, block_sums, blocks_needed, p_value, stability
+from rankscope.analysis.significance import (
+    BLOCKS,
+    LIMIT,
+    attainable_p,
+    block_sums,
+    blocks_needed,
+    gap_p_value,
+    p_value,
+    stability,
+    widest_gap,
+)
 
 
 def test_blocks_keep_the_sum() -> None:
@@ -34,6 +46,41 @@ def test_equal_ranks_are_rarely_significant() -> None:
         scores = rng.exponential(size=(BLOCKS, 4))
         rejected += p_value(scores, int(scores.sum(axis=0).argmax())) <= LIMIT
     assert rejected <= 4  # one in a hundred is expected
+
+
+def test_two_of_four_ahead_in_all_blocks_are_not_chance_though_each_alone_may_be() -> None:
+    scores = np.zeros((BLOCKS, 4))
+    scores[:, :2] = 1
+    assert gap_p_value(scores, BLOCKS) <= LIMIT / 2
+    assert p_value(scores, 0) > LIMIT
+
+
+def test_equal_ranks_are_rarely_far_ahead_of_the_others() -> None:
+    rng = np.random.default_rng(7)
+    rejected = 0
+    for _ in range(60):
+        scores = rng.exponential(size=(BLOCKS, 6))
+        rejected += gap_p_value(scores, widest_gap(scores.sum(axis=0), 3)[1]) <= LIMIT
+    assert rejected <= 4  # one in a hundred is expected
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, max_size=12), st.data())
+def test_nobody_between_those_ahead_and_the_others(totals: list[int], data: st.DataObject) -> None:
+    most = data.draw(st.integers(1, len(totals) - 1))
+    count, gap = widest_gap(np.array(totals, dtype=float), most)
+    ordered = sorted(totals, reverse=True)
+    assert 1 <= count <= most
+    assert gap == ordered[count - 1] - ordered[count]
+    assert all(ordered[k - 1] - ordered[k] <= gap for k in range(1, most + 1))
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 50), st.floats(-1e6, 1e6))
+def test_what_all_ranks_have_in_common_in_a_block_changes_no_p_value(seed: int, common: float) -> None:
+    scores = np.random.default_rng(seed).integers(0, 9, size=(3, 4)).astype(float)
+    moved = scores + np.array([[common], [0.0], [-common]])
+    assert gap_p_value(moved, 2.0) == gap_p_value(scores, 2.0)
+    assert p_value(moved, 1) == p_value(scores, 1)
 
 
 def test_stability_falls_where_one_block_carries_the_answer() -> None:

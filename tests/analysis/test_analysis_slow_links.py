@@ -62,9 +62,15 @@ def slowed(synthetic: Callable[..., object], add_windows: Callable[..., None], t
     """``slowed(bus_gb_s)``: a run of four H100s on one host whose all-reduce moves at that bus bandwidth."""
 
     def make(
-        bus_gb_s: float, *, hidden: bool = False, size: int | None = SIZE, gpu: str | None = "NVIDIA H100 80GB HBM3"
+        bus_gb_s: float,
+        *,
+        hidden: bool = False,
+        size: int | None = SIZE,
+        gpu: str | None = "NVIDIA H100 80GB HBM3",
+        dimension: str = "dp",
+        signals: bool = True,
     ) -> Path:
-        run: Path = synthetic(steps=20, signals=True).write()  # type: ignore[attr-defined]
+        run: Path = synthetic(steps=20, signals=signals, coordinates={rank: {dimension: rank} for rank in range(4)}).write()  # type: ignore[attr-defined]
         transfer = SIZE * 1.5 / bus_gb_s / 1000
         reader = RunReader(run)
         for rank in range(4):
@@ -128,3 +134,19 @@ def test_a_told_link_is_compared_with(slowed: Slowed) -> None:
     run = slowed(40.0, gpu=None)
     assert analyze([run], links=[parse_link("nvlink3")]).verdict.explained_by == "link"
     assert analyze([run], links=[parse_link("pcie5")]).verdict.explained_by is None
+
+
+def test_that_cards_are_slower_than_their_slots_is_no_fault_of_a_link(slowed: Slowed) -> None:
+    analysis = analyze([slowed(8.0, gpu="NVIDIA L40S")])
+    (row,) = analysis.collectives.by_op
+    assert (row.link, row.expected_gb_s, row.share) == ("pcie4", None, None)
+    assert evidence(analysis) == {}
+    # Unless somebody says that each has a way of its own
+    assert evidence(analyze([slowed(8.0, gpu="NVIDIA L40S")], links=[parse_link("pcie4")]))["expected_bandwidth"] == 31.51
+
+
+@pytest.mark.parametrize(("dimension", "advised"), [("dp", True), ("tp", False)])
+def test_how_gradients_are_sent_is_advised_on_only_where_they_are_sent(slowed: Slowed, dimension: str, *, advised: bool) -> None:
+    names = {one.name for one in analyze([slowed(40.0, dimension=dimension, signals=False)]).advice}
+    assert ({"overlap", "gradient_accumulation"} <= names) is advised
+    assert advised or not names & {"overlap", "gradient_accumulation", "shard", "keep_parameters", "prefetch_shards"}

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis import read_columns
 from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.step_ranges import StepRanges
 from rankscope.analysis.step_rows import MEMORY, StepRow, columns_of
 from rankscope.analysis.steps import METRICS, StepTable
+from rankscope.analysis.workers import LocalEngine
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, PhaseTimes, StepRecord
@@ -125,8 +125,8 @@ def test_several_processes_read_what_one_does(synthetic: Any, monkeypatch: pytes
         file.write(b"not JSON\n")
     alone, together = RunReader(run), RunReader(run)
     one = StepTable.load(alone)
-    monkeypatch.setattr(read_columns, "WORTH_A_PROCESS_BYTES", 1)
-    two = StepTable.load(together, workers=2)
+    monkeypatch.setattr("rankscope.analysis.workers.WORTH_A_PROCESS_BYTES", 1)
+    two = StepTable.load(together, engine=LocalEngine(2))
     assert all(np.array_equal(one.matrix(metric), two.matrix(metric), equal_nan=True) for metric in METRICS)
     assert np.array_equal(one.start_unix_ns, two.start_unix_ns)
     assert alone.skipped_lines == together.skipped_lines == 1

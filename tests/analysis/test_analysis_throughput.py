@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.peak_flops import GPUS, half_precision, peaks_of
 from rankscope.analysis.render import render_text
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.throughput import throughput_of
@@ -69,6 +68,12 @@ def test_ranks_that_share_a_batch_count_once() -> None:
     assert found.samples_per_second_per_rank == 8.0
 
 
+@pytest.mark.parametrize(("dimension", "replicas"), [("dp", 2), ("inter_host", 2), ("ep", 2), ("tp", 1), ("pp", 1), ("cp", 1)])
+def test_a_dimension_that_is_not_known_to_share_samples_divides_them(dimension: str, replicas: int) -> None:
+    found = throughput({rank: {"samples": 8, "coordinates": {dimension: rank}} for rank in (0, 1)})
+    assert (found.replicas, found.samples_per_second) == (replicas, 16.0 * replicas)
+
+
 @pytest.mark.parametrize("ranks", [{0: {"samples": 8}, 1: {}}, {0: {}, 1: {}}])
 def test_what_a_rank_does_not_tell_nobody_knows(ranks: dict[int, dict[str, Any]]) -> None:
     found = throughput(ranks)
@@ -99,47 +104,6 @@ def test_twice_the_work_in_the_same_time_is_twice_the_mfu(flops: float, wall: fl
     one, two = (throughput({0: {"flops": factor * flops}}, wall_us=wall, gpu_name=A100).mfu for factor in (1, 2))
     assert one is not None
     assert two == pytest.approx(2 * one)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "tflops"),
-    [
-        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
-        ("NVIDIA H100 PCIe", "bf16", 756),
-        ("NVIDIA H100 NVL", "bf16", 835.5),
-        ("NVIDIA H200", "bf16", 989.4),
-        ("NVIDIA H200 NVL", "bf16", 835.5),
-        ("NVIDIA H20", "bf16", 148),
-        ("NVIDIA GH200 480GB", "bf16", 990),
-        ("NVIDIA B200", "bf16", 2250),
-        ("NVIDIA GB200", "bf16", 2500),
-        ("NVIDIA A100 80GB PCIe", "bf16", 312),
-        ("NVIDIA A10", "bf16", 125),
-        ("NVIDIA L40", "bf16", 181.05),
-        ("NVIDIA L40S", "bf16", 362.05),
-        ("NVIDIA L4", "bf16", 121),
-        ("Tesla T4", "fp16", 65),
-        ("Tesla V100-SXM2-16GB", "fp16", 125),
-        ("AMD Instinct MI300X", "bf16", 1307.4),
-    ],
-)
-def test_names_as_torch_gives_them_are_known(name: str, dtype: str, tflops: float) -> None:
-    found = half_precision(peaks_of(name))
-    assert found is not None
-    assert found[0] == dtype
-    assert found[1] == pytest.approx(tflops * 1e12)
-
-
-@pytest.mark.parametrize("name", [None, "", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A10G", "NVIDIA RTX A4000", "cpu"])
-def test_what_is_not_in_the_table_is_not_guessed(name: str | None) -> None:
-    assert half_precision(peaks_of(name)) is None
-
-
-def test_every_row_says_where_it_is_from_and_half_precision_is_faster_than_single() -> None:
-    for row in GPUS:
-        assert row.source
-        peaks = list(row.tflops.values())
-        assert peaks == sorted(peaks, reverse=True) or row.pattern == r"\bMI100\b"
 
 
 def test_the_ideal_is_the_first_part_of_the_compute(synthetic: Synthetic) -> None:

@@ -20,6 +20,7 @@ from rankscope.analysis import trace_file, traces
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.reduce import reduce_file
 from rankscope.analysis.traces import read_trace
+from rankscope.analysis.workers import LocalEngine
 from rankscope.runs.errors import InputError, MissingError
 
 if sys.version_info >= (3, 14):
@@ -71,6 +72,7 @@ def test_a_trace_is_the_same_however_it_is_packed(tmp_path: Path, kind: str) -> 
     assert reduce_file(trace).breakdowns[0].compute_us == 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "gzip", "zstd"])
 def test_of_a_torn_trace_every_complete_event_is_used_and_coverage_is_lower(tmp_path: Path, kind: str) -> None:
     # given traces of two ranks of which the second is cut off
@@ -193,7 +195,7 @@ def remote() -> Iterator[Any]:
     "path", ["memory://job", "memory://job/traces/", "memory://job/traces/rank-*.json.gz", "memory://job/**/*.gz"]
 )
 def test_traces_on_another_filesystem_are_found_and_read(remote: Any, path: str) -> None:
-    analysis = analyze([path], workers=2)
+    analysis = analyze([path], engine=LocalEngine(2))
     assert [row.compute_us for row in analysis.ranks] == [500, 500]
     assert analysis.source.path == path
 
@@ -275,7 +277,7 @@ def test_local_traces_need_neither_fsspec_nor_the_rest(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_read_the_same_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # given traces of four ranks, of which one cannot be read and one is torn, and however small they are
-    monkeypatch.setattr("rankscope.analysis.rank_traces.WORTH_A_PROCESS_BYTES", 1)
+    monkeypatch.setattr("rankscope.analysis.workers.WORTH_A_PROCESS_BYTES", 1)
     for rank in range(4):
         data = text(500, distributedInfo={"rank": rank, "world_size": 4})
         (tmp_path / f"rank-{rank}.json").write_bytes({2: b"hello", 3: data[:-300]}.get(rank, data))
@@ -283,7 +285,7 @@ def test_processes_read_the_same_as_one(monkeypatch: pytest.MonkeyPatch, tmp_pat
     chosen: dict[str, Any] = {"communication_pattern": re.compile("gemm_1$"), "detail": True}
     alone = analyze([tmp_path], **chosen)
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(analyze([tmp_path], workers=2, **chosen)))
+    thread = threading.Thread(target=lambda: found.append(analyze([tmp_path], engine=LocalEngine(2), **chosen)))
     thread.start()
     thread.join()
     # then the answers are the same to the byte
@@ -291,4 +293,4 @@ def test_processes_read_the_same_as_one(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert len(alone.source.warnings) == 2
     assert all(row.detail is not None and row.communication_us for row in alone.ranks)
     with pytest.raises(InputError, match=r"rank-2\.json: not JSON"):
-        analyze([tmp_path / "rank-0.json", tmp_path / "rank-2.json"], workers=2)
+        analyze([tmp_path / "rank-0.json", tmp_path / "rank-2.json"], engine=LocalEngine(2))

@@ -126,7 +126,7 @@ def always(culprit: int, us: float, at: int) -> Callable[[int, int, int], float]
     return lambda rank, _step, layer: us if rank == culprit and layer == at else 0.0
 
 
-LAYOUTS = [(2, 2), (4, 2), (2, 4), (4, 4), (8, 8)]
+LAYOUTS = [(2, 2), (4, 2), (2, 4), (4, 4), pytest.param(8, 8, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("dp", "tp"), LAYOUTS)
@@ -146,6 +146,7 @@ def test_the_origin_is_charged_and_its_victims_are_not(dp: int, tp: int, layer: 
         assert (slow.ranks, slow.pattern) == ([culprit], "fixed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_without_an_origin_nobody_is_charged_much(overlapped: bool) -> None:
     for seed in range(8):

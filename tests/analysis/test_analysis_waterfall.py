@@ -17,7 +17,7 @@ from rankscope.analysis.render import render_text
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.step_costs import costs_of_steps
 from rankscope.analysis.steps import StepTable
-from rankscope.analysis.waterfall import BLAME, Amount, Costs, waterfall
+from rankscope.analysis.waterfall import PRECEDENCE, Amount, Costs, waterfall
 from rankscope.analysis.waterfall_result import MEANING, Waterfall
 from rankscope.analysis.window_costs import costs_of_windows, together
 from rankscope.runs.paths import rank_dir
@@ -43,7 +43,7 @@ def sums(found: Waterfall) -> None:
     assert all(part.us is None or part.us >= 0 for part in found.parts)
 
 
-@given(step=st.floats(0, 1e12), known=st.dictionaries(st.sampled_from(BLAME), amounts))
+@given(step=st.floats(0, 1e12), known=st.dictionaries(st.sampled_from(PRECEDENCE), amounts))
 def test_the_parts_sum_to_the_step_whatever_their_sources_say(step: float, known: dict[Any, float]) -> None:
     found = waterfall(Costs(step, 5, known={name: Amount(us, "steps") for name, us in known.items()}))
     sums(found)
@@ -51,7 +51,7 @@ def test_the_parts_sum_to_the_step_whatever_their_sources_say(step: float, known
     assert all((part.source is None) == (part.us is None) for part in found.parts if part.name != "unexplained")
 
 
-@given(step=st.floats(1, 1e9), known=st.dictionaries(st.sampled_from(BLAME), st.floats(0, 1e9)), more=st.floats(0, 1e9))
+@given(step=st.floats(1, 1e9), known=st.dictionaries(st.sampled_from(PRECEDENCE), st.floats(0, 1e9)), more=st.floats(0, 1e9))
 def test_more_of_a_part_is_never_less_in_the_waterfall(step: float, known: dict[Any, float], more: float) -> None:
     for name, us in known.items():
         before, after = (

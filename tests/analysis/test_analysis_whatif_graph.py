@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.whatif.graph import CycleError, build_graph, step_times
+from rankscope.analysis.whatif.graph import CycleError, Graph, build_graph, step_times
 
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], np.ndarray]:
-    """Nodes, edges from lower to higher numbers, and durations [nodes, steps, replicas] in whole seconds."""
+    """Nodes, edges from lower to higher numbers, and durations [nodes, replicas, steps] in whole seconds."""
     count = draw(st.integers(1, 8))
     pairs = [(a, b) for b in range(count) for a in range(b)]
     edges = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
@@ -29,14 +29,18 @@ def longest_path(count: int, edges: list[tuple[int, int]], durations: np.ndarray
     return max(ends)
 
 
+def played(graph: Graph, durations: np.ndarray) -> np.ndarray:
+    return step_times(graph, durations.__getitem__)
+
+
 @given(programs())
 @settings(max_examples=80, deadline=None)
 def test_a_step_takes_its_longest_path_on_the_slowest_replica(program: tuple[int, list[tuple[int, int]], np.ndarray]) -> None:
     count, edges, durations = program
-    times = step_times(build_graph(count, edges, [], []), durations)
+    times = played(build_graph(count, edges, [], []), durations)
     by_hand = [
-        max(longest_path(count, edges, durations[:, step, replica]) for replica in range(durations.shape[2]))
-        for step in range(durations.shape[1])
+        max(longest_path(count, edges, durations[:, replica, step]) for replica in range(durations.shape[1]))
+        for step in range(durations.shape[2])
     ]
     assert times.tolist() == by_hand
 
@@ -54,28 +58,28 @@ def test_longer_operations_never_shorten_a_step_and_scaling_scales_it(
         graph = build_graph(count, among, [joined] if joined else [], [True] if joined else [])
     except CycleError:
         return
-    times = step_times(graph, durations)
+    times = played(graph, durations)
     # then
     longer = durations.copy()
     longer[data.draw(st.integers(0, count - 1))] += 5
-    assert (step_times(graph, longer) >= times).all()
-    assert (step_times(graph, durations * factor) == times * factor).all()
-    assert (times >= step_times(build_graph(count, among, [], []), durations)).all()
+    assert (played(graph, longer) >= times).all()
+    assert (played(graph, durations * factor) == times * factor).all()
+    assert (times >= played(build_graph(count, among, [], []), durations)).all()
 
 
 def test_those_that_begin_together_wait_for_the_last() -> None:
     # given nodes 0 and 1, each before one of the members 2 and 3 of a collective
     graph = build_graph(4, [(0, 2), (1, 3)], [[2, 3]], [False])
     durations = np.array([1.0, 5.0, 2.0, 2.0]).reshape(4, 1, 1)
-    assert step_times(graph, durations).tolist() == [7.0]
+    assert played(graph, durations).tolist() == [7.0]
 
 
 @pytest.mark.parametrize(("across", "finish"), [(False, 7.0), (True, 9.0)])
 def test_a_collective_of_the_replicas_waits_for_the_last_replica(across: bool, finish: float) -> None:
     # given replica 1 late before the collective, and replica 0 slow after it
     graph = build_graph(3, [(0, 1), (1, 2)], [[1]], [across])
-    durations = np.array([[1.0, 5.0], [1.0, 1.0], [3.0, 1.0]]).reshape(3, 1, 2)
-    assert step_times(graph, durations).tolist() == [finish]
+    durations = np.array([[1.0, 5.0], [1.0, 1.0], [3.0, 1.0]]).reshape(3, 2, 1)
+    assert played(graph, durations).tolist() == [finish]
 
 
 def test_a_circle_is_named() -> None:
@@ -91,3 +95,12 @@ def test_a_circle_is_named() -> None:
 def test_members_that_wait_for_each_other_are_a_circle() -> None:
     with pytest.raises(CycleError):
         build_graph(2, [(0, 1)], [[0, 1]], [False])
+
+
+def test_ends_are_kept_for_as_long_as_something_waits_for_them() -> None:
+    # given 0, on whose end 1 and 3 wait, and a collective of 1 and 2
+    graph = build_graph(4, [(0, 1), (1, 3), (0, 3)], [[1, 2]], [False])
+    # then each is let go of once, with the last event that asks for it
+    gone = {node: event.nodes for event in graph.events for node in event.done_with}
+    assert gone == {0: (3,), 1: (3,), 2: (1, 2), 3: (3,)}
+    assert sum(len(event.done_with) for event in graph.events) == 4

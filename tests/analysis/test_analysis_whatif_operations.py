@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
-from rankscope.analysis.whatif import operations, operations_file
+from rankscope.analysis.whatif import operations, operations_file, scenarios
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.analysis.whatif.operation_types import CODES
 from rankscope.analysis.whatif.operations import arrange
@@ -280,6 +280,22 @@ def test_the_order_of_the_rows_does_not_matter(random: Any) -> None:
     random.shuffle(order)
     shuffled = {name: [values[row] for row in order] for name, values in columns.items()}
     assert means(played(shuffled)) == means(played(columns))
+
+
+@pytest.mark.parametrize("limit", ["_CELLS_AT_ONCE", "_MASKED_AT_ONCE"])
+def test_how_many_scenarios_are_played_at_once_does_not_matter(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    # given a job whose ranks all differ
+    columns = job(
+        lambda op, s, r, step: alike(op, s, r, step) * (1 + s + 3 * r + 7 * step), stages=3, replicas=2, micro_batches=4
+    )
+    at_once = played(columns)
+    # when a few, then one after the other are played
+    for cells in (20, 1):
+        monkeypatch.setattr(scenarios, limit, cells)
+        by_turns = played(columns)
+        # then
+        assert means(by_turns) == means(at_once)
+        assert by_turns.without_slowest.tolist() == at_once.without_slowest.tolist()
 
 
 def test_a_step_that_lacks_an_operation_is_left_out(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_the_recorded_price_is_used_unless_another_is_given(synthetic: Synthetic
     [
         ({"ranks": 1}, "there is one rank"),
         ({"steps": 4}, "4 steps recorded, 5 steps complete on all ranks after warm-up needed"),
-        ({"steps": 0}, "step records of 0 rank only, of a world of 4"),
+        ({"steps": 0}, "no rank has left step records"),
         ({"signals": False}, "do not tell own time from waiting"),
         ({"lost_after": {1: 0, 2: 0, 3: 0}}, "step records of 1 rank only, of a world of 4"),
         ({"coordinates": {rank: {"pp": rank // 2} for rank in range(4)}}, "stages of a pipeline wait for each other"),
@@ -164,7 +164,7 @@ def test_damaged_lines_are_counted(synthetic: Synthetic) -> None:
     path = synthetic(plan=always(2, us=60_000)).write()
     with next(rank_dir(path, 0, 1).glob("steps-*.jsonl")).open("ab") as file:
         file.write(b'{"step": 1, "start_u\n')
-    assert "1 damaged lines skipped" in whatif([path]).source.warnings
+    assert "1 damaged line skipped" in whatif([path]).source.warnings
 
 
 def test_a_run_beside_something_else_is_refused(synthetic: Synthetic, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def step(work: Work, transfer: list[int], offsets: list[int]) -> WindowGraph:
 
 def finish(graph: WindowGraph, *, real: np.ndarray | bool) -> float:
     chosen = np.broadcast_to(real, graph.real.shape)
-    return float(step_times(graph.graph, np.where(chosen, graph.real, graph.ideal)[:, None, None])[0])
+    return float(step_times(graph.graph, np.where(chosen, graph.real, graph.ideal)[:, None].__getitem__))
 
 
 @st.composite

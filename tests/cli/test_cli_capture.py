@@ -20,7 +20,6 @@ import pytest
 from rankscope.cli import capturing, live_run
 from rankscope.cli.capture import capture
 from rankscope.cli.live_run import LiveRun
-from rankscope.cli.main import main
 from rankscope.cli.profiled import ProfiledSteps
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, Kind, answer
 from rankscope.runs.paths import attempt_dir, flight_dir, rank_dir
@@ -46,19 +45,11 @@ def append(run: Path, rank: int, stream: str, *rows: msgspec.Struct, attempt: in
 
 
 @pytest.fixture
-def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """The command in this process: most of these tests would otherwise spend their time on starting Python."""
+def cli(in_process: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The command in this process, and in a hurry."""
     monkeypatch.setattr(capturing, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
-
-    def call(*args: str | Path) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["rankscope", *map(str, args)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        said = capfd.readouterr()
-        return subprocess.CompletedProcess(args, int(left.value.code or 0), said.out, said.err)
-
-    return call
+    return in_process
 
 
 @pytest.fixture
@@ -539,3 +530,9 @@ def test_profiles_that_move_while_one_waits_are_found(run: Path) -> None:
         path.unlink()
     (rank_dir(run, 0, 0) / "windows-000009.jsonl").write_bytes(msgspec.json.encode(breakdown(71)) + b"\n")
     assert profiled.lacking() == []
+
+
+def test_how_long_to_wait_is_a_number(cli: Cli, run: Path) -> None:
+    done = cli("capture", run, "--wait", "nan")
+    assert done.returncode == 2
+    assert "'nan' is no number" in done.stderr

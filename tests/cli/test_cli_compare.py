@@ -67,7 +67,11 @@ def test_what_became_slower_fails_a_pipeline_that_asks(cli: Cli, runs: dict[str,
 
 def test_the_json_is_what_its_published_schema_says(cli: Cli, runs: dict[str, Path]) -> None:
     schema = json.loads(cli("schema", "compare").stdout)
-    for arguments in ([runs["base"], runs["slow"]], [runs["base"], "--at", "50"], [runs["base"], runs["wide"], "--price", "2"]):
+    for arguments in (
+        [runs["base"], runs["slow"]],
+        [runs["base"], "--at", "50"],
+        [runs["base"], runs["wide"], "--price-per-gpu-hour", "2"],
+    ):
         done = cli("compare", *arguments, "--format", "json")
         assert done.returncode == 0, done.stderr
         document = json.loads(done.stdout)
@@ -91,7 +95,7 @@ def test_the_text_says_what_changed_and_where(cli: Cli, runs: dict[str, Path]) -
         (["base", "wide", "--fail-on", "worse"], "--fail-on is for runs of one world size"),
         (["base", "slow", "--fail-on", "ugly"], "'ugly' is not one of"),
         (["base", "slow", "--min-change", "0"], "is no share"),
-        (["base", "slow", "--price", "nan"], "is no price"),
+        (["base", "slow", "--price-per-gpu-hour", "nan"], "is no price"),
         (["base", "--at", "-1"], "not in the range"),
         ([], "Missing argument"),
     ],

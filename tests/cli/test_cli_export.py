@@ -17,26 +17,11 @@ from tests.full_disk import disk_with_room_for
 from tests.perfetto_model import load, load_file
 
 from rankscope.analysis.perfetto.result import ExportResult
-from rankscope.cli.main import main
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command in this process."""
-
-    def invoke(*args: str | Path) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["rankscope", *map(str, args)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        said = capfd.readouterr()
-        return subprocess.CompletedProcess(args, int(left.value.code or 0), said.out, said.err)
-
-    return invoke
 
 
 @pytest.fixture
@@ -59,9 +44,9 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_run_becomes_a_file_that_says_how_to_open_it(call: Run, recorded: Path, tmp_path: Path) -> None:
+def test_a_run_becomes_a_file_that_says_how_to_open_it(in_process: Run, recorded: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json.gz"
-    done = call("export", recorded, "--perfetto", target)
+    done = in_process("export", recorded, "--perfetto", target)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 ranks, steps 0 to 299" in done.stdout
     assert "https://ui.perfetto.dev" in done.stdout
@@ -71,32 +56,32 @@ def test_a_run_becomes_a_file_that_says_how_to_open_it(call: Run, recorded: Path
     assert len(model.of("step")) == 600
 
 
-def test_the_same_input_gives_the_same_bytes_packed_or_not(call: Run, recorded: Path, tmp_path: Path) -> None:
+def test_the_same_input_gives_the_same_bytes_packed_or_not(in_process: Run, recorded: Path, tmp_path: Path) -> None:
     for name in ("a.json.gz", "b.json.gz", "c.json"):
-        assert call("export", recorded, "--perfetto", tmp_path / name).returncode == 0
+        assert in_process("export", recorded, "--perfetto", tmp_path / name).returncode == 0
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
     assert (tmp_path / "c.json").read_bytes()[:1] == b"{"
     assert load_file(tmp_path / "c.json").document == load_file(tmp_path / "a.json.gz").document
 
 
-def test_json_is_what_its_published_schema_says(call: Run, recorded: Path, tmp_path: Path) -> None:
+def test_json_is_what_its_published_schema_says(in_process: Run, recorded: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json"
-    done = call("export", recorded, "--perfetto", target, "--steps", "10:20", "--ranks", "1", "--format", "json")
+    done = in_process("export", recorded, "--perfetto", target, "--steps", "10:20", "--ranks", "1", "--format", "json")
     document = json.loads(done.stdout)
     jsonschema.validate(document, msgspec.json.schema(ExportResult))
     assert (document["ranks"], document["steps"], document["bytes"]) == ([1], [10, 20], target.stat().st_size)
     assert document["schema"] == "rankscope.export/1"
-    assert json.loads(call("schema", "export").stdout) == msgspec.json.schema(ExportResult)
+    assert json.loads(in_process("schema", "export").stdout) == msgspec.json.schema(ExportResult)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [("5", [5, 6]), ("290:", [290, 300]), (":3", [0, 3])])
-def test_steps_may_be_one_or_open(call: Run, recorded: Path, tmp_path: Path, steps: str, expected: list[int]) -> None:
-    done = call("export", recorded, "--perfetto", tmp_path / "o.json", "--steps", steps, "--format", "json", "--no-verdict")
+def test_steps_may_be_one_or_open(in_process: Run, recorded: Path, tmp_path: Path, steps: str, expected: list[int]) -> None:
+    done = in_process("export", recorded, "--perfetto", tmp_path / "o.json", "--steps", steps, "--format", "json", "--no-verdict")
     assert json.loads(done.stdout)["steps"] == expected
 
 
-def test_too_much_is_cut_and_said(call: Run, recorded: Path, tmp_path: Path) -> None:
-    done = call("export", recorded, "--perfetto", tmp_path / "o.json", "--max-events", "1000")
+def test_too_much_is_cut_and_said(in_process: Run, recorded: Path, tmp_path: Path) -> None:
+    done = in_process("export", recorded, "--perfetto", tmp_path / "o.json", "--max-events", "1000")
     assert done.returncode == 0
     assert "Left out: all but steps" in done.stdout
     assert "--steps A:B" in done.stdout
@@ -106,40 +91,40 @@ def test_too_much_is_cut_and_said(call: Run, recorded: Path, tmp_path: Path) -> 
     "options",
     [["--steps", "5:5"], ["--steps", "a"], ["--steps", ":"], ["--steps", ""], ["--ranks", "x"], ["--max-events", "0"]],
 )
-def test_options_that_make_no_sense_are_usage_errors(call: Run, recorded: Path, tmp_path: Path, options: list[str]) -> None:
-    assert call("export", recorded, "--perfetto", tmp_path / "o.json", *options).returncode == 2
+def test_options_that_make_no_sense_are_usage_errors(in_process: Run, recorded: Path, tmp_path: Path, options: list[str]) -> None:
+    assert in_process("export", recorded, "--perfetto", tmp_path / "o.json", *options).returncode == 2
     assert left_in(tmp_path) == ["run"]
 
 
-def test_an_output_that_cannot_be_is_told_before_anything_is_read(call: Run, recorded: Path, tmp_path: Path) -> None:
-    assert call("export", recorded).returncode == 2
-    assert call("export", recorded, "--perfetto", tmp_path).returncode == 2
+def test_an_output_that_cannot_be_is_told_before_anything_is_read(in_process: Run, recorded: Path, tmp_path: Path) -> None:
+    assert in_process("export", recorded).returncode == 2
+    assert in_process("export", recorded, "--perfetto", tmp_path).returncode == 2
     os.mkfifo(tmp_path / "fifo")
-    done = call("export", recorded, "--perfetto", tmp_path / "fifo")
+    done = in_process("export", recorded, "--perfetto", tmp_path / "fifo")
     assert done.returncode == 2
     assert "no regular file" in done.stderr
-    done = call("export", recorded, "--perfetto", tmp_path / "gone" / "o.json")
+    done = in_process("export", recorded, "--perfetto", tmp_path / "gone" / "o.json")
     assert (done.returncode, done.stderr) == (3, f"rankscope: {tmp_path / 'gone'}: no such folder\n")
 
 
-def test_what_is_read_is_not_written_over(call: Run, tmp_path: Path) -> None:
+def test_what_is_read_is_not_written_over(in_process: Run, tmp_path: Path) -> None:
     event = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2, "pid": 0, "tid": 7, "args": {"stream": 7}}
     trace = tmp_path / "rank-0.json"
     trace.write_text(json.dumps({"traceEvents": [event]}))
     before = trace.read_bytes()
-    assert call("export", trace, "--perfetto", trace).returncode == 2
-    done = call("export", tmp_path, "--perfetto", tmp_path / "out.json")
+    assert in_process("export", trace, "--perfetto", trace).returncode == 2
+    done = in_process("export", tmp_path, "--perfetto", tmp_path / "out.json")
     assert done.returncode == 2
     assert "would be taken for one of its traces" in done.stderr
     assert (trace.read_bytes(), left_in(tmp_path)) == (before, ["rank-0.json"])
 
 
-def test_input_that_is_none_is_one_line_and_leaves_nothing(call: Run, tmp_path: Path) -> None:
+def test_input_that_is_none_is_one_line_and_leaves_nothing(in_process: Run, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"traceEvents": [')
     out = tmp_path / "out"
     out.mkdir()
     for path in (tmp_path / "gone", tmp_path / "bad.json", out):
-        done = call("export", path, "--perfetto", tmp_path / "out" / "o.json.gz" if path != out else tmp_path / "o.json")
+        done = in_process("export", path, "--perfetto", tmp_path / "out" / "o.json.gz" if path != out else tmp_path / "o.json")
         assert done.returncode == 3
         assert len(done.stderr.splitlines()) == 1
         assert str(path) in done.stderr
@@ -148,11 +133,11 @@ def test_input_that_is_none_is_one_line_and_leaves_nothing(call: Run, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["o.json", "o.json.gz"])
-def test_a_full_disk_leaves_the_old_file_and_one_line(call: Run, recorded: Path, tmp_path: Path, name: str) -> None:
+def test_a_full_disk_leaves_the_old_file_and_one_line(in_process: Run, recorded: Path, tmp_path: Path, name: str) -> None:
     target = tmp_path / name
     target.write_bytes(b"old")
     with disk_with_room_for(4096):
-        done = call("export", recorded, "--perfetto", target)
+        done = in_process("export", recorded, "--perfetto", target)
     assert done.returncode == 3
     assert done.stderr == f"rankscope: {target}: File too large\n"
     assert target.read_bytes() == b"old"

@@ -51,6 +51,7 @@ def test_every_verb_is_in_the_documentation() -> None:
     assert missing == []
 
 
+@pytest.mark.slow
 def test_the_commands_page_is_current() -> None:
     printed = subprocess.run(
         [sys.executable, ROOT / "scripts" / "cli_docs.py"], capture_output=True, text=True, check=True
@@ -68,6 +69,7 @@ def test_help_is_quick_because_it_imports_no_verb() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["runs", "analysis", "alerts", "dashboards", "exporter", "cli"])
 def test_nothing_outside_the_recorder_loads_torch(package: str) -> None:
     # given every module of the package imported in a fresh interpreter
@@ -195,6 +197,7 @@ def test_a_reader_that_goes_away_is_no_error(shared_data: Path) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.slow
 def test_output_that_cannot_be_written_is_one_line(shared_data: Path) -> None:
     command = [sys.executable, "-m", "rankscope", "analyze", str(shared_data / "traces" / "dlrm_8ranks_v100")]
     with Path("/dev/full").open("w") as full:
@@ -263,6 +266,22 @@ def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Pa
     assert done.returncode == 4, done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert f"pip install 'rankscope[{extra}]'" in done.stderr
+
+
+def test_numpy_is_kept_to_one_thread_where_no_job_can_inherit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = click.Context(root_command)
+    # given nothing, and a wish of the user's own
+    for wish in (None, "3"):
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", wish or "")
+        if wish is None:
+            monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+        # when a verb that starts jobs is loaded, and one that reads what they left
+        found = []
+        for verb in ("run", "analyze"):
+            root_command.get_command(context, verb)
+            found.append(os.environ.get("OPENBLAS_NUM_THREADS"))
+        # then only the latter is kept to one, and a wish stays
+        assert found == ([None, "1"] if wish is None else [wish, wish])
 
 
 def test_every_verb_of_the_table_exists() -> None:

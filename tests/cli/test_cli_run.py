@@ -134,6 +134,7 @@ VERBS_WITH_A_PATH = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS_WITH_A_PATH, ids=lambda words: words[0])
 def test_a_folder_one_may_not_look_into_is_one_line_with_status_3(
     tmp_path: Path, verb: list[str], without_privilege: list[str]

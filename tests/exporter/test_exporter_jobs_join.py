@@ -220,6 +220,7 @@ def _fleets(draw: st.DrawFn) -> FleetState:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(_fleets(), min_size=1, max_size=2),

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rankscope.exporter.log_writer import NeverWaitingHandler
 
 _SMALLEST_PIPE = 4096
@@ -51,6 +53,7 @@ def _until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_full_pipe_behind_the_log_stops_nothing(fake_nvml: Any, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _SMALLEST_PIPE)

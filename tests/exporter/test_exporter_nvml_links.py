@@ -82,6 +82,7 @@ def test_without_nvlinks_everything_of_them_is_absent(tmp_path: Path) -> None:
     assert sample.errors == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "name", "healthy"),
     [

@@ -424,6 +424,7 @@ def test_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[Page], Ot
     assert _of(found, "hw.status", hw__id=HUNG, hw__state="failed") == [1]
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_away_is_told_of_once_and_gets_everything_when_it_is_back(
     pushing: Callable[[Page], OtlpPush],
     monkeypatch: pytest.MonkeyPatch,
@@ -462,6 +463,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_gets_everything_when_it_is
     assert "Connection refused" in told[0]
 
 
+@pytest.mark.slow
 def test_stopping_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 

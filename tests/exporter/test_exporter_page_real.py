@@ -35,8 +35,11 @@ def test_the_pages_of_a_node_are_the_golden_ones(
 ) -> None:
     # given an H100, an A100, an H100 divided by MIG, and one that is lost
     gpus = [h100_state(0), a100_state(1), mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")]), h100_state(3)]
+    # How many parts an interval has, and how many of the driver's samples, is a matter of timing: these are the same in all.
     for gpu in (gpus[0], gpus[2], gpus[3]):
-        gpu |= {"gpm.2": 60, "gpm.5": 25}  # always: how many parts an interval has is a matter of timing
+        gpu |= {"gpm.2": 60, "gpm.5": 25}
+    for gpu in gpus:
+        gpu |= {"samples_period_us": 1000}
     driver = FakeDriver(tmp_path / "driver", fake_nvml_library, gpus)
     exporter = start_exporter("--compat", "dcgm", "--no-xid.kernel-log", "--no-collector.jobs", env=driver.env)
     exporter.wait_until(lambda: len(exporter.values("gpu_xid_last_code")) == 4)

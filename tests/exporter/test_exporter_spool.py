@@ -380,6 +380,7 @@ def test_two_users_with_as_many_files_as_each_may_have_cost_nobody_else(tmp_path
     assert sample.rejected == {"too_many_files": 1, "empty": MAX_FILES - 1}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
 def test_a_crowd_of_names_hides_neither_known_ranks_nor_those_of_others(tmp_path: Path) -> None:
     (tmp_path / "known.prom").write_text(GOOD)

@@ -505,6 +505,7 @@ def test_a_journal_that_somebody_removed_is_written_anew(what: str, node: Node) 
     assert (node.count(48), node.count(79)) == (1, 1)
 
 
+@pytest.mark.slow
 def test_what_was_flushed_survives_sigkill(tmp_path: Path) -> None:
     script = """
 import sys
@@ -563,6 +564,7 @@ def test_many_threads_may_record_while_another_writes_and_reads(node: Node) -> N
     assert node.count(31) == 800
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     story=st.lists(

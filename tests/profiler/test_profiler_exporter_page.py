@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.exporter.catalogue import BY_NAME
-from rankscope.profiler.helper.exporter_page import _KEPT, _WANTED, NO_GPU, read_page
+from rankscope.exporter.xids import XIDS
+from rankscope.profiler.helper.exporter_page import _KEPT, _WANTED, NO_GPU, PROGRAMS, read_page
 from rankscope.profiler.helper.hardware import History
 from rankscope.runs.records import HardwareSample
 
@@ -59,6 +60,9 @@ def test_series_of_one_quantity_are_added_up_and_reasons_listed() -> None:
 gpu_info{{uuid="{H100}",index="3",model="a \\"b\\", c\\\\",simulated="true"}} 1
 gpu_xid_errors_total{{uuid="{H100}",xid="79"}} 2
 gpu_xid_errors_total{{uuid="{H100}",xid="48"}} 1 1700000000000
+gpu_xid_errors_total{{uuid="{H100}",xid="13"}} 4
+gpu_xid_errors_total{{uuid="{H100}",xid="45"}} 8
+gpu_xid_errors_total{{uuid="{H100}",xid="other"}} 1
 gpu_ecc_errors_total{{uuid="{H100}",error="corrected",memory="dram"}} 90
 gpu_ecc_errors_total{{uuid="{H100}",error="uncorrected",memory="dram"}} 4
 gpu_ecc_errors_total{{uuid="{H100}",error="uncorrected",memory="sram"}} 1
@@ -73,11 +77,16 @@ rank_state{{run_id="gpu_up{{",rank="0"}} 1
             gpu_uuid=H100,
             gpu_index=3,
             simulated=True,
-            xid_errors=3,
+            xid_errors=16,
+            xid_errors_of_programs=12,
             ecc_uncorrected_errors=5,
             throttle_reasons=["hw_thermal"],
         )
     ]
+
+
+def test_the_codes_of_programs_are_those_of_the_exporters_table() -> None:
+    assert {str(xid.code) for xid in XIDS.values() if xid.cause == "application"} == PROGRAMS
 
 
 def test_mig_devices_have_rows_of_their_own_and_name_their_gpu() -> None:

@@ -474,6 +474,7 @@ def test_a_filesystem_that_does_not_answer_holds_up_the_writing_and_nothing_else
     assert info.end_reason == "exit"
 
 
+@pytest.mark.slow
 def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rankscope.profiler.helper import storing as module
 
@@ -507,6 +508,7 @@ def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Pat
     assert not ends(10**6, moving=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [1, -30])
 def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path, keep: int) -> None:
     rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))

@@ -210,6 +210,7 @@ def test_only_a_change_is_told() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.profiler.helper.otlp.FLUSH_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -194,6 +194,7 @@ def records_of(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{field.name: values(field.type) for field in msgspec.structs.fields(kind)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECORD_TYPES)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())

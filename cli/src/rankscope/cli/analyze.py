@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 
 import click
-import msgspec
 
 from rankscope.analysis.engine import analyze as run_analysis
 from rankscope.analysis.links import ToldLink, parse_link
-from rankscope.analysis.render import render_text
-from rankscope.cli.terminal import PRICE, format_option, use_color, width
+from rankscope.analysis.workers import Engine, LocalEngine
+from rankscope.cli.terminal import PRICE, format_option, print_json, use_color, width
 
 
 def _pattern(_context: click.Context, _option: click.Parameter, value: str | None) -> re.Pattern[str] | None:
@@ -40,9 +38,10 @@ Examples:
   rankscope analyze RUN --link ib-ndr:8        eight NDR ports on each host
   rankscope analyze rank-0.json.gz --detail    where the time of a trace goes
   rankscope analyze traces/ --communication-pattern 'my_all_?reduce'
+  rankscope analyze traces/ --engine ray       on all nodes of a Ray cluster
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path())
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(readable=False))
 @format_option
 @click.option(
     "--price-per-gpu-hour",
@@ -72,6 +71,25 @@ Examples:
     "contention.",
 )
 @click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Who reads the ranks: processes of this machine, or tasks on a Ray cluster that is there already and whose nodes see "
+    "the same files. The answer is the same.",
+)
+@click.option(
+    "--address",
+    metavar="ADDRESS",
+    help="Where the head of the Ray cluster is, HOST:PORT; this machine has to be one of its nodes. Default: RAY_ADDRESS, else "
+    "the cluster that this machine is a node of.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 65536),
+    help="Read so many ranks at a time. Default: one for each core; with Ray two for each CPU of the cluster.",
+)
+@click.option(
     "--fail-on",
     multiple=True,
     metavar="KIND",
@@ -86,6 +104,9 @@ def analyze(
     links: tuple[str, ...],
     communication_pattern: re.Pattern[str] | None,
     detail: bool,
+    engine: str,
+    address: str | None,
+    workers: int | None,
     fail_on: tuple[str, ...],
 ) -> int:
     """Say which rank makes everybody else wait, why, what it costs and what to do next.
@@ -102,13 +123,26 @@ def analyze(
         links=_told(links),
         communication_pattern=communication_pattern,
         detail=detail,
-        workers=len(os.sched_getaffinity(0)),
+        engine=_engine(engine, address, workers),
     )
     if output_format == "json":
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(analysis), indent=2) + b"\n")
+        print_json(analysis)
     else:
+        # Imported for people only: programs that ask for JSON wait less.
+        from rankscope.analysis.render import render_text
+
         click.echo(render_text(analysis, width=width(), color=use_color(), detail=detail), color=True)
     return 1 if analysis.verdict.kind in fail_on else 0
+
+
+def _engine(name: str, address: str | None, workers: int | None) -> Engine:
+    if name == "ray":
+        from rankscope.analysis.ray_engine import RayEngine
+
+        return RayEngine(address, workers)
+    if address is not None:
+        raise click.BadParameter("is of a Ray cluster: say --engine ray, too", param_hint="--address")
+    return LocalEngine(workers or len(os.sched_getaffinity(0)))
 
 
 def _told(links: tuple[str, ...]) -> list[ToldLink]:

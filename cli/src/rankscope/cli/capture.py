@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import msgspec
 from rankscope.cli.capture_result import CaptureResult
 from rankscope.cli.live_run import LiveRun
 from rankscope.cli.rank_list import RANKS
-from rankscope.cli.terminal import format_option, use_color, width
+from rankscope.cli.terminal import INPUT_PATH, Finite, format_option, print_json, use_color, width
 from rankscope.runs.control import MAX_STEPS, new_request
 
 
@@ -29,7 +28,7 @@ Examples:
 The request is a file in RUN/control, so whoever may write there may ask.
 """
 )
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run", metavar="RUN", type=INPUT_PATH)
 @click.option(
     "--steps", type=click.IntRange(1, MAX_STEPS), default=3, show_default=True, help="How many steps in a row are profiled."
 )
@@ -40,9 +39,7 @@ The request is a file in RUN/control, so whoever may write there may ask.
     is_flag=True,
     help="Instead of profiling, have every rank write what its Flight Recorder holds, in RUN/attempts/*/flight.",
 )
-@click.option(
-    "--wait", type=click.FloatRange(0, 86_400), default=120.0, show_default=True, help="Seconds to wait for the result at most."
-)
+@click.option("--wait", type=Finite(0, 86_400), default=120.0, show_default=True, help="Seconds to wait for the result at most.")
 @click.option("--note", help="Why, for whoever reads the run later.")
 @format_option
 def capture(
@@ -94,6 +91,6 @@ def _text(result: CaptureResult) -> str:
 
 def _print(result: msgspec.Struct, text: str, output_format: str) -> None:
     if output_format == "json":
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        print_json(result)
     elif text:
         click.echo(text, color=True)

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.result import Analysis
-from rankscope.cli.terminal import printable
+from rankscope.analysis.wording import printable
 
 CAPTURE_SCHEMA: Final = "rankscope.capture/1"
 SHOWN: Final = 16

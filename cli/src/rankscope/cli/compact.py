@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
-import msgspec
 
-from rankscope.cli.terminal import format_option
+from rankscope.cli.terminal import INPUT_PATH, format_option, print_json
 from rankscope.runs.compact import Compaction, Progress, compact_run, jsonl_bytes
 
 
@@ -23,7 +22,7 @@ Examples:
   duckdb -c "select avg(wall_us) from 'RUN/attempts/000/steps-*.parquet'"
 """
 )
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=INPUT_PATH, metavar="RUN")
 @click.option("--keep-jsonl", is_flag=True, help="Do not remove the JSON Lines; readers use the Parquet files.")
 @click.option("--force", is_flag=True, help="Also a run whose ranks did not say how they ended, a moment ago.")
 @format_option
@@ -35,7 +34,7 @@ def compact(run: Path, keep_jsonl: bool, force: bool, output_format: str) -> Non
     with _progress(run, shown=output_format == "text" and sys.stderr.isatty()) as progress:
         result = compact_run(run, force=force, keep_jsonl=keep_jsonl, progress=progress)
     if output_format == "json":
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        print_json(result)
     else:
         click.echo(_text(result))
 

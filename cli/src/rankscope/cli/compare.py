@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import get_args
 
 import click
-import msgspec
 
 from rankscope.analysis.compare.engine import MIN_CHANGE
 from rankscope.analysis.compare.engine import compare as compare_runs
@@ -15,7 +13,7 @@ from rankscope.analysis.compare.render import render_compare
 from rankscope.analysis.compare.result import Outcome
 from rankscope.analysis.result import Cost
 from rankscope.cli.share import SHARE
-from rankscope.cli.terminal import PRICE, format_option, use_color, width
+from rankscope.cli.terminal import INPUT_PATH, PRICE, format_option, print_json, use_color, width
 
 
 @click.command(
@@ -29,7 +27,7 @@ Examples:
   rankscope compare RUN/attempts/000 RUN       its first attempt, and its last
 """
 )
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=INPUT_PATH)
 @click.option(
     "--at", type=click.IntRange(0, 2**53), metavar="STEP", help="Compare one run's steps from this one on with those before."
 )
@@ -43,7 +41,6 @@ Examples:
 @format_option
 @click.option(
     "--price-per-gpu-hour",
-    "--price",
     type=PRICE,
     help="Price the work in money. Default: the price recorded with each run.",
 )
@@ -81,7 +78,7 @@ def compare(
     if fail_on and result.mode == "scaling":
         raise click.UsageError("--fail-on is for runs of one world size; these are of several")
     if output_format == "json":
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        print_json(result)
     else:
         click.echo(render_compare(result, width=width(), color=use_color()), color=True)
     return 1 if any(one.outcome in fail_on for one in result.comparisons) else 0

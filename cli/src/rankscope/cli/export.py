@@ -18,8 +18,9 @@ from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.analysis.perfetto.selection import MAX_EVENTS, Selection
 from rankscope.analysis.perfetto.source import step_range
+from rankscope.analysis.wording import counted, printable, wrapped
 from rankscope.cli.rank_list import RANKS
-from rankscope.cli.terminal import format_option, printable
+from rankscope.cli.terminal import INPUT_PATH, format_option, print_json, width
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import is_run
 from rankscope.runs.writer import replacing
@@ -59,7 +60,7 @@ Examples:
 Then open https://ui.perfetto.dev and drop the file onto the page: it is read in the browser and not sent anywhere.
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PATH)
 @click.option(
     "--perfetto",
     "target",
@@ -107,7 +108,7 @@ def export(
     result = msgspec.structs.replace(result, path=target, bytes=size())
     said = sys.stderr if target == "-" else sys.stdout
     if output_format == "json":
-        said.buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        print_json(result, said)
     else:
         click.echo(_text(result), file=said)
 
@@ -177,11 +178,13 @@ def _progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _text(result: ExportResult) -> str:
-    ranks = f"{len(result.ranks):,} rank{'s' if len(result.ranks) != 1 else ''}"
     steps = f", {step_range(result.steps)}" if result.steps else ""
     where = "standard output" if result.path == "-" else result.path
-    lines = [f"{result.events:,} events of {ranks}{steps} written to {where} ({result.bytes / 1e6:,.1f} MB)."]
-    lines.append(clock_sentence(result.clock))
-    lines += [f"Left out: {what}." for what in result.left_out]
-    lines.append("Open https://ui.perfetto.dev and drop the file onto the page.")
-    return printable("\n".join(lines))
+    events = f"{counted(result.events, 'event')} of {counted(len(result.ranks), 'rank')}{steps}"
+    lines = [
+        f"{events} written to {where} ({result.bytes / 1e6:,.1f} MB).",
+        clock_sentence(result.clock),
+        *(f"Left out: {what}." for what in result.left_out),
+        "Open https://ui.perfetto.dev and drop the file onto the page.",
+    ]
+    return printable("\n".join(part for line in lines for part in wrapped(line, width(), hanging="  ")))

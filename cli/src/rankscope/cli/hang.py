@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import get_args
 
 import click
-import msgspec
 
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.render import render_text
 from rankscope.analysis.hang.result import HangKind
-from rankscope.cli.terminal import format_option, use_color, width
+from rankscope.cli.terminal import INPUT_PATH, format_option, print_json, use_color, width
 
 
 @click.command(
@@ -26,7 +24,7 @@ Examples:
   rankscope hang RUN --fail-on hang            exit status 1 when it hangs
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PATH)
 @format_option
 @click.option(
     "--fail-on",
@@ -44,7 +42,7 @@ def hang(paths: tuple[Path, ...], output_format: str, fail_on: tuple[str, ...]) 
     """
     report = analyze_hang(paths)
     if output_format == "json":
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+        print_json(report)
     else:
         click.echo(render_text(report, width=width(), color=use_color()), color=True)
     return 1 if report.kind in fail_on else 0

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import click
 
-from rankscope.cli.terminal import printable
+from rankscope.analysis.wording import printable
 from rankscope.runs.control import ControlAnswer, ControlRequest, post
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir

@@ -64,6 +64,10 @@ class Verbs(click.Group):
         verb = VERBS.get(cmd_name)
         if verb is None:
             return None
+        if verb.extra == "analysis":
+            # For linear algebra, of which a verdict needs one small product, numpy would start a thread per core when it is
+            # imported: on two cores that is a third of its time. No verb of these starts a job, which would inherit it.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         module, _, attribute = verb.target.partition(":")
         try:
             return cast("click.Command", getattr(importlib.import_module(module), attribute))

@@ -1,4 +1,4 @@
-"""What every verb decides alike about its output: colours, width, the two formats."""
+"""What every verb decides alike: paths that it reads, colours, width, the two formats."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import math
 import os
 import shutil
 import sys
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, Final, TextIO
 
 import click
+import msgspec
+
+INPUT_PATH: Final = click.Path(path_type=Path, readable=False)
+"""Whether it can be read is found out by reading it: then the message and the exit status are ours."""
 
 format_option = click.option(
     "--format",
@@ -20,15 +25,21 @@ format_option = click.option(
 )
 
 
-class _Price(click.FloatRange):
-    """Money per hour: a number one can reckon with."""
+class Finite(click.FloatRange):
+    """A number one can reckon with."""
 
-    name = "price"
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse what no range refuses: nan."""
-        price = super().convert(value, param, ctx)
-        return price if math.isfinite(price) else self.fail(f"{value!r} is no price", param, ctx)
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value!r} is no {self.name}", param, ctx)
+
+
+class _Price(Finite):
+    """Money per hour."""
+
+    name = "price"
 
 
 PRICE = _Price(0, 1_000_000)
@@ -45,6 +56,6 @@ def width() -> int:
     return min(shutil.get_terminal_size((100, 24)).columns, 120)
 
 
-def printable(text: str) -> str:
-    """Without control characters: what comes from a run may have been written by anybody."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+def print_json(result: object, stream: TextIO | None = None) -> None:
+    """``--format json``, on standard output unless told otherwise: in UTF-8, whatever the locale is."""
+    (stream or sys.stdout).buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")

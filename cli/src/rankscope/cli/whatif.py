@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
-import msgspec
 
 from rankscope.analysis.whatif.engine import whatif as ask
 from rankscope.analysis.whatif.render import render_text
-from rankscope.cli.terminal import PRICE, format_option, use_color, width
+from rankscope.cli.terminal import INPUT_PATH, PRICE, format_option, print_json, use_color, width
 
 
 @click.command(
@@ -22,7 +20,7 @@ Examples:
   rankscope whatif RUN --format json | jq '.by_rank[0]'
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PATH)
 @format_option
 @click.option(
     "--price-per-gpu-hour",
@@ -42,6 +40,6 @@ def whatif(paths: tuple[Path, ...], output_format: str, price_per_gpu_hour: floa
     """
     result = ask(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency, per_step=per_step)
     if output_format == "json":
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        print_json(result)
     else:
         click.echo(render_text(result, width=width(), color=use_color()), color=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from rankscope.analysis.result import Cause, Kind
 
 
-@dataclass(frozen=True, slots=True)
-class AdviceRow:
+class AdviceRow(msgspec.Struct, frozen=True):
     """One row. ``None`` matches anything; of the rows that match, the first gives the advice.
 
     ``{run}``, ``{rank}``, ``{host}``, ``{node}`` (the host, where its name can stand in a command), ``{steps}`` (how many to

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.fabric import Expectation, Fabric, expect
 from rankscope.analysis.matching import Match, Matching, arrival_ns
 from rankscope.analysis.operations import bus_factor
+from rankscope.analysis.possible import MOST_BYTES
 from rankscope.analysis.waiting import Wait, Waits
 
 LONG_US: Final = 200.0
 """A transfer that its link should take so long for is bound by bandwidth; a shorter one by latency, which no table here knows."""
 
-_ABSURD: Final = 2**62
-"""A message of so many bytes is damage, or somebody's joke."""
 
-
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """One instance."""
 
     op: str
@@ -66,7 +63,7 @@ def _sample(match: Match, transfer_us: float | None, inside_us: float | None, wa
         group=match.group,
         ranks=members,
         group_size=size,
-        bytes=next((one.bytes for one in match.records if one.bytes is not None and 0 < one.bytes < _ABSURD), None),
+        bytes=next((one.bytes for one in match.records if one.bytes is not None and 0 < one.bytes < MOST_BYTES), None),
         on_cpu=record.stream is None,
         transfer_us=transfer_us if transfer_us is not None and transfer_us > 0 else None,
         inside_us=inside_us if inside_us is not None and inside_us > 0 else None,

@@ -14,8 +14,8 @@ Charged is the origin: a rank that was last because another group had kept it wa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,13 +33,13 @@ Row = tuple[float, float, int]
 """Imposed microseconds, those that no compute hid, and in how many steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
+class Blame(msgspec.Struct, frozen=True):
     """Waiting of all ranks; microseconds."""
 
     ranks: list[int]
     imposed_us: dict[int, float]
-    """Per rank: the wait it imposed on others, summed over victims and steps, overlapping waits of a victim counted once."""
+    """Per rank: the wait it imposed on others, summed over victims and steps, overlapping waits of a victim counted once. Waits
+    below the clocks' residual are nobody's."""
     exposed_us: dict[int, float]
     """Per rank: the part of it that the victims' compute did not hide."""
     transfer_us: dict[int, float]
@@ -54,10 +54,11 @@ class Blame:
     instance_step: NDArray[np.int64]
     """[instances]: the step of each, ascending."""
     waited_us: NDArray[np.float64]
-    """[instances, ranks]: how long each member waited for the last, NaN for who is none."""
+    """[instances, ranks]: how long each member waited for the last, 0 where that is below the clocks' residual, NaN for who is
+    none."""
     saved_us: dict[int, float]
     """Per rank: exposed time that a typical victim would not have waited had this rank arrived with the last of the others."""
-    rows: dict[Group, dict[tuple[int, int], Row]] = field(default_factory=dict)
+    rows: dict[Group, dict[tuple[int, int], Row]] = msgspec.field(default_factory=dict)
     """Who delayed whom: per process group and (origin, victim) the imposed wait. Overlapping waits count once within a group."""
 
     def share(self, rank: int) -> float | None:
@@ -102,7 +103,8 @@ class _Books:
         soonest, least = meeting.soonest
         charge = charges.get(soonest, {meeting.culprit: least}) if least > threshold else {}
         gain = {origin: amount / 1000 for origin, amount in charge.items()}
-        self._instances.append((match.step, gain, {rank: meeting.waits_ns.get(rank, 0) / 1000 for rank in match.ranks}))
+        waits = {rank: wait for rank, wait in meeting.waits_ns.items() if wait > threshold}
+        self._instances.append((match.step, gain, {rank: waits.get(rank, 0) / 1000 for rank in match.ranks}))
         group = self._number(match.group, meeting.members)
         for rank, record in zip(match.ranks, match.records, strict=True):
             # On the rank's own clock, where its compute is.
@@ -110,7 +112,7 @@ class _Books:
             self._transfer[rank] += shortest / 1000
             self._waiting[rank] += (record.end_unix_ns - here - shortest) / 1000
             self._compute.setdefault((rank, match.step), []).extend(_compute(record))
-            if wait := meeting.waits_ns.get(rank):
+            if wait := waits.get(rank):
                 for origin, (begin, end) in _parts(charges.get(rank), meeting.culprit, (here, here + wait)):
                     avoidable = (max(begin, here + wait - least), end)
                     key = (origin, rank, match.step)

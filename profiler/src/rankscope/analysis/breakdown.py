@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from rankscope.analysis.intervals import Spans, clip, intersect, join, measure, subtract
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """What one rank did, as merged sets of absolute nanoseconds. The sets may overlap each other."""
 
     compute: Spans
@@ -25,8 +24,7 @@ class Work:
         return (int(everything[0, 0]), int(everything[-1, 1])) if len(everything) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(msgspec.Struct, frozen=True):
     """A window taken apart, in microseconds. compute + exposed_communication + exposed_memcpy + idle == window."""
 
     start_ns: int

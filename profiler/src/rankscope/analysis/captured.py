@@ -100,6 +100,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
                 attempt=attempt,
                 info=infos.get(rank),
                 communication_parts=parts.get(rank),
+                clock=clocks.found.get(rank),
             )
             for rank, reduction in held.items()
         ],

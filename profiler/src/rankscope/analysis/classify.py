@@ -8,17 +8,26 @@ from typing import Final, Literal
 
 WorkKind = Literal["compute", "communication", "memcpy"]
 
-COMMUNICATION_NAMES: Final[tuple[tuple[str, str], ...]] = (
-    # (library, pattern of kernel names, case-insensitive)
-    ("NCCL, RCCL", r"nccl|rccl"),
-    ("DeepEP", r"\bep::(internode|intranode)|deep_ep::"),
-    ("NVSHMEM, rocSHMEM", r"nvshmem|rocshmem|roc_shmem"),
-    ("custom all-reduce of inference engines", r"cross_device_reduce|quickreduce|allreduce_prototype"),
-    ("torch symmetric memory", r"multimem_|(one|two)_shot_all_reduce|barrier_kernel.*symm"),
-    ("oneCCL", r"oneccl|\bccl_(all|reduce|broadcast|send|recv)"),
-    ("HCCL on Ascend and MTIA", r"hcom_|\bhccl::|\bhccl"),
-    ("MSCCL", r"msccl"),
-    ("TensorRT-LLM", r"(one|two)ShotAllReduce"),
+COMMUNICATION_NAMES: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
+    # (library, words, pattern of kernel names), case-insensitive. Every name that the pattern finds has one of the words in it:
+    # most names have none, and looking for words takes a tenth of the time.
+    ("NCCL, RCCL", ("nccl", "rccl"), r"nccl|rccl"),
+    ("DeepEP", ("ep::",), r"\bep::(internode|intranode)|deep_ep::"),
+    ("NVSHMEM, rocSHMEM", ("shmem",), r"nvshmem|rocshmem|roc_shmem"),
+    (
+        "custom all-reduce of inference engines",
+        ("device_reduce", "quickreduce", "allreduce_proto"),
+        r"cross_device_reduce|quickreduce|allreduce_prototype",
+    ),
+    (
+        "torch symmetric memory",
+        ("multimem_", "_shot_", "barrier_kernel"),
+        r"multimem_|(one|two)_shot_all_reduce|barrier_kernel.*symm",
+    ),
+    ("oneCCL", ("ccl",), r"oneccl|\bccl_(all|reduce|broadcast|send|recv)"),
+    ("HCCL on Ascend and MTIA", ("hcom_", "hccl"), r"hcom_|\bhccl::|\bhccl"),
+    ("MSCCL", ("msccl",), r"msccl"),
+    ("TensorRT-LLM", ("shotallreduce",), r"(one|two)ShotAllReduce"),
 )
 
 COPY_NAMES: Final[tuple[tuple[str, str], ...]] = (
@@ -71,7 +80,7 @@ ASKS_FOR_COMMUNICATION: Final[tuple[str, ...]] = (
     "symm_mem::",
 )
 
-_COMMUNICATION = re.compile("|".join(pattern for _, pattern in COMMUNICATION_NAMES), re.IGNORECASE)
+_COMMUNICATION = tuple((words, re.compile(pattern, re.IGNORECASE)) for _, words, pattern in COMMUNICATION_NAMES)
 _COPY = re.compile("|".join(pattern for _, pattern in COPY_NAMES))
 
 
@@ -79,7 +88,9 @@ def classify_kernel(name: str) -> WorkKind:
     """Kind of a device kernel by its name, for kernels without linked communication metadata."""
     if _COPY.search(name):
         return "memcpy"
-    return "communication" if _COMMUNICATION.search(name) else "compute"
+    lower = name.lower()
+    talks = any(pattern.search(name) for words, pattern in _COMMUNICATION if any(word in lower for word in words))
+    return "communication" if talks else "compute"
 
 
 def asks_for_communication(name: str) -> bool:

@@ -1,69 +1,232 @@
-"""Collectives are the clock: they end on all their ranks at once, so their ends tell how far the ranks' clocks are apart."""
+"""Collectives are the clock: they end on all their ranks at once, so their ends tell how far the ranks' clocks are apart.
+
+Clocks are linked by the collectives that ranks of several hosts are in. One of them, the steadiest with most collectives, is the
+first by which these have a time; of the others those come next that are in most collectives with a known time, are fitted to
+these (``clock_series``), and tell the time of more. The middle of all clocks is then the common one, so that a clock that was
+set or drifts alone does not make all the others seem to, and each is fitted to it once more, by all its collectives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from rankscope.analysis.clock_course import Course, course_of
+from rankscope.analysis.clock_result import RankClock
+from rankscope.analysis.clock_series import (
+    Floats,
+    Series,
+    Stretch,
+    at_times,
+    drift_ppm,
+    fit_series,
+    keeps_one,
+    medians,
+    seen_at,
+)
 from rankscope.analysis.matching import Match, Matching, arrival_ns
 
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+
+class Clocks(msgspec.Struct, frozen=True):
     """Offsets to subtract from a rank's times, and what remains uncertain after that."""
 
-    offset_ns: dict[int, int] = field(default_factory=dict)
+    offset_ns: dict[int, int] = msgspec.field(default_factory=dict)
+    """Of ranks whose clock keeps one, and of the others in the middle of their collectives."""
     residual_ns: float | None = None
     """Median over collectives of the spread (last minus first) of the corrected ends; ``None`` without a match."""
+    courses: dict[int, Course] = msgspec.field(default_factory=dict)
+    """Of ranks whose clock drifts or was set."""
+    found: dict[int, RankClock] = msgspec.field(default_factory=dict)
+    """What to say of each rank in a match."""
+
+    def offset_at(self, rank: int, unix_ns: int) -> int:
+        """What to subtract from a time of ``rank``."""
+        course = self.courses.get(rank)
+        return self.offset_ns.get(rank, 0) if course is None else course.offset_at(unix_ns)
 
     def correct(self, rank: int, unix_ns: int) -> int:
         """A time of ``rank`` on the common clock."""
-        return unix_ns - self.offset_ns.get(rank, 0)
+        return unix_ns - self.offset_at(rank, unix_ns)
+
+    def seen_at(self, rank: int, common_ns: int) -> int:
+        """What the clock of ``rank`` said at a time of the common one."""
+        course = self.courses.get(rank)
+        return common_ns + self.offset_ns.get(rank, 0) if course is None else course.seen_at(common_ns)
+
+    def reach(self) -> tuple[int, int]:
+        """The least and the largest offset of any rank at any time; 0 is always between them."""
+        moving = [offset for course in self.courses.values() for offset in course.offset_ns]
+        return min([0, *self.offset_ns.values(), *moving]), max([0, *self.offset_ns.values(), *moving])
 
 
 TOLERANCE_NS: Final = 1_000_000
 """What the correction of a clock may be wrong by, before an impossible order of events is believed to be one."""
 
 
-_ROUNDS: Final = 32
-"""Groups of two or three hosts each halve what is left, those that all hosts are in need one round."""
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Every end of every match, those of a match together."""
+
+    match: Numbers
+    rank: Numbers
+    """Position in ``ranks``."""
+    unix_ns: Numbers
+    ranks: list[int]
 
 
 def fit_clocks(matches: Sequence[Match], hosts: Mapping[int, str] | None = None) -> Clocks:
-    """Offset of each host against the others, from matched ends. Ranks whose host is not known have a clock of their own.
-
-    The reference of a collective is the median of its ranks' ends. Repeated a few times so that it spreads over groups through
-    the hosts that are in several. Drift within a window of seconds is far below the residual.
-    """
+    """The clock of each host against the others, from matched ends. Ranks whose host is not known have a clock of their own."""
     if not matches:
         return Clocks()
-    ranks = sorted({rank for match in matches for rank in match.ranks})
-    keys: list[str | int] = [(hosts or {}).get(rank, rank) for rank in ranks]
-    column = {rank: at for at, rank in enumerate(ranks)}
-    # One dense row per collective; NaN marks who is not in it. Times relative to the first keep float64 exact to the nanosecond.
-    base = min(record.end_unix_ns for match in matches for record in match.records)
-    ends = np.full((len(matches), len(ranks)), np.nan)
-    for row, match in enumerate(matches):
-        ends[row, [column[rank] for rank in match.ranks]] = [record.end_unix_ns - base for record in match.records]
-    members = [np.array([at for at, key in enumerate(keys) if key == one]) for one in dict.fromkeys(keys)]
-    offset = np.zeros(len(ranks))
+    ends = _ends(matches)
+    keys = [(hosts or {}).get(rank, rank) for rank in ends.ranks]
+    numbers = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+    clock_of = np.array([numbers[key] for key in keys])
+    base = int(ends.unix_ns.min())
+    fitted: dict[int, Series] = {}
     # With a single clock there is nothing to correct, and fitting would take scheduling noise for an offset.
-    for _ in range(_ROUNDS if len(members) > 1 else 0):
-        apart = ends - offset
-        apart = apart - np.nanmedian(apart, axis=1, keepdims=True)
-        step = np.zeros(len(ranks))
-        for columns in members:
-            step[columns] = np.nanmedian(apart[:, columns])
-        offset += step
-        if np.abs(step).max() < 1:
-            break
-    offset -= np.median(offset)
-    corrected = ends - offset
-    spread = np.nanmax(corrected, axis=1) - np.nanmin(corrected, axis=1)
-    return Clocks({rank: round(float(offset[at])) for at, rank in enumerate(ranks)}, float(np.median(spread)))
+    if len(numbers) > 1:
+        table, window = _table(ends, clock_of, base, _windows(matches))
+        for rows, clocks in _linked(table):
+            series = _fit_linked(table[np.ix_(rows, clocks)], window[rows])
+            fitted |= dict(zip(clocks.tolist(), series, strict=True))
+    return _clocks(ends, clock_of, fitted, base)
+
+
+def _ends(matches: Sequence[Match]) -> _Ends:
+    ranks = sorted({rank for match in matches for rank in match.ranks})
+    column = {rank: at for at, rank in enumerate(ranks)}
+    return _Ends(
+        match=np.repeat(np.arange(len(matches)), [len(match.ranks) for match in matches]),
+        rank=np.array([column[rank] for match in matches for rank in match.ranks]),
+        unix_ns=np.array([record.end_unix_ns for match in matches for record in match.records], dtype=np.int64),
+        ranks=ranks,
+    )
+
+
+def _windows(matches: Sequence[Match]) -> Numbers:
+    """[matches]: steps that follow each other have the same number."""
+    steps, position = np.unique([match.step for match in matches], return_inverse=True)
+    number: Numbers = np.cumsum(np.diff(steps, prepend=steps[0]) > 1)
+    return number[position]
+
+
+def _table(ends: _Ends, clock_of: Numbers, base: int, window: Numbers) -> tuple[Floats, Numbers]:
+    """[matches, clocks]: the middle end of a clock's ranks, NaN where it has none; of the matches of two clocks or more, and the
+    window of each. Times since ``base`` keep float64 exact to the nanosecond.
+    """
+    width = int(clock_of.max()) + 1
+    cell, group = np.unique(ends.match * width + clock_of[ends.rank], return_inverse=True)
+    row, column = np.divmod(cell, width)
+    table = np.full((len(window), width), np.nan)
+    table[row, column] = medians((ends.unix_ns - base).astype(np.float64), group)
+    several = np.bincount(row, minlength=len(window)) > 1
+    return table[several], window[several]
+
+
+def _linked(table: Floats) -> Iterator[tuple[Numbers, Numbers]]:
+    """Rows and columns of clocks that matches link, one island after the other."""
+    there = np.isfinite(table)
+    left: Flags = np.logical_or.reduce(there, axis=0)
+    while left.any():
+        clocks: Flags = np.arange(len(left)) == left.argmax()
+        rows: Flags = np.zeros(len(table), dtype=np.bool_)
+        while (more := there[:, clocks].any(axis=1) & ~rows).any():
+            rows |= more
+            clocks |= there[more].any(axis=0)
+        yield np.flatnonzero(rows), np.flatnonzero(clocks)
+        left &= ~clocks
+
+
+def _fit_linked(table: Floats, window: Numbers) -> list[Series]:
+    """Of each clock of ``table``, against the middle of them all."""
+    rough, time = _spread(table, window)
+    offsets = np.column_stack([at_times(series, time) for series in rough])
+    time = np.nanmedian(table - offsets, axis=1)
+    if len(rough) > 2:
+        # What most clocks do is what time does. Where they stand says nothing of that.
+        time += np.median(offsets - np.median(offsets, axis=0), axis=1)
+    fitted = [_fit(ends, time, window) for ends in table.T]
+    level = float(np.median([np.median(at_times(series, time)) for series in fitted]))
+    return [[replace(one, at=one.at + level, offset=one.offset - level) for one in series] for series in fitted]
+
+
+def _spread(table: Floats, window: Numbers) -> tuple[list[Series], Floats]:
+    """All clocks, and the time of every match, by one of them."""
+    there = np.isfinite(table)
+    first = _steadiest(table)
+    time = table[:, first].copy()
+    series: dict[int, Series] = {first: [Stretch(np.array([0.0, 1.0]), np.zeros(2), None)]}
+    while len(series) < table.shape[1]:
+        links = there[np.isfinite(time)].sum(axis=0)
+        links[list(series)] = 0
+        strong = np.flatnonzero(2 * links >= links.max()).tolist()
+        series |= {clock: _fit(table[:, clock], time, window) for clock in strong}
+        for clock in strong:
+            new = np.isnan(time) & there[:, clock]
+            time[new] = table[new, clock] - seen_at(series[clock], table[new, clock])
+    return [series[clock] for clock in range(table.shape[1])], time
+
+
+def _steadiest(table: Floats) -> int:
+    """Of the clocks with most matches, the one that moves least against the others in them."""
+    there = np.isfinite(table)
+    count = there.sum(axis=0)
+    busy = np.flatnonzero(10 * count >= 9 * count.max())
+    rows = there[:, busy].all(axis=1)
+    if not rows.any():
+        return int(count.argmax())
+    apart = table[rows][:, busy]
+    apart -= np.median(apart, axis=1, keepdims=True)
+    apart -= np.median(apart, axis=0)
+    apart -= np.median(apart, axis=1, keepdims=True)
+    return int(busy[np.abs(apart).mean(axis=0).argmin()])
+
+
+def _fit(ends: Floats, time: Floats, window: Numbers) -> Series:
+    """One clock by its ends of the matches that have a time."""
+    rows = np.flatnonzero(np.isfinite(ends) & np.isfinite(time))
+    rows = rows[np.argsort(time[rows], kind="stable")]
+    return fit_series(time[rows], (ends - time)[rows], window[rows])
+
+
+def _clocks(ends: _Ends, clock_of: Numbers, fitted: Mapping[int, Series], base: int) -> Clocks:
+    offset = np.zeros(len(ends.unix_ns))
+    courses: dict[int, Course] = {}
+    for clock, series in fitted.items():
+        mine = clock_of[ends.rank] == clock
+        if keeps_one(series):
+            offset[mine] = series[0].offset[0]
+        else:
+            courses[clock] = course_of(series, base)
+            offset[mine] = courses[clock].offsets(ends.unix_ns[mine])
+    corrected = (ends.unix_ns - base).astype(np.float64) - np.rint(offset)
+    first = np.flatnonzero(np.diff(ends.match, prepend=-1))
+    spread = np.maximum.reduceat(corrected, first) - np.minimum.reduceat(corrected, first)
+    apart = medians(np.abs(corrected - medians(corrected, ends.match)[ends.match]), ends.rank)
+    middle = medians(offset, ends.rank)
+    return Clocks(
+        offset_ns={rank: round(float(middle[at])) for at, rank in enumerate(ends.ranks)},
+        residual_ns=float(np.median(spread)),
+        courses={rank: courses[clock] for rank, clock in zip(ends.ranks, clock_of.tolist(), strict=True) if clock in courses},
+        found={
+            rank: RankClock(
+                offset_us=round(float(middle[at])) / 1000,
+                drift_ppm=drift_ppm(fitted[clock]) if clock in fitted else None,
+                settings=len(fitted[clock]) if clock in fitted else 1,
+                residual_us=float(apart[at]) / 1000,
+            )
+            for at, (rank, clock) in enumerate(zip(ends.ranks, clock_of.tolist(), strict=True))
+        },
+    )
 
 
 def consistent(matching: Matching, clocks: Clocks) -> Matching:
@@ -75,7 +238,7 @@ def consistent(matching: Matching, clocks: Clocks) -> Matching:
     dropped = len(matching.matches) - len(kept)
     if not dropped:
         return matching
-    return replace(
+    return msgspec.structs.replace(
         matching,
         matches=kept,
         unmatched=matching.unmatched + dropped,

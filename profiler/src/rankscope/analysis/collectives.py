@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
-from rankscope.analysis.breakdown import Work
 from rankscope.analysis.classify import (
     asks_for_communication,
     is_cpu_communication,
@@ -18,7 +16,8 @@ from rankscope.analysis.classify import (
     operation_name,
     operation_of_kernel,
 )
-from rankscope.analysis.intervals import clip
+from rankscope.analysis.grouping import distinct
+from rankscope.analysis.intervals import Spans
 from rankscope.analysis.kineto_schema import EventArgs, integer
 from rankscope.analysis.message_size import element_bytes, input_size
 from rankscope.analysis.operations import operation
@@ -33,8 +32,7 @@ COPY_GROUP: Final = "copy-engine"
 """Group name of collectives carried by copies where nothing says which process group they belong to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(msgspec.Struct, frozen=True):
     """One collective of one rank, before it is put into a step. Times are absolute nanoseconds."""
 
     op: str
@@ -52,9 +50,8 @@ class Instance:
     peer: int | None = None
     root: int | None = None
 
-    def record(self, step: int, index: int, work: Work) -> CollectiveRecord:
-        """The record of this instance as number ``index`` of its group in ``step``."""
-        inside = (clip(work.compute, self.enqueue, self.end) - self.enqueue) / 1000
+    def record(self, step: int, index: int, compute: Spans) -> CollectiveRecord:
+        """The record of this instance as number ``index`` of its group in ``step``; ``compute`` is that from enqueue to end."""
         return CollectiveRecord(
             step=step,
             group=self.group,
@@ -72,7 +69,7 @@ class Instance:
             p2p=self.p2p,
             peer=self.peer,
             root=self.root,
-            compute_spans_us=list(map(tuple, inside.tolist())),
+            compute_spans_us=list(map(tuple, ((compute - self.enqueue) / 1000).tolist())) if len(compute) else [],
         )
 
 
@@ -84,21 +81,26 @@ def collective_instances(trace: Trace, events: WorkEvents) -> list[Instance]:
 
 def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
     chosen = (events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL)
-    positions = np.flatnonzero(chosen)
+    rows = events.rows[chosen]
+    if not len(rows):
+        return []
     annotated = _annotations(trace)
     roots = _root_places(trace)
-    kernels = Counter(_call(trace, int(events.rows[position]), annotated) for position in positions)
+    notes = [annotated.get(correlation) for correlation in trace.correlation[rows].tolist()]
+    calls = [_call(trace, row, note) for row, note in zip(rows.tolist(), notes, strict=True)]
+    kernels = Counter(calls)
+    names, on_stream = trace.name[rows].tolist(), trace.stream[rows].tolist()
+    start, end = events.start[chosen].tolist(), events.end[chosen].tolist()
+    enqueue = np.minimum(events.launch[chosen], events.start[chosen]).tolist()
     streams: dict[int, int] = {}
     found: list[Instance] = []
-    for position in positions:
-        row = int(events.rows[position])
-        stream = int(trace.stream[row])
+    for at, row in enumerate(rows.tolist()):
+        note, stream = notes[at], on_stream[at]
         # Stream numbers differ between ranks; the order in which the communication streams come into use does not.
         order = streams.setdefault(stream, len(streams))
         args = trace.metadata.get(row) or EventArgs()
-        note = annotated.get(int(trace.correlation[row]))
         spelling = args.collective or (None if note is None else trace.names[trace.name[note]])
-        op = operation_name(spelling) if spelling else operation_of_kernel(trace.names[trace.name[row]])
+        op = operation_name(spelling) if spelling else operation_of_kernel(trace.names[names[at]])
         if op == "all_to_allv" and _is_even(args):
             op = "all_to_all"
         group = f"stream-{order}" if args.group_name is None else str(args.group_name)
@@ -107,7 +109,7 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
         dtype, moved = args.dtype, _bytes(args)
         if args.collective is None and note is not None:
             dtype, moved = input_size(op, trace.metadata.get(note))
-        if kernels[_call(trace, row, annotated)] > 1:
+        if kernels[calls[at]] > 1:
             # Several kernels do what one call asked for: how much of it each of them moves is not known.
             moved = None
         found.append(
@@ -119,9 +121,9 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
                 sequence=integer(args.sequence),
                 dtype=dtype,
                 bytes=moved,
-                enqueue=int(min(events.launch[position], events.start[position])),
-                start=int(events.start[position]),
-                end=int(events.end[position]),
+                enqueue=enqueue[at],
+                start=start[at],
+                end=end[at],
                 stream=max(stream, 0),
                 p2p=is_point_to_point(op),
                 peer=integer(args.destination_rank if op == "send" else args.source_rank) if is_point_to_point(op) else None,
@@ -176,29 +178,28 @@ def _annotations(trace: Trace) -> dict[int, int]:
     """Correlation id to the row of the ``nccl:…`` annotation, for launches made inside one: older traces name the operation
     nowhere else.
     """
-    notes = [row for row in trace.rows(NOTE) if trace.names[trace.name[row]].startswith("nccl:")]
-    if not notes:
-        return {}
+    is_nccl = np.array([name.startswith("nccl:") for name in trace.names], dtype=bool)
+    rows = trace.rows(NOTE)
+    rows = rows[is_nccl[trace.name[rows]]]
     operations: dict[int, int] = {}
     calls = trace.rows(LAUNCHED)
-    for thread in {int(trace.thread[row]) for row in notes}:
+    for thread in distinct(trace.thread[rows]):
         mine = calls[trace.thread[calls] == thread]
         mine = mine[np.argsort(trace.start[mine], kind="stable")]
-        starts = trace.start[mine]
-        for row in notes:
-            if trace.thread[row] == thread:
-                first, past = np.searchsorted(starts, (trace.start[row], trace.end[row]))
-                operations.update(dict.fromkeys(map(int, trace.correlation[mine[first:past]]), int(row)))
+        notes = rows[trace.thread[rows] == thread]
+        correlation = trace.correlation[mine].tolist()
+        first, past = (np.searchsorted(trace.start[mine], times[notes]).tolist() for times in (trace.start, trace.end))
+        for note, begin, end in zip(notes.tolist(), first, past, strict=True):
+            operations.update(dict.fromkeys(correlation[begin:end], note))
     operations.pop(-1, None)
     return operations
 
 
-def _call(trace: Trace, row: int, annotated: Mapping[int, int]) -> tuple[str, int]:
+def _call(trace: Trace, row: int, note: int | None) -> tuple[str, int]:
     """What a kernel was launched by: the call that metadata was copied from, else the annotation, else nobody but itself."""
     args = trace.metadata.get(row)
     if args is not None and (call := integer(args.external_id)) is not None:
         return "call", call
-    note = annotated.get(int(trace.correlation[row]))
     return ("kernel", row) if note is None else ("note", note)
 
 

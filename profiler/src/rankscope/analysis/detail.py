@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Self
 
 import msgspec
@@ -43,8 +42,7 @@ _NO_LABEL: Final = -1
 _OPTIMIZER_STEP: Final = "Optimizer.step#"
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class _Facts(msgspec.Struct, frozen=True):
     """One entry per event that is work, in order of start; sets and rows of the whole trace. Times are nanoseconds."""
 
     names: list[str]
@@ -189,8 +187,7 @@ def _end(window: StepBreakdown) -> int:
     return window.start_unix_ns + round(window.window_us * 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class _Inside:
+class _Inside(msgspec.Struct, frozen=True):
     """The events that run in a window, cut to it."""
 
     begin: int

@@ -10,12 +10,11 @@ from rankscope.analysis.detail_result import CommunicationPart, Contention, Copy
 from rankscope.analysis.duration import duration
 from rankscope.analysis.result import Analysis, RankResult
 from rankscope.analysis.table import aligned
+from rankscope.analysis.wording import UNKNOWN, size
 
 SHOWN_RANKS: Final = 2
 SHOWN_ROWS: Final = 12
 """Of each table; the JSON has more."""
-
-_UNKNOWN: Final = "-"
 
 
 def render_details(analysis: Analysis, width: int) -> str:
@@ -99,17 +98,20 @@ def _classes(detail: RankDetail) -> str:
 
 
 def _copies(detail: RankDetail) -> str:
-    rows = [["copies", "memory", "events", "busy", "exposed", "bytes", "per second"]]
+    rows = [["copies", "memory", "events", "busy", "exposed", "size", "GB/s"]]
     for one in detail.copies[:SHOWN_ROWS]:
         name = f"{one.direction}, collective" if one.collective else one.direction
         times = (duration(one.busy_us), duration(one.exposed_us))
-        rows.append([name, one.memory or _UNKNOWN, str(one.events), *times, _size(one), _bytes(one.bytes_per_second)])
+        rate = UNKNOWN if one.bytes_per_second is None else f"{one.bytes_per_second / 1e9:.3g}"
+        rows.append([name, one.memory or UNKNOWN, str(one.events), *times, _size(one), rate])
     return _table(rows, len(detail.copies), left=(0, 1))
 
 
 def _size(copy: CopyPart) -> str:
+    if copy.bytes is None:
+        return UNKNOWN
     # Where only some say how much they move, the total is a part of it.
-    return _bytes(copy.bytes) if copy.bytes is None or copy.sized_events == copy.events else f">{_bytes(copy.bytes)}"
+    return size(copy.bytes) if copy.sized_events == copy.events else f"> {size(copy.bytes)}"
 
 
 def _unclassified(detail: RankDetail, width: int) -> str:
@@ -129,7 +131,7 @@ def _steps(detail: RankDetail) -> str:
     for step in detail.steps[:SHOWN_ROWS]:
         total = step.window_us
         sums = [sum(getattr(one, name) for one in step.devices) / len(step.devices) for name in _PARTS]
-        starved = _UNKNOWN if step.launch is None else _share(step.launch.idle_starved_us, total)
+        starved = UNKNOWN if step.launch is None else _share(step.launch.idle_starved_us, total)
         rows.append([_number(step.step), duration(total), *(_share(part, total) for part in sums), starved])
     return _table(rows, len(detail.steps))
 
@@ -201,19 +203,8 @@ def _cut(line: str, width: int) -> str:
 
 
 def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else _UNKNOWN
+    return f"{part / whole:.1%}" if whole else UNKNOWN
 
 
 def _number(value: int | None) -> str:
-    return _UNKNOWN if value is None else str(value)
-
-
-def _bytes(value: float | None) -> str:
-    if value is None:
-        return _UNKNOWN
-    size = float(value)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} PB"
+    return UNKNOWN if value is None else str(value)

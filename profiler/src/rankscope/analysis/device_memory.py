@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Final
 
+from rankscope.analysis.possible import MOST_BYTES
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 
@@ -22,6 +23,6 @@ def device_memory(reader: RunReader, infos: Mapping[int, RankInfo]) -> dict[int,
     found: dict[int, int] = {}
     for host in {info.host for info in infos.values()} & set(reader.hosts()) if wanted else ():
         for sample in islice(reader.hardware(host), _SAMPLES):
-            if sample.memory_total_bytes is not None and 0 < sample.memory_total_bytes < 1 << 62:
+            if sample.memory_total_bytes is not None and 0 < sample.memory_total_bytes < MOST_BYTES:
                 found.update(dict.fromkeys(wanted.get(sample.gpu_uuid or "", ()), sample.memory_total_bytes))
     return found

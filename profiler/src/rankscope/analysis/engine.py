@@ -14,6 +14,7 @@ from rankscope.analysis.links import ToldLink
 from rankscope.analysis.locations import Location, location
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.trace_analysis import analyze_traces
+from rankscope.analysis.workers import ALONE, Engine
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import is_headless_run, is_run
 
@@ -28,7 +29,7 @@ def analyze(
     links: Sequence[ToldLink] = (),
     communication_pattern: re.Pattern[str] | None = None,
     detail: bool = False,
-    workers: int = 1,
+    engine: Engine = ALONE,
 ) -> Analysis:
     """Analyse one run directory, or the traces that ``paths`` (files, folders, patterns; URLs such as ``s3://…``) name.
 
@@ -37,9 +38,8 @@ def analyze(
     cannot be read among others of a folder or pattern is left out with a warning; one that was named by itself is an error. One
     that was cut off is used as far as it goes, with a warning and lower coverage.
 
-    With ``workers`` above 1 traces of several ranks, and the step records of a large run, are read by so many processes. These
-    import the caller's main module, as those of ``multiprocessing`` do: a script that asks for them needs
-    ``if __name__ == "__main__":``.
+    ``engine`` reads traces of several ranks, and the step records of a large run, side by side: ``LocalEngine(8)`` in so many
+    processes, ``RayEngine()`` on a cluster.
 
     ``links``: what the ranks communicate over, where their GPUs' names do not tell.
 
@@ -62,14 +62,14 @@ def analyze(
                 links=links,
                 communication_pattern=communication_pattern,
                 detail=detail,
-                workers=workers,
+                engine=engine,
             )
         if communication_pattern is not None:
             raise InputError(run, f"a run, {_REDUCED}: a communication pattern is for traces")
         # Imported for runs only: of the time that a trace takes, imports are a good part.
         from rankscope.analysis.run_analysis import analyze_run
 
-        analysis = analyze_run(run, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links, workers=workers)
+        analysis = analyze_run(run, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links, engine=engine)
     except OSError as error:
         # A folder that may not be looked into, a disk that fails: readers translate what they expect, this is the rest.
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, Literal
+
+import msgspec
 
 from rankscope.analysis.links import Link, ToldLink, link_of_gpu
 from rankscope.analysis.operations import operation
 from rankscope.runs.records import RankInfo
 
 
-@dataclass(frozen=True, slots=True)
-class Fabric:
+class Fabric(msgspec.Struct, frozen=True):
     """Where the ranks are, what they run on, and what was said of their links."""
 
-    hosts: Mapping[int, str] = field(default_factory=dict)
-    gpu_names: Mapping[int, str] = field(default_factory=dict)
-    gpus_on_host: Mapping[str, int] = field(default_factory=dict)
+    hosts: Mapping[int, str] = msgspec.field(default_factory=dict)
+    gpu_names: Mapping[int, str] = msgspec.field(default_factory=dict)
+    gpus_on_host: Mapping[str, int] = msgspec.field(default_factory=dict)
     """GPUs that are known to be on a host; it may have more."""
     told: Sequence[ToldLink] = ()
 
@@ -36,8 +36,7 @@ def run_fabric(infos: Mapping[int, RankInfo], told: Sequence[ToldLink]) -> Fabri
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(msgspec.Struct, frozen=True):
     """What a collective's link should give. Without a figure, ``unknown`` says why."""
 
     link: str | None = None
@@ -47,6 +46,7 @@ class Expectation:
 
 
 _HOSTS_UNKNOWN: Final = "the hosts of its ranks are not known"
+_BEYOND_CARDS: Final = "which way its PCIe cards have to each other is not known"
 _ON_CPU: Final = "CPU threads move it through the host's memory"
 
 
@@ -86,6 +86,8 @@ def _inside(ranks: Sequence[int], fabric: Fabric) -> Expectation:
     link = links.pop() if len(links) == 1 else None
     if link is None:
         return Expectation(unknown=f"the table of links does not tell that of {', '.join(sorted(map(str, names)))}")
+    if link.to_host:
+        return Expectation(link.name, "gpu_name", unknown=_BEYOND_CARDS)
     rate = _of_mesh(link, len(ranks), fabric.gpus_on_host.get(fabric.hosts[ranks[0]], 0))
     if rate is None:
         why = f"how {len(ranks)} GPUs are wired on a board of {link.mesh} is not known"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.memory_result import Memory
@@ -18,8 +18,7 @@ from rankscope.analysis.waterfall_result import PartSource, Waterfall
 from rankscope.runs.records import CollectiveRecord, KernelRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(msgspec.Struct, frozen=True):
     """One number, its unit, and what it was read from."""
 
     value: float
@@ -32,13 +31,17 @@ Figures = Mapping[str, Figure]
 SHARDING: Final = ("all_gather", "reduce_scatter")
 """Operations of sharded parameters, as parts of names."""
 
-_OTHER_REMEDY: Final = frozenset(("cpu_contention",))
-"""What explains a cause and asks for something else than other ranks with that cause."""
+_OTHER_REMEDY: Final = {
+    "cpu_contention": "cpu_contention",
+    "memory_pressure": "memory_pressure",
+    **dict.fromkeys(("xid", "ecc", "thermal_throttle", "power_brake", "power_cap", "clock", "link"), "hardware"),
+}
+"""What explains a cause and asks for something else than other ranks with that cause, to the figure's name."""
 
 # Names as cuBLAS, cuDNN, CUTLASS and Tensile give them; what does not tell its type counts for neither.
 _MATRIX = re.compile(r"gemm|gemv|cutlass|nvjet|Cijk_|matmul|conv.*(fprop|dgrad|wgrad)|winograd", re.IGNORECASE)
-_HALF = re.compile(r"f16|fp16|half|hgemm|nvjet_[ht]|e[45]m[23]|fp8|Cijk_\w{4}_\w{4}_[HB][HSB]", re.IGNORECASE)
-_FLOAT32 = re.compile(r"sgemm|s1688gemm|tf32|f32f32|<float|nvjet_s|Cijk_\w{4}_\w{4}_SB?_", re.IGNORECASE)
+_HALF = re.compile(r"f16|fp16|half|h\d*gemm|nvjet_(sm\d+_)?[htq]|e[45]m[23]|fp8|Cijk_\w{4}_\w{4}_[HB][HSB]", re.IGNORECASE)
+_FLOAT32 = re.compile(r"sgemm|s1688gemm|tf32|f32f32|<float|nvjet_(sm\d+_)?s(?!m\d)|Cijk_\w{4}_\w{4}_SB?_", re.IGNORECASE)
 
 
 def figures_of_costs(costs: Costs | None, waterfall: Waterfall | None) -> dict[str, Figure]:
@@ -56,27 +59,35 @@ def figures_of_costs(costs: Costs | None, waterfall: Waterfall | None) -> dict[s
 
 
 def figures_of_verdict(verdict: Verdict) -> dict[str, Figure]:
-    """``straggler.CAUSE`` (or what explains it): share of the step that is lost to the ranks named."""
+    """``straggler.CAUSE``, or of what explains it and asks for another remedy: share of the step lost to the ranks named."""
     if verdict.kind != "straggler" or verdict.slowdown is None or verdict.slowdown <= 1:
         return {}
     lost = Figure(1 - 1 / verdict.slowdown, source=verdict.evidence_source)
-    why = verdict.explained_by if verdict.explained_by in _OTHER_REMEDY else verdict.cause
+    why = _OTHER_REMEDY.get(verdict.explained_by or "", verdict.cause)
     return {f"straggler.{why or 'unknown'}": lost}
 
 
 def figures_of_collectives(
-    ranks: Sequence[RankResult], collectives: Iterable[Sequence[CollectiveRecord]], source: PartSource
+    ranks: Sequence[RankResult], collectives: Sequence[Sequence[CollectiveRecord]], source: PartSource
 ) -> dict[str, Figure]:
-    """How much is hidden, how large the messages are, and what share of their time sharding takes."""
+    """How much is hidden, how large the messages are, and what share of their time sharding takes. ``collectives``: per rank.
+
+    ``median_bytes``: half of all bytes are in messages of at most that size, so that numbers sent beside the gradients (a loss,
+    a norm) do not count; ``messages``: how many of that size the bytes of a step would fill.
+    """
     found: dict[str, Figure] = {}
     seen = [row for row in ranks if row.overlap_us is not None and row.communication_us]
     if seen:
         hidden, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("overlap_us", "communication_us"))
         found["overlap_ratio"] = Figure(hidden / all_of_it, source=source)
     rows = [row for one in collectives for row in one if not row.p2p]
-    sizes = [row.bytes for row in rows if row.bytes]
-    if sizes:
-        found["collectives.median_bytes"] = Figure(float(np.median(sizes)), "bytes", source)
+    sizes = np.sort([float(row.bytes) for row in rows if row.bytes is not None and row.bytes > 0])
+    if len(sizes):
+        sums = np.cumsum(sizes)
+        median = float(sizes[np.searchsorted(sums, sums[-1] / 2)])
+        steps = len({(rank, row.step) for rank, one in enumerate(collectives) for row in one if not row.p2p})
+        found["collectives.median_bytes"] = Figure(median, "bytes", source)
+        found["collectives.messages"] = Figure(float(sums[-1]) / steps / median, "per step", source)
     total = sum(row.end_unix_ns - row.start_unix_ns for row in rows)
     if total > 0:
         sharding = sum(row.end_unix_ns - row.start_unix_ns for row in rows if any(name in row.op for name in SHARDING))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,3 +21,9 @@ def by_key(*columns: NDArray[np.generic]) -> Iterator[NDArray[np.intp]]:
         held = column[order]
         changes |= held[1:] != held[:-1]
     yield from np.split(order, np.flatnonzero(changes) + 1)
+
+
+def distinct(numbers: NDArray[np.integer[Any]]) -> list[int]:
+    """The different numbers in ``numbers``, none of which is negative or large, ascending."""
+    # Of small numbers faster than np.unique, whose first call imports numpy.ma, which takes as long as a small trace.
+    return np.flatnonzero(np.bincount(numbers)).tolist()

@@ -27,6 +27,7 @@ GAUGES: Final = (
     "pcie_link_generation",
     "nvlinks_down",
 )
+# Xid errors without those of programs, which say nothing of the GPU.
 COUNTERS: Final = ("xid_errors", "ecc_uncorrected_errors", "pcie_replays", "nvlink_errors")
 REASONS: Final = (
     "gpu_idle",
@@ -105,6 +106,8 @@ class _Kept:
         self.times.append(sample.unix_ns)
         for name in (*GAUGES, *COUNTERS):
             value = getattr(sample, name)
+            if name == "xid_errors" and value is not None:
+                value -= sample.xid_errors_of_programs or 0
             self.columns[name].append(float("nan") if value is None else float(value))
         active = sample.throttle_reasons
         for reason in REASONS:

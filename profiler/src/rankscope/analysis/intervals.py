@@ -6,7 +6,7 @@ without empty intervals: what ``union`` returns, and what every other function t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -68,17 +68,23 @@ def subtract(left: Spans, right: Spans) -> Spans:
 
 def clip(spans: Spans, start: int, end: int) -> Spans:
     """What of a merged set lies in ``[start, end)``."""
-    if end <= start:
-        return EMPTY
+    return next(clips(spans, np.array([start], dtype=np.int64), np.array([end], dtype=np.int64)))
+
+
+def clips(spans: Spans, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[Spans]:
+    """Per interval ``[starts, ends)``, what of a merged set lies in it."""
     # Starts and ends of a merged set alternate, ascending: two binary searches find the part, however large the set.
     edges = spans.ravel()
-    first = int(edges.searchsorted(start, side="right")) // 2
-    past = (int(edges.searchsorted(end, side="left")) + 1) // 2
-    inside = spans[first:past].copy()
-    if len(inside):
-        inside[0, 0] = max(inside[0, 0], start)
+    first = edges.searchsorted(starts, side="right") // 2
+    past = (edges.searchsorted(ends, side="left") + 1) // 2
+    for begin, end, at, until in zip(starts.tolist(), ends.tolist(), first.tolist(), past.tolist(), strict=True):
+        if end <= begin or until <= at:
+            yield EMPTY
+            continue
+        inside = spans[at:until].copy()
+        inside[0, 0] = max(inside[0, 0], begin)
         inside[-1, 1] = min(inside[-1, 1], end)
-    return inside
+        yield inside
 
 
 def covered(starts: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.int64]:

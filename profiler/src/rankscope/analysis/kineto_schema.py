@@ -25,16 +25,6 @@ class EventArgs(msgspec.Struct, frozen=True, gc=False):
     stream: Number = -1
     device: Number = -1
     correlation: Number = -1
-    bytes: Number = -1
-    """What a copy moves."""
-    grid: msgspec.Raw = NO_TEXT
-    """Blocks of a kernel, usually a list of three numbers; only compared, never read."""
-    graph_node: Number = msgspec.field(name="graph node id", default=-1)
-    """Node of the device graph that a kernel or copy is; 0 or missing where it was launched by itself."""
-    autograd_sequence: Number = msgspec.field(name="Sequence number", default=-1)
-    """Of an operator that autograd saw: the forward operator's number, on its backward, too."""
-    forward_thread: Number = msgspec.field(name="Fwd thread id", default=-1)
-    """Of a backward operator: the thread of its forward operator. 0 on forward operators."""
     collective: str | None = msgspec.field(name="Collective name", default=None)
     in_elements: Number = msgspec.field(name="In msg nelems", default=None)
     out_elements: Number = msgspec.field(name="Out msg nelems", default=None)
@@ -54,9 +44,24 @@ class EventArgs(msgspec.Struct, frozen=True, gc=False):
     input_types: msgspec.Raw = msgspec.field(name="Input type", default=NO_TEXT)
 
     def detached(self) -> EventArgs:
-        """The same without a hold on the text around it, of which raw fields are a part."""
-        shapes, types = self.input_shapes.copy(), self.input_types.copy()
-        return msgspec.structs.replace(self, grid=NO_TEXT, input_shapes=shapes, input_types=types)
+        """These arguments alone, without a hold on the text around them, of which raw fields are a part."""
+        said = {name: getattr(self, name) for name in EventArgs.__struct_fields__}
+        return EventArgs(**said | {"input_shapes": self.input_shapes.copy(), "input_types": self.input_types.copy()})
+
+
+class DetailArgs(EventArgs, frozen=True, gc=False):
+    """What else means something to those who look into details."""
+
+    bytes: Number = -1
+    """What a copy moves."""
+    grid: msgspec.Raw = NO_TEXT
+    """Blocks of a kernel, usually a list of three numbers; only compared, never read."""
+    graph_node: Number = msgspec.field(name="graph node id", default=-1)
+    """Node of the device graph that a kernel or copy is; 0 or missing where it was launched by itself."""
+    autograd_sequence: Number = msgspec.field(name="Sequence number", default=-1)
+    """Of an operator that autograd saw: the forward operator's number, on its backward, too."""
+    forward_thread: Number = msgspec.field(name="Fwd thread id", default=-1)
+    """Of a backward operator: the thread of its forward operator. 0 on forward operators."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
@@ -71,6 +76,12 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
     args: EventArgs | None = None
 
 
+class DetailEvent(Event, frozen=True, gc=False, tag_field="ph", tag="X"):
+    """The same with more of its arguments."""
+
+    args: DetailArgs | None = None
+
+
 class Mark(msgspec.Struct, frozen=True, gc=False):
     """An event of any other kind: a flow, an instant, the name of a process. Nothing of it is read."""
 
@@ -82,6 +93,8 @@ _MARKS = [
 ]
 ANY_EVENT: Any = functools.reduce(operator.or_, _MARKS, Event)
 """The type to decode: ``Event | Mark``. Marks, half of a trace, are passed over without looking at more than their kind."""
+ANY_DETAIL_EVENT: Any = functools.reduce(operator.or_, _MARKS, DetailEvent)
+"""``DetailEvent | Mark``."""
 
 
 class Group(msgspec.Struct, frozen=True):

@@ -11,15 +11,22 @@ from numpy.typing import NDArray
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.cause import Signals
 from rankscope.analysis.own_time import FIXED, MINIMUM_EFFECT, Slow
-from rankscope.analysis.significance import LIMIT, Scores, attainable_p, block_sums, chance_reaches, p_value, stability
+from rankscope.analysis.significance import (
+    LIMIT,
+    UNCLEAR,
+    Scores,
+    attainable_p,
+    block_sums,
+    chance_reaches,
+    gap_p_value,
+    looks,
+    p_value,
+    stability,
+)
 from rankscope.runs.records import StepBreakdown
 
 ENOUGH_STEPS: Final = 8
 """From so many steps on, steps are the units of chance; below, collectives, which hang together within a step."""
-
-
-UNCLEAR: Final = 0.1
-"""Up to this p-value "nobody" would be said too confidently, though nobody can be named."""
 
 
 def find_late(blame: Blame, window_us: float) -> Slow | None:
@@ -84,14 +91,16 @@ def _slow(ranks: list[int], gain_us: float, chance: float, certain: float, share
 def _together(blame: Blame, window_us: float) -> Slow | None:
     """Ranks that are late at the same collectives, so that healing one alone saves little; ``None`` when there are none.
 
-    The fewest that cost enough, each of them late beyond chance among those that are not; fewer than half of the ranks. Only
+    The fewest that cost enough, farther ahead of the others than chance brings any, and at most half of the ranks. Only
     where all collectives are of the same ranks: what another group did to one of them is charged to whoever came last alone.
     """
     if np.isnan(blame.waited_us).any():
         return None
     lag = np.maximum(np.median(blame.waited_us, axis=1, keepdims=True) - blame.waited_us, 0.0)
     order = np.argsort(-lag.sum(axis=0), kind="stable")
-    for count in range(2, min(_AT_MOST, (len(order) - 1) // 2) + 1):
+    scores = _scores(blame, lag)
+    totals = scores.sum(axis=0)
+    for count in range(2, min(_AT_MOST, len(order) // 2) + 1):
         late, rest = order[:count], order[count:]
         ranks = [blame.ranks[row] for row in late]
         # How much earlier the others could have gone on: until then the first of them had waited, too.
@@ -100,13 +109,12 @@ def _together(blame: Blame, window_us: float) -> Slow | None:
         exposed = sum(blame.exposed_us[rank] for rank in ranks) / imposed if imposed > 0 else 0.0
         if exposed * gains.sum() < MINIMUM_EFFECT * window_us:
             continue
-        each = [_scores(blame, lag[:, [row, *rest]]) for row in late]
-        chance = max(p_value(scores, 0) for scores in each)
+        chance = looks(len(order)) * gap_p_value(scores, float(totals[late].min() - totals[rest].max()))
         if chance > LIMIT or not _beyond_noise(blame, list(late), rest):
             return None
         led = _by_step(blame, gains[:, None])[:, 0] if len(blame.steps) > 1 else gains
         share = float((led > 0.5 * led.max()).mean())
-        certain = min(stability(scores, 0, at_least=0.0) for scores in each)
+        certain = min(stability(scores[:, [row, *rest]], 0, at_least=0.0) for row in late)
         return _slow(ranks, exposed * float(gains.sum()), chance, certain, share)
     return None
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +17,7 @@ NO_GRAPH: Final = -2
 _GRAPH_LAUNCH: Final = "GraphLaunch"
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(msgspec.Struct, frozen=True):
     """The idle time of a whole trace by what the device waited for: merged sets that do not overlap each other."""
 
     queued: Spans
@@ -27,8 +26,7 @@ class Idle:
     starved: Spans
 
 
-@dataclass(frozen=True, slots=True)
-class Launches:
+class Launches(msgspec.Struct, frozen=True):
     """Per event on a device: how it was launched. Times are nanoseconds."""
 
     kind: NDArray[np.int8]

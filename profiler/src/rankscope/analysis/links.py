@@ -1,36 +1,40 @@
 """What links give: a table of data with its sources, and which GPU has which. One row to add one.
 
 Rates are of the bare link in one direction, in units of 1e9 bytes per second, per GPU (inside a host) or per port (between
-hosts). Large messages get 80 to 95 % of it; what protocols take is not in the table.
+hosts): after the encoding of the line, before what protocols take. Long messages get 70 to 95 % of it. Makers give NVLink and
+Infinity Fabric in both directions together, which is halved here.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 Scope = Literal["host", "network"]
 
 _NVLINK: Final = "https://www.nvidia.com/en-us/data-center/nvlink/"
 _V100: Final = "https://images.nvidia.com/content/volta-architecture/pdf/volta-architecture-whitepaper.pdf"
 _P100: Final = "https://images.nvidia.com/content/pdf/tesla/whitepaper/pascal-architecture-whitepaper.pdf"
-_A800: Final = "https://aiwiki.ai/wiki/nvidia_a800"
-_H800: Final = "https://arxiv.org/abs/2505.09343"
-_MI300X: Final = (
-    "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf"
+_A800: Final = (
+    "https://tweakers.net/nieuws/203182/nvidia-introduceert-a800-gpu-voor-china-die-niet-onder-exportrestricties-vs-valt.html"
 )
+_H800: Final = "https://arxiv.org/abs/2505.09343"
+_MI300X: Final = "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html"
+_MI350X: Final = "https://www.amd.com/en/products/accelerators/instinct/mi350/mi350x.html"
 _PCIE: Final = "https://pcisig.com/specifications"
 _INFINIBAND: Final = "https://www.infinibandta.org/infiniband-roadmap/"
 _ETHERNET: Final = "https://www.ieee802.org/3/"
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """One kind of link.
 
     ``mesh``: boards with up to so many GPUs have no switch, so a group of fewer GPUs has a part of their links only; 0 where
-    there is always a switch. ``pair_gb_s``: of a mesh in which every two GPUs share the same, what they share.
+    there is always a switch. ``pair_gb_s``: of a mesh in which every two GPUs share the same, what they share. ``to_host``: it
+    leads to the host, and which way to the other GPUs goes on from there (a switch's one uplink, another socket, the host's
+    memory) no name of a GPU tells.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Link:
     source: str
     mesh: int = 0
     pair_gb_s: float | None = None
+    to_host: bool = False
 
 
 LINKS: Final[tuple[Link, ...]] = (
@@ -52,9 +57,10 @@ LINKS: Final[tuple[Link, ...]] = (
     Link("nvlink4-h800", "host", 200.0, "NVLink 4, 8 links of 25 GB/s (H800 SXM5)", _H800, mesh=4),
     Link("nvlink5", "host", 900.0, "NVLink 5, 18 links of 50 GB/s (B200, B300)", _NVLINK, mesh=4),
     Link("xgmi-mi300x", "host", 448.0, "Infinity Fabric, 7 links of 64 GB/s (MI300X, MI325X)", _MI300X, mesh=8, pair_gb_s=64.0),
-    Link("pcie3", "host", 15.75, "PCIe 3.0 x16, 8 GT/s, 128b/130b", _PCIE),
-    Link("pcie4", "host", 31.51, "PCIe 4.0 x16, 16 GT/s, 128b/130b", _PCIE),
-    Link("pcie5", "host", 63.02, "PCIe 5.0 x16, 32 GT/s, 128b/130b", _PCIE),
+    Link("xgmi-mi350x", "host", 535.5, "Infinity Fabric, 7 links of 76.5 GB/s (MI350X, MI355X)", _MI350X, mesh=8, pair_gb_s=76.5),
+    Link("pcie3", "host", 15.75, "PCIe 3.0 x16, 8 GT/s, 128b/130b", _PCIE, to_host=True),
+    Link("pcie4", "host", 31.51, "PCIe 4.0 x16, 16 GT/s, 128b/130b", _PCIE, to_host=True),
+    Link("pcie5", "host", 63.02, "PCIe 5.0 x16, 32 GT/s, 128b/130b", _PCIE, to_host=True),
     Link("ib-fdr", "network", 6.82, "InfiniBand FDR 4x, 54.5 Gb/s of data", _INFINIBAND),
     Link("ib-edr", "network", 12.5, "InfiniBand EDR 4x, 100 Gb/s", _INFINIBAND),
     Link("ib-hdr", "network", 25.0, "InfiniBand HDR 4x, 200 Gb/s", _INFINIBAND),
@@ -74,25 +80,26 @@ BY_NAME: Final[dict[str, Link]] = {link.name: link for link in LINKS}
 
 GPU_LINKS: Final[tuple[tuple[str, str], ...]] = (
     # (pattern of the whole GPU name as the driver gives it, case-insensitive; link). Cards that may or may not have a bridge
-    # (A100 and H100 PCIe, H100 NVL, A40, RTX A6000), and GPUs whose NVLink reaches other hosts (GB200), are left out: unknown.
-    (r"(NVIDIA |Tesla )?P100-SXM2.*", "nvlink1"),
-    (r"(NVIDIA |Tesla )?V100-SXM2.*", "nvlink2"),
-    (r"(NVIDIA |Tesla )?V100-SXM3.*", "nvlink2-switch"),
-    (r"(NVIDIA )?A100-SXM.*", "nvlink3"),
-    (r"(NVIDIA )?A800-SXM.*", "nvlink3-a800"),
-    (r"(NVIDIA )?H100( 80GB HBM3| SXM5.*)", "nvlink4"),
-    (r"(NVIDIA )?H200( SXM.*)?", "nvlink4"),
+    # (A100 and H100 PCIe, H100 NVL, A40, RTX A6000), and GPUs whose NVLink reaches other hosts (GB200), are left out: unknown. So
+    # are parts of GPUs (MIG, virtual ones), which cannot reach each other over NVLink.
+    (r"(NVIDIA |Tesla )?P100-SXM2-\d+GB", "nvlink1"),
+    (r"(NVIDIA |Tesla )?V100-SXM2-\d+GB", "nvlink2"),
+    (r"(NVIDIA |Tesla )?V100-SXM3-\d+GB", "nvlink2-switch"),
+    (r"(NVIDIA )?A100-SXM4?-[48]0GB", "nvlink3"),
+    (r"(NVIDIA )?A800-SXM4?-80GB", "nvlink3-a800"),
+    (r"(NVIDIA )?H100 80GB HBM3", "nvlink4"),
+    (r"(NVIDIA )?H200", "nvlink4"),
     (r"(NVIDIA )?H20(-3e)?", "nvlink4"),
     (r"(NVIDIA )?H800", "nvlink4-h800"),
-    (r"(NVIDIA )?B[23]00( SXM.*)?", "nvlink5"),
-    (r"(AMD Instinct )?MI3(00|25)X( .*)?", "xgmi-mi300x"),
-    (r"(NVIDIA |Tesla )?(T4|V100-PCIE.*)", "pcie3"),
+    (r"(NVIDIA )?(B200|B300( SXM6 AC)?)", "nvlink5"),
+    (r"(AMD Instinct )?MI3(00|25)X( VF| HF)?", "xgmi-mi300x"),
+    (r"(AMD Instinct )?MI35[05]X( VF)?", "xgmi-mi350x"),
+    (r"(NVIDIA |Tesla )?(T4|V100S?-PCIE-\d+GB)", "pcie3"),
     (r"(NVIDIA )?(A10|A10G|L4|L40|L40S|GeForce RTX 4090)", "pcie4"),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ToldLink:
+class ToldLink(msgspec.Struct, frozen=True):
     """A link that the person asking named."""
 
     link: Link

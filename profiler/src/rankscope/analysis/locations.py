@@ -20,8 +20,10 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:::[A-Za-z][A-Za-z0-9+.-]*)*
 
 
 def location(written: str | os.PathLike[str]) -> Location:
-    """What a person wrote, as a local path or a URL."""
+    """What a person wrote, as a local path or a URL. Raises ``InputError`` for nothing, as of a variable that is not set."""
     text = os.fspath(written)
+    if not text:
+        raise InputError("''", "no path")
     return text if _URL.match(text) else Path(text)
 
 
@@ -71,11 +73,11 @@ def asked(url: str, ask: Callable[[], _T]) -> _T:
         return ask()
     except ImportError as error:
         # fsspec knows the filesystem, and the package that has it, by name.
-        raise MissingError(f"{url}: {_one_line(error)}: pip install it beside fsspec") from error
+        raise MissingError(f"{url}: {one_line(error)}: pip install it beside fsspec") from error
     except FileNotFoundError as error:
         raise InputError(url, "no such file") from error
     except Exception as error:
-        raise InputError(url, _one_line(error)) from error
+        raise InputError(url, one_line(error)) from error
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
@@ -89,6 +91,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
     return found
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What another package's error says, for a message of ours."""
     said = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return " ".join(said.split())[:300].rstrip(".") or type(error).__name__

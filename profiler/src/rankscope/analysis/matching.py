@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final, Literal
+
+import msgspec
 
 from rankscope.analysis.agreement import disagreement
 from rankscope.analysis.operations import Rule, operation
@@ -13,8 +14,7 @@ from rankscope.analysis.pairing import pair_up
 from rankscope.runs.records import CollectiveRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """One collective on all its ranks: ``records[i]`` is that of ``ranks[i]``. Of a pair the sender comes first."""
 
     step: int
@@ -26,20 +26,19 @@ class Match:
     root: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Matching:
+class Matching(msgspec.Struct, frozen=True):
     """All ranks' collectives put together. Counts are of instances, not of records."""
 
-    matches: list[Match] = field(default_factory=list)
+    matches: list[Match] = msgspec.field(default_factory=list)
     """Those in which everybody waits for the last."""
     unmatched: int = 0
-    excluded: dict[str, int] = field(default_factory=dict)
+    excluded: dict[str, int] = msgspec.field(default_factory=dict)
     method: Literal["sequence", "order"] | None = None
-    directed: list[Match] = field(default_factory=list)
+    directed: list[Match] = msgspec.field(default_factory=list)
     """Matched as well, but in these some wait and others do not: pairs, and operations with a known root."""
-    unmatched_by: dict[str, int] = field(default_factory=dict)
+    unmatched_by: dict[str, int] = msgspec.field(default_factory=dict)
     """Why instances did not match; the values add up to ``unmatched``."""
-    partial: list[Match] = field(default_factory=list)
+    partial: list[Match] = msgspec.field(default_factory=list)
     """The ranks at hand of unmatched instances that may well be one collective: others of its ranks are missing."""
 
 
@@ -98,13 +97,12 @@ def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]], *, worl
     )
 
 
-@dataclass(slots=True)
-class _Found:
-    matches: list[Match] = field(default_factory=list)
-    directed: list[Match] = field(default_factory=list)
-    partial: list[Match] = field(default_factory=list)
-    unmatched: Counter[str] = field(default_factory=Counter)
-    excluded: Counter[str] = field(default_factory=Counter)
+class _Found(msgspec.Struct):
+    matches: list[Match] = msgspec.field(default_factory=list)
+    directed: list[Match] = msgspec.field(default_factory=list)
+    partial: list[Match] = msgspec.field(default_factory=list)
+    unmatched: Counter[str] = msgspec.field(default_factory=Counter)
+    excluded: Counter[str] = msgspec.field(default_factory=Counter)
     sequenced: int = 0
 
 
@@ -162,6 +160,8 @@ def _obstacle(match: Match, expected: set[int] | None, known: set[int], elsewher
 
 
 def _disagreement(records: list[CollectiveRecord]) -> str | None:
+    if len(records) < 2:
+        return None
     return "operation_differs" if len({record.op for record in records}) > 1 else disagreement(records)
 
 

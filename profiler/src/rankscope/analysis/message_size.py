@@ -9,6 +9,7 @@ import msgspec
 
 from rankscope.analysis.kineto_schema import EventArgs
 from rankscope.analysis.operations import operation
+from rankscope.analysis.possible import MOST_BYTES
 
 _ELEMENT_BYTES: Final[dict[str, int]] = {
     # as the communication library's metadata spells it, and as recorded shapes do; lower case
@@ -61,6 +62,6 @@ def input_size(op: str, args: EventArgs | None) -> tuple[str | None, int | None]
     if not shapes or len(shapes) != len(types) or any(size < 0 for shape in shapes for size in shape):
         return None, None
     total = sum(math.prod(shape) * width for shape, width in zip(shapes, widths, strict=True) if width is not None)
-    if None in widths or not 0 < total < 2**62:
+    if None in widths or not 0 < total < MOST_BYTES:
         return None, None
     return (types[0] if len(set(types)) == 1 else None), total

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 Rule = Literal["everybody", "from_root", "to_root", "pair"]
 """Who waits for whom.
@@ -28,8 +29,7 @@ def _whole(_ranks: int) -> float:
     return 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True):
     """One row. ``rule`` is ``None`` where a record does not tell whose data an operation waits for.
 
     ``factor``: bus bandwidth over algorithm bandwidth by number of ranks, as in nccl-tests (doc/PERFORMANCE.md; gather and

@@ -16,12 +16,16 @@ from rankscope.analysis.result import Pattern
 from rankscope.analysis.significance import (
     BLOCKS,
     LIMIT,
-    attainable_p,
+    UNCLEAR,
     block_sums,
+    blocks_needed,
     chance_reaches,
+    gap_p_value,
+    looks,
     p_value,
     share_reaching,
     stability,
+    widest_gap,
 )
 from rankscope.analysis.step_order import by_step, last_ranks, of_blocks, ordered
 from rankscope.analysis.steps import Matrix, StepTable, Stored
@@ -75,7 +79,9 @@ class Slow:
     """Worst first. All that took part, when rotating."""
     pattern: Pattern
     gain_us: float
-    """Mean step time that healing them saves: the longest own time minus the longest of the others'."""
+    """Mean step time that healing them saves: the longest own time minus the longest of the others', beyond what it costs
+    that one of these is last.
+    """
     excess_us: float
     """Mean own time of the worst above the median of its peers, in the affected steps."""
     p_value: float | None
@@ -190,53 +196,49 @@ def imposed_wait(judged: Judged) -> dict[int, float]:
 def find_slow(judged: Judged) -> Slow | None:
     """The ranks that stand out, or ``None`` when nobody does.
 
-    One after the other, while their mean excess is significant and at least ``MINIMUM_EFFECT`` of the step; half of the ranks
-    or more cannot be outliers. Named only when healing them would save ``MINIMUM_EFFECT`` of the step beyond what any rank's
-    noise costs.
+    One after the other, or together where they are equally slow, while their mean excess is significant and at least
+    ``MINIMUM_EFFECT`` of the step; more than half of the ranks cannot be outliers. Named only when healing them would save
+    ``MINIMUM_EFFECT`` of the step beyond what any rank's noise costs.
     """
     own = judged.own
     limit = MINIMUM_EFFECT * judged.wall_us
     slow = np.zeros(len(own), dtype=bool)
     named: list[int] = []
     p = 0.0
-    while len(named) < max(1, (len(own) - 1) // 2):
-        left = np.flatnonzero(~slow)
-        scores = excess(own[left])
-        worst = int(scores.mean(axis=1).argmax())
-        if scores[worst].mean() < limit:
-            break
-        blocks = block_sums(scores.T)
-        chance = p_value(blocks, worst)
-        if chance > LIMIT or not _beyond_noise(scores, worst):
-            break
-        p = max(p, chance)
-        named.append(int(left[worst]))
-        slow[left[worst]] = True
+    while (ahead := _ahead(own, slow, limit)) is not None and ahead.certain:
+        p = max(p, ahead.p_value)
+        named += ahead.rows
+        slow[ahead.rows] = True
     if not named:
         return None
     gain = saved(own, slow)
     rest = own[~slow]
-    # What being last by mere noise costs: the same figure for a typical rank among the others.
-    noise = float(np.median(saved_by_each(rest))) if len(rest) > 1 else 0.0
-    if gain.mean() - noise < limit:
+    if gain.mean() - _noise_costs(rest) < limit:
         return None
     last = slow[last_ranks(own)]
     if last.mean() < HALF and not _sticks_out(gain, rest):
         return None
-    over = {row: excess(own[[row, *np.flatnonzero(~slow)]]) for row in named}
-    far = _far(over[named[0]][0])
+    over = own.astype(np.float64) - ordered(rest, [(len(rest) - 1) // 2, len(rest) // 2]).mean(axis=0, dtype=np.float64)
+    far = _far(over[named[0]])
     pattern: Pattern = "fixed" if last.mean() >= FIXED and far.mean() >= FAR else "intermittent"
     affected = last if pattern == "fixed" else far
+    sums, others = block_sums(over.T), np.flatnonzero(~slow)
+    weakest = sorted(named, key=lambda row: float(sums[:, row].sum()))[:_WEAKEST]
     return Slow(
         ranks=[judged.ranks[row] for row in named],
         pattern=pattern,
-        gain_us=float(gain.mean()),
-        excess_us=float(over[named[0]][0][affected].mean()),
+        # Healed, it would still be last now and then, as the others are.
+        gain_us=max(0.0, float(gain.mean() - np.median(saved_by_each(own)[~slow]))),
+        excess_us=float(over[named[0]][affected].mean()),
         p_value=p,
-        stability=min(stability(block_sums(each.T), 0, at_least=limit * own.shape[1]) for each in over.values()),
+        stability=min(stability(sums[:, [row, *others]], 0, at_least=limit * own.shape[1]) for row in weakest),
         last_share=float(last.mean()),
         affected=affected,
     )
+
+
+_WEAKEST: Final = 8
+"""Of very many slow ranks so many are the least certain."""
 
 
 def _far(over: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -256,15 +258,59 @@ def period(steps: NDArray[np.int64]) -> int | None:
     return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
 
 
+def _noise_costs(rest: Stored) -> float:
+    """What being last by mere noise costs per step: of a typical rank among those that are not slow."""
+    return float(np.median(saved_by_each(rest))) if len(rest) > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Ranks that are farther out than all the others."""
+
+    rows: list[int]
+    """Worst first."""
+    p_value: float
+    beyond_noise: bool
+    """Noise as lasting as that of the others does not carry a mean so far."""
+
+    @property
+    def certain(self) -> bool:
+        """Chance is excluded."""
+        return self.p_value <= LIMIT and self.beyond_noise
+
+
+def _ahead(own: Stored, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
+    """Of the ranks that are not yet known to be ``slow``, those that are the farthest ahead of all others, or else the worst;
+    ``None`` when nobody's mean excess is at ``limit``, or no more can be outliers.
+
+    Two looks, so twice the chance: are some of them so far ahead by chance, and if they may be, is one so far out?
+    """
+    left = np.flatnonzero(~slow)
+    over = excess(own[left]).mean(axis=1)
+    most = min(len(own) // 2 - int(slow.sum()), int((over >= limit).sum()))
+    if most < 1:
+        return None
+    sums = block_sums(own[left].T)
+    order = np.argsort(-sums.sum(axis=0), kind="stable")
+
+    def look(count: int, chance: float) -> _Ahead:
+        rest = left[order[count:]]
+        # Of very many ranks some tell what their noise is like; of two, one is not enough to tell.
+        some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)] if len(rest) > 1 else left
+        bound = chance_reaches(excess(own[some]).T, len(left))
+        beyond = bool(over[order[count - 1]] > bound)
+        return _Ahead([int(row) for row in left[order[:count]]], min(1.0, looks(len(left)) * chance), beyond)
+
+    several, gap = widest_gap(sums.sum(axis=0), most)
+    together = look(several, gap_p_value(sums, gap))
+    if together.certain:
+        return together
+    alone = look(1, p_value(sums, int(order[0])))
+    return alone if alone.certain or alone.p_value < together.p_value else together
+
+
 _ENOUGH_NOISE: Final = 64
-"""Of very many ranks so many, evenly spread, tell what their noise is like."""
-
-
-def _beyond_noise(scores: Matrix, worst: int) -> bool:
-    """Whether the mean excess of one rank is farther out than noise as lasting as that of the others carries a mean."""
-    rest = np.delete(np.arange(len(scores)), worst) if len(scores) > 2 else np.arange(len(scores))
-    some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)]
-    return bool(scores[worst].mean() > chance_reaches(scores[some].T, len(scores)))
+"""Ranks."""
 
 
 def by_chance_elsewhere(judged: Judged, slow: Slow, others: Sequence[Judged]) -> float:
@@ -278,19 +324,41 @@ def by_chance_elsewhere(judged: Judged, slow: Slow, others: Sequence[Judged]) ->
     return sum(share_reaching(block_sums(excess(one.own).T), float(mean) * one.own.shape[1]) for one in others)
 
 
-def too_short(judged: Judged) -> int | None:
-    """The rank that would be named but for so few steps that no rank could be told from chance; ``None`` when there is none.
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Ranks that would be named if chance could be excluded."""
 
-    To be asked where ``find_slow`` named nobody.
+    ranks: list[int]
+    far: int
+    """Steps in which the worst was far out."""
+    needed: int | None
+    """So many would do; ``None``: more than there are."""
+
+
+def too_short(judged: Judged) -> Suspect | None:
+    """Who made the others wait at a price, in so few steps that it may be chance; ``None`` when there is nobody.
+
+    It may be when so few steps can tell nobody from chance, when in some steps, not all in one place, one was far out and nobody
+    else ever was, or when chance would do the same now and then, but not often. To be asked where ``find_slow`` named nobody.
     """
     own = judged.own
-    if attainable_p(min(BLOCKS, own.shape[1]), len(own)) <= LIMIT:
-        return None
-    over = excess(own).mean(axis=1)
-    worst = int(over.argmax())
-    gain = saved(own, np.arange(len(own)) == worst).mean()
+    steps = own.shape[1]
     limit = MINIMUM_EFFECT * judged.wall_us
-    return judged.ranks[worst] if over[worst] >= limit and gain >= limit else None
+    slow = np.zeros(len(own), dtype=bool)
+    ahead = _ahead(own, slow, limit)
+    if ahead is None:
+        return None
+    slow[ahead.rows] = True
+    if saved(own, slow).mean() - _noise_costs(own[~slow]) < limit:
+        return None
+    over = excess(own)
+    far = _far(over[ahead.rows[0]])
+    blocks = int((block_sums(far[:, None].astype(np.float64)) > 0).sum())
+    needed = blocks_needed(len(own))
+    alone = blocks > 1 and over[~slow].max() < over[ahead.rows[0]][far].min()
+    if not (alone or min(BLOCKS, steps) < needed or ahead.p_value <= UNCLEAR):
+        return None
+    return Suspect([judged.ranks[row] for row in ahead.rows], int(far.sum()), needed if far.sum() < needed else None)
 
 
 def _sticks_out(gain: NDArray[np.float64], rest: Stored) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from rankscope.analysis.agreement import disagreement
 from rankscope.runs.records import CollectiveRecord
@@ -12,13 +13,12 @@ from rankscope.runs.records import CollectiveRecord
 _Side = dict[str, list[CollectiveRecord]]
 
 
-@dataclass(frozen=True, slots=True)
-class Pairs:
+class Pairs(msgspec.Struct, frozen=True):
     """Sends with their receives."""
 
-    pairs: list[tuple[int, CollectiveRecord, int, CollectiveRecord]] = field(default_factory=list)
+    pairs: list[tuple[int, CollectiveRecord, int, CollectiveRecord]] = msgspec.field(default_factory=list)
     """Sender, its record, receiver, its record."""
-    unmatched: Counter[str] = field(default_factory=Counter)
+    unmatched: Counter[str] = msgspec.field(default_factory=Counter)
     """Transfers whose other end was not found, by reason."""
     unknown_peer: int = 0
     """Transfers whose records do not tell the other end."""

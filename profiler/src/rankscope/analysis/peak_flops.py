@@ -1,6 +1,8 @@
-"""Peak floating-point operations per second of GPUs, dense (without structured sparsity), from their makers' data sheets.
+"""Peak floating-point operations per second of GPUs, from their makers' data sheets: a table. One row to add one.
 
-Data sheets that give a figure with sparsity only are halved. ``bf16`` and ``fp16`` with accumulation in 32 bits.
+Dense figures: a sheet that gives one with structured sparsity only is halved. 8 and 16 bits are those of matrix units that
+accumulate in 32 bits, as torch has them do; with 16, GeForce cards, L40 and A10G would be twice as fast. ``fp32`` is without
+TF32: of vector units, and of AMD's before MI300 of matrix units. All at the boost clock that the sheet assumes.
 """
 
 from __future__ import annotations
@@ -11,64 +13,128 @@ from typing import Final, Literal
 
 Dtype = Literal["fp8", "bf16", "fp16", "tf32", "fp32"]
 
+_ADA: Final = "https://images.nvidia.com/aem-dam/Solutions/Data-Center/l4/nvidia-ada-gpu-architecture-whitepaper-v2.1.pdf"
+_AMPERE: Final = (
+    "https://images.nvidia.com/aem-dam/en-zz/Solutions/geforce/ampere/pdf/NVIDIA-ampere-GA102-GPU-Architecture-Whitepaper-V1.pdf"
+)
+_A100: Final = (
+    "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
+)
+_A10: Final = "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/datasheet-new/nvidia-a10-datasheet.pdf"
+_A10G: Final = "https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf"
+_A30: Final = "https://www.nvidia.com/en-us/data-center/products/a30-gpu/"
+_A800: Final = (
+    "https://tweakers.net/nieuws/203182/nvidia-introduceert-a800-gpu-voor-china-die-niet-onder-exportrestricties-vs-valt.html"
+)
+_BLACKWELL: Final = "https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703"
+_HGX: Final = "https://www.nvidia.com/en-us/data-center/hgx/"
+_GB300: Final = "https://www.nvidia.com/en-us/data-center/gb300-nvl72/"
+_GH200: Final = "https://www.nvidia.com/en-us/data-center/grace-hopper-superchip/"
+_H100: Final = "https://www.nvidia.com/en-us/data-center/h100/"
+_H100_PAPER: Final = "https://www.advancedclustering.com/wp-content/uploads/2022/03/gtc22-whitepaper-hopper.pdf"
+_H200: Final = "https://www.nvidia.com/en-us/data-center/h200/"
+_H20: Final = "https://www.tomshardware.com/pc-components/gpus/new-nvidia-ai-gpus-designed-to-get-around-us-export-bans-come-to-china-h20-l20-and-l2-to-fill-void-left-by-restricted-models"
+_H800: Final = "https://arxiv.org/abs/2505.09343"
+_L40S: Final = "https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413"
+_L4: Final = "https://www.nvidia.com/en-us/data-center/l4/"
+_T4: Final = "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf"
+_V100: Final = "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
+_AMD: Final = "https://www.amd.com/en/products/accelerators/instinct/"
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One row: which names torch gives the device, its peak per data type in TFLOP/s, and the sheet that says so."""
+    """One row: a GPU, its peak per data type in TFLOP/s, and the sheet that says so."""
 
+    name: str
     pattern: str
+    """Of the whole name that torch gives it, without its maker's. What is not in it, such as ``MIG 1g.10gb``, ``-40C`` of a
+    virtual GPU, ``Laptop GPU`` or a variant made for one customer, is another device, or a part of one.
+    """
     tflops: dict[Dtype, float]
-    source: str
+    sheet: str
+    url: str
+    halved: bool = False
+    """The sheet gives the figures with sparsity."""
 
 
 def _tensor(bf16: float, tf32: float, fp32: float, fp8: float | None = None) -> dict[Dtype, float]:
-    """Of GPUs whose tensor cores take bf16 and fp16 at the same rate."""
+    """Of GPUs whose matrix units take bf16 and fp16 at the same rate."""
     eight: dict[Dtype, float] = {} if fp8 is None else {"fp8": fp8}
     return {**eight, "bf16": bf16, "fp16": bf16, "tf32": tf32, "fp32": fp32}
 
 
 _H100_SXM: Final = _tensor(989.4, 494.7, 66.9, 1978.9)
+_HOPPER_NVL: Final = _tensor(835.5, 417.5, 60, 1670.5)
 
 GPUS: Final[tuple[Gpu, ...]] = (
-    # The first row whose pattern is found in the name wins, so that narrower ones come first.
-    Gpu(r"\bMIG\b", {}, "a slice of a GPU: no data sheet"),
-    Gpu(r"\bGB200\b", _tensor(2500, 1250, 80, 5000), "NVIDIA GB200 NVL72 data sheet, halved"),
-    Gpu(r"\bB200\b", _tensor(2250, 1125, 75, 4500), "NVIDIA HGX B200 data sheet, per GPU, halved"),
-    Gpu(r"\bGH200\b", _tensor(990, 494, 67, 1979), "NVIDIA GH200 Grace Hopper data sheet, halved"),
-    Gpu(r"\bH200 NVL\b", _tensor(835.5, 417.5, 60, 1671), "NVIDIA H200 data sheet, halved"),
-    Gpu(r"\bH200\b", _H100_SXM, "NVIDIA H200 data sheet, halved"),
-    Gpu(r"\bH100 NVL\b", _tensor(835.5, 417.5, 60, 1671), "NVIDIA H100 data sheet, halved"),
-    Gpu(r"\bH100 PCIe\b", _tensor(756, 378, 51, 1513), "NVIDIA H100 data sheet, halved"),
-    Gpu(r"\bH100\b.*HBM3|\bH100-SXM", _H100_SXM, "NVIDIA H100 Tensor Core GPU Architecture white paper"),
-    Gpu(r"\bH800\b(?! PCIe)", _H100_SXM, "NVIDIA H800 SXM data sheet, halved"),
-    Gpu(r"\bH20\b", _tensor(148, 74, 44, 296), "NVIDIA H20 data sheet"),
-    Gpu(r"\bA[18]00\b", _tensor(312, 156, 19.5), "NVIDIA A100 data sheet"),
-    Gpu(r"\bA30\b", _tensor(165, 82, 10.3), "NVIDIA A30 data sheet"),
-    Gpu(r"\bA40\b", _tensor(149.7, 74.8, 37.4), "NVIDIA A40 data sheet"),
-    Gpu(r"\bA10\b", _tensor(125, 62.5, 31.2), "NVIDIA A10 data sheet"),
-    Gpu(r"\bRTX A6000\b", _tensor(154.8, 77.4, 38.7), "NVIDIA RTX A6000 data sheet, halved"),
-    Gpu(r"\bL40S\b", _tensor(362.05, 183, 91.6, 733), "NVIDIA L40S data sheet"),
-    Gpu(r"\bL40\b", _tensor(181.05, 90.5, 90.5, 362), "NVIDIA L40 data sheet"),
-    Gpu(r"\bL4\b", _tensor(121, 60, 30.3, 242.5), "NVIDIA L4 data sheet, halved"),
-    Gpu(r"\bRTX 4090\b(?! (D|Laptop))", _tensor(165.2, 82.6, 82.6, 330.3), "NVIDIA Ada GPU architecture white paper"),
-    Gpu(r"\bRTX 3090\b(?! Ti)", _tensor(71, 35.6, 35.6), "NVIDIA Ampere GA102 GPU architecture white paper"),
-    Gpu(r"\bV100S-PCIE", {"fp16": 130, "fp32": 16.4}, "NVIDIA V100S data sheet"),
-    Gpu(r"\bV100-PCIE", {"fp16": 112, "fp32": 14}, "NVIDIA V100 data sheet"),
-    Gpu(r"\bV100-SXM[23]", {"fp16": 125, "fp32": 15.7}, "NVIDIA V100 data sheet"),
-    Gpu(r"\bT4\b", {"fp16": 65, "fp32": 8.1}, "NVIDIA T4 data sheet"),
-    Gpu(r"\bMI355X\b", {"fp8": 5033.2, "bf16": 2516.6, "fp16": 2516.6, "fp32": 157.3}, "AMD Instinct MI355X data sheet"),
-    Gpu(r"\bMI3(00|25)X\b", _tensor(1307.4, 653.7, 163.4, 2614.9), "AMD Instinct MI300X and MI325X data sheets"),
-    Gpu(r"\bMI300A\b", _tensor(980.6, 490.3, 122.6, 1961.2), "AMD Instinct MI300A data sheet"),
-    # torch sees each of the two dies of an MI250(X) as a device of its own.
-    Gpu(r"\bMI250X\b", {"bf16": 191.5, "fp16": 191.5, "fp32": 47.9}, "AMD Instinct MI250X data sheet, per die"),
-    Gpu(r"\bMI210\b", {"bf16": 181, "fp16": 181, "fp32": 45.3}, "AMD Instinct MI210 data sheet"),
-    Gpu(r"\bMI100\b", {"bf16": 92.3, "fp16": 184.6, "fp32": 46.1}, "AMD Instinct MI100 data sheet"),
+    # A superchip GB200 or GB300 has two GPUs, each of which is a device; sheets of systems give the sum of all their GPUs.
+    Gpu("GB300", r"GB300", _tensor(2500, 1250, 80, 5000), "GB300 NVL72, a 72nd", _GB300, halved=True),
+    Gpu("GB200", r"GB200", _tensor(2500, 1250, 80, 5000), "Blackwell data sheet", _BLACKWELL, halved=True),
+    Gpu("B300", r"B300( SXM6 AC)?", _tensor(2250, 1125, 75, 4500), "HGX B300, an eighth", _HGX, halved=True),
+    Gpu("B200", r"B200", _tensor(2250, 1125, 75, 4500), "HGX B200, an eighth", _HGX, halved=True),
+    Gpu("GH200", r"GH200( \d+GB?( HBM3e?)?)?", _tensor(990, 494, 67, 1979), "GH200 data sheet", _GH200),
+    Gpu("H200 NVL", r"H200 NVL", _HOPPER_NVL, "H200 data sheet", _H200, halved=True),
+    Gpu("H200 SXM", r"H200", _H100_SXM, "H200 data sheet", _H200, halved=True),
+    Gpu("H100 NVL", r"H100 NVL", _HOPPER_NVL, "H100 data sheet", _H100, halved=True),
+    Gpu("H100 PCIe", r"H100 PCIe", _tensor(756, 378, 51, 1513), "H100 data sheet", _H100, halved=True),
+    Gpu("H100 SXM", r"H100 80GB HBM3", _H100_SXM, "H100 white paper", _H100_PAPER),
+    # Of those made for China no sheet of NVIDIA's is public; they are the chip of H100 and A100, at its rates or fewer units.
+    Gpu("H800 SXM", r"H800", _H100_SXM, "reported: as H100", _H800),
+    Gpu("H20", r"H20(-3e)?", _tensor(148, 74, 44, 296), "reported", _H20),
+    Gpu("A800", r"A800(-SXM4?-80GB| 80GB PCIe)", _tensor(312, 156, 19.5), "reported: as A100", _A800),
+    Gpu("A100", r"A100(-SXM4?-[48]0GB|-PG509-200|-PCIE-[48]0GB| 80GB PCIe)", _tensor(312, 156, 19.5), "A100 data sheet", _A100),
+    Gpu("A30", r"A30", _tensor(165, 82, 10.3), "A30 data sheet", _A30),
+    Gpu("A40", r"A40", _tensor(149.7, 74.8, 37.4), "GA102 white paper", _AMPERE),
+    Gpu("A10", r"A10", _tensor(125, 62.5, 31.2), "A10 data sheet", _A10),
+    Gpu("A10G", r"A10G", _tensor(70, 35, 35), "A10G data sheet (AWS)", _A10G),
+    Gpu("RTX A6000", r"RTX A6000", _tensor(154.8, 77.4, 38.7), "GA102 white paper", _AMPERE),
+    Gpu("L40S", r"L40S", _tensor(362.05, 183, 91.6, 733), "L40S data sheet", _L40S),
+    Gpu("L40", r"L40", _tensor(181.05, 90.5, 90.5, 362), "Ada white paper", _ADA),
+    Gpu("L4", r"L4", _tensor(121, 60, 30.3, 242.5), "L4 data sheet", _L4, halved=True),
+    Gpu("RTX 4090", r"GeForce RTX 4090", _tensor(165.2, 82.6, 82.6, 330.3), "Ada white paper", _ADA),
+    Gpu("RTX 3090", r"GeForce RTX 3090", _tensor(71, 35.6, 35.6), "GA102 white paper", _AMPERE),
+    Gpu("V100S PCIe", r"V100S-PCIE-32GB", {"fp16": 130, "fp32": 16.4}, "V100 data sheet", _V100),
+    Gpu("V100 PCIe", r"V100-PCIE-\d+GB", {"fp16": 112, "fp32": 14}, "V100 data sheet", _V100),
+    Gpu("V100 SXM", r"V100-SXM[23]-\d+GB", {"fp16": 125, "fp32": 15.7}, "V100 data sheet", _V100),
+    Gpu("T4", r"T4", {"fp16": 65, "fp32": 8.1}, "T4 data sheet", _T4),
+    Gpu(
+        "MI355X",
+        r"MI355X( VF)?",
+        {"fp8": 5033.2, "bf16": 2516.6, "fp16": 2516.6, "fp32": 157.3},
+        "MI355X specifications",
+        _AMD + "mi350/mi355x.html",
+    ),
+    Gpu(
+        "MI350X",
+        r"MI350X( VF)?",
+        {"fp8": 4613.7, "bf16": 2306.9, "fp16": 2306.9, "fp32": 144.2},
+        "MI350X specifications",
+        _AMD + "mi350/mi350x.html",
+    ),
+    Gpu("MI325X", r"MI325X( VF)?", _tensor(1307.4, 653.7, 163.4, 2614.9), "MI325X specifications", _AMD + "mi300/mi325x.html"),
+    Gpu("MI300X", r"MI300X( VF)?", _tensor(1307.4, 653.7, 163.4, 2614.9), "MI300X specifications", _AMD + "mi300/mi300x.html"),
+    Gpu("MI300A", r"MI300A", _tensor(980.6, 490.3, 122.6, 1961.2), "MI300A specifications", _AMD + "mi300/mi300a.html"),
+    # torch sees each of the two dies of an MI250X as a device of its own. The name «MI250X / MI250» of the shared PCI id tells
+    # neither from the other, whose dies have 110 and 104 compute units.
+    Gpu(
+        "MI250X, one die",
+        r"MI250X",
+        {"bf16": 191.5, "fp16": 191.5, "fp32": 47.9},
+        "MI250X specifications, half",
+        _AMD + "mi200/mi250x.html",
+    ),
+    Gpu("MI210", r"MI210", {"bf16": 181, "fp16": 181, "fp32": 45.3}, "MI210 specifications", _AMD + "mi200/mi210.html"),
+    Gpu("MI100", r"MI100", {"bf16": 92.3, "fp16": 184.6, "fp32": 46.1}, "MI100 specifications", _AMD + "mi100.html"),
 )
+
+_MAKER: Final = r"(?:NVIDIA |Tesla |AMD Instinct )?"
 
 
 def peaks_of(gpu_name: str | None) -> dict[Dtype, float]:
     """Peak FLOP/s per data type of a device by the name that torch gives it; empty where it is not known."""
-    row = next((row for row in GPUS if gpu_name is not None and re.search(row.pattern, gpu_name)), None)
+    name = "" if gpu_name is None else gpu_name.strip()
+    row = next((row for row in GPUS if re.fullmatch(f"{_MAKER}(?:{row.pattern})", name, re.IGNORECASE)), None)
     return {} if row is None else {dtype: tflops * 1e12 for dtype, tflops in row.tflops.items()}
 
 

@@ -212,7 +212,7 @@ PHYSICAL: Final[tuple[PhysicalRow, ...]] = (
         "xid",
         "the driver reports errors of its GPU",
         _ANY,
-        _counted("xid_errors", "Xid errors while it trained", least=1, times=2),
+        _counted("xid_errors", "Xid errors, not of programs, while it trained", least=1, times=2),
     ),
     PhysicalRow(
         "ecc",

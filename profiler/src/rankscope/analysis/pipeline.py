@@ -49,13 +49,11 @@ def pipeline_of(
     busy = np.stack([own[[rows[rank] for rank in ranks]].mean(axis=0) for ranks in stages.values()])
     step = float(wall.max(axis=0).mean())
     means = busy.mean(axis=1)
-    chunks = told.chunks if told else 1
-    microbatches = told.microbatches if told else None
-    known = microbatches is not None and told is not None and told.schedule not in NO_BUBBLE
+    turns = _turns(told)
     ideal = imbalance = rest = None
-    if known and microbatches is not None:
-        equal = schedule_us(np.full(len(means), means.mean()), microbatches * chunks)
-        cut = schedule_us(means, microbatches * chunks)
+    if turns is not None:
+        equal = schedule_us(np.full(len(means), means.mean()), turns)
+        cut = schedule_us(means, turns)
         ideal, imbalance, rest = equal - float(means.mean()), cut - equal, step - cut
     slowest = _slowest(busy, step)
     return PipelineResult(
@@ -64,12 +62,12 @@ def pipeline_of(
             for (stage, ranks), mean in zip(stages.items(), means, strict=True)
         ],
         schedule=told.schedule if told else None,
-        microbatches=microbatches,
-        chunks=chunks,
+        microbatches=told.microbatches if told else None,
+        chunks=told.chunks if told else 1,
         steps=own.shape[1],
         step_us=step,
         bubble=1 - float(means.mean()) / step,
-        ideal_bubble=ideal_bubble(len(means), microbatches, chunks) if known and microbatches is not None else None,
+        ideal_bubble=None if turns is None else ideal_bubble(len(means), turns),
         ideal_us=ideal,
         imbalance_us=imbalance,
         rest_us=rest,
@@ -79,9 +77,16 @@ def pipeline_of(
     )
 
 
-def ideal_bubble(stages: int, microbatches: int, chunks: int = 1) -> float:
-    """(p - 1) / (v·m + p - 1): the share of the step that ranks of equal stages wait."""
-    return (stages - 1) / (chunks * microbatches + stages - 1)
+def _turns(told: Pipeline | None) -> int | None:
+    """Micro-batches times chunks of the model per rank (v·m); ``None``: not known, or the schedule is none of the formula's."""
+    if told is None or told.microbatches is None or told.schedule in NO_BUBBLE or min(told.microbatches, told.chunks) < 1:
+        return None
+    return told.microbatches * told.chunks
+
+
+def ideal_bubble(stages: int, turns: int) -> float:
+    """(p - 1) / (v·m + p - 1): the share of the step that ranks of equal stages wait, in ``turns`` (v·m)."""
+    return (stages - 1) / (turns + stages - 1)
 
 
 def schedule_us(busy: Matrix, turns: int) -> float:

@@ -15,6 +15,9 @@ LAST_STEP: Final = 2**53
 LATEST_NS: Final = 2**62
 """No clock shows more."""
 
+MOST_BYTES: Final = 2**62
+"""No memory has more, and no message."""
+
 
 def is_possible_step(row: StepRecord) -> bool:
     """Whether its times make sense."""

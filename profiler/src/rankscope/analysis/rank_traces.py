@@ -5,12 +5,12 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.detail import detail_of, with_parts
@@ -20,21 +20,19 @@ from rankscope.analysis.locations import Location, list_remote
 from rankscope.analysis.reduce import Reduction, reduce_file, step_breakdowns, step_numbers
 from rankscope.analysis.traces import KERNEL, Trace, read_trace
 from rankscope.analysis.work import work_events
-from rankscope.runs.errors import InputError, RankscopeError
+from rankscope.analysis.workers import Engine
+from rankscope.runs.errors import InputError
 from rankscope.runs.reader import is_run
 from rankscope.runs.records import DeviceKind
 
 SUFFIXES: Final = (".json", ".json.gz", ".json.zst")
 _PATTERN: Final = frozenset("*?[")
 
-WORTH_A_PROCESS_BYTES: Final = 64 * 1024**2
-"""Of text, for each process: one starts in a third of a second, in which so much is read."""
 _UNFOLDS: Final = 18
 """Times, of packed traces: what decides on the number of processes need not be exact."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankTrace:
+class RankTrace(msgspec.Struct, frozen=True):
     """What is kept of one trace; the events themselves are gone by then."""
 
     path: Location
@@ -51,9 +49,6 @@ class RankTrace:
     pattern_found: bool
     """Whether the pattern for communication found any kernel."""
     input_us: float | None
-
-
-_Read = Callable[[Location], RankTrace | InputError]
 
 
 def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location]]:
@@ -94,9 +89,9 @@ def read_ranks(
     pattern: re.Pattern[str] | None = None,
     *,
     detail: bool = False,
-    workers: int = 1,
+    engine: Engine,
 ) -> tuple[list[RankTrace], list[str]]:
-    """Read and reduce every file, in up to ``workers`` processes. Returns one trace per rank, by rank, and warnings.
+    """Read and reduce every file. Returns one trace per rank, by rank, and warnings.
 
     Kernels whose name ``pattern`` finds are communication; ``detail``: in detail, too.
 
@@ -107,7 +102,7 @@ def read_ranks(
     warnings: list[str] = []
     first_error: InputError | None = None
     read = partial(_read_one, pattern=pattern, only=len(files) == 1, detail=detail)
-    for file, trace in zip(files, _read_each(read, files, workers), strict=True):
+    for file, trace in zip(files, engine.map(read, files, files=files, text_bytes=_text_bytes(files)), strict=True):
         if isinstance(trace, InputError):
             if file in named:
                 raise trace
@@ -126,36 +121,16 @@ def read_ranks(
     return [traces[rank] for rank in sorted(traces)], warnings
 
 
-def _read_each(read: _Read, files: Sequence[Location], workers: int) -> Iterator[RankTrace | InputError]:
-    sizes = [_text_bytes(file) for file in files if isinstance(file, Path) and file.is_file()]
-    useful = min(workers, len(files), sum(sizes) // WORTH_A_PROCESS_BYTES)
-    # Remote files are read by this process alone: some filesystems (memory://) are nowhere else.
-    if useful < 2 or len(sizes) < len(files):
-        return map(read, files)
-    return _in_processes(read, files, useful)
-
-
-def _text_bytes(file: Path) -> int:
-    return file.stat().st_size * (1 if file.name.endswith(".json") else _UNFOLDS)
-
-
-def _in_processes(read: _Read, files: Sequence[Location], workers: int) -> Iterator[RankTrace | InputError]:
-    # Imported for several large traces only: of the time that a small one takes, imports are a good part.
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
-
-    try:
-        # Not forked: the process that asks may have threads.
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            yield from pool.map(read, files)
-    except BrokenProcessPool as error:
-        raise RankscopeError("a process that read traces was killed: is memory short? Give fewer traces at a time") from error
+def _text_bytes(files: Sequence[Location]) -> int:
+    """0 where some are remote: some filesystems (memory://) are nowhere else than in this process."""
+    local = [file for file in files if isinstance(file, Path) and file.is_file()]
+    text = sum(file.stat().st_size * (1 if file.name.endswith(".json") else _UNFOLDS) for file in local)
+    return text if len(local) == len(files) else 0
 
 
 def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, detail: bool) -> RankTrace | InputError:
     try:
-        trace = read_trace(file)
+        trace = read_trace(file, detail=detail)
         if trace.rank is None and not only:
             return InputError(
                 file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
@@ -163,7 +138,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
         events = work_events(trace, pattern)
         reduction = reduce_file(trace, events)
         if detail:
-            reduction = replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
+            reduction = msgspec.structs.replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
         return RankTrace(
             path=file,
             rank=trace.rank or 0,

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.blame import Blame
+from rankscope.analysis.clock_result import RankClock
 from rankscope.analysis.detail_result import CommunicationPart, RankDetail
 from rankscope.analysis.result import RankResult
 from rankscope.analysis.steps import StepTable
@@ -39,6 +40,7 @@ def rank_result(
     table: StepTable | None = None,
     communication_parts: CommunicationPart | None = None,
     detail: RankDetail | None = None,
+    clock: RankClock | None = None,
 ) -> RankResult:
     """Times summed over the breakdowns; ``None`` for everything that was not measured."""
     sums: dict[str, float | None] = dict.fromkeys(_SUMMED)
@@ -75,6 +77,7 @@ def rank_result(
         idle_starved_us=_sum([row.idle_starved_us for row in breakdowns]),
         idle_queued_us=_sum([row.idle_queued_us for row in breakdowns]),
         detail=detail,
+        clock=clock,
     )
 
 

@@ -3,64 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.step_rows import StepRow, columns_of, columns_of_batch
-from rankscope.runs.errors import RankscopeError
-from rankscope.runs.paths import attempt_dir, rank_dir
+from rankscope.analysis.workers import Engine
+from rankscope.runs.paths import attempt_dir, rank_dir, run_file
 from rankscope.runs.reader import RunReader
 
-WORTH_A_PROCESS_BYTES: Final = 64 * 1024**2
-"""Of records, for each process: one starts in a third of a second, in which about so much is read."""
 
-
-def read_columns(reader: RunReader, attempt: int, ranks: Sequence[int], *, workers: int) -> Iterator[tuple[int, RankColumns]]:
+def read_columns(reader: RunReader, attempt: int, ranks: Sequence[int], engine: Engine) -> Iterator[tuple[int, RankColumns]]:
     """Each rank with its records, in order. What is damaged is counted by ``reader``, wherever it is read."""
-    useful = min(workers, len(ranks), _step_bytes(reader.path, attempt, ranks) // WORTH_A_PROCESS_BYTES) if workers > 1 else 1
-    if useful < 2:
-        for rank in ranks:
-            yield rank, _columns(reader, attempt, rank)
-        return
-    for rank, (columns, skipped, unusable) in zip(ranks, _in_processes(reader.path, attempt, ranks, useful), strict=True):
+    files = [run_file(reader.path)] * len(ranks)
+    text_bytes = _step_bytes(reader.path, attempt, ranks)
+    read = engine.map(_Read(reader.path, attempt, reader), ranks, files=files, text_bytes=text_bytes)
+    for rank, (columns, skipped, unusable) in zip(ranks, read, strict=True):
         reader.take_over(skipped, unusable)
         yield rank, columns
 
 
-def _in_processes(run: Path, attempt: int, ranks: Sequence[int], workers: int) -> Iterator[tuple[RankColumns, int, list[Path]]]:
-    # Imported for large runs only: of the time that a small one takes, imports are a good part.
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Reads a rank's records; in another process with a reader of its own, whose counts come back with them."""
 
-    try:
-        # Not forked: the process that asks may have threads.
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            # A few at a time: what has been read waits here until it is taken.
-            ahead = 4 * workers
-            waiting = [pool.submit(_read_one, run, attempt, rank) for rank in ranks[:ahead]]
-            for rank in [*ranks[ahead:], *(None for _ in waiting)]:
-                yield waiting.pop(0).result()
-                if rank is not None:
-                    waiting.append(pool.submit(_read_one, run, attempt, rank))
-    except BrokenProcessPool as error:
-        raise RankscopeError("a process that read step records was killed: is memory short?") from error
+    run: Path
+    attempt: int
+    reader: RunReader | None = None
 
+    def __call__(self, rank: int) -> tuple[RankColumns, int, list[Path]]:
+        reader = self.reader or _reader(self.run)
+        if self.reader is None:
+            reader.skipped_lines, reader.unusable = 0, []
+        columns = RankColumns.of(reader.step_blocks(self.attempt, rank, StepRow, columns_of, columns_of_batch))
+        return (columns, 0, []) if self.reader else (columns, reader.skipped_lines, reader.unusable)
 
-def _columns(reader: RunReader, attempt: int, rank: int) -> RankColumns:
-    return RankColumns.of(reader.step_blocks(attempt, rank, StepRow, columns_of, columns_of_batch))
+    def __reduce__(self) -> tuple[type[_Read], tuple[Path, int]]:
+        return _Read, (self.run, self.attempt)
 
 
-def _read_one(run: Path, attempt: int, rank: int) -> tuple[RankColumns, int, list[Path]]:
-    reader = _reader(run)
-    before = reader.skipped_lines
-    columns = _columns(reader, attempt, rank)
-    return columns, reader.skipped_lines - before, reader.unusable
-
-
-@cache
+@lru_cache(maxsize=1)
 def _reader(run: Path) -> RunReader:
     """Of a process that reads many ranks: the footer of a Parquet file tells of all of them, and is read once."""
     return RunReader(run)

@@ -7,15 +7,15 @@ away at most. To add an advice, add a row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from rankscope.analysis.advice_result import Advice, AdviceEvidence
 from rankscope.analysis.figures import Figure, Figures
 
 
-@dataclass(frozen=True, slots=True)
-class When:
+class When(msgspec.Struct, frozen=True):
     """A figure is known, and at least, or below, the limit."""
 
     figure: str
@@ -28,8 +28,7 @@ class When:
         return figure is not None and (figure.value >= self.limit if self.comparison == ">=" else figure.value < self.limit)
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     """factor · (sum of the figures): a share of the step."""
 
     figures: tuple[str, ...]
@@ -48,8 +47,7 @@ class Bound:
         return f"{self.factor:.3g} * ({total})" if len(self.figures) > 1 else f"{self.factor:.3g} * {total}"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """One row. ``{who}`` of an action are the ranks that the verdict names. ``falls``: what must be less when it has helped."""
 
     name: str
@@ -72,6 +70,8 @@ def below(figure: str, limit: float) -> When:
 
 _EXPOSED: Final = "share.exposed_communication"
 _ROOM: Final = below("memory.peak_share", 0.6)
+# Activations double with the batch, and may be all that there is.
+_ROOM_FOR_TWICE: Final = below("memory.peak_share", 0.45)
 _FULL: Final = at_least("memory.peak_share", 0.9)
 _ACCELERATED: Final = at_least("accelerated", 1)
 
@@ -105,8 +105,8 @@ TABLE: Final[tuple[Row, ...]] = (
     Row(
         "mixed_precision",
         (at_least("share.compute", 0.3), at_least("kernels.float32_share", 0.3), _ACCELERATED),
-        "Compute in 16 bits: torch.autocast with bfloat16, or mixed precision of FSDP; where 32 bits must stay, allow TF32 "
-        "(torch.set_float32_matmul_precision)",
+        "Compute in 16 bits: torch.autocast with bfloat16 (float16 and torch.amp.GradScaler on GPUs without it), or mixed "
+        "precision of FSDP; where 32 bits must stay, allow TF32 (torch.set_float32_matmul_precision)",
         Bound(("share.float32_matmul",)),
         "share of compute",
     ),
@@ -122,22 +122,22 @@ TABLE: Final[tuple[Row, ...]] = (
     Row(
         "overlap",
         (at_least(_EXPOSED, 0.1), below("overlap_ratio", 0.5), at_least("collectives.all_reduce_share", 0.5)),
-        "Let communication begin earlier: gradient_as_bucket_view and static_graph of DDP, no find_unused_parameters, "
-        "smaller first bucket; do not synchronise in backward",
+        "Let gradients be reduced while backward goes on: no find_unused_parameters of DDP, or static_graph=True; a smaller "
+        "bucket_cap_mb where they all fit into a few buckets; nothing in backward that waits for the device",
         Bound((_EXPOSED,)),
         "share of exposed communication",
     ),
     Row(
         "prefetch_shards",
         (at_least(_EXPOSED, 0.1), below("overlap_ratio", 0.5), at_least("collectives.sharding_share", 0.5)),
-        "Prefetch the shards of the next layers (set_modules_to_forward_prefetch and _backward_prefetch of FSDP2), and wrap "
-        "layers of like size each",
+        "Gather more layers ahead (set_modules_to_forward_prefetch and set_modules_to_backward_prefetch of FSDP2, "
+        "forward_prefetch=True of FSDP1), and wrap layers of like size each",
         Bound((_EXPOSED,)),
         "share of exposed communication",
     ),
     Row(
         "bucket_size",
-        (at_least(_EXPOSED, 0.05), below("collectives.median_bytes", 1 << 20)),
+        (at_least(_EXPOSED, 0.05), below("collectives.median_bytes", 1 << 20), at_least("collectives.messages", 4)),
         "Send fewer, larger messages: raise bucket_cap_mb of DDP, or wrap larger modules in FSDP",
         Bound((_EXPOSED,)),
         "share of exposed communication",
@@ -153,24 +153,26 @@ TABLE: Final[tuple[Row, ...]] = (
     Row(
         "keep_parameters",
         (at_least(_EXPOSED, 0.1), at_least("collectives.sharding_share", 0.5), _ROOM),
-        "There is room for whole parameters: reshard_after_forward=False (FSDP2), SHARD_GRAD_OP, or shard within a host "
-        "only; one of three transfers per parameter goes",
-        Bound((_EXPOSED,), 1 / 3),
+        "There is room for whole parameters: reshard_after_forward=False (FSDP2) or SHARD_GRAD_OP (FSDP1), and they are not "
+        "gathered again for backward, one of three transfers; or let shards stay within a host (HSDP)",
+        Bound((_EXPOSED,)),
         "share of exposed communication",
     ),
     Row(
         "interconnect",
         (at_least(_EXPOSED, 0.2), at_least("hosts", 2)),
-        "Check the way between the hosts: NCCL_DEBUG=INFO tells which transport is used (GPUDirect RDMA, how many NICs), "
-        "nccl-tests what it gives alone; keep the ranks of the busiest groups on one host or switch",
+        "Check the way between the hosts: what it gives alone (nccl-tests, iperf3), and which one the job takes "
+        "(NCCL_DEBUG=INFO names GPUDirect RDMA and NICs; GLOO_SOCKET_IFNAME is gloo's); keep the ranks of the busiest groups "
+        "on one host or switch",
         Bound((_EXPOSED,)),
         "share of exposed communication",
     ),
     # Batch and memory
     Row(
         "batch_size",
-        (at_least("share.overhead", 0.15), _ROOM),
-        "There is memory left: twice the batch per rank halves what communication and the host cost per sample",
+        (at_least("share.overhead", 0.15), _ROOM_FOR_TWICE),
+        "There is memory left: twice the batch per rank halves what communication and the host cost per sample (and asks for "
+        "another learning rate)",
         Bound(("share.overhead",), 0.5),
         "time per sample",
     ),
@@ -273,8 +275,8 @@ TABLE: Final[tuple[Row, ...]] = (
     Row(
         "cpus",
         (at_least("share.run_queue", 0.05),),
-        "Threads queue for CPUs: OMP_NUM_THREADS and DataLoader workers together must not exceed the host's cores; pin ranks"
-        " to cores of their own",
+        "Threads queue for CPUs: ranks of a host x (OMP_NUM_THREADS + num_workers) must not exceed its cores; pin ranks to "
+        "cores of their own",
         Bound(("share.run_queue",)),
         "waiting for a CPU",
     ),
@@ -309,6 +311,22 @@ TABLE: Final[tuple[Row, ...]] = (
         "{who} needs longer for the same work: start again without its host; if the slowness stays behind, replace the host "
         "or its GPU",
         Bound(("straggler.compute",)),
+        "straggler wait",
+    ),
+    Row(
+        "mend_hardware",
+        (at_least("straggler.hardware", 0.05),),
+        "The hardware of {who} holds it back, as the finding says: start again without that GPU or host, and have it mended or "
+        "replaced",
+        Bound(("straggler.hardware",)),
+        "straggler wait",
+    ),
+    Row(
+        "memory_of_rank",
+        (at_least("straggler.memory_pressure", 0.05),),
+        "The allocator of {who} runs out and starts over: a smaller batch or activation checkpointing there, see what else "
+        "lives on its GPU (nvidia-smi), PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        Bound(("straggler.memory_pressure",)),
         "straggler wait",
     ),
     Row(

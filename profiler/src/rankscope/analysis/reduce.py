@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.breakdown import Work, partition
 from rankscope.analysis.collectives import Instance, collective_instances
 from rankscope.analysis.detail import with_parts
+from rankscope.analysis.intervals import clips
 from rankscope.analysis.kernel_classes import kernel_class
 from rankscope.analysis.traces import DEVICE_NOTE, NOTE, Trace
 from rankscope.analysis.work import KINDS, WorkEvents, work_events
@@ -25,17 +26,15 @@ COSTLIEST: Final = 10
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(msgspec.Struct, frozen=True):
     """What is left of a trace."""
 
-    breakdowns: list[StepBreakdown] = field(default_factory=list)
-    collectives: list[CollectiveRecord] = field(default_factory=list)
-    kernels: list[KernelRecord] = field(default_factory=list)
+    breakdowns: list[StepBreakdown] = msgspec.field(default_factory=list)
+    collectives: list[CollectiveRecord] = msgspec.field(default_factory=list)
+    kernels: list[KernelRecord] = msgspec.field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
+class _Steps(msgspec.Struct, frozen=True):
     """The annotated steps: numbers, and host intervals in nanoseconds, ascending."""
 
     numbers: list[int]
@@ -203,13 +202,14 @@ def _records(
         positions = np.maximum(np.searchsorted(steps.start, times, side="right") - 1, 0)
     counted: dict[tuple[int, str], int] = {}
     records: list[CollectiveRecord] = []
-    for instance, position in zip(instances, positions, strict=True):
+    inside = clips(work.compute, times, np.array([instance.end for instance in instances], dtype=np.int64))
+    for instance, position, compute in zip(instances, positions.tolist(), inside, strict=True):
         if position < 0:
             continue
         number = steps.numbers[position] if steps is not None else 0
         index = counted.get((number, instance.group), 0)
         counted[number, instance.group] = index + 1
-        records.append(instance.record(number, index, work))
+        records.append(instance.record(number, index, compute))
     return records
 
 

@@ -12,6 +12,7 @@ from rankscope.analysis.render_bandwidth import bandwidth_table
 from rankscope.analysis.render_costs import advice_text, memory_text, throughput_text, waterfall_text
 from rankscope.analysis.result import Analysis, ImposedWait, RankResult
 from rankscope.analysis.table import aligned, fitting
+from rankscope.analysis.wording import CYAN, GREEN, RED, UNKNOWN, YELLOW, counted, listing, page, warning_lines
 
 SHOWN_RANKS: Final = 16
 """A terminal shows at most so many ranks; the JSON has them all."""
@@ -20,15 +21,7 @@ SHOWN_ORIGINS: Final = 4
 SHOWN_VICTIMS: Final = 8
 """So much of who waited for whom; the JSON has more."""
 
-_COLORS: Final[dict[str, str]] = {
-    "straggler": "\x1b[1;31m",
-    "hang": "\x1b[1;31m",
-    "balanced": "\x1b[1;32m",
-    "insufficient_data": "\x1b[1;33m",
-}
-_OTHER_COLOR: Final = "\x1b[1;36m"
-_RESET: Final = "\x1b[0m"
-_UNKNOWN: Final = "-"
+_COLORS: Final = {"straggler": RED, "hang": RED, "balanced": GREEN, "insufficient_data": YELLOW}
 _DISPENSABLE: Final = ("copies", "overlap", "hidden")
 """Columns that give way on a narrow terminal, in this order."""
 
@@ -53,18 +46,9 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, de
         _more_findings(analysis, width),
         render_details(analysis, width) if detail else "",
         advice_text(analysis, width),
-        _next(analysis, width),
+        listing("next", analysis.verdict.next, width),
     ]
-    text = printable("\n\n".join(part for part in parts if part))
-    if not color:
-        return text
-    kind, rest = text.split("\n", 1)
-    return f"{_COLORS.get(analysis.verdict.kind, _OTHER_COLOR)}{kind}{_RESET}\n{rest}"
-
-
-def printable(text: str) -> str:
-    """Host names and paths come from run directories, which anybody may have written: no escape sequences from there."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return page(parts, _COLORS.get(analysis.verdict.kind, CYAN) if color else None)
 
 
 def _headline(analysis: Analysis, width: int) -> str:
@@ -89,7 +73,7 @@ def _headline(analysis: Analysis, width: int) -> str:
 def _source(analysis: Analysis, width: int) -> str:
     source = analysis.source
     of_world = f" of {source.world_size}" if source.world_size is not None else ""
-    text = f"{_count(source.ranks, 'rank')}{of_world}, {_count(source.steps, 'step')}"
+    text = f"{counted(source.ranks, 'rank')}{of_world}, {counted(source.steps, 'step')}"
     if source.coverage is not None:
         text += f", coverage {source.coverage:.0%}"
     if source.simulated:
@@ -99,9 +83,7 @@ def _source(analysis: Analysis, width: int) -> str:
         took = f"{source.recorder_share:.1%}" if source.recorder_share >= 0.0005 else "less than 0.1%"
         allowed = "" if source.recorder_budget is None else f" (budget {source.recorder_budget * 100:.3g}%)"
         lines += textwrap.wrap(f"the recorder took {took} of the step time{allowed}", width)
-    for warning in source.warnings:
-        lines += textwrap.wrap(f"warning: {warning}", width, subsequent_indent="  ", break_long_words=False)
-    return "\n".join(lines)
+    return "\n".join([*lines, *warning_lines(source.warnings, width)])
 
 
 def _rank_table(analysis: Analysis, width: int) -> str:
@@ -121,7 +103,7 @@ def _rank_table(analysis: Analysis, width: int) -> str:
         if profiled:
             parts = (row.compute_us, row.overlap_us, row.exposed_communication_us, row.exposed_memcpy_us, row.idle_us)
             cells += [_part(value, row.window_us) for value in parts]
-            cells.append(_UNKNOWN if row.overlap_ratio is None else f"{row.overlap_ratio:.0%}")
+            cells.append(UNKNOWN if row.overlap_ratio is None else f"{row.overlap_ratio:.0%}")
         if stepped:
             cells += [_duration(row.own_us), _duration(row.blocked_us)]
         rows.append(cells)
@@ -170,13 +152,23 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
     if analysis.collectives.matched:
         residual = analysis.collectives.clock_residual_us
         agree = f"; ends agree within {duration(residual)}" if residual is not None else ""
-        matched = f"{_count(analysis.collectives.matched, 'collective')} matched, {analysis.collectives.unmatched} not{agree}"
+        matched = f"{counted(analysis.collectives.matched, 'collective')} matched, {analysis.collectives.unmatched} not{agree}"
+        matched += _clocks(analysis)
         lines += textwrap.wrap(matched, width)
     return "\n".join(lines)
 
 
+def _clocks(analysis: Analysis) -> str:
+    """Only where clocks did not keep their offsets: that is what its owner may want to mend."""
+    clocks = [(row.clock, row.rank) for row in analysis.ranks if row.clock is not None]
+    drift, rank = max(((abs(clock.drift_ppm or 0.0), rank) for clock, rank in clocks), default=(0.0, 0))
+    said = f"; clocks drift, that of rank {rank} most, by {drift:.3g} us per second: corrected" if drift else ""
+    set_anew = [rank for clock, rank in clocks if clock.settings > 1]
+    return said + (f"; {counted(len(set_anew), 'rank')} with a clock that was set meanwhile: corrected" if set_anew else "")
+
+
 def _imposed_row(row: ImposedWait) -> list[str]:
-    share = _UNKNOWN if row.share is None else f"{row.share:.1%}"
+    share = UNKNOWN if row.share is None else f"{row.share:.1%}"
     return [str(row.rank), _duration(row.imposed_us), _duration(row.imposed_exposed_us), share]
 
 
@@ -223,7 +215,7 @@ def _ledger_table(analysis: Analysis, width: int) -> str:
     if ledger.groups > 1:
         for group in [one for one in ledger.by_group if one.worst is not None][:SHOWN_ORIGINS]:
             members = ", ".join(map(str, group.ranks[:8])) + (", …" if group.size > 8 else "")
-            text = f"group {group.group or _UNKNOWN} ({members}): {duration(group.imposed_exposed_us)}"
+            text = f"group {group.group or UNKNOWN} ({members}): {duration(group.imposed_exposed_us)}"
             lines += textwrap.wrap(f"{text}, most because of rank {group.worst}", width, subsequent_indent="  ")
     return "\n".join(lines)
 
@@ -236,30 +228,15 @@ def _more_findings(analysis: Analysis, width: int) -> str:
     return "\n".join(lines)
 
 
-def _next(analysis: Analysis, width: int) -> str:
-    if not analysis.verdict.next:
-        return ""
-    lines = ["next"]
-    for action in analysis.verdict.next:
-        lines += textwrap.wrap(
-            action, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-        )
-    return "\n".join(lines)
-
-
 def _part(value: float | None, whole: float | None) -> str:
-    return f"{value / whole:.1%}" if value is not None and whole else _UNKNOWN
+    return f"{value / whole:.1%}" if value is not None and whole else UNKNOWN
 
 
 def _duration(us: float | None) -> str:
-    return _UNKNOWN if us is None else duration(us)
+    return UNKNOWN if us is None else duration(us)
 
 
 def _short(host: str | None, limit: int = 20) -> str:
     if host is None:
-        return _UNKNOWN
+        return UNKNOWN
     return host if len(host) <= limit else host[: limit - 1] + "…"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -10,13 +10,12 @@ from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWai
 from rankscope.analysis.duration import duration
 from rankscope.analysis.result import CollectiveMatching
 from rankscope.analysis.table import aligned, fitting
+from rankscope.analysis.wording import UNKNOWN, size
 
 SHOWN_ROWS: Final = 8
 SHOWN_WAITS: Final = 4
-_UNKNOWN: Final = "-"
 _DISPENSABLE: Final = ("count", "wait", "ranks")
 """Columns that give way on a narrow terminal, in this order."""
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def bandwidth_table(collectives: CollectiveMatching, width: int) -> str:
@@ -58,16 +57,16 @@ def _figures(row: CollectiveBandwidth) -> list[str]:
     if row.bus_gb_s is not None:
         bus = f"{row.bus_gb_s:.3g}"
     else:
-        bus = _UNKNOWN if row.bus_at_least_gb_s is None else f"≥ {row.bus_at_least_gb_s:.3g}"
+        bus = UNKNOWN if row.bus_at_least_gb_s is None else f"≥ {row.bus_at_least_gb_s:.3g}"
     return [
-        _UNKNOWN if row.group_size is None else str(row.group_size),
-        _UNKNOWN if row.bytes is None else size(row.bytes),
+        UNKNOWN if row.group_size is None else str(row.group_size),
+        UNKNOWN if row.bytes is None else size(row.bytes),
         str(row.count),
-        _UNKNOWN if row.transfer_us is None else duration(row.transfer_us),
-        _UNKNOWN if row.wait_us is None else duration(row.wait_us),
+        UNKNOWN if row.transfer_us is None else duration(row.transfer_us),
+        UNKNOWN if row.wait_us is None else duration(row.wait_us),
         bus,
-        _UNKNOWN if row.expected_gb_s is None else f"{row.expected_gb_s:.4g}",
-        "short" if row.bound_by == "latency" else _UNKNOWN if row.share is None else f"{row.share:.0%}",
+        UNKNOWN if row.expected_gb_s is None else f"{row.expected_gb_s:.4g}",
+        "short" if row.bound_by == "latency" else UNKNOWN if row.share is None else f"{row.share:.0%}",
     ]
 
 
@@ -85,10 +84,3 @@ def _waits(waits: list[DirectedWait], width: int) -> list[str]:
 
 def _counted(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())
-
-
-def size(number: int) -> str:
-    """Bytes for people: ``384 B``, ``1.5 MiB``."""
-    power = min(max(0, (number.bit_length() - 1) // 10), len(_UNITS) - 1)
-    value = number / 1024**power
-    return f"{value:.0f} {_UNITS[power]}" if power == 0 or value >= 10 else f"{value:.1f} {_UNITS[power]}"

@@ -8,12 +8,12 @@ from typing import Final
 from rankscope.analysis.duration import duration
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.waterfall_result import WaterfallPart
+from rankscope.analysis.wording import size, wrapped
 
 BARS: Final = 24
 """Columns of the whole step."""
 SHOWN_ADVICE: Final = 3
 _MIB: Final = 1 << 20
-_GIB: Final = 1 << 30
 
 
 def waterfall_text(analysis: Analysis, width: int) -> str:
@@ -68,10 +68,10 @@ def memory_text(analysis: Analysis, width: int) -> str:
     if peaks:
         peak, row = max(peaks, key=lambda one: one[0])
         of = "" if row.peak_share is None else f" ({row.peak_share:.0%} of the device)"
-        reserved = "" if row.reserved_bytes is None else f", {row.reserved_bytes / _GIB:.1f} GiB reserved"
+        reserved = "" if row.reserved_bytes is None else f", {size(row.reserved_bytes)} reserved"
         unused = "" if row.fragmentation is None else f", {row.fragmentation:.0%} of it beyond the peak"
         retries = f", {row.allocator_retries} allocator retries" if row.allocator_retries else ""
-        lines += textwrap.wrap(f"memory of rank {row.rank}: peak {peak / _GIB:.1f} GiB{of}{reserved}{unused}{retries}", width)
+        lines += textwrap.wrap(f"memory of rank {row.rank}: peak {size(peak)}{of}{reserved}{unused}{retries}", width)
     for leak in [row for row in found.growth if row.leaking][:SHOWN_ADVICE]:
         where = "on the device" if leak.kind == "device" else "on the host"
         rate, low, high = (
@@ -91,18 +91,10 @@ def advice_text(analysis: Analysis, width: int) -> str:
     lines = ["what to try"]
     for one in analysis.advice[:SHOWN_ADVICE]:
         bound = "" if one.gain_share_at_most is None else f"at most {one.gain_share_at_most:.0%} of the {unit}: "
-        lines += textwrap.wrap(
-            f"{bound}{one.action}",
-            width,
-            initial_indent="  ",
-            subsequent_indent="    ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        lines += wrapped(f"{bound}{one.action}", width, indent="  ", hanging="    ")
     if len(analysis.advice) > SHOWN_ADVICE:
-        lines.append(
-            f"  and {len(analysis.advice) - SHOWN_ADVICE} more in --format json, each with its evidence and how to check it"
-        )
+        more = f"and {len(analysis.advice) - SHOWN_ADVICE} more in --format json, each with its evidence and how to check it"
+        lines += wrapped(more, width, indent="  ", hanging="    ")
     return "\n".join(lines)
 
 

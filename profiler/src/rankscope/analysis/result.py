@@ -11,6 +11,7 @@ import msgspec
 
 from rankscope.analysis.advice_result import Advice
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWait
+from rankscope.analysis.clock_result import RankClock
 from rankscope.analysis.detail_result import CommunicationPart, RankDetail
 from rankscope.analysis.ledger_result import Ledger
 from rankscope.analysis.memory_result import Memory
@@ -109,6 +110,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """Idle though work had been launched."""
     detail: RankDetail | None = None
     """Streams, classes of kernels, copies, launches …; ``None`` unless asked for, and for runs, which keep no events."""
+    clock: RankClock | None = None
+    """How far its clock was off; ``None`` without a matched collective."""
 
 
 class CollectiveMatching(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,6 +37,8 @@ from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.waiting import Waits, waits_of
+from rankscope.analysis.wording import counted
+from rankscope.analysis.workers import ALONE, Engine
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo
 
@@ -49,10 +51,10 @@ def analyze_run(
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
-    workers: int = 1,
+    engine: Engine = ALONE,
 ) -> Analysis:
     """Analyse the last attempt of a run; see ``engine.analyze``."""
-    evidence = read_evidence(path, workers=workers)
+    evidence = read_evidence(path, engine=engine)
     return analysis_of(evidence, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
 
 
@@ -100,6 +102,7 @@ def analysis_of(
                 attempt=table.attempt,
                 info=run.infos.get(rank),
                 table=table,
+                clock=run.clocks.found.get(rank),
             )
             for row, rank in enumerate(run.ranks)
         ],
@@ -116,10 +119,10 @@ def analysis_of(
     return assessed_run(analysis, run)
 
 
-def read_evidence(path: os.PathLike[str], *, workers: int = 1) -> RunEvidence:
+def read_evidence(path: os.PathLike[str], *, engine: Engine = ALONE) -> RunEvidence:
     """Read the last attempt of a run. Raises ``InputError``."""
     reader = RunReader(Path(path))
-    table = StepTable.load(reader, workers=workers)
+    table = StepTable.load(reader, engine=engine)
     windows: dict[int, Reduction] = {}
     damaged = table.damaged
     for rank in map(int, table.ranks):
@@ -218,13 +221,13 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
         warnings.append(f"{listed(going_on)} recorded no end, and no step lately: the job hangs, or has vanished with its nodes")
     warnings += _recorder_warnings(run)
     if run.reader.skipped_lines:
-        warnings.append(f"{run.reader.skipped_lines} damaged lines skipped")
+        warnings.append(f"{counted(run.reader.skipped_lines, 'damaged line')} skipped")
     if run.reader.unusable:
         names = [os.fspath(path.relative_to(run.reader.path)) for path in run.reader.unusable]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         warnings.append(f"damaged, so left out: {', '.join(sorted(names)[:_SHOWN])}{more}")
     if run.damaged:
-        warnings.append(f"{run.damaged} records left out, their times make no sense")
+        warnings.append(f"{counted(run.damaged, 'record')} left out, whose times make no sense")
     return warnings
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from rankscope.analysis.assess import assessed, breakdowns_of, figures_of_windows
+from rankscope.analysis.batches import SHARED_DIMENSIONS
 from rankscope.analysis.device_memory import device_memory
 from rankscope.analysis.figures import figures_of_kernels, figures_of_memory, figures_of_pipeline, figures_of_throughput
 from rankscope.analysis.memory_use import memory_of
+from rankscope.analysis.peers import STAGE_DIMENSIONS
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.run_verdict import RunEvidence
 from rankscope.analysis.step_costs import costs_of_steps, usual_steps
@@ -18,9 +21,14 @@ from rankscope.analysis.throughput import throughput_of
 from rankscope.analysis.throughput_result import Throughput
 from rankscope.analysis.waterfall import Amount, Costs
 from rankscope.analysis.window_costs import costs_of_windows, together
+from rankscope.runs.records import RankInfo
 
 _KERNEL_RANKS: Final = 4
 """Ranks whose costliest kernels are read: all compute in the same types."""
+
+
+_OF_GRADIENTS: Final = frozenset(("collectives.all_reduce_share", "collectives.sharding_share"))
+"""What tells data from sharded parallelism by its operations; ranks that share a batch use the same ones on activations."""
 
 
 def assessed_run(analysis: Analysis, run: RunEvidence) -> Analysis:
@@ -28,8 +36,11 @@ def assessed_run(analysis: Analysis, run: RunEvidence) -> Analysis:
     throughput = throughput_of(run.table, usual_steps(run.table), run.infos, run.world_size)
     memory = memory_of(run.table, device_memory(run.reader, run.infos))
     kernels = [row for rank in run.ranks[:_KERNEL_RANKS] for row in run.reader.kernels(run.table.attempt, rank)]
+    collectives = figures_of_windows(analysis, list(run.windows.values()), "windows")
+    if _share_batches(run.infos):
+        collectives = {name: figure for name, figure in collectives.items() if name not in _OF_GRADIENTS}
     figures = {
-        **figures_of_windows(analysis, list(run.windows.values()), "windows"),
+        **collectives,
         **figures_of_kernels(kernels, "windows"),
         **figures_of_pipeline(run.pipeline),
         **figures_of_memory(memory),
@@ -37,6 +48,16 @@ def assessed_run(analysis: Analysis, run: RunEvidence) -> Analysis:
     }
     analysis = msgspec.structs.replace(analysis, throughput=throughput, memory=memory)
     return assessed(analysis, _with_ideal(_costs(run), throughput), figures)
+
+
+def _share_batches(infos: Mapping[int, RankInfo]) -> bool:
+    """Whether ranks of one stage work on the same batch, as in tensor and context parallelism."""
+    places: dict[str, set[int]] = {}
+    for info in infos.values():
+        for name, at in info.coordinates.items():
+            if name in SHARED_DIMENSIONS and name not in STAGE_DIMENSIONS:
+                places.setdefault(name, set()).add(at)
+    return any(len(found) > 1 for found in places.values())
 
 
 def _costs(run: RunEvidence) -> Costs | None:

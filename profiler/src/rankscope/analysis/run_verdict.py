@@ -14,6 +14,7 @@ from rankscope.analysis.bottleneck import Shares, shares_of_steps, shares_of_win
 from rankscope.analysis.bubble import bubble_explained
 from rankscope.analysis.cause import Signals, cause_of, signals_of
 from rankscope.analysis.clock import Clocks
+from rankscope.analysis.endings import listed
 from rankscope.analysis.explained import Witness, explained
 from rankscope.analysis.late import busy_excess, find_late, too_few
 from rankscope.analysis.liveness import Liveness
@@ -34,7 +35,7 @@ from rankscope.analysis.peers import peer_groups, stage_of
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Evidence, Finding, Verdict
-from rankscope.analysis.significance import LIMIT, blocks_needed
+from rankscope.analysis.significance import LIMIT
 from rankscope.analysis.step_order import last_ranks
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import late_named
@@ -195,10 +196,10 @@ def _nobody_slow(
 ) -> tuple[Verdict, list[Finding]]:
     for judged in comparable:
         if (suspect := too_short(judged)) is not None:
-            compared, needed = len(judged.ranks), blocks_needed(len(judged.ranks))
+            enough = f"{suspect.needed} are needed" if suspect.needed is not None else "more are needed"
             missing = (
-                f"rank {suspect} made the others wait, but in {judged.own.shape[1]} steps after warm-up that may be chance among "
-                f"{compared} ranks, {needed} are needed"
+                f"{listed(suspect.ranks)} made the others wait in {suspect.far} of {judged.own.shape[1]} steps after warm-up, "
+                f"which may be chance among {len(judged.ranks)} ranks; {enough}"
             )
             return _too_little(run, missing)
     compared = sum(len(judged.ranks) for judged in comparable)
@@ -279,7 +280,9 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     confidence = slow.stability * (1 - (slow.p_value or 0.0))
     evidence = [
         Evidence(name="imposed_wait", value=wait, unit="us", detail="per step and waiting rank"),
-        Evidence(name="saved", value=slow.gain_us, unit="us", detail="per step, were it as fast as the slowest of the others"),
+        Evidence(
+            name="saved", value=slow.gain_us, unit="us", detail="per step, were it last as seldom and as little as the others"
+        ),
         Evidence(
             name="own_time_excess",
             value=slow.excess_us,

@@ -5,7 +5,7 @@ With nothing wrong some rank is always last, so a rank is named only when chance
 
 from __future__ import annotations
 
-from statistics import NormalDist
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -20,16 +20,20 @@ Fewer blocks forgive longer noise; with eight, two ranks can still be told apart
 LIMIT: Final = 0.01
 """Largest p-value at which a rank is named."""
 
+UNCLEAR: Final = 0.1
+"""Up to this p-value "nobody" would be said too confidently, though nobody can be named."""
+
 _DRAWS: Final = 2000
 _DRAWS_LARGE: Final = 500
 _SEED: Final = 20_240_229
 """Fixed: the same run always gets the same answer."""
 
 
-def block_sums(scores: Scores, blocks: int = BLOCKS) -> Scores:
+def block_sums(scores: NDArray[np.floating], blocks: int = BLOCKS) -> Scores:
     """Sum scores [units, ranks] over at most ``blocks`` runs of consecutive units: [blocks, ranks]."""
     edges = np.linspace(0, len(scores), min(blocks, len(scores)) + 1).astype(int)[:-1]
-    return np.add.reduceat(scores, edges, axis=0) if len(scores) else scores
+    sums: Scores = np.add.reduceat(scores, edges, axis=0, dtype=np.float64) if len(scores) else scores.astype(np.float64)
+    return sums
 
 
 def p_value(scores: Scores, column: int) -> float:
@@ -38,27 +42,68 @@ def p_value(scores: Scores, column: int) -> float:
     A permutation test: within each block the ranks' labels are exchanged, and the largest total over all ranks is compared, so
     that it does not matter how many ranks were looked at. Never below 1 / (draws + 1).
     """
-    reached, draws = _reached(scores, float(scores[:, column].sum()))
+    reached, draws = _reached(scores, _largest, float(scores[:, column].sum()))
     return (1 + reached) / (draws + 1)
+
+
+def gap_p_value(scores: Scores, gap: float) -> float:
+    """Chance that some of exchangeable ranks, at most half of them, are by so much ahead of all the others in total.
+
+    The same test as ``p_value`` for several ranks that are equally far out: each of them alone is reached by chance as soon as
+    one of the others takes its place in a block, and all together are not.
+    """
+    reached, draws = _reached(scores, lambda totals: _gaps(totals, totals.shape[-1] // 2).max(axis=-1), gap)
+    return (1 + reached) / (draws + 1)
+
+
+def widest_gap(totals: Scores, most: int) -> tuple[int, float]:
+    """Between the largest totals [ranks], one of the first ``most`` and the next: how many are ahead of it, how wide it is."""
+    gaps = _gaps(totals, most)
+    widest = int(gaps.argmax())
+    return widest + 1, float(gaps[widest])
+
+
+def _gaps(totals: Scores, most: int) -> Scores:
+    """From each of the largest ``most`` totals to the next, [..., ranks] to [..., most]."""
+    ordered = np.sort(totals, axis=-1)[..., : -most - 2 : -1]
+    gaps: Scores = ordered[..., :-1] - ordered[..., 1:]
+    return gaps
+
+
+def looks(ranks: int) -> int:
+    """How many tests ``p_value`` and ``gap_p_value`` are: of two ranks they are the same."""
+    return 2 if ranks > 2 else 1
 
 
 def share_reaching(scores: Scores, total: float) -> float:
     """Share of the permutations of ``scores`` [blocks, ranks] in which some rank reaches ``total``."""
-    reached, draws = _reached(scores, total)
+    reached, draws = _reached(scores, _largest, total)
     return reached / draws
 
 
-def _reached(scores: Scores, total: float) -> tuple[int, int]:
-    """In how many permutations, of how many, some rank reaches ``total``."""
+def _largest(totals: Scores) -> Scores:
+    largest: Scores = totals.max(axis=-1)
+    return largest
+
+
+def _reached(scores: Scores, statistic: Callable[[Scores], Scores], value: float) -> tuple[int, int]:
+    """In how many permutations, of how many, the statistic of the ranks' totals, [draws, ranks] to [draws], reaches ``value``."""
     blocks, ranks = scores.shape
     draws = _DRAWS if blocks * ranks <= 4096 else _DRAWS_LARGE
     rng = np.random.default_rng(_SEED)
+    # The same numbers in another order do not add up to the same.
+    least = value - 1e-12 * float(np.abs(scores).sum())
     reached = 0
-    # One draw at a time keeps memory flat: 1,024 ranks x 12 blocks x 500 draws would be 50 MB otherwise.
-    for _ in range(draws):
-        order = rng.random((blocks, ranks)).argsort(axis=1)
-        reached += int(np.take_along_axis(scores, order, axis=1).sum(axis=0).max() >= total - 1e-9)
+    # Some draws at a time keep memory flat: 1,024 ranks x 12 blocks x 500 draws would be 50 MB otherwise.
+    some = max(1, _AT_ONCE // scores.size)
+    for first in range(0, draws, some):
+        order = rng.random((min(some, draws - first), blocks, ranks)).argsort(axis=2)
+        totals = np.take_along_axis(scores[None], order, axis=2).sum(axis=1)
+        reached += int((statistic(totals) >= least).sum())
     return reached, draws
+
+
+_AT_ONCE: Final = 2**15
 
 
 def attainable_p(blocks: int, ranks: int) -> float:
@@ -68,7 +113,7 @@ def attainable_p(blocks: int, ranks: int) -> float:
 
 def blocks_needed(ranks: int) -> int:
     """The fewest blocks in which one of ``ranks`` can be told from chance."""
-    return next(blocks for blocks in range(1, BLOCKS + 1) if attainable_p(blocks, ranks) <= LIMIT)
+    return next(blocks for blocks in range(1, BLOCKS + 1) if looks(ranks) * attainable_p(blocks, ranks) <= LIMIT)
 
 
 def stability(scores: Scores, column: int, *, at_least: float) -> float:
@@ -118,5 +163,8 @@ _ENOUGH_RANKS: Final = 5
 
 def _farthest(ranks: int, freedom: float) -> float:
     """Quantile of Student's t that the farthest of so many reaches once in a hundred times; Fisher's expansion, two terms."""
+    # Imported when there are ranks to compare: it takes as long as a dozen of our modules.
+    from statistics import NormalDist
+
     z = NormalDist().inv_cdf(1 - LIMIT / ranks)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

@@ -14,6 +14,7 @@ from rankscope.analysis.filling import Filling
 from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.read_columns import read_columns
 from rankscope.analysis.step_rows import StepRow, columns_of, no_memory
+from rankscope.analysis.workers import ALONE, Engine
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
@@ -141,8 +142,8 @@ class StepTable:
     """Rank to [samples, 1 + len(MEMORY)]: the step, and what ``MEMORY`` names; of every so-and-so-many-th step only."""
 
     @classmethod
-    def load(cls, reader: RunReader, attempt: int | None = None, *, workers: int = 1) -> Self:
-        """Read one attempt, the last by default, in up to ``workers`` processes. Raises ``InputError`` when there is no such."""
+    def load(cls, reader: RunReader, attempt: int | None = None, *, engine: Engine = ALONE) -> Self:
+        """Read one attempt, the last by default. Raises ``InputError`` when there is no such."""
         attempts = reader.attempts()
         if attempt is None:
             # No attempt yet is an empty table: a run that has just been created.
@@ -152,7 +153,7 @@ class StepTable:
         filling = Filling()
         ranks = reader.ranks(attempt)
         filling.add_ranks(ranks)
-        for rank, columns in read_columns(reader, attempt, ranks, workers=workers):
+        for rank, columns in read_columns(reader, attempt, ranks, engine):
             filling.add(rank, columns)
         return cls.filled(attempt, filling)
 

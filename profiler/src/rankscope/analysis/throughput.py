@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.batches import batch_of
 from rankscope.analysis.peak_flops import half_precision, peaks_of
 from rankscope.analysis.steps import StepTable, Stored
 from rankscope.analysis.throughput_result import Throughput
 from rankscope.runs.records import RankInfo
-
-OWN_BATCH: Final = frozenset(
-    ("dp", "ddp", "fsdp", "dp_replicate", "dp_shard", "dp_shard_mod_ep", "dp_shard_in_ep", "hsdp", "data", "replicate", "shard")
-)
-"""Dimensions of the layout along which ranks have batches of their own; along all others they work on the same one."""
 
 
 def throughput_of(
@@ -60,10 +55,7 @@ def _batches(table: StepTable, infos: Mapping[int, RankInfo]) -> list[list[int]]
     """Rows of the table, grouped by the batch that they work on."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for row, rank in enumerate(map(int, table.ranks)):
-        info = infos.get(rank)
-        coordinates = info.coordinates if info is not None else {}
-        place = tuple((name, at) for name, at in sorted(coordinates.items()) if name in OWN_BATCH)
-        groups.setdefault(place if coordinates else ("rank", rank), []).append(row)
+        groups.setdefault(batch_of(rank, infos.get(rank)), []).append(row)
     return list(groups.values())
 
 

@@ -27,7 +27,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     peak_dtype: str | None
     """What ``mfu`` is against: bf16 (dense), or fp16 where the GPU has no bf16."""
     peak_flops: float | None
-    """Per second; from the table in ``analysis/peak_flops.py``."""
+    """Per second; from the table in ``analysis/peak_flops.py``. ``None``: the GPU is not in it, or there are several models."""
     mfu: float | None
     """Model FLOP/s utilisation: ``flops_per_second_per_rank`` / ``peak_flops``."""
     mfu_by_dtype: dict[str, float] = {}

@@ -29,6 +29,7 @@ from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.transfers import communication_parts
 from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.waiting import Waits, waits_of
+from rankscope.analysis.workers import Engine
 
 
 def analyze_traces(
@@ -39,11 +40,11 @@ def analyze_traces(
     links: Sequence[ToldLink] = (),
     communication_pattern: re.Pattern[str] | None = None,
     detail: bool = False,
-    workers: int = 1,
+    engine: Engine,
 ) -> Analysis:
     """Analyse traces of one or many ranks; see ``engine.analyze``."""
     files, named = find_traces(paths)
-    traces, warnings = read_ranks(files, named, communication_pattern, detail=detail, workers=workers)
+    traces, warnings = read_ranks(files, named, communication_pattern, detail=detail, engine=engine)
     if communication_pattern is not None and not any(trace.pattern_found for trace in traces):
         warnings.append(f"the communication pattern {communication_pattern.pattern!r} is in no kernel's name")
     # A collective that a torn trace lacks would look as if that rank had no part in it, and another had come last: so its rank is
@@ -87,6 +88,7 @@ def analyze_traces(
                 device_kind=trace.device_kind,
                 communication_parts=parts.get(trace.rank),
                 detail=trace.detail,
+                clock=clocks.found.get(trace.rank),
             )
             for trace in traces
         ],

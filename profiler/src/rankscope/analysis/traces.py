@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.classify import ANNOTATION, CPU_COMMUNICATION, CPU_OP, GPU_ANNOTATION, GPU_COPY, GPU_KERNEL, LAUNCH
 from rankscope.analysis.event_stream import EventStream
 from rankscope.analysis.kineto_schema import (
+    ANY_DETAIL_EVENT,
     ANY_EVENT,
     NO_TEXT,
+    DetailArgs,
+    DetailEvent,
     Device,
     Distributed,
     Event,
     EventArgs,
-    Mark,
     Number,
     Time,
     number,
@@ -42,6 +44,24 @@ DEVICE_NOTE: Final = 5
 RECORDED: Final = 1
 BACKWARD: Final = 2
 """Values of ``Trace.autograd``; 0 is an operator that autograd did not see, and everything that is no operator."""
+
+# Most of what events say is told by some kinds of them: looking at all would take as long as the rest together.
+_WORKS, _LINKS, _MOVES, _OPERATES = (
+    np.isin(np.arange(DEVICE_NOTE + 1), kinds)
+    for kinds in ((KERNEL, COPY), (KERNEL, COPY, LAUNCHED), (COPY, LAUNCHED), (OPERATOR,))
+)
+_TOLD_BY: Final[dict[str, tuple[NDArray[np.bool_], int]]] = {
+    # column: (by category, whether events of it tell), what stands in the rows of the others
+    "stream": (_WORKS, -1),
+    "device": (_WORKS, -1),
+    "correlation": (_LINKS, -1),
+}
+_DETAILS_BY: Final[dict[str, tuple[NDArray[np.bool_], int]]] = {
+    "grid": (_WORKS, -1),
+    "graphed": (_WORKS, 0),
+    "bytes": (_MOVES, -1),
+    "autograd": (_OPERATES, 0),
+}
 
 _CATEGORIES: Final[dict[str, int]] = {
     **dict.fromkeys(GPU_KERNEL, KERNEL),
@@ -67,11 +87,10 @@ MAX_NAME_CHARACTERS: Final = 256 * 1024**2
 
 _COMMUNICATION_NOTES: Final = ("nccl:", *CPU_COMMUNICATION)
 _SPELLINGS: Final = 1000
-_NO_ARGS: Final = EventArgs()
+_NO_ARGS: Final = DetailArgs()
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True):
     """One rank's trace as columns, one row per event that can be work, a launch or an annotation, in file order.
 
     Times are int64 nanoseconds: unix time where the trace has a base or absolute timestamps, which is every trace since 2021.
@@ -98,16 +117,16 @@ class Trace:
     correlation: NDArray[np.int64]
     device: NDArray[np.int16]
     bytes: NDArray[np.int64]
-    """What a copy, or the call that asked for it, says it moves."""
+    """What a copy, or the call that asked for it, says it moves. This and the next three: empty unless read in detail."""
     grid: NDArray[np.int32]
     """Launch grid of a kernel, numbered in order of appearance."""
     graphed: NDArray[np.bool_]
     """Whether the event says that it is a node of a device graph."""
     autograd: NDArray[np.int8]
     """``RECORDED``: an operator called with gradients on, as forward is. ``BACKWARD``: an operator of a backward pass."""
-    metadata: dict[int, EventArgs] = field(default_factory=dict)
+    metadata: dict[int, EventArgs] = msgspec.field(default_factory=dict)
     """Row to communication arguments, for rows that have them, and for annotations of communication."""
-    gpu_names: list[str] = field(default_factory=list)
+    gpu_names: list[str] = msgspec.field(default_factory=list)
     """Names of the host's accelerators, as far as this process saw them."""
     events: int = 0
     """Events in the file, used or not."""
@@ -126,15 +145,16 @@ class Trace:
         return np.flatnonzero(self.category == category)
 
 
-def read_trace(path: Location) -> Trace:
+def read_trace(path: Location, *, detail: bool = True) -> Trace:
     """Read one trace, plain, gzip or Zstandard, an object or a bare list of events, in memory for its columns and one part.
+    Without ``detail``, which takes a fifth of the time, some of its columns are empty.
 
     A trace that is cut off or damaged is used as far as it goes; ``torn`` and ``damaged`` say so. Raises ``InputError`` naming
     the file and what is wrong with it: missing, empty, not JSON, JSON but no trace, hostile, or nothing computes in it.
     """
     text = TraceText(path)
-    stream = EventStream[Event | Mark](path, text, ANY_EVENT)
-    columns = _Columns(path)
+    stream = EventStream[Any](path, text, ANY_DETAIL_EVENT if detail else ANY_EVENT)
+    columns = _Columns(path, detail=detail)
     for events in stream:
         columns.add(events)
     trace = columns.trace(stream, torn=text.torn or stream.torn)
@@ -158,7 +178,9 @@ def read_whole_trace(path: Location) -> Trace:
 class _Columns:
     """The events that matter, as columns, part by part."""
 
-    def __init__(self, path: Location) -> None:
+    def __init__(self, path: Location, *, detail: bool) -> None:
+        self._event = DetailEvent if detail else Event
+        self._detail = detail
         self._path = path
         self._parts: list[dict[str, NDArray[Any]]] = []
         self._codes = _Codes()
@@ -169,10 +191,10 @@ class _Columns:
         self._rows = 0
         self._damaged = 0
 
-    def add(self, events: Iterable[Event | Mark]) -> None:
+    def add(self, events: Iterable[Any]) -> None:
         """Append what matters of some events."""
-        codes, names, threads, grids = self._codes, self._names, self._threads, self._grids
-        kept = [event for event in events if type(event) is Event and codes[event.cat] >= 0]
+        codes, names, threads, wanted = self._codes, self._names, self._threads, self._event
+        kept: list[Event] = [event for event in events if type(event) is wanted and codes[event.cat] >= 0]
         start_us = _floats([event.ts for event in kept])
         length_us = _floats([event.dur for event in kept])
         sane = (np.abs(start_us) < _ABSURD_TIME_US) & (length_us >= 0) & (length_us < _ABSURD_US)
@@ -182,30 +204,34 @@ class _Columns:
             start_us, length_us = start_us[sane], length_us[sane]
         start = _nanoseconds(start_us)
         args = [event.args or _NO_ARGS for event in kept]
-        category = np.array([codes[event.cat] for event in kept], dtype=np.int8)
-        # Each of these is told by few kinds of events: looking at all of them would take as long as the rest together.
-        on_device, moves, is_operator = category <= COPY, (category == COPY) | (category == LAUNCHED), category == OPERATOR
-        works, operators = list(compress(args, on_device.tolist())), list(compress(args, is_operator.tolist()))
-        device = _wholes([one.device for one in works])
+        category = _numbers([codes[event.cat] for event in kept], np.int8)
+        works, links = (_telling(args, category, kinds) for kinds in (_WORKS, _LINKS))
         self._parts.append(
             {
                 "start": start,
                 "end": start + _nanoseconds(length_us),
                 "category": category,
-                "name": np.array([names[event.name] for event in kept], dtype=np.int32),
-                "thread": np.array([threads[event.pid, event.tid] for event in kept], dtype=np.int64),
-                "stream": _wholes([one.stream for one in args]),
-                "correlation": _wholes([one.correlation for one in args]),
-                "device": _placed(on_device, np.where(device < 2**15, device, -1).astype(np.int16)),
-                "bytes": _placed(moves, _wholes([one.bytes for one in compress(args, moves.tolist())])),
-                "grid": _placed(on_device, np.array([grids[bytes(one.grid)] for one in works], dtype=np.int32)),
-                "graphed": _placed(on_device, _wholes([one.graph_node for one in works])) > 0,
-                "autograd": _placed(is_operator, _autograd(operators), missing=0),
+                "name": _numbers([names[event.name] for event in kept], np.int32),
+                "thread": _numbers([threads[event.pid, event.tid] for event in kept], np.int64),
+                "stream": _wholes([one.stream for one in works]),
+                "device": _wholes([one.device for one in works]),
+                "correlation": _wholes([one.correlation for one in links]),
             }
+            | (self._details(args, category) if self._detail else {})
         )
         self._describe(kept, args, np.flatnonzero(category == NOTE))
         self._rows += len(kept)
         self._check_size()
+
+    def _details(self, args: Sequence[Any], category: NDArray[np.int8]) -> dict[str, NDArray[Any]]:
+        grids = self._grids
+        works, moves, operators = (_telling(args, category, kinds) for kinds in (_WORKS, _MOVES, _OPERATES))
+        return {
+            "grid": _numbers([grids[bytes(one.grid)] for one in works], np.int32),
+            "graphed": _wholes([one.graph_node for one in works]) > 0,
+            "bytes": _wholes([one.bytes for one in moves]),
+            "autograd": _autograd(operators),
+        }
 
     def _describe(self, kept: Sequence[Event], args: Sequence[EventArgs], notes: NDArray[np.intp]) -> None:
         """Keep what events say about communication."""
@@ -225,11 +251,16 @@ class _Columns:
             if count > limit:
                 raise InputError(self._path, f"too large to analyse: more than {limit} {what}")
 
-    def trace(self, stream: EventStream[Event | Mark], torn: str | None) -> Trace:
+    def trace(self, stream: EventStream[Any], torn: str | None) -> Trace:
         """Everything that was added, with what the file says besides its events."""
         about = read_metadata(stream.said)
         self.add([])  # so that there are columns
         columns = {column: self._joined(column) for column in list(self._parts[0])}
+        for column, (kinds, missing) in (_TOLD_BY | (_DETAILS_BY if self._detail else {})).items():
+            columns[column] = _placed(kinds[columns["category"]], columns[column], missing)
+        if not self._detail:
+            columns |= self._details([], columns["category"][:0])
+        columns["device"] = np.where(columns["device"] < 2**15, columns["device"], -1).astype(np.int16)
         base = about.base_unix_ns
         columns["start"] += base
         columns["end"] += base
@@ -271,6 +302,7 @@ class _Codes(dict[str | None, int]):
 
 _K = TypeVar("_K")
 _N = TypeVar("_N", bound=np.generic)
+_T = TypeVar("_T")
 
 
 class _Numbers(dict[_K, int]):
@@ -291,10 +323,15 @@ class _Names(_Numbers[str | float | bytes | None]):
         return super().__missing__(key)
 
 
+def _numbers(values: Sequence[float | str | None], kind: type[_N]) -> NDArray[_N]:
+    # Half the time of np.array, which looks at every value for its type first.
+    return np.fromiter(values, kind, len(values))
+
+
 def _floats(values: list[Time]) -> NDArray[np.float64]:
     """NaN where there is none."""
     try:
-        return np.array(values, dtype=np.float64)
+        return _numbers(values, np.float64)
     except (ValueError, TypeError, OverflowError):
         return np.array([number(value) for value in values], dtype=np.float64)
 
@@ -302,20 +339,25 @@ def _floats(values: list[Time]) -> NDArray[np.float64]:
 def _wholes(values: list[Number]) -> NDArray[np.int64]:
     """-1 where there is none."""
     try:
-        found = np.array(values, dtype=np.int64)
+        found = _numbers(values, np.int64)
     except (ValueError, TypeError, OverflowError):
         return np.array([whole(value) for value in values], dtype=np.int64)
     return np.where((found < -1) | (found >= 2**62), -1, found)
 
 
-def _placed(rows: NDArray[np.bool_], values: NDArray[_N], missing: int = -1) -> NDArray[_N]:
+def _telling(args: Sequence[_T], category: NDArray[np.int8], kinds: NDArray[np.bool_]) -> list[_T]:
+    """Arguments of the events of some kinds."""
+    return list(compress(args, kinds[category].tolist()))
+
+
+def _placed(rows: NDArray[np.bool_], values: NDArray[_N], missing: int) -> NDArray[_N]:
     """A column with the values in those rows."""
     column = np.full(len(rows), missing, dtype=values.dtype)
     column[rows] = values
     return column
 
 
-def _autograd(args: Sequence[EventArgs]) -> NDArray[np.int8]:
+def _autograd(args: Sequence[DetailArgs]) -> NDArray[np.int8]:
     recorded = _wholes([one.autograd_sequence for one in args]) >= 0
     backward = _wholes([one.forward_thread for one in args]) > 0
     return np.where(recorded, np.where(backward, BACKWARD, RECORDED), 0).astype(np.int8)

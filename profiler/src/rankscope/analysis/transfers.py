@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.detail_result import CommunicationPart
@@ -12,13 +12,12 @@ from rankscope.analysis.intervals import Spans, intersect, join, measure, subtra
 from rankscope.analysis.matching import Match, arrival_ns
 
 
-@dataclass(slots=True)
-class _Spans:
+class _Spans(msgspec.Struct):
     """Of one rank, over all of its matched collectives: unmerged intervals in nanoseconds."""
 
-    transfers: list[tuple[int, int]] = field(default_factory=list)
-    waits: list[tuple[int, int]] = field(default_factory=list)
-    compute: list[tuple[int, int]] = field(default_factory=list)
+    transfers: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    waits: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    compute: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
 def communication_parts(

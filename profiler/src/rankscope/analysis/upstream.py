@@ -10,10 +10,10 @@ and, going forward in time, no cycle can arise.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
 from typing import Final
+
+import msgspec
 
 MAX_ORIGINS: Final = 16
 """So many origins are carried along per rank, the largest; what others did stays with the last to arrive."""
@@ -22,8 +22,7 @@ Charge = dict[int, float]
 """Origin to nanoseconds, of one victim's wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
+class Meeting(msgspec.Struct, frozen=True):
     """One collective: who kept whom waiting."""
 
     step: int
@@ -43,11 +42,10 @@ class Meeting:
         return rank, wait
 
 
-@dataclass(slots=True)
-class _Delay:
+class _Delay(msgspec.Struct):
     """What has delayed one rank so far, by the group in which it was kept waiting and the origin."""
 
-    by_group: dict[tuple[int, ...], Charge] = field(default_factory=dict)
+    by_group: dict[tuple[int, ...], Charge] = msgspec.field(default_factory=dict)
 
     def outside(self, members: tuple[int, ...]) -> Charge:
         """Per origin, what delayed it in other groups than this one: in this one all members had the same."""
@@ -127,6 +125,9 @@ def _meet(meeting: Meeting, delays: Mapping[int, _Delay], exposed: Callable[[int
             delays[victim].add(meeting.members, charge, share)
     for origin, both in seen.items():
         if both:
+            # Imported for chains of delays only: it takes as long as a dozen of our modules.
+            from statistics import median
+
             left, shown = zip(*both, strict=True)
             delays[meeting.culprit].settle(meeting.members, origin, median(left), median(shown))
     return charged

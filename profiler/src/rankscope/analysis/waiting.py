@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from rankscope.analysis.clock import TOLERANCE_NS, Clocks
 from rankscope.analysis.matching import Match, Matching, arrival_ns
 from rankscope.runs.records import CollectiveRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """One rank waited for another in one instance. Times are nanoseconds on the waiter's own clock."""
 
     match: Match
@@ -31,14 +31,13 @@ class Wait:
     """From when on it waited for the origin alone; before that, for others as well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(msgspec.Struct, frozen=True):
     """All waits, and what could not be judged."""
 
-    waits: list[Wait] = field(default_factory=list)
-    transfers_ns: list[tuple[Match, int | None]] = field(default_factory=list)
+    waits: list[Wait] = msgspec.field(default_factory=list)
+    transfers_ns: list[tuple[Match, int | None]] = msgspec.field(default_factory=list)
     """Every judged instance and how long its data took once the waiting was over; ``None`` where that cannot be told."""
-    excluded: dict[str, int] = field(default_factory=dict)
+    excluded: dict[str, int] = msgspec.field(default_factory=dict)
     """Matched instances that could not be judged, by reason."""
 
 

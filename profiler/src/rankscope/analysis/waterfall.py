@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from rankscope.analysis.waterfall_result import MEANING, PartName, PartSource, Waterfall, WaterfallPart
 
-BLAME: Final[tuple[PartName, ...]] = (
+PRECEDENCE: Final[tuple[PartName, ...]] = (
     "pipeline_bubble",
     "exposed_communication",
     "straggler_wait",
@@ -18,7 +18,6 @@ BLAME: Final[tuple[PartName, ...]] = (
     "host",
 )
 """Where parts are read from different sources they may claim more than the step has: a part gets what those before it left."""
-
 
 WHY_NOT: Final[dict[PartName, str]] = {
     "ideal": "needs the floating-point operations of the step, told by the script, and a GPU whose peak is known",
@@ -55,10 +54,10 @@ class Costs:
 
 
 def waterfall(costs: Costs) -> Waterfall:
-    """Parts that sum to the step: whole nanoseconds, each part at most what those before it in ``BLAME`` left."""
+    """Parts that sum to the step: whole nanoseconds, each part at most what those before it in ``PRECEDENCE`` left."""
     whole = left = round(costs.step_us * 1000)
     taken: dict[PartName, int] = {}
-    for name in BLAME:
+    for name in PRECEDENCE:
         if (amount := costs.known.get(name)) is not None:
             taken[name] = min(round(min(max(amount.us, 0.0), costs.step_us) * 1000), left)
             left -= taken[name]

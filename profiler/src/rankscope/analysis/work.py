@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +18,7 @@ from rankscope.analysis.classify import (
     is_cpu_work,
 )
 from rankscope.analysis.copies import direction_of
+from rankscope.analysis.grouping import distinct
 from rankscope.analysis.intervals import union
 from rankscope.analysis.traces import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
 
@@ -26,8 +27,7 @@ KINDS: Final[tuple[WorkKind, ...]] = ("compute", "communication", "memcpy")
 COMPUTE, COMMUNICATION, MEMCPY = range(3)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkEvents:
+class WorkEvents(msgspec.Struct, frozen=True):
     """The events of a trace that are work.
 
     On a trace with device work, compute is what ran on the device; on a CPU build it is the operators. Communication of CPU
@@ -63,9 +63,11 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
     kind = np.full(len(trace.start), NO_WORK, dtype=np.int8)
     kernels = trace.category == KERNEL
     notes = trace.category == NOTE
-    by_name = np.array([KINDS.index(classify_kernel(name)) for name in trace.names], dtype=np.int8)
-    if communication is not None:
-        by_name[[communication.search(name) is not None for name in trace.names]] = COMMUNICATION
+    by_name = np.full(len(trace.names), NO_WORK, dtype=np.int8)
+    for one in distinct(trace.name[kernels]):
+        name = trace.names[one]
+        told = communication is not None and communication.search(name) is not None
+        by_name[one] = COMMUNICATION if told else KINDS.index(classify_kernel(name))
     kind[kernels] = by_name[trace.name[kernels]]
     # What the communication library said about a kernel outweighs the kernel's name.
     for row in trace.metadata:
@@ -101,7 +103,7 @@ def outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
     order = np.lexsort((-trace.end[rows], trace.start[rows], trace.thread[rows]))
     rows = rows[order]
     keep = np.ones(len(rows), dtype=bool)
-    for thread in np.unique(trace.thread[rows]):
+    for thread in distinct(trace.thread[rows]):
         mine = np.flatnonzero(trace.thread[rows] == thread)
         ends = np.maximum.accumulate(trace.end[rows[mine]])
         keep[mine[1:]] = trace.start[rows[mine[1:]]] >= ends[:-1]
@@ -129,7 +131,7 @@ def _launching_rows(trace: Trace) -> NDArray[np.intp]:
 def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
     """Copies between devices that were launched (``calls``: by which row) inside a collective on the calling thread."""
     copies = np.flatnonzero((trace.category == COPY) & (calls >= 0))
-    between = [name for name in np.unique(trace.name[copies]) if direction_of(trace.names[name]) == "peer to peer"]
+    between = [name for name in distinct(trace.name[copies]) if direction_of(trace.names[name]) == "peer to peer"]
     copies = copies[np.isin(trace.name[copies], between)]
     if not len(copies):
         return copies

@@ -327,6 +327,8 @@ class HardwareSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Reasons for a lowered clock that were active; an empty list: none was."""
     xid_errors: int | None = None
     """Xid errors so far."""
+    xid_errors_of_programs: int | None = None
+    """Of these, those with codes that say that a program went wrong, or that it ended: of the GPU itself they say nothing."""
     ecc_uncorrected_errors: int | None = None
     pcie_replays: int | None = None
     nvlink_errors: int | None = None

@@ -14,13 +14,12 @@ from types import FrameType
 from typing import NoReturn
 
 import click
-import msgspec
 
 from rankscope.analysis.render import render_text
 from rankscope.cli.demo.faults import Fault, FaultType
 from rankscope.cli.demo.services import Services
 from rankscope.cli.demo.story import Part, Story, announce, tell
-from rankscope.cli.terminal import format_option, use_color, width
+from rankscope.cli.terminal import format_option, print_json, use_color, width
 from rankscope.runs.errors import InputError, MissingError
 
 
@@ -118,7 +117,7 @@ def _print_result(story: Story, output_format: str) -> None:
     if output_format == "json":
         verdict = story.analysis.verdict if story.analysis else None
         document = {"parts": story.parts, "ok": ok, "verdict": verdict, "urls": story.urls, "run": str(story.run_dir)}
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        print_json(document)
         sys.stdout.buffer.flush()
         return
     if story.analysis is not None:

@@ -104,6 +104,6 @@ def _side(side: Usable, gpu_hour: Cost | None) -> Side:
         cost_per_million_tokens=cost["tokens"],
         warnings=[
             *recording.warnings,
-            *([f"{missing} of {recording.world_size} ranks have no, or few, records"] if missing else []),
+            *([f"{missing} of {recording.world_size} ranks have no, or few, usable steps"] if missing else []),
         ],
     )

@@ -14,7 +14,7 @@ from rankscope.analysis.compare.rank_shifts import comparable_ranks, rank_shifts
 from rankscope.analysis.compare.result import Comparison, Per, Quantity, Throughput
 from rankscope.analysis.compare.shift import Series
 from rankscope.analysis.compare.summary import summarise
-from rankscope.analysis.compare.usable import Basis, Usable, mean_over_ranks
+from rankscope.analysis.compare.usable import Basis, Usable, walls
 from rankscope.analysis.steps import StepTable
 
 _SAME_WORK: Final = 0.001
@@ -26,9 +26,11 @@ def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
     basis: Basis = "own" if a.has_own and b.has_own else "wall"
     per, work_a, work_b = _per(a, b)
     table_a, table_b = a.table, b.table
-    wall_a, wall_b = table_a.matrix("wall_us").mean(axis=0) / work_a, table_b.matrix("wall_us").mean(axis=0) / work_b
+    wall_a, wall_b = walls(table_a) / work_a, walls(table_b) / work_b
     step_us = float(wall_a.mean()) if len(wall_a) else 0.0
-    pieces = _pieces(table_a, table_b, basis, work_a, work_b) if len(wall_a) and len(wall_b) else {}
+    pieces: dict[str, tuple[Series, Series]] = {}
+    if len(wall_a) and len(wall_b):
+        pieces = with_rest(_parts(table_a, basis, work_a), _parts(table_b, basis, work_b), wall_a, wall_b)
     inside = _inside(table_a, table_b, work_a, work_b)
     windows_a, windows_b = windows(a), windows(b)
     profiled = [name for name in WINDOW if name in windows_a and name in windows_b]
@@ -83,13 +85,8 @@ def _per(a: Usable, b: Usable) -> tuple[Per, float, float]:
     return "step", 1.0, 1.0
 
 
-def _pieces(
-    table_a: StepTable, table_b: StepTable, basis: Basis, work_a: float, work_b: float
-) -> dict[str, tuple[Series, Series]]:
-    of_a = {name: series / work_a for name, series in parts(table_a, basis).items()}
-    of_b = {name: series / work_b for name, series in parts(table_b, basis).items()}
-    wall_a, wall_b = table_a.matrix("wall_us").mean(axis=0) / work_a, table_b.matrix("wall_us").mean(axis=0) / work_b
-    return with_rest(of_a, of_b, wall_a, wall_b)
+def _parts(table: StepTable, basis: Basis, work: float) -> dict[str, Series]:
+    return {name: series / work for name, series in parts(table, basis).items()}
 
 
 def _inside(table_a: StepTable, table_b: StepTable, work_a: float, work_b: float) -> dict[str, tuple[Series, Series]]:
@@ -153,5 +150,5 @@ def per_second(side: Usable, unit: WorkName) -> float | None:
 
 def step_time(side: Usable) -> float | None:
     """Mean step time in microseconds over ranks and steps; ``None`` without a usable step."""
-    walls = mean_over_ranks(side.table.matrix("wall_us"))
-    return None if walls is None else float(walls.mean())
+    found = walls(side.table)
+    return float(found.mean()) if len(found) else None

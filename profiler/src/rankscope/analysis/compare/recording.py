@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rankscope.analysis.damage import damage_warnings
 from rankscope.analysis.possible import is_possible_breakdown
 from rankscope.analysis.steps import StepTable
+from rankscope.analysis.wording import counted
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader, is_headless_run, is_run
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepBreakdown, StepRecord
@@ -114,11 +116,5 @@ def _warnings(reader: RunReader, table: StepTable, attempts: list[int], infos: d
     if infos and any(info.end_reason is None and info.end_unix_ns is None for info in infos.values()):
         warnings.append("it has not ended, as far as its records tell")
     if dropped := sum(info.dropped_records for info in infos.values()):
-        warnings.append(f"{dropped} records were dropped when it was recorded")
-    if reader.skipped_lines:
-        warnings.append(f"{reader.skipped_lines} damaged lines skipped")
-    if reader.unusable:
-        warnings.append(f"{len(reader.unusable)} damaged files or folders left out")
-    if table.damaged:
-        warnings.append(f"{table.damaged} records left out, their times make no sense")
-    return warnings
+        warnings.append(f"{counted(dropped, 'record')} dropped when it was recorded")
+    return warnings + damage_warnings(reader, table)

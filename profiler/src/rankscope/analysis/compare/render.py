@@ -19,20 +19,19 @@ from rankscope.analysis.compare.result import (
     Unit,
 )
 from rankscope.analysis.compare.wording import exactly, percent, percentage, size, time
-from rankscope.analysis.render import printable
-from rankscope.analysis.table import aligned
+from rankscope.analysis.table import aligned, fitting
+from rankscope.analysis.wording import CYAN, GREEN, RED, UNKNOWN, YELLOW, colored, counted, listing, printable, wrapped
 
 _SHOWN_RANKS: Final = 8
+_DISPENSABLE: Final = ("between", "of the step")
+"""Columns that give way on a narrow terminal, in this order."""
 _COLORS: Final[dict[Outcome, str]] = {
-    "worse": "\x1b[1;31m",
-    "mixed": "\x1b[1;33m",
-    "better": "\x1b[1;32m",
-    "same": "\x1b[1;32m",
-    "insufficient_data": "\x1b[1;33m",
+    "worse": RED,
+    "mixed": YELLOW,
+    "better": GREEN,
+    "same": GREEN,
+    "insufficient_data": YELLOW,
 }
-_OTHER_COLOR: Final = "\x1b[1;36m"
-_RESET: Final = "\x1b[0m"
-_UNKNOWN: Final = "-"
 
 _SECTIONS: Final[dict[Role, str]] = {
     "part": "parts of the average {per}, which add up to it",
@@ -61,13 +60,13 @@ def render_compare(result: CompareResult, *, width: int = 100, color: bool = Fal
 def _answer(outcome: Outcome | None, summary: str, width: int, color: bool) -> str:
     word = "SCALING" if outcome is None else outcome.replace("_", " ").upper()
     if color:
-        word = f"{_OTHER_COLOR if outcome is None else _COLORS.get(outcome, _OTHER_COLOR)}{word}{_RESET}"
+        word = colored(word, CYAN if outcome is None else _COLORS.get(outcome, CYAN))
     return "\n".join([word, *_wrapped(summary, width)])
 
 
 def _wrapped(text: str, width: int, *, hanging: str = "") -> list[str]:
     # Paths, hosts and versions come from run directories, which anybody may have written.
-    return textwrap.wrap(printable(text), width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+    return wrapped(printable(text), width, hanging=hanging)
 
 
 def _sides(sides: Sequence[Side], width: int) -> str:
@@ -75,7 +74,7 @@ def _sides(sides: Sequence[Side], width: int) -> str:
     for side in sides:
         facts = [
             side.path,
-            f"{side.world_size} ranks" if side.world_size != 1 else "1 rank",
+            counted(side.world_size, "rank"),
             f"steps {side.steps[0]} to {side.steps[1] - 1}, {side.used_steps} compared",
         ]
         facts += [f"{side.samples_per_s:,.4g} samples/s"] if side.samples_per_s is not None else []
@@ -94,13 +93,8 @@ def _sides(sides: Sequence[Side], width: int) -> str:
 
 
 def _details(one: Comparison, width: int) -> list[str]:
-    blocks = []
-    if one.differs:
-        lines = [line for text in one.differs for line in _wrapped(f"  {text}", width, hanging="    ")]
-        blocks.append("\n".join(["also not the same", *lines]))
-    blocks.append(_table(one, width))
-    blocks.append(_rank_table(one.ranks, width))
-    return blocks
+    differs = listing("also not the same", [printable(text) for text in one.differs], width)
+    return [differs, _table(one, width), _rank_table(one.ranks, width)]
 
 
 def _table(one: Comparison, width: int) -> str:
@@ -115,9 +109,8 @@ def _table(one: Comparison, width: int) -> str:
         if section:
             titles[len(rows)] = title.format(per=one.per)
             rows += section
-    lines = aligned(rows, left=(0, 6))
-    if max(map(len, lines)) > width:
-        lines = aligned([row[:5] + row[6:] for row in rows], left=(0, 5))
+    rows = fitting(rows, width, _DISPENSABLE)
+    lines = aligned(rows, left=(0, len(rows[0]) - 1))
     for at in sorted(titles, reverse=True):
         lines.insert(at, titles[at])
     return "\n".join(lines)
@@ -127,7 +120,7 @@ def _step_rows(step: Quantity, per: str) -> list[list[str]]:
     shifts = [(name, shift) for name, shift in (("typical", step.typical), ("average", step.average)) if shift is not None]
     if not shifts:
         values = [_value(step.a, "us"), _value(step.b, "us"), _change(step.difference, "us")]
-        return [[f"average {per}", *values, _UNKNOWN, _UNKNOWN, _says(step)]]
+        return [[f"average {per}", *values, UNKNOWN, UNKNOWN, _says(step)]]
     return [
         [
             f"{name} {per}",
@@ -164,24 +157,24 @@ def _says(quantity: Quantity) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return _UNKNOWN if share is None else percent(share)
+    return UNKNOWN if share is None else percent(share)
 
 
 def _interval(low: float | None, high: float | None, *, signed: bool = True) -> str:
     if low is None or high is None:
-        return _UNKNOWN
+        return UNKNOWN
     return f"{percentage(low, signed=signed)} … {percentage(high, signed=signed)}%"
 
 
 def _value(value: float | None, unit: Unit) -> str:
     if value is None:
-        return _UNKNOWN
+        return UNKNOWN
     return time(value) if unit == "us" else size(value) if unit == "bytes" else percent(value, signed=False)
 
 
 def _change(value: float | None, unit: Unit) -> str:
     if value is None:
-        return _UNKNOWN
+        return UNKNOWN
     return time(value, signed=True) if unit == "us" else size(value, signed=True) if unit == "bytes" else percent(value)
 
 
@@ -192,14 +185,12 @@ def _rank_table(ranks: Sequence[RankShift], width: int) -> str:
     changed.sort(key=lambda row: -abs(row.excess_b_us - row.excess_a_us))
     rows = [["rank", "host", "own before", "own after", "against its peers", "phase", ""]]
     for row in changed[:_SHOWN_RANKS]:
-        host = row.host_b or _UNKNOWN
+        host = row.host_b or UNKNOWN
         if row.host_a and row.host_a != row.host_b:
             host = f"{row.host_a} -> {host}"
         against = time(row.excess_b_us - row.excess_a_us, signed=True)
         word = {"worse": "slower", "better": "faster"}.get(row.outcome, row.outcome)
-        rows.append(
-            [str(row.rank), printable(host), time(row.own_a_us), time(row.own_b_us), against, row.phase or _UNKNOWN, word]
-        )
+        rows.append([str(row.rank), printable(host), time(row.own_a_us), time(row.own_b_us), against, row.phase or UNKNOWN, word])
     lines = ["ranks whose own time changed against that of the others", *aligned(rows, left=(1, 6))]
     if len(changed) > _SHOWN_RANKS:
         lines += textwrap.wrap(f"and {len(changed) - _SHOWN_RANKS} more; --format json has them all", width)
@@ -213,21 +204,18 @@ def _scaling_table(scaling: Scaling, width: int) -> str:
         [
             row.label,
             str(row.world_size),
-            _UNKNOWN if row.per_s is None else f"{row.per_s:,.4g}",
-            _UNKNOWN if row.speedup is None else f"{row.speedup:.3g}",
+            UNKNOWN if row.per_s is None else f"{row.per_s:,.4g}",
+            UNKNOWN if row.speedup is None else f"{row.speedup:.3g}",
             f"{row.linear:.3g}",
-            _UNKNOWN if row.efficiency is None else percent(row.efficiency, signed=False),
+            UNKNOWN if row.efficiency is None else percent(row.efficiency, signed=False),
             _interval(row.efficiency_low, row.efficiency_high, signed=False),
-            _UNKNOWN if row.cost_per_million is None else f"{row.cost_per_million.amount:.4g} {row.cost_per_million.currency}",
+            UNKNOWN if row.cost_per_million is None else f"{row.cost_per_million.amount:.4g} {row.cost_per_million.currency}",
         ]
         for row in scaling.rows
     ]
-    if all(row[7] == _UNKNOWN for row in rows[1:]):
+    if all(row[7] == UNKNOWN for row in rows[1:]):
         rows = [row[:7] for row in rows]
-    lines = aligned(rows, left=(0,))
-    if max(map(len, lines)) > width:
-        lines = aligned([row[:4] + row[5:] for row in rows], left=(0,))
-    return "\n".join(lines)
+    return "\n".join(aligned(fitting(rows, width, ("linear",)), left=(0,)))
 
 
 def _loss_table(scaling: Scaling) -> str:
@@ -238,7 +226,7 @@ def _loss_table(scaling: Scaling) -> str:
     rows = [["lost, of the rank-time", *(f"{row.label} ({row.world_size})" for row in with_losses)]]
     for name, label in names.items():
         shares = [next((loss.share for loss in row.losses if loss.name == name), None) for row in with_losses]
-        rows.append([f"  {label}", *(_UNKNOWN if share is None else percent(share) for share in shares)])
+        rows.append([f"  {label}", *(UNKNOWN if share is None else percent(share) for share in shares)])
     return "\n".join(aligned(rows, left=(0,)))
 
 

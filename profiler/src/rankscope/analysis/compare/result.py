@@ -88,8 +88,7 @@ class RankShift(msgspec.Struct, frozen=True, kw_only=True):
     """Mean own time, per step, sample or token."""
     own_b_us: float
     excess_a_us: float
-    """Mean of it above the median of the other ranks that do the same work: what the
-    shifts are of."""
+    """Mean of it above the median of the other ranks that do the same work; the shifts are of this."""
     excess_b_us: float
     typical: Shift | None
     average: Shift | None

@@ -12,7 +12,7 @@ from rankscope.analysis.compare.pair import per_second
 from rankscope.analysis.compare.quantities import PARTS, parts, with_rest
 from rankscope.analysis.compare.result import Loss, Scaling, ScalingRow
 from rankscope.analysis.compare.shift import Series, compare_blocks, cut
-from rankscope.analysis.compare.usable import Basis, Usable
+from rankscope.analysis.compare.usable import Basis, Usable, walls
 from rankscope.analysis.compare.wording import percent
 from rankscope.analysis.result import Cost
 
@@ -70,7 +70,7 @@ def _rank_time(side: Usable, work: WorkName, series: Series) -> Series:
 
 
 def _walls(side: Usable, work: WorkName) -> Series:
-    return _rank_time(side, work, side.table.matrix("wall_us").mean(axis=0))
+    return _rank_time(side, work, walls(side.table))
 
 
 def _interval(side: Usable, reference: Usable, work: WorkName, level: float) -> tuple[float | None, float | None]:

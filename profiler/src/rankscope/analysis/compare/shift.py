@@ -56,8 +56,6 @@ class Difference:
     """Chance of a difference as large between two series of the same kind; not corrected for other tests."""
     detectable: float
     """The smallest difference that would have been seen with the chance ``POWER``."""
-    error: float
-    """Standard error of ``b - a``."""
     ratio: tuple[float, float, float] | None
     """b / a and its interval, in which the noise of both counts; ``None`` unless both are positive."""
 
@@ -90,9 +88,8 @@ def lasting(series: Series) -> float:
     times = 1 + 2 * np.cumsum(rho[1 : max(2, count // 2)])
     window = np.arange(1, len(times) + 1)
     enough = np.flatnonzero(window >= 5 * times)
-    time = float(times[enough[0] if len(enough) else -1])
+    time = max(1.0, float(times[enough[0] if len(enough) else -1]))
     # That the mean is subtracted hides the share time/count of the correlation.
-    time = max(1.0, time)
     return time * (1 + min(1.0, 2 * time / count))
 
 
@@ -134,7 +131,6 @@ def compare_blocks(
         high=difference + reach * error,
         p_value=two_sided(t, df),
         detectable=(reach + quantile(1 - POWER, df)) * error,
-        error=error,
         ratio=_ratio(value_a, variance_a, value_b, variance_b, reach),
     )
 

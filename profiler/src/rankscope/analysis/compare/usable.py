@@ -95,3 +95,9 @@ def mean_over_ranks(values: Matrix) -> NDArray[np.float64] | None:
         return None
     mean: NDArray[np.float64] = np.where(known, values, 0.0).mean(axis=0)
     return mean
+
+
+def walls(table: StepTable) -> NDArray[np.float64]:
+    """Wall time of each step of a ``Usable`` table, mean over its ranks; empty where there is no usable step."""
+    found = mean_over_ranks(table.matrix("wall_us"))
+    return np.empty(0) if found is None else found

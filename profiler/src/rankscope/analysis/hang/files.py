@@ -192,7 +192,9 @@ def _named_by(paths: Sequence[Path]) -> tuple[list[DumpFile], list[Path]]:
             found |= {name: file for name in _files(path) if (file := _dump_file(name)) is not None}
             continue
         names = [path]
-        if not path.exists() and _PATTERN & set(str(path)):
+        if not path.exists():
+            if not _PATTERN & set(str(path)):
+                raise InputError(path, "no such file or folder")
             names = [Path(name) for name in sorted(glob.glob(os.fspath(path), recursive=True))]  # noqa: PTH207  # Path.glob refuses absolute patterns
             if not names:
                 raise InputError(path, "no file matches this pattern")

@@ -149,5 +149,5 @@ def _counted(group: Group, mine: Sequence[Dump], furthest: int) -> int | None:
 
     Torch counts point-to-point in the same number: where there is some, the count may be beyond what anybody has come to.
     """
-    said = [dump.progress[group.name].enqueued for dump in mine if group.name in dump.progress]
+    said = [dump.progress[group.name] for dump in mine if group.name in dump.progress]
     return max(0, said[0]) if said and group.backend == "nccl" and said[0] <= furthest else None

@@ -99,14 +99,6 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What a dump says of how far its rank has come in a process group; collectives and point-to-point in one number."""
-
-    enqueued: int
-    completed: int
-
-
-@dataclass(frozen=True, slots=True)
 class Dump:
     """What one recorder of one rank held."""
 
@@ -114,13 +106,13 @@ class Dump:
     """In the order they were enqueued: all that have not ended, and the last of each group."""
     configs: dict[str, Config]
     """By name of the group."""
-    progress: dict[str, Progress]
-    """By name of the group, of groups whose name is known."""
+    progress: dict[str, int]
+    """By name of the group, of groups whose name is known: how many its rank has enqueued, collectives and point-to-point in one
+    number; -1: none."""
     all_progress: bool
     """Whether that is all groups that were ever used."""
     backend: str | None
     """Of the groups of which there are no records; ``None``: nothing tells."""
-    version: str | None
     damaged: int
     """Records that could not be used."""
     gapless: bool
@@ -151,7 +143,6 @@ def parse(document: object, *, backend: str | None = None) -> Dump | None:
         progress=progress,
         all_progress=bool(progress) and not unnamed,
         backend=used or backend or ("nccl" if document.get("nccl_version") or document.get("comm_lib_version") else None),
-        version=text(document["version"]),
         damaged=len(entries) - len(records),
         gapless=gapless,
         from_the_beginning=gapless and records[0].record_id == 0 if records else not entries and not document.get("pg_status"),
@@ -245,17 +236,16 @@ def _ranks(said: object) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(ranks)) or None
 
 
-def _progress(document: object, records: list[Record], configs: dict[str, Config]) -> tuple[dict[str, Progress], int]:
+def _progress(document: object, records: list[Record], configs: dict[str, Config]) -> tuple[dict[str, int], int]:
     """By name, and how many are without: torch numbers the groups here, and names them everywhere else."""
     if not isinstance(document, dict):
         return {}, 0
     said = {
-        number: Progress(enqueued, completed)
+        number: enqueued
         for key, about in document.items()
         if (number := _integer(key)) is not None
         and isinstance(about, dict)
         and (enqueued := _integer(about.get("last_enqueued_collective"))) is not None
-        and (completed := _integer(about.get("last_completed_collective"))) is not None
     }
     names = {record.pg_id: record.group for record in records if record.pg_id is not None}
     # Both are given in the order in which the groups were made; that they match is seen by those that have records.
@@ -264,7 +254,7 @@ def _progress(document: object, records: list[Record], configs: dict[str, Config
         paired = dict(zip(numbers, sorted(configs, key=int), strict=True))
         if all(paired.get(number, name) == name for number, name in names.items()):
             names = paired
-    named = {names[number]: progress for number, progress in said.items() if number in names}
+    named = {names[number]: enqueued for number, enqueued in said.items() if number in names}
     return named, len(document) - len(named)
 
 

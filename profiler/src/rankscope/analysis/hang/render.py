@@ -9,12 +9,12 @@ from rankscope.analysis.duration import duration
 from rankscope.analysis.endings import listed
 from rankscope.analysis.hang.result import HangReport, Operation, Waiting
 from rankscope.analysis.hang.wording import operation_text
+from rankscope.analysis.wording import GREEN, RED, YELLOW, counted, listing, page, warning_lines
 
 SHOWN: Final = 8
 """Culprits, lines of who waits where, links of the chain; the JSON has them all."""
 FRAMES: Final = 5
-_COLORS: Final = {"hang": "\x1b[1;31m", "no_hang": "\x1b[1;32m", "insufficient_data": "\x1b[1;33m"}
-_RESET: Final = "\x1b[0m"
+_COLORS: Final = {"hang": RED, "no_hang": GREEN, "insufficient_data": YELLOW}
 
 
 def render_text(report: HangReport, *, width: int = 100, color: bool = False) -> str:
@@ -25,27 +25,17 @@ def render_text(report: HangReport, *, width: int = 100, color: bool = False) ->
         _culprits(report, width),
         _chain(report, width),
         _waiting(report, width),
-        _lines("next", report.next, width),
+        listing("next", report.next, width),
     ]
-    text = _printable("\n\n".join(part for part in parts if part))
-    if not color:
-        return text
-    kind, rest = text.split("\n", 1)
-    return f"{_COLORS[report.kind]}{kind}{_RESET}\n{rest}"
-
-
-def _printable(text: str) -> str:
-    """Names of groups and files come from dumps, which anybody may have written: no escape sequences from there."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return page(parts, _COLORS[report.kind] if color else None)
 
 
 def _source(report: HangReport, width: int) -> str:
     attempt = "" if report.attempt is None else f", attempt {report.attempt}"
-    of_world = f" of {report.world_size}" if report.world_size is not None else ""
-    lines = [report.path, f"dumps of {report.ranks}{of_world} ranks{attempt}"]
-    for warning in report.warnings:
-        lines += textwrap.wrap(f"warning: {warning}", width, subsequent_indent="  ", break_long_words=False)
-    return "\n".join(lines)
+    ranks = (
+        counted(report.ranks, "rank") if report.world_size is None else f"{report.ranks} of {counted(report.world_size, 'rank')}"
+    )
+    return "\n".join([report.path, f"dumps of {ranks}{attempt}", *warning_lines(report.warnings, width)])
 
 
 def _culprits(report: HangReport, width: int) -> str:
@@ -58,7 +48,7 @@ def _culprits(report: HangReport, width: int) -> str:
             lines += textwrap.wrap(f"  its last: {_described(culprit.last)}", width, subsequent_indent="    ")
             lines += _frames(culprit.last)
     if len(report.evidence) > SHOWN:
-        lines.append(f"and {len(report.evidence) - SHOWN} more")
+        lines.append(f"and {len(report.evidence) - SHOWN} more; --format json has all")
     return "\n".join(lines)
 
 
@@ -99,7 +89,7 @@ def _waiting(report: HangReport, width: int) -> str:
         lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
         lines += _frames(rows[0].operation)
     if len(places) > SHOWN:
-        lines.append(f"  and {len(places) - SHOWN} more places; --format json has them all")
+        lines.append(f"  and {counted(len(places) - SHOWN, 'more place')}; --format json has all")
     return "\n".join(["who waits in what", *lines]) if lines else ""
 
 
@@ -118,14 +108,3 @@ def _described(operation: Operation) -> str:
 
 def _frames(operation: Operation) -> list[str]:
     return [f"      {frame}" for frame in operation.frames[:FRAMES]]
-
-
-def _lines(title: str, rows: list[str], width: int) -> str:
-    lines = [
-        line
-        for row in rows
-        for line in textwrap.wrap(
-            row, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-        )
-    ]
-    return "\n".join([title, *lines]) if lines else ""

@@ -136,7 +136,7 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     """Ranks with a dump that could be read."""
     world_size: int | None
-    """Of the largest group that is known."""
+    """Of a run as it was recorded; of dumps alone, the size of the largest group that is known."""
     attempt: int | None
     """Of a run: the attempt."""
     coverage: float | None

@@ -8,6 +8,7 @@ from typing import Final
 
 from rankscope.analysis.endings import listed
 from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Operation
+from rankscope.analysis.wording import counted
 
 
 def operation_text(operation: Operation) -> str:
@@ -29,16 +30,22 @@ def summary_of(report: HangReport, *, silent: int) -> str:
 def _lacking(report: HangReport, silent: int) -> str:
     if not report.waiting:
         return "Not enough data for a verdict: the dumps hold no collective at all."
-    held = f"{_count(silent)} that could keep them waiting left no dump" if silent else "the others were dumped too early to tell"
-    return f"Not enough data for a verdict: {_count(len(report.waiting))} wait, and {held}."
+    held = "the others were dumped too early to tell"
+    if silent:
+        held = f"{counted(silent, 'rank')} that could keep {'it' if len(report.waiting) == 1 else 'them'} waiting left no dump"
+    return f"Not enough data for a verdict: {_victims(report)}, and {held}."
+
+
+def _victims(report: HangReport) -> str:
+    """``1 rank waits``, ``14 ranks wait``."""
+    return f"{counted(len(report.waiting), 'rank')} {'waits' if len(report.waiting) == 1 else 'wait'}"
 
 
 def _hang_summary(report: HangReport) -> str:
-    waiting = _count(len(report.waiting))
     what = operation_text(report.collective) if report.collective is not None else "something"
     named = listed(report.culprits) if report.culprits else "nobody"
     upper = named[:1].upper() + named[1:]
-    victims = f"{waiting} wait" + ("s" if len(report.waiting) == 1 else "")
+    victims = _victims(report)
     match report.cause:
         case "not_started":
             return f"{upper} enqueued {what}, but the device never came to it; the other ranks began it and wait."
@@ -126,21 +133,17 @@ _DETAILS: Final[dict[HangCause, str]] = {
 def advice(report: HangReport, *, run: str | None, hosts: Mapping[int, str]) -> list[str]:
     """Commands and actions, most useful first."""
     if report.kind == "no_hang":
-        return [
-            "If the job makes no steps, dump it again in a minute: rankscope capture RUN --flight-recorder".replace(
-                "RUN", _run(run)
-            )
-        ]
+        return [f"If the job makes no steps, dump it again in a minute: {_dump_again(run)}"]
     if report.kind == "insufficient_data":
-        return ["Collect the dumps of the other ranks, too: rankscope capture RUN --flight-recorder".replace("RUN", _run(run))]
+        return [f"Collect the dumps of the other ranks, too: {_dump_again(run)}"]
     first = report.culprits[0] if report.culprits else None
     where = f"rank {first}" + (f" on {hosts[first]}" if first in hosts else "") if first is not None else ""
     rows = [row.format(where=where, rank=first) for row in _ADVICE[report.cause or "stuck"]]
-    return [*rows, *([f"rankscope analyze {_run(run)}"] if run is not None else [])]
+    return [*rows, *([f"rankscope analyze {shlex.quote(run)}"] if run is not None else [])]
 
 
-def _run(run: str | None) -> str:
-    return "RUN" if run is None else shlex.quote(run)
+def _dump_again(run: str | None) -> str:
+    return f"rankscope capture {'RUN' if run is None else shlex.quote(run)} --flight-recorder"
 
 
 _ADVICE: Final[dict[HangCause, tuple[str, ...]]] = {
@@ -162,7 +165,3 @@ _ADVICE: Final[dict[HangCause, tuple[str, ...]]] = {
         "NCCL_DEBUG=INFO on the next start",
     ),
 }
-
-
-def _count(number: int) -> str:
-    return f"{number} rank" if number == 1 else f"{number} ranks"

@@ -9,8 +9,8 @@ import msgspec
 
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.result import ExportClock
-from rankscope.analysis.perfetto.source import counted
 from rankscope.analysis.result import Analysis, Finding
+from rankscope.analysis.wording import counted
 
 
 def clock_sentence(clock: ExportClock) -> str:
@@ -18,11 +18,19 @@ def clock_sentence(clock: ExportClock) -> str:
     if clock.method == "none":
         return "Clocks not corrected: no collective could be matched, each host's times are those of its own clock."
     of = counted(clock.matched, "collective") + (f" of {clock.fitted_to}" if clock.fitted_to else "")
-    residual = "not known" if clock.residual_us is None else f"{clock.residual_us:,.1f} us"
+    residual = "not known" if clock.residual_us is None else f"{clock.residual_us:,.1f} µs"
     return (
         f"Clocks corrected by the ends of {of}; afterwards these still disagree by {residual} in the median: "
-        "between ranks nothing below that means anything."
+        "between ranks nothing below that means anything." + _changing(clock)
     )
+
+
+def _changing(clock: ExportClock) -> str:
+    if not clock.changing:
+        return ""
+    fast = max(map(abs, clock.drift_ppm.values()), default=None)
+    by = "" if fast is None else f", by up to {fast:.3g} us per second"
+    return f" Clocks of {counted(len(clock.changing), 'rank')} drift or were set{by}: their times are corrected by when they are."
 
 
 def write_annotations(

@@ -25,8 +25,9 @@ from rankscope.analysis.perfetto.collective_tracks import (
 from rankscope.analysis.perfetto.result import EXPORT_SCHEMA, ExportResult
 from rankscope.analysis.perfetto.run_source import RunSource
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.perfetto.source import Plan, Progress, Source, counted
+from rankscope.analysis.perfetto.source import Plan, Progress, Source
 from rankscope.analysis.perfetto.traces_source import TracesSource
+from rankscope.analysis.wording import counted
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import is_headless_run, is_run
 
@@ -88,6 +89,9 @@ def _source(paths: Sequence[Path], selection: Selection, raw: bool | None, progr
         raise InputError(os.curdir, "nothing to export: name a run directory or traces")
     runs = [path for path in paths if is_run(path) or is_headless_run(path)]
     if not runs:
+        operations = [path for path in paths if path.suffix == ".parquet"]
+        if operations:
+            raise InputError(operations[0], "Parquet, so no Kineto trace; traced operations are read by `rankscope whatif` only")
         return TracesSource(paths, selection, progress=progress)
     if len(paths) > 1:
         raise InputError(paths[1], f"cannot be exported together with the run {runs[0]}; export one run at a time")

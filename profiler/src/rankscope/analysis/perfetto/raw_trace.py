@@ -167,7 +167,7 @@ class Threshold:
             said.append(f"{sum(one[1] for one in traces):,} instants of the raw traces")
         if self.longer_than_ns >= 0:
             short = sum(int(np.count_nonzero(one[0] <= self.longer_than_ns)) for one in traces)
-            said.append(f"{short:,} slices of the raw traces that take {self.longer_than_ns / 1000:g} us or less")
+            said.append(f"{short:,} slices of the raw traces that take {self.longer_than_ns / 1000:g} µs or less")
         if said:
             said[-1] += "; fewer --steps or --ranks show more of each, --max-events N more of all"
         return said

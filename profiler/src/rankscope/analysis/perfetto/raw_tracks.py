@@ -10,7 +10,6 @@ from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter, Track
 from rankscope.analysis.perfetto.raw_trace import Place, RawEvent, RawTrace, Slice, Threshold, args_of
 
 _ON_DEVICE: Final = frozenset({*GPU_KERNEL, *GPU_COPY})
-_NOTED_ON_DEVICE: Final = frozenset(GPU_ANNOTATION)
 
 
 def write_raw(writer: TraceWriter, pid: int, trace: RawTrace, shown: Threshold, correct: Callable[[int], int]) -> None:
@@ -61,7 +60,7 @@ _NOTES: Final = 2
 
 def _track_of(event: RawEvent) -> tuple[int, str, Place]:
     category = (event.cat or "").lower()
-    kind = _STREAMS if category in _ON_DEVICE else _NOTES if category in _NOTED_ON_DEVICE else _THREADS
+    kind = _STREAMS if category in _ON_DEVICE else _NOTES if category in GPU_ANNOTATION else _THREADS
     return kind, _sorted_as(event.pid) + _sorted_as(event.tid), (event.pid, event.tid)
 
 

@@ -22,7 +22,12 @@ class ExportClock(msgspec.Struct, frozen=True, kw_only=True):
     fitted_to: str | None = None
     """Which steps' collectives these are, where not those that are exported: none of these was profiled."""
     offset_us: dict[int, float]
-    """Rank to what was subtracted from its times; a rank that is missing had no matched collective, so nothing was."""
+    """Rank to what was subtracted from its times, of those in ``changing`` in the middle of the collectives; a rank that is
+    missing had no matched collective, so nothing was."""
+    drift_ppm: dict[int, float] = {}
+    """Rank to by how much its clock is too fast, where one can be told from an offset that stays."""
+    changing: list[int] = []
+    """Ranks from whose times not always the same was subtracted, as their clocks drift or were set."""
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):

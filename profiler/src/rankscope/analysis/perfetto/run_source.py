@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from rankscope.analysis.captured import captured_steps
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
@@ -18,10 +19,11 @@ from rankscope.analysis.perfetto.hardware_tracks import gpu_name, write_hardware
 from rankscope.analysis.perfetto.raw_trace import RawTrace, Threshold, read_raw_trace, threshold
 from rankscope.analysis.perfetto.raw_tracks import write_raw
 from rankscope.analysis.perfetto.selection import Selection, fitting_steps
-from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, counted, process_name, step_range
+from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, step_range
 from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
 from rankscope.analysis.possible import is_possible_step
+from rankscope.analysis.wording import counted
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -44,9 +46,7 @@ class RunSource:
         everybody = self._reader.ranks(self._attempt)
         ranks = [rank for rank in everybody if selection.has_rank(rank)]
         if not ranks:
-            raise InputError(
-                path, "no rank has left records in it" if not everybody else f"none of these ranks: {_some(everybody)}"
-            )
+            raise InputError(path, "no rank has left records in it" if not everybody else none_of_these(everybody))
         self._infos = {rank: info for rank in everybody if (info := self._reader.rank(self._attempt, rank)) is not None}
         left_out = [counted(len(attempts) - 1, "earlier attempt")] if len(attempts) > 1 else []
         steps = self._choose(everybody, set(ranks), selection, left_out, progress)
@@ -105,8 +105,9 @@ class RunSource:
             fitted = match_collectives(there, world_size=world_size).matches
         clocks = _shared_by_hosts(fit_clocks(fitted, hosts), hosts)
         first, last = self._uncorrected(steps, collectives)
-        base = first - max(0, *clocks.offset_ns.values(), 0)
-        self._extent = (base, last - min(0, *clocks.offset_ns.values(), 0) + _MARGIN_NS)
+        least, largest = clocks.reach()
+        base = first - largest
+        self._extent = (base, last - least + _MARGIN_NS)
         info = self._reader.info
         return Plan(
             kind="run",
@@ -155,7 +156,7 @@ class RunSource:
         for kernel in self._reader.kernels(self._attempt, rank):
             if kernel.step in self._steps:
                 costliest.setdefault(kernel.step, []).append(
-                    f"{kernel.total_us:,.1f} us in {kernel.calls} calls, {kernel.kind}: {kernel.name}"
+                    f"{kernel.total_us:,.1f} µs in {kernel.calls} calls, {kernel.kind}: {kernel.name}"
                 )
         track = writer.track(pid, "profiled steps", nest=False)
         windows = captured_steps(self._reader, self._attempt, rank, self._steps).breakdowns
@@ -196,10 +197,10 @@ class RunSource:
         return shown
 
     def _kept(self, rank: int, left_out: list[str] | None = None) -> Iterator[RawTrace]:
-        offset = self.plan.clocks.offset_ns.get(rank, 0)
+        extent = [self.plan.clocks.seen_at(rank, one) for one in self._extent]
         for file in self._kept_files(rank):
             try:
-                trace = read_raw_trace(file).within(self._extent[0] + offset, self._extent[1] + offset)
+                trace = read_raw_trace(file).within(*extent)
             except InputError as error:
                 if left_out is not None:
                     left_out.append(str(error))
@@ -252,17 +253,18 @@ class RunSource:
 
 
 def _shared_by_hosts(clocks: Clocks, hosts: dict[int, str]) -> Clocks:
-    """With the offset of a host for those of its ranks, too, that had no matched collective."""
-    of_host = {hosts[rank]: offset for rank, offset in clocks.offset_ns.items() if rank in hosts}
-    more = {rank: of_host[host] for rank, host in hosts.items() if host in of_host}
-    return replace(clocks, offset_ns={**more, **clocks.offset_ns})
+    """With the clock of a host for those of its ranks, too, that had no matched collective."""
+    known = {hosts[rank]: rank for rank in clocks.offset_ns if rank in hosts}
+    same = {rank: known[host] for rank, host in hosts.items() if host in known}
+    return msgspec.structs.replace(
+        clocks,
+        offset_ns=clocks.offset_ns | {rank: clocks.offset_ns[one] for rank, one in same.items()},
+        courses=clocks.courses | {rank: clocks.courses[one] for rank, one in same.items() if one in clocks.courses},
+        found=clocks.found | {rank: clocks.found[one] for rank, one in same.items() if rank not in clocks.found},
+    )
 
 
 def _gpu(info: RankInfo) -> str | None:
     if info.gpu_uuid is not None:
         return info.gpu_uuid if info.gpu_uuid.startswith("GPU") else f"GPU {info.gpu_uuid}"
     return None if info.local_rank is None else f"local rank {info.local_rank}"
-
-
-def _some(ranks: list[int]) -> str:
-    return f"there are {len(ranks)}, from {ranks[0]} to {ranks[-1]}"

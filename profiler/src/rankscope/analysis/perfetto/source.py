@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
@@ -58,7 +58,7 @@ class Source(Protocol):
         """Processes of hosts."""
 
 
-def clock_of(clocks: Clocks, matches: int, ranks: Iterable[int], *, fitted_to: str | None = None) -> ExportClock:
+def clock_of(clocks: Clocks, matches: int, ranks: Collection[int], *, fitted_to: str | None = None) -> ExportClock:
     """What to say of ``clocks``, fitted to so many matches."""
     return ExportClock(
         method="none" if clocks.residual_ns is None else "collective_ends",
@@ -66,6 +66,8 @@ def clock_of(clocks: Clocks, matches: int, ranks: Iterable[int], *, fitted_to: s
         matched=matches,
         fitted_to=fitted_to,
         offset_us={rank: clocks.offset_ns[rank] / 1000 for rank in ranks if rank in clocks.offset_ns},
+        drift_ppm={rank: found.drift_ppm for rank in ranks if (found := clocks.found.get(rank)) and found.drift_ppm is not None},
+        changing=[rank for rank in ranks if rank in clocks.courses],
     )
 
 
@@ -75,9 +77,9 @@ def process_name(rank: int, host: str | None, gpu: str | None, *, simulated: boo
     return " · ".join(part for part in parts if part)
 
 
-def counted(count: int, thing: str) -> str:
-    """``1 line``, ``2,000 lines``."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+def none_of_these(ranks: Collection[int]) -> str:
+    """What to say when nobody is left of the ranks that there are."""
+    return f"none of these ranks: there are {len(ranks)}, from {min(ranks)} to {max(ranks)}"
 
 
 def step_range(steps: tuple[int, int]) -> str:

@@ -15,7 +15,7 @@ from rankscope.analysis.possible import LAST_STEP, is_possible_step
 from rankscope.runs.records import CollectiveRecord, StepRecord
 
 _CLOCK_STEPS: Final = 20
-"""Profiled steps that are enough to fit the clocks to."""
+"""Profiled steps, on either side, that are enough to fit the clocks to."""
 
 
 @dataclass(slots=True)
@@ -69,12 +69,12 @@ class Survey:
         return weights
 
     def clock_range(self, steps: tuple[int, int]) -> tuple[int, int] | None:
-        """Steps to fit the clocks to where none of ``steps`` was profiled: the next profiled ones before them, or after."""
+        """Steps to fit the clocks to where none of ``steps`` was profiled: the next profiled ones before and after them."""
         if any(steps[0] <= step < steps[1] for step in self.collectives):
             return None
         before = sorted(step for step in self.collectives if step < steps[0])[-_CLOCK_STEPS:]
         after = sorted(step for step in self.collectives if step >= steps[1])[:_CLOCK_STEPS]
-        nearest = before or after
+        nearest = before + after
         return (nearest[0], nearest[-1] + 1) if nearest else None
 
     def extent(self, steps: tuple[int, int]) -> tuple[int, int] | None:

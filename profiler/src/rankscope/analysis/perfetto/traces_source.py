@@ -16,7 +16,7 @@ from rankscope.analysis.perfetto.microseconds import HORIZON_NS
 from rankscope.analysis.perfetto.raw_trace import RawTrace, Sizes, read_raw_trace, threshold
 from rankscope.analysis.perfetto.raw_tracks import write_raw
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, process_name
+from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, step_range
 from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.reduce import reduce_file
 from rankscope.analysis.traces import read_whole_trace
@@ -43,6 +43,8 @@ class _Known:
     collectives: list[CollectiveRecord]
     extent: tuple[int, int] | None
     """The time that is exported; ``None``: nothing is."""
+    annotated: list[int]
+    """Steps that there are."""
     steps: dict[int, tuple[int, int]]
     """Exported step to its start and end."""
     sizes: Sizes
@@ -59,7 +61,7 @@ class TracesSource:
         everything = self._look(paths, left_out, progress)
         self._exported = {rank: known for rank, known in everything.items() if known.extent is not None}
         if not self._exported:
-            raise InputError(paths[0], "none of these ranks and steps is in the traces")
+            raise InputError(paths[0], self._nothing(everything))
         sizes = [known.sizes for known in self._exported.values()]
         self._shown = threshold(sizes, selection.max_events)
         other = sum((known.other for known in self._exported.values()), Counter[str]())
@@ -98,7 +100,8 @@ class TracesSource:
                 file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
             )
         raw = read_raw_trace(file) if self._selection.has_rank(rank) else RawTrace(file)
-        steps = {step: span for step, span in raw.steps().items() if self._selection.has_step(step)}
+        annotated = raw.steps()
+        steps = {step: span for step, span in annotated.items() if self._selection.has_step(step)}
         extent = self._extent(raw, steps)
         cut = raw.within(*extent) if extent else RawTrace(file)
         if not self._selection.chose_steps and len(cut.slices) < len(raw.slices):
@@ -109,6 +112,7 @@ class TracesSource:
             world_size=trace.world_size,
             collectives=reduce_file(trace).collectives,
             extent=extent,
+            annotated=sorted(annotated),
             steps=steps,
             sizes=cut.sizes,
             other=cut.other,
@@ -118,6 +122,17 @@ class TracesSource:
         if not self._selection.chose_steps:
             return raw.extent()
         return (min(start for start, _ in steps.values()), max(end for _, end in steps.values())) if steps else None
+
+    def _nothing(self, everything: Mapping[int, _Known]) -> str:
+        """What to say when none of these traces has anything to export."""
+        if not any(map(self._selection.has_rank, everything)):
+            return none_of_these(everything)
+        if not self._selection.chose_steps:
+            return "there is no event in it that could be shown"
+        found = [step for known in everything.values() for step in known.annotated]
+        if not found:
+            return "no steps to choose from: none are annotated in it (ProfilerStep)"
+        return f"none of these steps; there are {step_range((min(found), max(found) + 1))}"
 
     def _make_plan(self, everything: Mapping[int, _Known], left_out: list[str]) -> Plan:
         hosts = {rank: known.host for rank, known in everything.items() if known.host}

@@ -1,13 +1,14 @@
 """A step as a graph: which operation waits for which, and how long the step takes for given durations.
 
-Replicas and steps run the same program, so one graph serves them all: durations are arrays whose last two axes are steps and
-data-parallel replicas, and each event is played for all of them at once.
+Replicas and steps run the same program in all scenarios, so one graph serves them all: the durations of a node are an array whose
+first axis is data-parallel replicas, and each event is played for all of it at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,8 @@ class Event:
     """Nodes that must have ended."""
     across_replicas: bool
     """The members in all replicas of the step begin together."""
+    done_with: tuple[int, ...]
+    """Nodes whose end nothing that comes later asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,15 @@ def build_graph(
                 order.append(later)
     if len(order) < len(members_of):
         raise CycleError(_circle(waiting, set(order), members_of))
-    return Graph(
-        events=tuple(
-            Event(members_of[number], tuple(before[number]), number < len(groups) and across_replicas[number]) for number in order
-        ),
-        last=tuple(node for node in range(count) if not followed[node]),
-    )
+    events: list[Event] = []
+    asked = [False] * count
+    for number in reversed(order):
+        members, after = members_of[number], tuple(before[number])
+        done_with = tuple(node for node in (*after, *members) if not asked[node])
+        for node in done_with:
+            asked[node] = True
+        events.append(Event(members, after, number < len(groups) and across_replicas[number], done_with))
+    return Graph(events=tuple(reversed(events)), last=tuple(node for node in range(count) if not followed[node]))
 
 
 def _circle(waiting: list[set[int]], done: set[int], members_of: list[tuple[int, ...]]) -> list[int]:
@@ -95,21 +101,23 @@ def _circle(waiting: list[set[int]], done: set[int], members_of: list[tuple[int,
     return [members_of[number][0] for number in reversed(walked[walked.index(at) :])]
 
 
-def step_times(graph: Graph, durations: Times) -> Times:
-    """When each step ends that begins at 0: [..., steps], for durations [nodes, ..., steps, replicas]."""
-    ends = np.empty_like(durations)
-    shape = durations.shape[1:]
-    begin = np.empty(shape)
+def step_times(graph: Graph, took: Callable[[int], Times]) -> Times:
+    """When each step ends that begins at 0: [...], for the durations [replicas, ...] that ``took`` has for each node.
+
+    Each node is asked for once. Ends are kept only for as long as something waits for them, so that they stay in the cache.
+    """
+    ends: dict[int, Times] = {}
+    finish: Times = np.zeros(())
+    last = frozenset(graph.last)
     for event in graph.events:
-        if not event.after:
-            begin[...] = 0.0
-        else:
-            begin[...] = ends[event.after[0]]
-            for node in event.after[1:]:
-                np.maximum(begin, ends[node], out=begin)
-        if event.across_replicas:
-            begin[...] = begin.max(axis=-1, keepdims=True)
+        begin: Times = reduce(np.maximum, [ends[node] for node in event.after]) if event.after else np.zeros(())
+        if event.across_replicas and event.after:
+            begin = begin.max(axis=0, keepdims=True)
         for node in event.nodes:
-            np.add(begin, durations[node], out=ends[node])
-    finish: Times = ends[list(graph.last)].max(axis=(0, -1))
-    return finish
+            ends[node] = begin + took(node)
+        for node in event.done_with:
+            end = ends.pop(node)
+            if node in last:
+                finish = np.maximum(finish, end)
+    latest: Times = finish.max(axis=0)
+    return latest

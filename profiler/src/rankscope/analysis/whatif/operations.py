@@ -56,15 +56,15 @@ class Operations:
     ranks: Numbers
     """[nodes, replicas]: the global rank that ran it."""
     start: Seconds
-    """[nodes, steps, replicas], from the beginning of the step."""
+    """[nodes, replicas, steps], from the beginning of the step."""
     duration: Seconds
-    """[nodes, steps, replicas]"""
+    """[nodes, replicas, steps]"""
     steps_left_out: int
     """Steps in which some replica lacks an operation, or has one too many."""
 
     @property
     def end(self) -> Seconds:
-        """When they ended, [nodes, steps, replicas]."""
+        """When they ended, [nodes, replicas, steps]."""
         return self.start + self.duration
 
     def name(self, node: int) -> str:
@@ -95,20 +95,22 @@ def arrange(columns: Mapping[str, NDArray[np.generic]]) -> Operations:
     first = np.flatnonzero(np.diff(lane, prepend=lane[0] - 1))
     size = np.diff(first, append=len(lane))
     kept = _complete(lane[first], size, first, key)
-    steps, replicas = (np.unique(part) for part in np.divmod(lane[kept], LIMITS["dp_rank"]))
+    step, replica = np.divmod(lane[kept], LIMITS["dp_rank"])
+    replicas = replica[step == step[0]]
+    steps = step[:: len(replicas)]
     count = int(size[np.searchsorted(first, kept[0])])
     if count > MAX_NODES:
         raise ColumnsError(f"a step of {count:,} operations on one replica; at most {MAX_NODES:,} are played")
     rows = order[kept[:, None] + np.arange(count)].reshape(len(steps), len(replicas), count)
-    rows = np.ascontiguousarray(rows.transpose(2, 0, 1))
+    rows = np.ascontiguousarray(rows.transpose(2, 1, 0))
     one = rows[:, 0, 0]
     start = times["start_ts"][rows]
     ranks = integers["rank"][rows]
-    if (ranks != ranks[:, :1]).any():
+    if (ranks != ranks[:, :, :1]).any():
         raise ColumnsError("a stage of a replica changes its rank from step to step")
     places = {
         (stage, replica, rank)
-        for stage, row in zip(integers["stage"][one].tolist(), ranks[:, 0].tolist(), strict=True)
+        for stage, row in zip(integers["stage"][one].tolist(), ranks[:, :, 0].tolist(), strict=True)
         for replica, rank in enumerate(row)
     }
     if not len(places) == len({place[:2] for place in places}) == len({place[2] for place in places}):
@@ -122,10 +124,10 @@ def arrange(columns: Mapping[str, NDArray[np.generic]]) -> Operations:
         global_chunk=columns.get("gmc", none)[one].astype(np.int64),
         steps=steps,
         replicas=replicas,
-        ranks=ranks[:, 0],
-        start=start - start.min(axis=(0, 2), keepdims=True),
+        ranks=ranks[:, :, 0],
+        start=start - start.min(axis=(0, 1)),
         duration=times["duration"][rows],
-        steps_left_out=len(np.unique(integers["step"])) - len(steps),
+        steps_left_out=len(set((lane[first] // LIMITS["dp_rank"]).tolist())) - len(steps),
     )
 
 
@@ -159,7 +161,7 @@ def _complete(lanes: Numbers, size: Numbers, first: Numbers, key: Numbers) -> Nu
     fits = np.zeros(len(lanes), dtype=bool)
     fits[size == usual] = (key[same_size[:, None] + np.arange(usual)] == program).all(axis=1)
     step, replica = np.divmod(lanes, LIMITS["dp_rank"])
-    replicas = len(np.unique(replica[fits]))
+    replicas = len(set(replica[fits].tolist()))
     numbers, at = np.unique(step, return_inverse=True)
     complete = (np.bincount(at, weights=fits, minlength=len(numbers)) == replicas) & (
         np.bincount(at, minlength=len(numbers)) == replicas

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +14,9 @@ from rankscope.analysis.whatif.graph import CycleError, Graph
 from rankscope.analysis.whatif.operation_types import TYPES
 from rankscope.analysis.whatif.operations import ColumnsError, Operations, arrange
 from rankscope.analysis.whatif.operations_file import read_columns, read_layout
-from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, answer, slowest_count
+from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, answer, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
-from rankscope.analysis.whatif.scenarios import Durations, Mask, ideal_durations, own_durations, play
+from rankscope.analysis.whatif.scenarios import Durations, Mask, ideal_durations, own_durations, play, with_and_without
 from rankscope.analysis.whatif.schedule import ScheduleError, build_schedule
 from rankscope.runs.errors import InputError
 
@@ -37,7 +37,7 @@ def whatif_of_operations(path: Path, terms: Terms) -> WhatIf:
         names = [operations.name(node) for node in error.nodes]
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         raise InputError(path, f"operations wait for each other in a circle: {shown}") from error
-    ranks = len(np.unique(operations.ranks))
+    ranks = len(set(operations.stage.tolist())) * len(operations.replicas)
     world_size = None if layout is None else layout.world_size
     if world_size is not None and world_size < ranks:
         raise InputError(path, f"its metadata say that the job has {world_size} GPUs, but there are {ranks} ranks in it")
@@ -69,35 +69,30 @@ def play_operations(operations: Operations, graph: Graph) -> Outcome:
     durations = Durations(real, ideal_durations(operations, real))
     nodes, replicas = operations.ranks.shape
     everything = np.ones((nodes, replicas), dtype=bool)
-    stages = np.unique(operations.stage)
-    last = _of_node(operations, operations.stage == stages[-1])
-    actual, ideal, without_last = play(graph, durations, [everything, ~everything, ~last])
-
-    def parts(keys: list[dict[str, Any]], masks: Iterable[Mask]) -> list[Part]:
-        # One after the other: a thousand masks of a thousand replicas would fill memory.
-        times = play(graph, durations, (mask for own in masks for mask in (own, ~own)))
-        return [Part(key, times[2 * at], times[2 * at + 1]) for at, key in enumerate(keys)]
-
     kinds = np.array([TYPES[code].reported_as for code in operations.kind])
-    names = np.unique(kinds)
-    by_op = parts([{"op": str(name)} for name in names], (_of_node(operations, kinds == name) for name in names))
-    by_stage = parts(
-        [{"stage": int(stage)} for stage in stages], (_of_node(operations, operations.stage == stage) for stage in stages)
+    names, stages = sorted(set(kinds.tolist())), sorted(set(operations.stage.tolist()))
+    masks = chain(
+        [everything, ~everything, ~_of_node(operations, operations.stage == stages[-1])],
+        with_and_without(_of_node(operations, kinds == name) for name in names),
+        with_and_without(_of_node(operations, operations.stage == stage) for stage in stages),
+        with_and_without(np.broadcast_to(np.arange(replicas) == at, (nodes, replicas)) for at in range(replicas)),
     )
-    by_replica = parts(
-        [{"dp_rank": int(number)} for number in operations.replicas],
-        (np.broadcast_to(np.arange(replicas) == at, (nodes, replicas)) for at in range(replicas)),
-    )
+    played = iter(play(graph, durations, masks))
+    actual, ideal, without_last = islice(played, 3)
+    by_op = parts(({"op": name} for name in names), played)
+    by_stage = parts(({"stage": stage} for stage in stages), played)
+    by_replica = parts(({"dp_rank": int(number)} for number in operations.replicas), played)
     keys = _worst_ranks(operations, by_stage, by_replica)
     slowest = [key["rank"] for key in keys[: slowest_count(len(keys))]]
-    by_rank = parts(keys[:MAX_RANKS], (operations.ranks == key["rank"] for key in keys[:MAX_RANKS]))
-    (without_slowest,) = play(graph, durations, [~np.isin(operations.ranks, slowest)])
+    of_ranks = with_and_without(operations.ranks == key["rank"] for key in keys[:MAX_RANKS])
+    played = iter(play(graph, durations, chain([~np.isin(operations.ranks, slowest)], of_ranks)))
+    without_slowest = next(played)
     return Outcome(
         steps=operations.steps,
-        measured=operations.end.max(axis=(0, 2)),
+        measured=operations.end.max(axis=(0, 1)),
         actual=actual,
         ideal=ideal,
-        ranks=by_rank,
+        ranks=parts(keys[:MAX_RANKS], played),
         slowest=slowest,
         without_slowest=without_slowest,
         replicas=by_replica if replicas > 1 else [],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -59,6 +59,11 @@ class Part:
     """This part as it was, all else ideal."""
     without: Times
     """This part ideal, all else as it was."""
+
+
+def parts(keys: Iterable[dict[str, Any]], played: Iterator[Times]) -> list[Part]:
+    """Parts from step times as they were played: of each, only it as it was, and then without it."""
+    return [Part(key, only=next(played), without=next(played)) for key in keys]
 
 
 @dataclass(frozen=True, slots=True)

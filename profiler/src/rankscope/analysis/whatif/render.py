@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from rankscope.analysis.duration import duration
+from rankscope.analysis.table import aligned, fitting
 from rankscope.analysis.whatif.result import Effect, WhatIf
+from rankscope.analysis.wording import GREEN, RED, UNKNOWN, YELLOW, counted, page, warning_lines, wrapped
 
 SHOWN: Final = 8
 """Rows of a table in a terminal; the JSON has them all."""
@@ -15,11 +17,6 @@ SHOWN: Final = 8
 _DISPENSABLE: Final = ("GPU-hours", "share")
 """Columns that give way on a narrow terminal, in this order."""
 
-_UNKNOWN: Final = "-"
-_RESET: Final = "\x1b[0m"
-_BAD: Final = "\x1b[1;31m"
-_GOOD: Final = "\x1b[1;32m"
-_UNSURE: Final = "\x1b[1;33m"
 _TELLING: Final = 1.03
 """From this slowdown on, the headline is a warning; the paper looks closer from there."""
 
@@ -41,13 +38,9 @@ def render_text(result: WhatIf, *, width: int = 100, color: bool = False) -> str
         _table("cause", [(row.cause, row) for row in result.by_cause], width),
     ]
     parts = [_headline(result, width), _source(result, width), *tables, _legend(result, width)]
-    text = _printable("\n\n".join(part for part in parts if part))
-    if not color:
-        return text
-    first, rest = text.split("\n", 1)
     slow = result.slowdown
-    chosen = _UNSURE if slow is None else _BAD if slow >= _TELLING else _GOOD
-    return f"{chosen}{first}{_RESET}\n{rest}"
+    chosen = YELLOW if slow is None else RED if slow >= _TELLING else GREEN
+    return page(parts, chosen if color else None)
 
 
 def _headline(result: WhatIf, width: int) -> str:
@@ -61,11 +54,7 @@ def _headline(result: WhatIf, width: int) -> str:
         facts.append(f"M_W {_plain(result.m_worker)}")
     if result.m_stage is not None:
         facts.append(f"M_S {_plain(result.m_stage)}")
-    return "\n".join([title, *_wrapped(result.summary, width), *_wrapped(" · ".join(facts), width)])
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False)
+    return "\n".join([title, *wrapped(result.summary, width), *wrapped(" · ".join(facts), width)])
 
 
 def _plain(value: float) -> str:
@@ -76,7 +65,7 @@ def _plain(value: float) -> str:
 def _source(result: WhatIf, width: int) -> str:
     source = result.source
     lines = [source.path]
-    about = f"{_count(source.ranks, 'rank')}, {_count(source.steps, 'step')}"
+    about = f"{counted(source.ranks, 'rank')}, {counted(source.steps, 'step')}"
     if source.evidence is not None:
         about += f", from {_EVIDENCE[source.evidence]}"
     if result.measured_step_seconds is not None and result.step_seconds is not None:
@@ -84,10 +73,7 @@ def _source(result: WhatIf, width: int) -> str:
         about += f"; a step took {measured}, the graph plays {played}"
     if source.simulated:
         about += ", GPU readings SIMULATED"
-    lines += textwrap.wrap(about, width)
-    for warning in source.warnings:
-        lines += textwrap.wrap(f"warning: {warning}", width, subsequent_indent="  ", break_long_words=False)
-    return "\n".join(lines)
+    return "\n".join([*lines, *textwrap.wrap(about, width), *warning_lines(source.warnings, width)])
 
 
 def _place(stage: int | None, replica: int | None) -> str:
@@ -104,32 +90,16 @@ def _table(title: str, rows: Sequence[tuple[str, Effect]], width: int) -> str:
         "slowdown": [f"{row.slowdown:.3f}x" for _, row in shown],
         "step without": [duration(row.without_step_seconds * 1e6) for _, row in shown],
         "saved": [_signed(row.saved_seconds) for _, row in shown],
-        "share": [_UNKNOWN if row.share is None else f"{row.share:.1%}" for _, row in shown],
-        "GPU-hours": [_UNKNOWN if row.gpu_hours_lost is None else f"{row.gpu_hours_lost:.3g}" for _, row in shown],
-        "cost": [_UNKNOWN if row.cost is None else f"{row.cost.amount:.2f}" for _, row in shown],
+        "share": [UNKNOWN if row.share is None else f"{row.share:.1%}" for _, row in shown],
+        "GPU-hours": [UNKNOWN if row.gpu_hours_lost is None else f"{row.gpu_hours_lost:.3g}" for _, row in shown],
+        "cost": [UNKNOWN if row.cost is None else _plain(row.cost.amount) for _, row in shown],
     }
-    known = {name: cells for name, cells in columns.items() if name == title or set(cells) != {_UNKNOWN}}
-    lines = _aligned(known)
-    for name in _DISPENSABLE:
-        if max(map(len, lines)) > width and name in known:
-            del known[name]
-            lines = _aligned(known)
+    known = {name: cells for name, cells in columns.items() if name == title or set(cells) != {UNKNOWN}}
+    table = [list(known), *map(list, zip(*known.values(), strict=True))]
+    lines = aligned(fitting(table, width, _DISPENSABLE), left=(0,))
     if len(rows) > SHOWN:
         lines += textwrap.wrap(f"{len(rows) - SHOWN} more not shown; --format json has them", width)
     return "\n".join(lines)
-
-
-def _aligned(columns: Mapping[str, Sequence[str]]) -> list[str]:
-    """Lines of a table: the first column to the left, the others to the right."""
-    padded = []
-    for at, (name, cells) in enumerate(columns.items()):
-        space = max(map(len, (name, *cells)))
-        padded.append([cell.rjust(space) if at else cell.ljust(space) for cell in (name, *cells)])
-    return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _signed(seconds: float) -> str:
@@ -144,8 +114,3 @@ def _legend(result: WhatIf, width: int) -> str:
         "only this ideal; share: of all that is lost"
     )
     return "\n".join(textwrap.wrap(text, width))
-
-
-def _printable(text: str) -> str:
-    """Names and paths may have been written by anybody: no escape sequences from there."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.damage import damage_warnings
 from rankscope.analysis.own_time import MINIMUM_STEPS, Judged, judge
 from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.possible import LAST_STEP, is_possible_breakdown, is_possible_collective
@@ -96,7 +97,7 @@ def whatif_of_run(path: Path, terms: Terms) -> WhatIf:
         steps=0,
         steps_left_out=len(table.steps),
         simulated=recorded.simulated,
-        warnings=_warnings(reader, table),
+        warnings=damage_warnings(reader, table),
     )
     result = _from_steps(source, table, infos, blocked, terms)
     if result.status == "ok":
@@ -122,17 +123,6 @@ def _profiled(reader: RunReader, attempt: int, rank: int) -> Reduction:
         breakdowns=list(filter(is_possible_breakdown, reader.windows(attempt, rank))),
         collectives=list(filter(is_possible_collective, reader.collectives(attempt, rank))),
     )
-
-
-def _warnings(reader: RunReader, table: StepTable) -> list[str]:
-    warnings = []
-    if reader.skipped_lines:
-        warnings.append(f"{reader.skipped_lines} damaged lines skipped")
-    if reader.unusable:
-        warnings.append(f"{len(reader.unusable)} damaged files or folders left out")
-    if table.damaged:
-        warnings.append(f"{table.damaged} records left out, their times make no sense")
-    return warnings
 
 
 def _from_steps(source: WhatIfSource, table: StepTable, infos: dict[int, RankInfo], blocked: _Blocked, terms: Terms) -> WhatIf:
@@ -170,6 +160,8 @@ def _from_steps(source: WhatIfSource, table: StepTable, infos: dict[int, RankInf
 def _missing(source: WhatIfSource, table: StepTable) -> str:
     if source.world_size == 1:
         return "there is one rank, so nobody can make others wait"
+    if not source.ranks:
+        return "no rank has left step records"
     if source.ranks < 2:
         return f"step records of {source.ranks} rank only, of a world of {source.world_size or 'unknown size'}"
     if not np.isfinite(table.matrix("own_us")).any():

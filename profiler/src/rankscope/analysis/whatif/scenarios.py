@@ -7,8 +7,9 @@ the median where it communicates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -22,8 +23,11 @@ from rankscope.analysis.whatif.operations import Operations
 Mask = NDArray[np.bool_]
 """[nodes, replicas]: the operations that are as they were."""
 
-_CELLS_AT_ONCE: Final = 2**20
-"""Durations that are played at once: they stay in the cache, and many scenarios need little memory."""
+_CELLS_AT_ONCE: Final = 2**15
+"""Durations of one node that are played at once, over replicas, steps and scenarios: they stay in the cache."""
+
+_MASKED_AT_ONCE: Final = 2**26
+"""Entries of the masks that are played at once: many scenarios of a large job need little memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +35,18 @@ class Durations:
     """What every operation took by itself, and would ideally take. Seconds."""
 
     real: Times
-    """[nodes, steps, replicas]"""
+    """[nodes, replicas, steps]"""
     ideal: Times
     """[nodes]"""
 
 
 def own_durations(operations: Operations, graph: Graph) -> Times:
-    """[nodes, steps, replicas]: durations without waiting for those that begin together; never below 0."""
+    """[nodes, replicas, steps]: durations without waiting for those that begin together; never below 0."""
     took = operations.duration.copy()
     for event in graph.events:
         if len(event.nodes) > 1 or event.across_replicas:
             nodes = list(event.nodes)
-            began = operations.start[nodes].max(axis=0)
-            if event.across_replicas:
-                began = began.max(axis=-1, keepdims=True)
+            began = operations.start[nodes].max(axis=(0, 1) if event.across_replicas else 0)
             # Clocks of ranks differ, so that a transfer may seem to end before it began.
             took[nodes] = np.maximum(operations.start[nodes] + operations.duration[nodes] - began, 0.0)
     return took
@@ -53,7 +55,7 @@ def own_durations(operations: Operations, graph: Graph) -> Times:
 def ideal_durations(operations: Operations, real: Times) -> Times:
     """[nodes]: one duration per type, over all ranks and steps."""
     ideal = np.empty(len(operations.kind))
-    for code in np.unique(operations.kind):
+    for code in set(operations.kind.tolist()):
         own = operations.kind == code
         values = real[own]
         # Counted from the least: equal durations have exactly themselves as their mean.
@@ -64,11 +66,24 @@ def ideal_durations(operations: Operations, real: Times) -> Times:
 
 def play(graph: Graph, durations: Durations, masks: Iterable[Mask]) -> Times:
     """Step times [scenarios, steps]: operations in the mask of the scenario as they were, all others ideal."""
-    real, ideal = durations.real, durations.ideal[:, None, None, None]
-    at_once = max(1, _CELLS_AT_ONCE // real.size)
+    real, ideal = durations.real[..., None], durations.ideal.tolist()
+    nodes, replicas, steps = durations.real.shape
+    at_once = max(1, min(_CELLS_AT_ONCE // (replicas * steps), _MASKED_AT_ONCE // (nodes * replicas)))
     coming = iter(masks)
-    found = [np.empty((0, real.shape[1]))]
+    found = [np.empty((0, steps))]
     while some := list(islice(coming, at_once)):
-        chosen = np.stack(some, axis=1)[:, :, None, :]
-        found.append(step_times(graph, np.where(chosen, real[:, None], ideal)))
+        chosen = np.stack(some, axis=-1)[:, :, None, :]
+        found.append(step_times(graph, partial(_either, chosen, real, ideal)).T)
     return np.concatenate(found)
+
+
+def _either(chosen: NDArray[np.bool_], real: Times, ideal: Sequence[float], node: int) -> Times:
+    """Durations of a node [replicas, steps, scenarios]."""
+    return np.where(chosen[node], real[node], ideal[node])
+
+
+def with_and_without(masks: Iterable[Mask]) -> Iterator[Mask]:
+    """Of each part, the scenario with only it as it was, and that with only it ideal; one by one, as many would fill memory."""
+    for mask in masks:
+        yield mask
+        yield ~mask

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
-import numpy as np
-
 from rankscope.analysis.whatif.graph import Graph, build_graph
 from rankscope.analysis.whatif.operation_types import (
     BACKWARD,
@@ -82,10 +80,9 @@ class _Program:
 def build_schedule(operations: Operations) -> Graph:
     """The graph of one step. Raises ``ScheduleError``, or ``CycleError`` where operations wait for each other."""
     program = _Program(operations)
-    present = np.unique(operations.stage)
-    if len(present) < program.stages:
-        missing = np.setdiff1d(np.arange(program.stages), present)[0]
-        raise ScheduleError(f"there is a stage {program.stages - 1}, but nothing of stage {missing}")
+    missing = set(range(program.stages)) - set(operations.stage.tolist())
+    if missing:
+        raise ScheduleError(f"there is a stage {program.stages - 1}, but nothing of stage {min(missing)}")
     moved = {direction: [_transfers(program, stage, direction) for stage in range(program.stages)] for direction in _TRANSFERS}
     for direction, stages in moved.items():
         _pair(program, direction, stages)

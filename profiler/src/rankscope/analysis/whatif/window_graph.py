@@ -97,7 +97,7 @@ def build_window_graph(
                 held[rank].append((number, record))
     passed: dict[int, list[float]] = {}
     for rank, records in held.items():
-        start = begin + clocks.offset_ns.get(rank, 0)
+        start = clocks.seen_at(rank, begin)
         passed[rank] = _walk(builder, rank, records, (start, ends[rank]))
     ideal = _ideal(builder, passed, {rank: _signature(matches, held[rank]) for rank in held})
     groups = [nodes for nodes in builder.members.values() if len(nodes) > 1]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -18,9 +19,10 @@ from rankscope.analysis.matching import Match, match_collectives
 from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.reduce import Reduction, reduce_file, reduce_trace
 from rankscope.analysis.traces import Trace, read_whole_trace
-from rankscope.analysis.whatif.graph import CycleError, Times, step_times
-from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, answer, insufficient, slowest_count
+from rankscope.analysis.whatif.graph import CycleError, Times
+from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Terms, answer, insufficient, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
+from rankscope.analysis.whatif.scenarios import Durations, play, with_and_without
 from rankscope.analysis.whatif.window_graph import OWN, WindowGraph, build_window_graph
 from rankscope.runs.errors import InputError
 from rankscope.runs.records import StepBreakdown
@@ -173,37 +175,36 @@ def _whole_windows(profiled: Profiled) -> dict[int, dict[int, StepBreakdown]]:
 
 
 def _outcome(graphs: Sequence[WindowGraph], hosts: Mapping[int, str]) -> Outcome:
-    def times(chosen: Sequence[Chosen]) -> Times:
-        """[steps], with the chosen nodes of each graph as they were and all others ideal."""
-        return np.array([_finish(graph, real) for graph, real in zip(graphs, chosen, strict=True)])
-
-    def part(key: dict[str, Any], chosen: Sequence[Chosen]) -> Part:
-        return Part(key, times(chosen), times([~own for own in chosen]))
-
-    everything = [np.ones(len(graph.real), dtype=bool) for graph in graphs]
     ranks = sorted({int(rank) for graph in graphs for rank in np.unique(graph.ranks)})
     excess = {rank: sum(_excess(graph, graph.ranks == rank) for graph in graphs) for rank in ranks}
     order = sorted(ranks, key=lambda rank: (-excess[rank], rank))
     slowest = order[: slowest_count(len(ranks))]
     kinds = sorted({kind for graph in graphs for kind in graph.kinds}, key=lambda kind: (kind != OWN, kind))
+    played = iter(np.concatenate([_played(graph, slowest, order[:MAX_RANKS], kinds) for graph in graphs], axis=1))
+    actual, ideal, without_slowest = islice(played, 3)
     return Outcome(
         steps=np.array([graph.step for graph in graphs]),
         measured=np.array([graph.measured for graph in graphs]),
-        actual=times(everything),
-        ideal=times([~own for own in everything]),
-        ranks=[
-            part({"rank": rank, "host": hosts.get(rank)}, [graph.ranks == rank for graph in graphs]) for rank in order[:MAX_RANKS]
-        ],
+        actual=actual,
+        ideal=ideal,
+        ranks=parts(({"rank": rank, "host": hosts.get(rank)} for rank in order[:MAX_RANKS]), played),
         slowest=slowest,
-        without_slowest=times([~np.isin(graph.ranks, slowest) for graph in graphs]),
-        ops=[part({"op": kind}, [np.array(graph.kinds) == kind for graph in graphs]) for kind in kinds],
+        without_slowest=without_slowest,
+        ops=parts(({"op": kind} for kind in kinds), played),
         seconds=_SECONDS,
     )
 
 
-def _finish(graph: WindowGraph, real: Chosen) -> float:
-    durations = np.where(real, graph.real, graph.ideal)[:, None, None]
-    return float(step_times(graph.graph, durations)[0])
+def _played(graph: WindowGraph, slowest: list[int], ranks: list[int], kinds: list[str]) -> Times:
+    """[scenarios, 1], in the order in which ``_outcome`` takes them."""
+    everything = np.ones((len(graph.real), 1), dtype=bool)
+    rank_of, kind_of = graph.ranks[:, None], np.array(graph.kinds)[:, None]
+    masks = chain(
+        [everything, ~everything, ~np.isin(rank_of, slowest)],
+        with_and_without(rank_of == rank for rank in ranks),
+        with_and_without(kind_of == kind for kind in kinds),
+    )
+    return play(graph.graph, Durations(graph.real[:, None, None], graph.ideal), masks)
 
 
 def _excess(graph: WindowGraph, chosen: Chosen) -> float:

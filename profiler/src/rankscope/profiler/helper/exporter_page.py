@@ -47,6 +47,10 @@ _KEPT: Final[dict[str, _Kept]] = {
     "gpu_pcie_link_generation": _Kept("pcie_link_generation", whole=True),
     "gpu_nvlink_links": _Kept("nvlinks_down", whole=True, label=("state", "down")),
 }
+PROGRAMS: Final = frozenset(("8", "11", "13", "25", "31", "43", "45", "68", "69", "137"))
+"""Codes of Xids that come from programs, by the exporter's table of them."""
+
+_XIDS, _OF_PROGRAMS = "gpu_xid_errors_total", "xid_errors_of_programs"
 _INFO, _MIG_INFO, _UP, _DOWN, _THROTTLE = "gpu_info", "gpu_mig_info", "gpu_up", "gpu_down_info", "gpu_throttle_active"
 _WANTED: Final = frozenset({*_KEPT, _INFO, _MIG_INFO, _UP, _DOWN, _THROTTLE})
 
@@ -110,7 +114,8 @@ def _take(gpu: _Gpu, name: str, labels: dict[str, str], value: float) -> None:
     else:
         kept = _KEPT[name]
         if math.isfinite(value) and (kept.label is None or labels.get(kept.label[0]) == kept.label[1]):
-            gpu.values[kept.field] = gpu.values.get(kept.field, 0) + value
+            for one in (kept.field, *([_OF_PROGRAMS] if name == _XIDS and labels.get("xid") in PROGRAMS else [])):
+                gpu.values[one] = gpu.values.get(one, 0) + value
 
 
 def _sample(uuid: str, gpu: _Gpu, unix_ns: int) -> HardwareSample:
@@ -119,7 +124,7 @@ def _sample(uuid: str, gpu: _Gpu, unix_ns: int) -> HardwareSample:
         return HardwareSample(
             unix_ns=unix_ns, gpu_uuid=uuid, gpu_index=gpu.index, missing=missing, simulated=gpu.simulated, parent_uuid=gpu.parent
         )
-    whole = {kept.field for kept in _KEPT.values() if kept.whole}
+    whole = {_OF_PROGRAMS, *(kept.field for kept in _KEPT.values() if kept.whole)}
     values = {name: int(value) if name in whole else value for name, value in gpu.values.items()}
     return HardwareSample(
         unix_ns=unix_ns,

@@ -1,0 +1,18 @@
+"""Which ranks work on the same samples."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rankscope.analysis.peers import STAGE_DIMENSIONS
+from rankscope.runs.records import RankInfo
+
+SHARED_DIMENSIONS: Final = frozenset((*STAGE_DIMENSIONS, "tp", "tensor", "model", "mp", "cp", "context", "sp", "sequence"))
+"""Dimensions of a parallel layout along which ranks work on the same samples; along all others each has its own."""
+
+
+def batch_of(rank: int, info: RankInfo | None) -> tuple[object, ...]:
+    """The same for ranks that work on the same samples; without known coordinates every rank has its own."""
+    if info is None or not info.coordinates:
+        return ("rank", rank)
+    return tuple(sorted((name, place) for name, place in info.coordinates.items() if name not in SHARED_DIMENSIONS))

@@ -1,0 +1,19 @@
+"""What of a run could not be used, for the warnings of a result."""
+
+from __future__ import annotations
+
+from rankscope.analysis.steps import StepTable
+from rankscope.analysis.wording import counted
+from rankscope.runs.reader import RunReader
+
+
+def damage_warnings(reader: RunReader, table: StepTable) -> list[str]:
+    """One sentence each: lines, files and records that were left out; of a run that has been read into ``table``."""
+    warnings = []
+    if reader.skipped_lines:
+        warnings.append(f"{counted(reader.skipped_lines, 'damaged line')} skipped")
+    if reader.unusable:
+        warnings.append(f"{counted(len(reader.unusable), 'damaged path')} left out")
+    if table.damaged:
+        warnings.append(f"{counted(table.damaged, 'record')} left out, whose times make no sense")
+    return warnings

@@ -1,0 +1,67 @@
+"""What all results for people have in common: blocks, colours, warnings, lists, counts and sizes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+RED: Final = "\x1b[1;31m"
+GREEN: Final = "\x1b[1;32m"
+YELLOW: Final = "\x1b[1;33m"
+CYAN: Final = "\x1b[1;36m"
+_RESET: Final = "\x1b[0m"
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+UNKNOWN: Final = "-"
+"""What a table has for a value that is not known."""
+
+
+def page(blocks: Iterable[str], color: str | None = None) -> str:
+    """The ``blocks`` that are not empty, an empty line between them; the first line, which is the answer, in ``color``."""
+    text = printable("\n\n".join(filter(None, blocks)))
+    if color is None:
+        return text
+    answer, newline, rest = text.partition("\n")
+    return f"{colored(answer, color)}{newline}{rest}"
+
+
+def colored(text: str, color: str) -> str:
+    """``text`` in ``color``."""
+    return f"{color}{text}{_RESET}"
+
+
+def printable(text: str) -> str:
+    """Names and paths come from runs, traces and dumps, which anybody may have written: no escape sequences from there."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def wrapped(text: str, width: int, *, indent: str = "", hanging: str = "") -> list[str]:
+    """Lines of at most ``width`` columns; paths and commands stay whole. ``hanging``: indents all but the first."""
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def warning_lines(warnings: Sequence[str], width: int) -> list[str]:
+    """One warning after the other."""
+    return [line for warning in warnings for line in wrapped(f"warning: {warning}", width, hanging="  ")]
+
+
+def listing(title: str, items: Sequence[str], width: int) -> str:
+    """A block of ``items`` below their ``title``; empty without any."""
+    lines = [line for item in items for line in wrapped(item, width, indent="  ", hanging="    ")]
+    return "\n".join([title, *lines]) if lines else ""
+
+
+def size(number: int) -> str:
+    """Bytes for people: ``384 B``, ``1.5 MiB``."""
+    power = min(max(0, (number.bit_length() - 1) // 10), len(_UNITS) - 1)
+    value = number / 1024**power
+    return f"{value:.0f} {_UNITS[power]}" if power == 0 or value >= 10 else f"{value:.1f} {_UNITS[power]}"
+
+
+def counted(count: int, thing: str) -> str:
+    """``1 line``, ``2,000 lines``."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"

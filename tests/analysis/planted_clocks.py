@@ -1,0 +1,104 @@
+"""Collectives on clocks that are off, drift, or are set: what the clocks do is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.clock import Clocks
+from rankscope.analysis.matching import Match
+from rankscope.runs.records import CollectiveRecord
+
+Floats = NDArray[np.float64]
+
+START = 1_790_000_000_000_000_000
+SECOND = 10**9
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A clock: what it is ahead at a time, in nanoseconds since ``START`` and of offset."""
+
+    offset: float = 0.0
+    ppm: float = 0.0
+    steps: Sequence[tuple[float, float]] = ()
+    """When it was set, and by how much."""
+    wander: Callable[[Floats], Floats] | None = None
+
+    def ahead(self, time: Floats) -> Floats:
+        total = self.offset + self.ppm * 1e-6 * time
+        for when, by in self.steps:
+            total = total + by * (time >= when)
+        return total if self.wander is None else total + self.wander(time)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Ranks that meet in collectives, each with a clock of its own unless ``hosts`` says otherwise."""
+
+    clocks: Sequence[Planted]
+    ends: Floats
+    """When collectives end, ascending."""
+    steps: NDArray[np.int64]
+    """The step of each."""
+    jitter: float = 3_000.0
+    """Of ends, on each rank: Laplace noise."""
+    lag: Floats | None = None
+    """[collectives, ranks]: by how much each rank comes later than the first."""
+    groups: Sequence[Sequence[int]] = ()
+    """Who meets, by turns; everybody where there is none."""
+    on_cpu: bool = True
+    seed: int = 0
+    transfer: float = 500_000.0
+
+    def matches(self) -> list[Match]:
+        rng = np.random.default_rng(self.seed)
+        ranks = len(self.clocks)
+        lag = np.zeros((len(self.ends), ranks)) if self.lag is None else self.lag
+        noise = rng.laplace(0, self.jitter, (len(self.ends), ranks)) if self.jitter else np.zeros((len(self.ends), ranks))
+        ahead = np.column_stack([clock.ahead(self.ends) for clock in self.clocks])
+        last = lag.max(axis=1, keepdims=True)
+        end = START + np.rint(self.ends[:, None] + ahead + noise).astype(np.int64)
+        arrive = START + np.rint(self.ends[:, None] + ahead - self.transfer - last + lag).astype(np.int64)
+        found = []
+        index: dict[tuple[int, int], int] = {}
+        for number, step in enumerate(self.steps.tolist()):
+            group = number % max(1, len(self.groups))
+            members = list(self.groups[group]) if self.groups else list(range(ranks))
+            at = index[step, group] = index.get((step, group), -1) + 1
+            records = [
+                CollectiveRecord(
+                    step=step,
+                    group=str(group),
+                    group_ranks=members,
+                    index=at,
+                    op="all_reduce",
+                    enqueue_unix_ns=int(arrive[number, rank]),
+                    start_unix_ns=int(arrive[number, rank]),
+                    end_unix_ns=int(end[number, rank]),
+                    stream=None if self.on_cpu else 7,
+                )
+                for rank in members
+            ]
+            found.append(Match(step, str(group), "all_reduce", members, records))
+        return found
+
+
+def windows(count: int, collectives: int, *, apart: float, within: float, steps: int = 3) -> tuple[Floats, NDArray[np.int64]]:
+    """Ends and steps of ``count`` profiled windows of ``steps`` steps: so long ``apart``, each so long. Nanoseconds."""
+    inside = np.linspace(0, within, collectives)
+    ends = (np.arange(count)[:, None] * apart + inside).ravel() + SECOND
+    step = (np.arange(count)[:, None] * 1000 + np.arange(collectives) * steps // collectives).ravel()
+    return ends, step
+
+
+def apart(job: Job, clocks: Clocks) -> Floats:
+    """[collectives, ranks]: how far the corrected times of the same moments are from their median."""
+    corrected = np.empty((len(job.ends), len(job.clocks)))
+    for rank, clock in enumerate(job.clocks):
+        seen = START + np.rint(job.ends + clock.ahead(job.ends)).astype(np.int64)
+        corrected[:, rank] = [clocks.correct(rank, one) - START for one in seen.tolist()]
+    return corrected - np.median(corrected, axis=1, keepdims=True)

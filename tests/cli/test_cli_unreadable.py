@@ -1,0 +1,37 @@
+"""Input that may not be read: the verbs find out by reading it, and say so in their own way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+VERBS = {
+    "analyze": [],
+    "hang": [],
+    "compare": ["--at", "5"],
+    "whatif": [],
+    "export": ["--perfetto", "-"],
+    "capture": [],
+    "compact": [],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_whether_a_path_can_be_read_is_not_asked_beforehand(
+    verb: str, tmp_path: Path, in_process: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a filesystem that says of everything that this user may not read it
+    monkeypatch.setattr(os, "access", lambda *_args, **_more: False)
+    done = in_process(verb, tmp_path, *VERBS[verb])
+    # Then what the folder holds decides
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert done.stderr.startswith(f"rankscope: {tmp_path}")
+
+
+def test_no_path_is_not_the_current_folder(in_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = in_process("analyze", "")
+    assert (done.returncode, done.stderr) == (3, "rankscope: '': no path\n")

@@ -1,0 +1,61 @@
+"""What advice tells people to set exists in torch, by that name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from rankscope.analysis.recommendations import TABLE
+
+TAKES: dict[str, Callable[..., Any]] = {
+    "num_workers": DataLoader.__init__,
+    "prefetch_factor": DataLoader.__init__,
+    "persistent_workers": DataLoader.__init__,
+    "pin_memory": DataLoader.__init__,
+    "bucket_cap_mb": DistributedDataParallel.__init__,
+    "find_unused_parameters": DistributedDataParallel.__init__,
+    "static_graph": DistributedDataParallel.__init__,
+    "reshard_after_forward": fully_shard,
+    "forward_prefetch": FullyShardedDataParallel.__init__,
+}
+HAS: dict[str, object] = {
+    "no_sync": DistributedDataParallel,
+    "set_modules_to_forward_prefetch": FSDPModule,
+    "set_modules_to_backward_prefetch": FSDPModule,
+    "SHARD_GRAD_OP": ShardingStrategy,
+    "torch.autocast": torch,
+    "torch.amp.GradScaler": torch.amp,
+    "torch.compile": torch,
+    "torch.set_float32_matmul_precision": torch,
+    "torch.utils.checkpoint": torch.utils,
+    "torch.cuda.memory._record_memory_history": torch.cuda.memory,
+    "torch.distributed.checkpoint.async_save": torch.distributed.checkpoint,
+}
+ACTIONS = " ".join(row.action for row in TABLE)
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_an_option_is_a_parameter_of_what_takes_it(name: str) -> None:
+    assert name in ACTIONS
+    assert name in inspect.signature(TAKES[name]).parameters
+
+
+@pytest.mark.parametrize("name", HAS)
+def test_a_name_is_there(name: str) -> None:
+    assert name in ACTIONS
+    assert hasattr(HAS[name], name.rpartition(".")[2])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_an_optimizer_that_shards_is_called_so() -> None:
+    assert "ZeroRedundancyOptimizer" in ACTIONS
+    assert hasattr(importlib.import_module("torch.distributed.optim"), "ZeroRedundancyOptimizer")
