@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.rank_columns import RankColumns
-from rankscope.analysis.step_rows import no_memory
 
 _SPARE: Final = 8
 """One part in so many is left free for steps to come, so that not every one of them moves all others."""
@@ -56,8 +55,10 @@ class Filling:
         if len(columns.memory):
             samples = columns.memory.copy()
             samples[:, 0] = columns.step[samples[:, 0].astype(np.intp)]
-            before = self.memory.get(rank, no_memory())
-            self.memory[rank] = np.concatenate([before[~np.isin(before[:, 0], samples[:, 0])], samples])
+            before = self.memory.get(rank)
+            if before is not None:
+                samples = np.concatenate([before[~np.isin(before[:, 0], samples[:, 0])], samples])
+            self.memory[rank] = samples
         for name in columns.values.keys() - self.values.keys():
             self.values[name] = np.full(self.start.shape, np.nan, np.float32)
         for name, values in self.values.items():

@@ -27,7 +27,6 @@ from rankscope.analysis.run_analysis import (
     Together,
     analysis_of,
     analyze_run,
-    infos_of,
     put_together,
     run_pipeline,
     world_size_of,
@@ -40,13 +39,13 @@ from rankscope.runs.errors import InputError
 from rankscope.runs.follow import Segments, StartOverError, StreamFollower, is_compacted, segments_of
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import CollectiveRecord, StepBreakdown
+from rankscope.runs.records import CollectiveRecord, RankInfo, StepBreakdown
 
 RECENT_STEPS: Final = 500
 """Minutes of most runs; of a thousand ranks so many are judged in a second."""
 
 _FOLLOWED: Final[tuple[Stream, ...]] = ("steps", "windows", "collectives")
-_ROWS_AT_ONCE: Final = 4096
+_ROWS_AT_ONCE: Final = 1024
 """Of several ranks: so many fit into a processor's cache."""
 
 RECENT_WINDOWS: Final = 24
@@ -119,7 +118,7 @@ class _Attempt:
             if rank not in self.ranks:
                 self.ranks[rank] = _Rank(self._path, self.attempt, rank)
         self._filling.add_ranks(ranks)
-        segments = {rank: segments_of(reader, rank_dir(self._path, self.attempt, rank), _FOLLOWED) for rank in ranks}
+        segments = {rank: segments_of(reader, self.ranks[rank].folder, _FOLLOWED) for rank in ranks}
         waiting: dict[int, list[StepRow]] = {}
         for rank in ranks:
             blocks = self.ranks[rank].steps.new(reader, segments[rank])
@@ -195,7 +194,7 @@ class _Attempt:
     def evidence(self, reader: RunReader, *, now: float) -> RunEvidence:
         """What is known by now. It shares memory with what is kept: to be used before the next update."""
         table = StepTable.filled(self.attempt, self._filling)
-        infos = infos_of(reader, self.attempt, self._filling.ranks)
+        infos = {rank: info for rank in self._filling.ranks if (info := self.ranks[rank].info(reader)) is not None}
         about = reader.attempt(self.attempt)
         world_size = world_size_of(about, infos, len(self._filling.ranks))
         windows = {rank: self.ranks[rank].reduction for rank in self._filling.ranks}
@@ -229,6 +228,24 @@ class _Rank:
         self.windows = StreamFollower(path, attempt, rank, "windows", StepBreakdown)
         self.collectives = StreamFollower(path, attempt, rank, "collectives", CollectiveRecord)
         self.reduction = Reduction(breakdowns=[], collectives=[])
+        self.folder = rank_dir(path, attempt, rank)
+        self._file = self.folder / "rank.json"
+        self._attempt = attempt
+        self._rank = rank
+        self._known: tuple[tuple[int, int, int], RankInfo] | None = None
+        """What was read from which file."""
+
+    def info(self, reader: RunReader) -> RankInfo | None:
+        """Who the rank is; read again when there is another file, for it is replaced as a whole."""
+        try:
+            status = self._file.stat()
+        except OSError:
+            return reader.rank(self._attempt, self._rank)
+        now = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if self._known is None or self._known[0] != now:
+            read = reader.rank(self._attempt, self._rank)
+            self._known = None if read is None else (now, read)
+        return None if self._known is None else self._known[1]
 
     @property
     def skipped_lines(self) -> int:

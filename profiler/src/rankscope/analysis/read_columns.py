@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -33,12 +34,20 @@ class _Read:
     reader: RunReader | None = None
 
     def __call__(self, rank: int) -> tuple[RankColumns, int, list[Path]]:
-        reader = self.reader or RunReader(self.run)
+        reader = self.reader or _reader(self.run)
+        if self.reader is None:
+            reader.skipped_lines, reader.unusable = 0, []
         columns = RankColumns.of(reader.step_blocks(self.attempt, rank, StepRow, columns_of, columns_of_batch))
         return (columns, 0, []) if self.reader else (columns, reader.skipped_lines, reader.unusable)
 
     def __reduce__(self) -> tuple[type[_Read], tuple[Path, int]]:
         return _Read, (self.run, self.attempt)
+
+
+@lru_cache(maxsize=1)
+def _reader(run: Path) -> RunReader:
+    """Of a process that reads many ranks: the footer of a Parquet file tells of all of them, and is read once."""
+    return RunReader(run)
 
 
 def _step_bytes(run: Path, attempt: int, ranks: Sequence[int]) -> int:

@@ -174,12 +174,12 @@ def _take_memory(rows: Sequence[StepRow]) -> NDArray[np.float64]:
     told = [number for number, row in enumerate(rows) if row.resident_bytes is not unset or row.allocated_bytes is not unset]
     if not told:
         return no_memory()
-    samples = []
+    values: list[_Rare] = []
     for number in told:
-        row = rows[number]
-        samples.append([number, *(_NAN if value is unset or value is None else value for value in _memory_of(row))])
-        _take_away_memory(row)
-    return _memory_told(np.array(samples, dtype=np.float64))
+        values.extend(_memory_of(rows[number]))
+        _take_away_memory(rows[number])
+    samples = np.array([_NAN if value is unset or value is None else value for value in values], dtype=np.float64)
+    return _memory_told(np.column_stack([told, samples.reshape(len(told), -1)]))
 
 
 _memory_of: Final = attrgetter(*MEMORY)
@@ -302,10 +302,12 @@ def columns_of_batch(batch: Any) -> RowColumns:
                     times[at, PHASES.index(field_of.name)] = floats(array)
     start = batch.column("start_unix_ns").to_numpy()
     tags: dict[str, list[int]] = {}
-    if "tags" in names and batch.column("tags").flatten():
-        for row, of_row in enumerate(batch.column("tags").to_pylist()):
-            for tag in of_row or ():
-                tags.setdefault(tag, []).append(row)
+    if "tags" in names:
+        column = batch.column("tags")
+        if not hasattr(column, "value_parent_indices"):
+            raise ValueError(f"tags: {column.type} where there should be lists")
+        for row, tag in zip(column.value_parent_indices().tolist(), column.flatten().to_pylist(), strict=True):
+            tags.setdefault(tag, []).append(row)
     profiled = "profiled" in names and batch.column("profiled").fill_null(False).to_numpy(zero_copy_only=False)
     return RowColumns(
         start_unix_ns=np.where((start >= 0) & (start < _BASE), start, -1).astype(np.int64),

@@ -7,7 +7,6 @@ now, records that moved to Parquet) ends the following: then all is to be read a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +16,19 @@ import msgspec
 
 from rankscope.runs.paths import RANK_STREAMS, RankStream, Stream, attempt_dir, rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.segments import decode_blocks, list_followed, list_segments, open_regular, read_blocks
+from rankscope.runs.segments import decode_blocks, list_segments, list_streams, open_regular, read_blocks
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
-Segments = Mapping[Stream, Sequence[tuple[str, os.stat_result]]]
-"""Of some streams of a rank, in the order they were written: names, and how the files were just now."""
+Segments = Mapping[Stream, Sequence[str]]
+"""Names of the segments of some streams of a rank, in the order they were written."""
 
 
 def segments_of(reader: RunReader, folder: Path, streams: Sequence[Stream]) -> Segments:
     """What there is of ``streams`` in the folder of a rank. ``reader`` takes note where that cannot be read."""
     try:
-        return list_followed(folder, streams)
+        return list_streams(folder, streams)
     except FileNotFoundError:
         pass
     except OSError:
@@ -75,22 +74,23 @@ class StreamFollower(Generic[_T]):
         if segments is None:
             segments = segments_of(reader, self._folder, [self._stream])
         there = segments[self._stream]
-        for name, status in there:
+        for name in there:
             known = self._positions.get(name)
             if known is None or not known.over:
                 try:
-                    yield from self._read(name, status, later=name != there[-1][0])
+                    yield from self._read(self._folder / name, later=name != there[-1])
                 except FileNotFoundError:
                     continue  # retention removed it since
                 except OSError:
                     reader.take_over(0, [self._folder / name])
 
-    def _read(self, name: str, status: os.stat_result, *, later: bool) -> Iterator[list[_T]]:
-        position = self._positions.setdefault(name, _Position(status.st_ino))
+    def _read(self, path: Path, *, later: bool) -> Iterator[list[_T]]:
+        status = path.stat()
+        position = self._positions.setdefault(path.name, _Position(status.st_ino))
         if position.inode != status.st_ino or status.st_size < position.size:
             raise StartOverError
         if status.st_size > position.size:
-            with open_regular(self._folder / name) as file:
+            with open_regular(path) as file:
                 file.seek(position.read)
                 for records, damaged in decode_blocks(self._whole_lines(file, position), self._decoder):
                     self._damaged += damaged

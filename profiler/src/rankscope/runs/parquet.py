@@ -197,7 +197,8 @@ class PieceReader:
         those of ``columns`` that there are. Raises ``InputError``.
         """
         wanted = _ranges(self.pieces, pieces)
-        named = None if columns is None else [name for name in columns if name in self._metadata.schema.to_arrow_schema().names]
+        there = self._metadata.schema.to_arrow_schema().names
+        named = None if columns is None else [name for name in columns if name in there]
         with self._translated(), open_regular(self.path) as file:
             words = [field.name for field in arrow_schema(kind) if field.type == pa.string()]
             parquet = pq.ParquetFile(

@@ -7,7 +7,6 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Literal, TypeVar, cast
 
@@ -66,19 +65,18 @@ def list_segments(folder: Path, stream: Stream, kind: Literal["jsonl", "parquet"
     return [folder / name for _, name in sorted(found)]
 
 
-def list_followed(folder: Path, streams: Collection[Stream]) -> dict[Stream, list[tuple[str, os.stat_result]]]:
-    """Segments of JSON Lines of several streams, names and states in the order they were written: the folder is read once.
+def list_streams(folder: Path, streams: Collection[Stream]) -> dict[Stream, list[str]]:
+    """Names of the JSON Lines of several streams, in the order they were written: the folder is read once.
 
     Raises ``OSError``.
     """
-    found: dict[Stream, list[tuple[int, str, os.stat_result]]] = {stream: [] for stream in streams}
+    found: dict[Stream, list[tuple[int, str]]] = {stream: [] for stream in streams}
     with os.scandir(folder) as entries:
         for entry in entries:
             match = _SEGMENT.fullmatch(entry.name)
             if match is not None and (of_stream := found.get(cast("Stream", match[1]))) is not None:
-                with suppress(FileNotFoundError):  # retention removed it since
-                    of_stream.append((int(match[2]), entry.name, entry.stat()))
-    return {stream: [(name, status) for _, name, status in sorted(rows)] for stream, rows in found.items()}
+                of_stream.append((int(match[2]), entry.name))
+    return {stream: [name for _, name in sorted(names)] for stream, names in found.items()}
 
 
 _SEGMENT: Final = re.compile(r"([a-z]+)-(\d{1,9})\.jsonl")
