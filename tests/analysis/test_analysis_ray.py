@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -64,7 +65,7 @@ def test_so_is_that_of_a_run(cluster: Cluster, cli: Cli, synthetic: Any) -> None
     # then the answers are the same, warnings and all
     assert (ray.returncode, ray.stderr) == (0, "")
     assert ray.stdout == local.stdout
-    assert "Rank 3 makes" in ray.stdout
+    assert "Rank 3 on host n1 makes" in ray.stdout
     assert "1 damaged line skipped" in ray.stdout
 
 
@@ -120,8 +121,12 @@ def test_ctrl_c_ends_the_tasks_and_leaves_the_cluster(cluster: Cluster, tmp_path
 
 def test_a_node_without_rankscope_can_say_so(require_ray: None) -> None:
     # given what travels to a node, and an interpreter there that has Ray but not rankscope
+    factory = logging.getLogRecordFactory()
     from ray import cloudpickle
 
+    logging.setLogRecordFactory(
+        factory
+    )  # that of Ray, which it installs when it is imported, would be that of all tests after this one
     travels = cloudpickle.dumps(node_task())
     code = """
 import importlib.metadata, pickle, sys
