@@ -9,9 +9,11 @@ that a busy core or the longer samples give them, and no known loss. Rotating fa
 and not required.
 
 Each result is a line of FOLDER/results.jsonl as soon as it is there; started again with the same folder, the campaign goes on
-where it was. A slow network is two network namespaces and a shaped link between them, which takes root and iproute2.
+where it was. The runs stay there, too: ``--judge-again`` asks a changed analysis what it says of them. A slow network is two
+network namespaces and a shaped link between them, which takes root and iproute2.
 
-    python benchmarks/truth.py --folder FOLDER [--repeats 5] [--only 'forward*'] [--hours 2] [--traceml PYTHON] [--markdown FILE]
+    python benchmarks/truth.py --folder FOLDER [--repeats 5] [--only 'forward*'] [--hours 2] [--traceml PYTHON] [--judge-again]
+        [--markdown FILE]
 """
 
 from __future__ import annotations
@@ -294,8 +296,13 @@ def under_traceml(case: Case, ms: float, folder: Path, python: str) -> dict[str,
     }
 
 
-def measure(case: Case, ms: float, traceml: str | None) -> dict[str, Any]:
-    """One line of the results."""
+def judged(run_dir: Path, scratch: Path) -> dict[str, Any]:
+    """The verdicts on a recorded run."""
+    return {"windows": verdict_of(run_dir), "records": verdict_of(without_windows(run_dir, scratch / "records"))}
+
+
+def measure(case: Case, ms: float, traceml: str | None, keep: Path) -> dict[str, Any]:
+    """One line of the results. The run, without its raw traces, stays in ``keep``."""
     with tempfile.TemporaryDirectory(prefix="rankscope-truth-") as name:
         folder = Path(name)
         run_dir = record(case, ms, folder)
@@ -307,12 +314,18 @@ def measure(case: Case, ms: float, traceml: str | None) -> dict[str, Any]:
             "ms": ms,
             "step_us": step_us(run_dir),
             "planted_us": planted_us(folder),
-            "windows": verdict_of(run_dir),
-            "records": verdict_of(without_windows(run_dir, folder / "records")),
+            **judged(run_dir, folder),
         }
         if traceml is not None and case.layout != "pp" and case.fault != "network":
             row["traceml"] = under_traceml(case, ms, folder, traceml)
+        shutil.copytree(run_dir, keep, ignore=shutil.ignore_patterns("traces"), dirs_exist_ok=True)
         return row
+
+
+def judge_again(row: dict[str, Any], kept: Path) -> dict[str, Any]:
+    """A line of the results with what the analysis says of its run today."""
+    with tempfile.TemporaryDirectory(prefix="rankscope-truth-") as name:
+        return {**row, **judged(kept, Path(name))}
 
 
 # Counting.
@@ -440,6 +453,11 @@ def fault_ms(case: Case, rows: Sequence[dict[str, Any]]) -> float:
     return case.size * factor * base_us(case, rows) / 1000
 
 
+def kept_run(folder: Path, name: str) -> Path:
+    """Where the run of a case stays."""
+    return folder / "runs" / name.replace("/", "_")
+
+
 def campaign(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run what is not there yet, and give all there is."""
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -456,7 +474,7 @@ def campaign(args: argparse.Namespace) -> list[dict[str, Any]]:
             break
         peer = args.traceml if case.size in (0.0, 0.5) else None
         try:
-            row = measure(case, fault_ms(case, rows), peer)
+            row = measure(case, fault_ms(case, rows), peer, kept_run(args.folder, case.name))
         except (RuntimeError, subprocess.SubprocessError, LookupError) as error:
             print(f"{case.name}: {error}", file=sys.stderr)
             continue
@@ -476,10 +494,13 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="pattern of the cases' names: FAULT/LAYOUT/MODEL/SIZE/REPEAT")
     parser.add_argument("--hours", type=float, default=24.0, help="begin no case after so long")
     parser.add_argument("--traceml", metavar="PYTHON", help="Python of an environment that has traceml-ai and torch")
+    parser.add_argument("--judge-again", action="store_true", help="ask the verdict anew of all runs that were kept")
     parser.add_argument("--markdown", type=Path, help="also write the tables there")
     args = parser.parse_args()
     rows = campaign(args)
-    # Judged anew, so that a changed rule of what is right needs no new jobs.
+    if args.judge_again:
+        rows = [judge_again(row, kept_run(args.folder, row["name"])) for row in rows]
+    # Required anew, so that a changed rule of what is right needs no new jobs.
     rows = [{**row, "required": _case(row).required} for row in rows]
     result = summary(rows)
     versions = {name: importlib.metadata.version(name) for name in ("rankscope", "torch")}
