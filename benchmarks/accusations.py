@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.own_time import Judged, Slow, find_rotating, find_slow
+from rankscope.analysis.own_time import Judged, Slow, Suspect, find_rotating, find_slow, too_short
 from rankscope.analysis.steps import StepTable
 
 STEP_US = 100_000.0
@@ -46,8 +46,8 @@ def own_times(
     return own + (rng.random(own.shape) < min(0.03, spikes / ranks)) * rng.exponential(2 * STEP_US, own.shape)
 
 
-def verdict(own: np.ndarray) -> Slow | None:
-    """Who is named, as for a run without windows."""
+def verdict(own: np.ndarray) -> Slow | Suspect | None:
+    """Who is named, or would be but for chance, as for a run without windows."""
     ranks, steps = own.shape
     wall = own.max(axis=0) + 0.04 * STEP_US
     table = StepTable(
@@ -60,7 +60,7 @@ def verdict(own: np.ndarray) -> Slow | None:
         tags={},
     )
     judged = Judged(table, np.arange(ranks), own, float(wall.mean()))
-    return find_rotating(judged) or find_slow(judged)
+    return find_rotating(judged) or find_slow(judged) or too_short(judged)
 
 
 def accusations(seeds: int) -> dict[str, Any]:
@@ -72,7 +72,8 @@ def accusations(seeds: int) -> dict[str, Any]:
         for seed in range(seeds):
             rng = np.random.default_rng((ranks, steps, lasts, round(scatter * 100), round(spikes * 100), seed))
             found = verdict(own_times(rng, ranks, steps, lasts=lasts, scatter=scatter, spikes=spikes))
-            classes.setdefault(name, Counter()).update(["runs", "named"] if found else ["runs"])
+            said = {Slow: ["named"], Suspect: ["too_little"]}.get(type(found), [])
+            classes.setdefault(name, Counter()).update(["runs", *said])
     return {name: {**count, "rate": count["named"] / count["runs"]} for name, count in classes.items()}
 
 
@@ -93,29 +94,38 @@ def detections(seeds: int) -> dict[str, Any]:
     """Of planted faults, how many are found, with which pattern, where noise lasts for 6 steps."""
     result: dict[str, Any] = {}
     for what, (ranks, steps, expected, pattern, extra) in PLANTED.items():
-        right = same = 0
+        right = same = unsure = 0
         for seed in range(seeds):
             own = own_times(np.random.default_rng(seed), ranks, steps, lasts=6, scatter=0.05)
             own += STEP_US * np.array([[extra(rank, step) for step in range(steps)] for rank in range(ranks)])
             found = verdict(own)
-            hit = found is not None and (expected is None or sorted(found.ranks) == expected)
+            unsure += isinstance(found, Suspect)
+            hit = isinstance(found, Slow) and (expected is None or sorted(found.ranks) == expected)
             right += hit
-            same += hit and found is not None and found.pattern == pattern
-        result[what] = {"runs": seeds, "found": right / seeds, "with_the_right_pattern": same / seeds}
+            same += isinstance(found, Slow) and hit and found.pattern == pattern
+        shares = {"found": right, "with_the_right_pattern": same, "too_little": unsure}
+        result[what] = {"runs": seeds, **{name: count / seeds for name, count in shares.items()}}
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=60)
     seeds = parser.parse_args().seeds
     null, planted = accusations(seeds), detections(seeds)
     usual = [null[name] for name in ("up to a tenth", "up to a third")]
     rate = sum(one["named"] for one in usual) / sum(one["runs"] for one in usual)
-    found = min(one["found"] for one in planted.values())
+    found = min(one["found"] + one["too_little"] for one in planted.values())
+    least = min(one["found"] for one in planted.values())
     budgets = [
         {"name": "false accusations, noise of up to a third of the run", "value": rate, "limit": 0.02, "ok": rate <= 0.02},
-        {"name": "least found of any planted fault", "value": found, "limit": 0.95, "ok": found >= 0.95},
+        {
+            "name": "least found of any planted fault, or said to be too little to tell",
+            "value": found,
+            "limit": 0.95,
+            "ok": found >= 0.95,
+        },
+        {"name": "least found of any planted fault", "value": least, "limit": 0.9, "ok": least >= 0.9},
     ]
     figures = {"false_accusations_by_how_long_noise_lasts": null, "planted": planted, "seeds": seeds}
     environment = {"python": platform.python_version(), "machine": platform.machine(), "rankscope": version("rankscope")}
