@@ -2,7 +2,8 @@
 
 Every case is a job of two or four gloo ranks, started by torchrun under ``rankscope run``; ``truth_job.py`` knows nothing of
 rankscope and plants the fault. The verdict is asked twice: of the whole run ("windows"), and of a copy without its profiled
-windows ("records"). Some cases run under TraceML, too (PyPI ``traceml-ai``), with the lines in the script that it asks for.
+windows ("records"). Jobs without a fault and with one of half a step run under TraceML, too (PyPI ``traceml-ai``), in the first
+repeats, with the lines in the script that it asks for.
 
 Sizes are shares of the step time without the fault, which jobs without one have shown before. ``core`` and ``work`` have the size
 that a busy core or the longer samples give them, and no known loss. Rotating faults, slow networks and pipelines are reported
@@ -472,7 +473,7 @@ def campaign(args: argparse.Namespace) -> list[dict[str, Any]]:
         if time.monotonic() > until:
             print(f"time is up: {len(wanted) - number} cases left", file=sys.stderr)
             break
-        peer = args.traceml if case.size in (0.0, 0.5) else None
+        peer = args.traceml if case.size in (0.0, 0.5) and case.repeat < args.traceml_repeats else None
         try:
             row = measure(case, fault_ms(case, rows), peer, kept_run(args.folder, case.name))
         except (RuntimeError, subprocess.SubprocessError, LookupError) as error:
@@ -494,6 +495,7 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="pattern of the cases' names: FAULT/LAYOUT/MODEL/SIZE/REPEAT")
     parser.add_argument("--hours", type=float, default=24.0, help="begin no case after so long")
     parser.add_argument("--traceml", metavar="PYTHON", help="Python of an environment that has traceml-ai and torch")
+    parser.add_argument("--traceml-repeats", type=int, default=2, help="so many of the repeats")
     parser.add_argument("--judge-again", action="store_true", help="ask the verdict anew of all runs that were kept")
     parser.add_argument("--markdown", type=Path, help="also write the tables there")
     args = parser.parse_args()
