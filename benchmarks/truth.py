@@ -31,18 +31,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from truth_counts import EXPECTED, QUIET, markdown, outcome, summary
+
 JOB = Path(__file__).with_name("truth_job.py")
 SIZES = (0.1, 0.2, 0.5, 1.0)
 COUNTED_FROM = 0.2
 """Smaller faults are reported, and not required to be found."""
-LOSS = 0.15
 WARM_UP = 5
 TIMEOUT_S = 180
 GRACE_S = 30
@@ -50,23 +50,7 @@ GRACE_S = 30
 WINDOW_EVERY = 13
 """Prime to the distance of an intermittent fault, so that it does not keep to the profiled steps, which records leave out."""
 
-# Fault to the cause and the phase that a right verdict gives; no phase: wherever it falls.
-EXPECTED: dict[str, tuple[str, str | None]] = {
-    "loader": ("input", "data"),
-    "forward": ("host", "forward"),
-    "backward_early": ("host", "backward"),
-    "backward_late": ("host", "backward"),
-    "optimizer": ("host", "optimizer"),
-    "between": ("host", "between_steps"),
-    "gc": ("gc", None),
-    "checkpoint": ("checkpoint", None),
-    "intermittent": ("host", "forward"),
-    "two": ("host", "forward"),
-    "core": ("compute", None),
-    "work": ("imbalance", None),
-}
 STALLS = ("loader", "forward", "backward_early", "backward_late", "optimizer", "between", "gc", "checkpoint", "intermittent")
-QUIET = ("none", "neighbour")
 REPORTED = ("rotating", "network")
 COMPUTING = ("--width", "256", "--device-ms", "0")
 """A job whose step is all CPU."""
@@ -327,107 +311,6 @@ def judge_again(row: dict[str, Any], kept: Path) -> dict[str, Any]:
     """A line of the results with what the analysis says of its run today."""
     with tempfile.TemporaryDirectory(prefix="rankscope-truth-") as name:
         return {**row, **judged(kept, Path(name))}
-
-
-# Counting.
-
-OUTCOMES = ("right", "right rank", "other rank", "nobody", "too little")
-
-
-def outcome(row: dict[str, Any], arm: str) -> str:
-    """What became of the case."""
-    said = row[arm]
-    if "insufficient" in said["kind"] or said["kind"] in ("no_data", "warmup"):
-        return "too little"
-    if row["fault"] == "network":
-        return "right" if said["kind"] == "communication_bound" else "other rank" if said["kind"] == "straggler" else "nobody"
-    if said["kind"] != "straggler":
-        return "nobody" if row["slow"] or row["fault"] == "rotating" else "right"
-    if row["fault"] == "rotating":
-        return "right" if said.get("pattern") == "rotating" else "other rank"
-    if not row["slow"] or sorted(said["ranks"]) != row["slow"]:
-        return "other rank"
-    cause, phase = EXPECTED[row["fault"]]
-    # TraceML gives phases and no causes.
-    right = (arm == "traceml" or said["cause"] == cause) and phase in (None, said["phase"])
-    return "right" if right else "right rank"
-
-
-def loss_error(row: dict[str, Any]) -> float | None:
-    """How far the loss that was said is from the planted one; ``None`` where it is not known, or the verdict is not right."""
-    said = row["windows"]
-    if (
-        not row["required"]
-        or not row["planted_us"]
-        or said["saved_us"] is None
-        or not outcome(row, "windows").startswith("right")
-    ):
-        return None
-    return said["saved_us"] / row["planted_us"] - 1
-
-
-def share(rows: Sequence[dict[str, Any]], arm: str, *wanted: str) -> float | None:
-    """Share of rows with one of the outcomes."""
-    return sum(outcome(row, arm) in wanted for row in rows) / len(rows) if rows else None
-
-
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures and budgets."""
-    planted = [row for row in rows if row["required"]]
-    quiet = [row for row in rows if row["fault"] in QUIET and row["layout"] != "pp"]
-    errors = sorted(abs(error) for row in rows if (error := loss_error(row)) is not None)
-    figures: dict[str, Any] = {"cases": len(rows), "planted": len(planted), "nothing_planted": len(quiet)}
-    for arm in ("windows", "records", "traceml"):
-        mine, calm = ([row for row in part if arm in row] for part in (planted, quiet))
-        figures[arm] = {
-            "planted": len(mine),
-            "right_rank": share(mine, arm, "right", "right rank"),
-            "right_rank_cause_and_phase": share(mine, arm, "right"),
-            "rank_or_too_little": share(mine, arm, "right", "right rank", "too little"),
-            "false_accusations": share(calm, arm, "other rank"),
-            "nothing_planted": len(calm),
-        }
-    figures["loss"] = {
-        "cases": len(errors),
-        "within_15_percent": sum(error <= LOSS for error in errors) / len(errors) if errors else None,
-        "median_error": statistics.median(errors) if errors else None,
-    }
-    figures["confusion"] = {arm: confusion(rows, arm) for arm in ("windows", "records", "traceml")}
-    limits = (
-        ("right rank, with windows", figures["windows"]["right_rank"], 0.98, 1),
-        ("right rank, cause and phase, with windows", figures["windows"]["right_rank_cause_and_phase"], 0.90, 1),
-        ("false accusations, with windows", figures["windows"]["false_accusations"], 0.02, -1),
-        ("false accusations, records alone", figures["records"]["false_accusations"], 0.02, -1),
-        ("right rank or not enough data, records alone", figures["records"]["rank_or_too_little"], 0.95, 1),
-        ("median error of the loss", figures["loss"]["median_error"], LOSS, -1),
-    )
-    budgets = [
-        {"name": name, "value": value, "limit": limit, "ok": value is not None and sign * value >= sign * limit}
-        for name, value, limit, sign in limits
-    ]
-    return {"figures": figures, "budgets": budgets}
-
-
-def confusion(rows: Sequence[dict[str, Any]], arm: str) -> dict[str, dict[str, int]]:
-    """Fault, layout and size to how often each outcome was seen."""
-    table: dict[str, Counter[str]] = {}
-    for row in rows:
-        if arm in row:
-            size = f" {row['size']:.0%}" if row["size"] else ""
-            table.setdefault(f"{row['fault']}{size}, {row['layout']} {row['ranks']}", Counter())[outcome(row, arm)] += 1
-    return {name: {column: table[name][column] for column in OUTCOMES} for name in sorted(table)}
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """The budgets and the confusion matrices as tables."""
-    lines = ["| budget | measured | limit | met |", "|---|---|---|---|"]
-    for row in result["budgets"]:
-        value = "-" if row["value"] is None else f"{row['value']:.3f}"
-        lines.append(f"| {row['name']} | {value} | {row['limit']} | {'yes' if row['ok'] else 'no'} |")
-    for arm, table in result["figures"]["confusion"].items():
-        lines += ["", f"### {arm}", "", f"| planted | {' | '.join(OUTCOMES)} |", "|---" * (len(OUTCOMES) + 1) + "|"]
-        lines += [f"| {name} | {' | '.join(str(row[column] or '') for column in OUTCOMES)} |" for name, row in table.items()]
-    return "\n".join(lines) + "\n"
 
 
 # The campaign.

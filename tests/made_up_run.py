@@ -100,6 +100,5 @@ class MadeUp:
             world_size=self.ranks,
             table=table,
             windows={rank: [] for rank in range(self.ranks)},
-            memory={},
             warnings=[],
         )

@@ -310,7 +310,11 @@ def test_memory_and_the_recorders_cost_are_compared_and_not_judged(synthetic: Sy
     runs = []
     for name, peak in (("a", 2**30), ("b", 2**31)):
         run = synthetic(name, steps=60).write()
-        edit_steps(run, lambda record, peak=peak: msgspec.structs.replace(record, peak_allocated_bytes=peak + record.step))  # type: ignore[misc]
+
+        def peaking(record: StepRecord, peak: int = peak) -> StepRecord:
+            return msgspec.structs.replace(record, allocated_bytes=2**29, peak_allocated_bytes=peak + record.step)
+
+        edit_steps(run, peaking)
         runs.append(run)
     found = compare(runs).comparisons[0]
     memory = quantity(found, "peak_allocated_bytes")

@@ -10,7 +10,7 @@ import click
 from rankscope.analysis.engine import analyze as run_analysis
 from rankscope.analysis.links import ToldLink, parse_link
 from rankscope.analysis.workers import Engine, LocalEngine
-from rankscope.cli.terminal import PRICE, format_option, print_json, use_color, width
+from rankscope.cli.terminal import format_option, price_options, print_json, use_color, width
 
 
 def _pattern(_context: click.Context, _option: click.Parameter, value: str | None) -> re.Pattern[str] | None:
@@ -43,12 +43,7 @@ Examples:
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(readable=False))
 @format_option
-@click.option(
-    "--price-per-gpu-hour",
-    type=PRICE,
-    help="Price the loss in money. Default: the price recorded with the run.",
-)
-@click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
+@price_options("Price the loss in money. Default: the price recorded with the run.")
 @click.option(
     "--link",
     "links",

@@ -13,7 +13,7 @@ from rankscope.analysis.compare.render import render_compare
 from rankscope.analysis.compare.result import Outcome
 from rankscope.analysis.result import Cost
 from rankscope.cli.share import SHARE
-from rankscope.cli.terminal import INPUT_PATH, PRICE, format_option, print_json, use_color, width
+from rankscope.cli.terminal import INPUT_PATH, format_option, price_options, print_json, use_color, width
 
 
 @click.command(
@@ -39,12 +39,7 @@ Examples:
     help="The smallest change that matters, as a share of the step time.",
 )
 @format_option
-@click.option(
-    "--price-per-gpu-hour",
-    type=PRICE,
-    help="Price the work in money. Default: the price recorded with each run.",
-)
-@click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
+@price_options("Price the work in money. Default: the price recorded with each run.")
 @click.option(
     "--fail-on",
     multiple=True,

@@ -55,8 +55,7 @@ class LiveRun:
 
     def infos(self) -> dict[int, RankInfo]:
         """What the ranks' own files say of them now."""
-        found = {rank: self.reader.rank(self.attempt, rank) for rank in self.reader.ranks(self.attempt)}
-        return {rank: info for rank, info in found.items() if info is not None}
+        return self.reader.infos(self.attempt)
 
     def info(self, rank: int) -> RankInfo | None:
         """What one rank's own file says of it now."""

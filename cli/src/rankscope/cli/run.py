@@ -12,7 +12,7 @@ import click
 
 from rankscope.cli.share import SHARE
 from rankscope.cli.size import SIZE
-from rankscope.cli.terminal import PRICE, use_color, width
+from rankscope.cli.terminal import price_options, use_color, width
 from rankscope.profiler.helper.scrape import parse_target
 from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
 from rankscope.profiler.settings import BUDGET, EXPORTER_URL, WINDOW_FIRST, WINDOW_STEPS, default_spool_dir
@@ -105,8 +105,7 @@ The training script needs no change and its output is left alone; the verdict go
     metavar="N",
     help="Send every Nth step of all ranks as a trace over OTLP, to where the OTEL_EXPORTER_OTLP_* variables say.",
 )
-@click.option("--price-per-gpu-hour", type=PRICE, help="To price the loss in money.")
-@click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
+@price_options("To price the loss in money.")
 @click.option("--simulated", is_flag=True, help="The GPU readings of this node are simulated: say so wherever the run is shown.")
 @click.option("--verdict/--no-verdict", default=True, show_default=True, help="Print the verdict when the job has ended.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")

@@ -6,8 +6,9 @@ import math
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Final, TextIO
+from typing import IO, Any, Final, TextIO, TypeVar
 
 import click
 import msgspec
@@ -42,7 +43,17 @@ class _Price(Finite):
     name = "price"
 
 
-PRICE = _Price(0, 1_000_000)
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def price_options(help_text: str) -> Callable[[_Command], _Command]:
+    """``--price-per-gpu-hour`` and ``--currency``."""
+
+    def add(command: _Command) -> _Command:
+        currency = click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
+        return click.option("--price-per-gpu-hour", type=_Price(0, 1_000_000), help=help_text)(currency(command))
+
+    return add
 
 
 def use_color(stream: IO[Any] | None = None) -> bool:

@@ -8,7 +8,7 @@ import click
 
 from rankscope.analysis.whatif.engine import whatif as ask
 from rankscope.analysis.whatif.render import render_text
-from rankscope.cli.terminal import INPUT_PATH, PRICE, format_option, print_json, use_color, width
+from rankscope.cli.terminal import INPUT_PATH, format_option, price_options, print_json, use_color, width
 
 
 @click.command(
@@ -22,12 +22,7 @@ Examples:
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PATH)
 @format_option
-@click.option(
-    "--price-per-gpu-hour",
-    type=PRICE,
-    help="Price the loss in money. Default: the price recorded with the run.",
-)
-@click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
+@price_options("Price the loss in money. Default: the price recorded with the run.")
 @click.option("--per-step", is_flag=True, help="Each step's figures, too (JSON).")
 def whatif(paths: tuple[Path, ...], output_format: str, price_per_gpu_hour: float | None, currency: str, per_step: bool) -> None:
     """How fast a job would be without stragglers: in step time, GPU-hours and money.

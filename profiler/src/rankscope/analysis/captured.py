@@ -7,15 +7,15 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from rankscope.analysis.assess import assessed_windows
-from rankscope.analysis.blame import Blame, assign_blame
+from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import shares_of_windows
-from rankscope.analysis.clock import consistent, fit_clocks
 from rankscope.analysis.fabric import run_fabric
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.ledger import ledger_of_blame
-from rankscope.analysis.matching import Matching, match_collectives
+from rankscope.analysis.matched import match_windows
+from rankscope.analysis.matching import Matching
 from rankscope.analysis.odd_windows import odd_windows
-from rankscope.analysis.possible import MAX_US
+from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, Finding, Source, Verdict
@@ -23,9 +23,9 @@ from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.trace_analysis import imposed_result, late_named, matching_result
 from rankscope.analysis.transfers import communication_parts
 from rankscope.analysis.verdict import Setting, among, insufficient, limits, nobody, straggler
-from rankscope.analysis.waiting import waits_of
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
+from rankscope.runs.world_size import told_world_size
 
 _MORE_STEPS: Final = 20
 """More than ``late.ENOUGH_STEPS``, from where on the steps themselves are the units of chance, also where some show nothing."""
@@ -34,12 +34,8 @@ _MORE_STEPS: Final = 20
 def captured_steps(reader: RunReader, attempt: int, rank: int, steps: range) -> Reduction:
     """What ``rank`` recorded of its profiled ``steps``, without records whose times make no sense."""
     return Reduction(
-        breakdowns=[row for row in reader.windows(attempt, rank) if row.step in steps and 0 < row.window_us < MAX_US],
-        collectives=[
-            row
-            for row in reader.collectives(attempt, rank)
-            if row.step in steps and 0 <= row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns < 2**62
-        ],
+        breakdowns=[row for row in reader.windows(attempt, rank) if row.step in steps and is_possible_breakdown(row)],
+        collectives=[row for row in reader.collectives(attempt, rank) if row.step in steps and is_possible_collective(row)],
     )
 
 
@@ -47,16 +43,11 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
     """The analysis of ``steps`` on ``ranks``; a rank without any of them is a warning."""
     infos = {rank: info for rank in sorted(ranks) if (info := reader.rank(attempt, rank)) is not None}
     held = {rank: captured_steps(reader, attempt, rank, steps) for rank in sorted(ranks)}
-    about = reader.attempt(attempt)
-    world_size = about.world_size if about else max((info.world_size for info in infos.values()), default=len(held))
-    hosts = {rank: info.host for rank, info in infos.items()}
-    matching = match_collectives({rank: reduction.collectives for rank, reduction in held.items()}, world_size=world_size)
-    clocks = fit_clocks(matching.matches, hosts)
-    matching = consistent(matching, clocks)
-    fabric = run_fabric(infos, ())
-    waits = waits_of(matching, clocks, fabric.hosts)
-    blame = assign_blame(matching.matches, clocks, list(held), waits)
-    collectives = matching_result(matching, clocks, waits, fabric)
+    told = told_world_size(reader.attempt(attempt), infos.values())
+    world_size = len(held) if told is None else told
+    matched = match_windows(held, infos, world_size)
+    matching, blame = matched.matching, matched.blame
+    collectives = matching_result(matched, run_fabric(infos, ()))
     setting = Setting(
         source="windows",
         world_size=world_size,
@@ -64,7 +55,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
         step_count=len(steps),
         unit="step",
         accelerated=any(info.device_kind != "cpu" for info in infos.values()),
-        hosts=hosts,
+        hosts={rank: info.host for rank, info in infos.items()},
         price_per_gpu_hour=reader.info.price_per_gpu_hour,
         currency=reader.info.currency or "USD",
         run=os.fspath(reader.path),
@@ -100,7 +91,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
                 attempt=attempt,
                 info=infos.get(rank),
                 communication_parts=parts.get(rank),
-                clock=clocks.found.get(rank),
+                clock=matched.clocks.found.get(rank),
             )
             for rank, reduction in held.items()
         ],

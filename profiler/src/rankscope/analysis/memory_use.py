@@ -34,7 +34,7 @@ def memory_of(table: StepTable, device_bytes: Mapping[int, int]) -> Memory | Non
 
 
 def _rank(rank: int, samples: Matrix, device_bytes: int | None) -> RankMemory:
-    known = {name: _known(samples, name)[1] for name in MEMORY}
+    known = {name: memory_samples(samples, name)[1] for name in MEMORY}
 
     def last(name: str) -> int | None:
         return int(known[name][-1]) if len(known[name]) else None
@@ -58,14 +58,14 @@ def _rank(rank: int, samples: Matrix, device_bytes: int | None) -> RankMemory:
 def _growth(
     rank: int, samples: Matrix, kind: MemoryKind, name: str, *, ranks: int, device_bytes: int | None
 ) -> MemoryGrowth | None:
-    steps, values = _known(samples, name)
+    steps, values = memory_samples(samples, name)
     settled = steps >= steps[0] + WARM_UP if len(steps) else np.zeros(0, dtype=bool)
     steps, values = steps[settled], values[settled]
     slope = slope_of(steps, values, series=ranks * len(_GROWING))
     if slope is None:
         return None
     leaking = is_leak(values, slope)
-    peak = _known(samples, "peak_allocated_bytes")[1]
+    peak = memory_samples(samples, "peak_allocated_bytes")[1]
     full = None
     if leaking and kind == "device" and device_bytes and len(peak):
         full = int(max(0.0, device_bytes - float(peak[-1])) / slope.middle)
@@ -81,7 +81,7 @@ def _growth(
     )
 
 
-def _known(samples: Matrix, name: str) -> tuple[Values, Values]:
+def memory_samples(samples: Matrix, name: str) -> tuple[Values, Values]:
     """Steps, ascending and each once, and what one column has at them."""
     rows = samples[np.isfinite(samples[:, _COLUMN[name]])]
     if (rows[1:, 0] > rows[:-1, 0]).all():

@@ -18,19 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.filling import Filling
-from rankscope.analysis.liveness import liveness
+from rankscope.analysis.matched import Matched, match_windows
 from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis
-from rankscope.analysis.run_analysis import (
-    Together,
-    analysis_of,
-    analyze_run,
-    put_together,
-    run_pipeline,
-    world_size_of,
-)
+from rankscope.analysis.run_analysis import analysis_of, analyze_run, evidence_of, world_size_of
 from rankscope.analysis.run_verdict import Earlier, RunEvidence
 from rankscope.analysis.step_ranges import StepRanges
 from rankscope.analysis.step_rows import StepRow, columns_of
@@ -110,7 +103,7 @@ class _Attempt:
         self._records: dict[int, int] = {}
         self._wall_us: dict[int, float] = {}
         self._damaged = 0
-        self._together: tuple[object, Together] | None = None
+        self._matched: tuple[object, Matched] | None = None
 
     def read(self, reader: RunReader, ranks: list[int]) -> None:
         """Take in what is new. Raises ``StartOverError``."""
@@ -134,7 +127,7 @@ class _Attempt:
         news = [rank for rank in ranks if self._read_windows(reader, rank, segments[rank])]
         if news:
             self._forget_windows()
-            self._together = None
+            self._matched = None
 
     def _take_rows(self, rows: dict[int, list[StepRow]]) -> None:
         """Take in the rows of several ranks, until there are none left: long columns cost less than many short ones."""
@@ -195,27 +188,21 @@ class _Attempt:
         """What is known by now. It shares memory with what is kept: to be used before the next update."""
         table = StepTable.filled(self.attempt, self._filling)
         infos = {rank: info for rank in self._filling.ranks if (info := self.ranks[rank].info(reader)) is not None}
-        about = reader.attempt(self.attempt)
-        world_size = world_size_of(about, infos, len(self._filling.ranks))
+        world_size = world_size_of(reader, table, infos)
         windows = {rank: self.ranks[rank].reduction for rank in self._filling.ranks}
         by = (world_size, {rank: info.host for rank, info in infos.items()}, list(windows))
-        if self._together is None or self._together[0] != by:
-            self._together = (by, put_together(windows, infos, world_size))
-        together = self._together[1]
+        if self._matched is None or self._matched[0] != by:
+            self._matched = (by, match_windows(windows, infos, world_size))
         reader.take_over(sum(one.skipped_lines for one in self.ranks.values()), [])
-        return RunEvidence(
-            reader=reader,
-            table=table,
-            infos=infos,
-            windows=windows,
+        return evidence_of(
+            reader,
+            table,
+            infos,
+            windows,
+            self._matched[1],
             world_size=world_size,
-            matching=together.matching,
-            clocks=together.clocks,
-            waits=together.waits,
-            blame=together.blame,
             damaged=self._damaged + table.damaged,
-            pipeline=run_pipeline(table, infos, about, windows),
-            liveness=liveness(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=now),
+            now=now,
             earlier=Earlier(self._passed.count, self._records, self._wall_us),
         )
 

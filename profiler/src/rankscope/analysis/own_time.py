@@ -368,35 +368,3 @@ def _sticks_out(gain: NDArray[np.float64], rest: Stored) -> bool:
     """
     far = gain >= np.ptp(rest, axis=0)
     return bool(gain[far].sum() >= 0.7 * gain.sum())
-
-
-def find_rotating(judged: Judged) -> Slow | None:
-    """A slowness that moves from rank to rank, or ``None``.
-
-    Somebody is always last; here the last one must be far out at most steps: the gap to the one before it at least five times
-    the typical distance between the others, and 15 % of the step. Exponential noise, the worst that is common, reaches half of
-    that.
-    """
-    own = judged.own
-    if len(own) < 4 or own.shape[1] < 2 * MINIMUM_STEPS:
-        return None
-    least, second, most = ordered(own, [0, len(own) - 2, len(own) - 1]).astype(np.float64)
-    gap = most - second
-    spacing = (second - least) / (len(own) - 2)
-    far = gap >= np.maximum(5 * spacing, 0.15 * judged.wall_us)
-    if far.mean() < FIXED:
-        return None
-    counts = np.bincount(last_ranks(own)[far], minlength=len(own))
-    took_part = np.flatnonzero(counts >= 2)
-    if len(took_part) < 3 or counts.max() > 0.5 * far.sum():
-        return None
-    return Slow(
-        ranks=[judged.ranks[row] for row in took_part[np.argsort(-counts[took_part], kind="stable")]],
-        pattern="rotating",
-        gain_us=float(gap.mean()),
-        excess_us=float(gap[far].mean()),
-        p_value=None,
-        stability=float(far.mean()),
-        last_share=1.0,
-        affected=far,
-    )

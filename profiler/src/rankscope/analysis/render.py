@@ -12,7 +12,7 @@ from rankscope.analysis.render_bandwidth import bandwidth_table
 from rankscope.analysis.render_costs import advice_text, memory_text, throughput_text, waterfall_text
 from rankscope.analysis.result import Analysis, ImposedWait, RankResult
 from rankscope.analysis.table import aligned, fitting
-from rankscope.analysis.wording import CYAN, GREEN, RED, UNKNOWN, YELLOW, counted, listing, page, warning_lines
+from rankscope.analysis.wording import CYAN, GREEN, RED, UNKNOWN, YELLOW, counted, listing, losses, page, warning_lines
 
 SHOWN_RANKS: Final = 16
 """A terminal shows at most so many ranks; the JSON has them all."""
@@ -57,10 +57,7 @@ def _headline(analysis: Analysis, width: int) -> str:
     facts = []
     if verdict.slowdown is not None:
         facts.append(f"slowdown {verdict.slowdown:.2f}x")
-    if verdict.gpu_hours_lost is not None:
-        facts.append(f"{verdict.gpu_hours_lost:.3g} GPU-hours lost")
-    if verdict.cost is not None:
-        facts.append(f"{verdict.cost.amount:.2f} {verdict.cost.currency}")
+    facts += losses(verdict.gpu_hours_lost, verdict.cost)
     if verdict.confidence is not None:
         facts.append(f"confidence {verdict.confidence:.0%}")
     if verdict.evidence_source is not None:

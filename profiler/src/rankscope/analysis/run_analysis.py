@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankscope.analysis.blame import Blame, assign_blame
-from rankscope.analysis.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.endings import Endings, endings, listed, ranks_of
 from rankscope.analysis.fabric import run_fabric
 from rankscope.analysis.hung_run import hung_verdict
 from rankscope.analysis.ledger import ledger_of_blame, ledger_of_steps
 from rankscope.analysis.links import ToldLink
 from rankscope.analysis.liveness import liveness
-from rankscope.analysis.matching import Matching, match_collectives
+from rankscope.analysis.matched import Matched, match_windows
 from rankscope.analysis.odd_windows import odd_windows
 from rankscope.analysis.own_time import Judged, imposed_wait, judged_groups
 from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.pipeline import pipeline_of
-from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.recorder_cost import recorder_share
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
 from rankscope.analysis.run_assessment import assessed_run
-from rankscope.analysis.run_verdict import RunEvidence, run_verdict
+from rankscope.analysis.run_verdict import Earlier, RunEvidence, run_verdict
 from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
-from rankscope.analysis.waiting import Waits, waits_of
 from rankscope.analysis.wording import counted
 from rankscope.analysis.workers import ALONE, Engine
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, RankInfo
+from rankscope.runs.records import RankInfo
+from rankscope.runs.world_size import told_world_size
 
 _SHOWN: Final = 8
 
@@ -68,7 +64,7 @@ def analysis_of(
     table = run.table
     compared = judged_groups(table, peer_groups(run.ranks, run.infos))
     verdict, findings = run_verdict(run, compared, price_per_gpu_hour, currency)
-    collectives = matching_result(run.matching, run.clocks, run.waits, run_fabric(run.infos, links))
+    collectives = matching_result(run.matched, run_fabric(run.infos, links))
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in run.windows.items()}, run=run.path
     )
@@ -102,7 +98,7 @@ def analysis_of(
                 attempt=table.attempt,
                 info=run.infos.get(rank),
                 table=table,
-                clock=run.clocks.found.get(rank),
+                clock=run.matched.clocks.found.get(rank),
             )
             for row, rank in enumerate(run.ranks)
         ],
@@ -133,62 +129,45 @@ def read_evidence(path: os.PathLike[str], *, engine: Engine = ALONE) -> RunEvide
             collectives=list(filter(is_possible_collective, collectives)),
         )
         damaged += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
-    infos = infos_of(reader, table.attempt, windows)
+    infos = reader.infos(table.attempt)
+    world_size = world_size_of(reader, table, infos)
+    matched = match_windows(windows, infos, world_size)
+    return evidence_of(reader, table, infos, windows, matched, world_size=world_size, damaged=damaged, now=time.time())
+
+
+def evidence_of(
+    reader: RunReader,
+    table: StepTable,
+    infos: dict[int, RankInfo],
+    windows: dict[int, Reduction],
+    matched: Matched,
+    *,
+    world_size: int | None,
+    damaged: int,
+    now: float,
+    earlier: Earlier | None = None,
+) -> RunEvidence:
+    """What has been read, with what can be told from it at once. ``now``: Unix seconds."""
     about = reader.attempt(table.attempt)
-    world_size = world_size_of(about, infos, len(windows))
-    together = put_together(windows, infos, world_size)
+    collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
     return RunEvidence(
         reader=reader,
         table=table,
         infos=infos,
         windows=windows,
         world_size=world_size,
-        matching=together.matching,
-        clocks=together.clocks,
-        waits=together.waits,
-        blame=together.blame,
+        matched=matched,
         damaged=damaged,
-        pipeline=run_pipeline(table, infos, about, windows),
-        liveness=liveness(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=time.time()),
+        pipeline=pipeline_of(table, infos, None if about is None else about.pipeline, collectives),
+        liveness=liveness(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=now),
+        earlier=earlier or Earlier(),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
-    """The collectives of all ranks put together."""
-
-    matching: Matching
-    clocks: Clocks
-    waits: Waits
-    blame: Blame
-
-
-def put_together(windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo], world_size: int | None) -> Together:
-    """Match collectives, correct clocks, assign blame. ``windows``: of every rank there is."""
-    matching = match_collectives({rank: reduction.collectives for rank, reduction in windows.items()}, world_size=world_size)
-    clocks = fit_clocks(matching.matches, {rank: info.host for rank, info in infos.items()})
-    matching = consistent(matching, clocks)
-    waits = waits_of(matching, clocks, run_fabric(infos, ()).hosts)
-    return Together(matching, clocks, waits, assign_blame(matching.matches, clocks, list(windows), waits))
-
-
-def run_pipeline(
-    table: StepTable, infos: Mapping[int, RankInfo], about: AttemptInfo | None, windows: Mapping[int, Reduction]
-) -> PipelineResult | None:
-    """What there is to say of the pipeline's schedule; see ``pipeline_of``."""
-    collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
-    return pipeline_of(table, infos, None if about is None else about.pipeline, collectives)
-
-
-def infos_of(reader: RunReader, attempt: int, ranks: Iterable[int]) -> dict[int, RankInfo]:
-    """Who the ranks are, as far as that can be read."""
-    return {rank: info for rank in ranks if (info := reader.rank(attempt, rank)) is not None}
-
-
-def world_size_of(about: AttemptInfo | None, infos: Mapping[int, RankInfo], ranks: int) -> int | None:
+def world_size_of(reader: RunReader, table: StepTable, infos: Mapping[int, RankInfo]) -> int | None:
     """Ranks that there should be; not fewer than there are."""
-    world_size = about.world_size if about else max((info.world_size for info in infos.values()), default=None)
-    return None if world_size is None else max(world_size, ranks) or None
+    told = told_world_size(reader.attempt(table.attempt), infos.values())
+    return None if told is None else max(told, len(table.ranks)) or None
 
 
 def _coverage(run: RunEvidence) -> float | None:

@@ -13,11 +13,11 @@ from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import Shares, shares_of_steps, shares_of_windows
 from rankscope.analysis.bubble import bubble_explained
 from rankscope.analysis.cause import Signals, cause_of, signals_of
-from rankscope.analysis.clock import Clocks
 from rankscope.analysis.endings import listed
 from rankscope.analysis.explained import Witness, explained
 from rankscope.analysis.late import busy_excess, find_late, too_few
 from rankscope.analysis.liveness import Liveness
+from rankscope.analysis.matched import Matched
 from rankscope.analysis.matching import Matching
 from rankscope.analysis.own_time import (
     MINIMUM_STEPS,
@@ -25,7 +25,6 @@ from rankscope.analysis.own_time import (
     Judged,
     Slow,
     by_chance_elsewhere,
-    find_rotating,
     find_slow,
     imposed_wait,
     period,
@@ -35,12 +34,12 @@ from rankscope.analysis.peers import peer_groups, stage_of
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Evidence, Finding, Verdict
+from rankscope.analysis.rotating import find_rotating
 from rankscope.analysis.significance import LIMIT
 from rankscope.analysis.step_order import last_ranks
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import late_named
 from rankscope.analysis.verdict import Lack, Named, Setting, among, insufficient, limits, nobody, straggler
-from rankscope.analysis.waiting import Waits
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 
@@ -68,10 +67,8 @@ class RunEvidence:
     infos: dict[int, RankInfo]
     windows: dict[int, Reduction]
     world_size: int | None
-    matching: Matching
-    clocks: Clocks
-    waits: Waits
-    blame: Blame
+    matched: Matched
+    """The collectives of the profiled steps."""
     damaged: int
     """Records with impossible times, left out."""
     pipeline: PipelineResult | None
@@ -79,6 +76,16 @@ class RunEvidence:
     liveness: Liveness
     """Whether it goes on."""
     earlier: Earlier = field(default_factory=Earlier)
+
+    @property
+    def matching(self) -> Matching:
+        """The collectives of the profiled steps that match."""
+        return self.matched.matching
+
+    @property
+    def blame(self) -> Blame:
+        """Who was waited for in them."""
+        return self.matched.blame
 
     @property
     def path(self) -> str:

@@ -11,16 +11,16 @@ import numpy as np
 
 from rankscope.analysis.assess import assessed_windows
 from rankscope.analysis.bandwidth import bandwidths, directed_rows, samples
-from rankscope.analysis.blame import Blame, assign_blame
+from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.cause import Signals, cause_of
-from rankscope.analysis.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.fabric import Fabric
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.ledger import ledger_of_blame
 from rankscope.analysis.links import ToldLink
 from rankscope.analysis.locations import Location, common_folder
-from rankscope.analysis.matching import Matching, match_collectives
+from rankscope.analysis.matched import Matched, match_ranks
+from rankscope.analysis.matching import Matching
 from rankscope.analysis.own_time import Slow
 from rankscope.analysis.rank_traces import RankTrace, find_traces, read_ranks
 from rankscope.analysis.ranks import rank_result
@@ -28,7 +28,6 @@ from rankscope.analysis.result import Analysis, CollectiveMatching, Evidence, Fi
 from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.transfers import communication_parts
 from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
-from rankscope.analysis.waiting import Waits, waits_of
 from rankscope.analysis.workers import Engine
 
 
@@ -50,13 +49,16 @@ def analyze_traces(
     # A collective that a torn trace lacks would look as if that rank had no part in it, and another had come last: so its rank is
     # taken for missing.
     whole = {trace.rank: trace.reduction.collectives for trace in traces if not trace.torn}
-    matching = match_collectives(whole, world_size=max(len(traces), _world_size(traces) or 0))
-    clocks = fit_clocks(matching.matches, {trace.rank: trace.host for trace in traces if trace.host})
-    matching = consistent(matching, clocks)
     fabric = _fabric(traces, links)
-    waits = waits_of(matching, clocks, fabric.hosts)
-    blame = assign_blame(matching.matches, clocks, [trace.rank for trace in traces], waits)
-    collectives = matching_result(matching, clocks, waits, fabric)
+    matched = match_ranks(
+        whole,
+        ranks=[trace.rank for trace in traces],
+        hosts={trace.rank: trace.host for trace in traces if trace.host},
+        machines=fabric.hosts,
+        world_size=max(len(traces), _world_size(traces) or 0),
+    )
+    matching, blame = matched.matching, matched.blame
+    collectives = matching_result(matched, fabric)
     windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces}
     parts = communication_parts(
         matching.matches, {rank: (window.communication_us, window.overlap_us) for rank, window in windows.items()}
@@ -88,7 +90,7 @@ def analyze_traces(
                 device_kind=trace.device_kind,
                 communication_parts=parts.get(trace.rank),
                 detail=trace.detail,
-                clock=clocks.found.get(trace.rank),
+                clock=matched.clocks.found.get(trace.rank),
             )
             for trace in traces
         ],
@@ -123,8 +125,9 @@ def _fabric(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
     )
 
 
-def matching_result(matching: Matching, clocks: Clocks, waits: Waits, fabric: Fabric) -> CollectiveMatching:
+def matching_result(matched: Matched, fabric: Fabric) -> CollectiveMatching:
     """The result's account of the matching, and of what the matched collectives show."""
+    matching, clocks, waits = matched.matching, matched.clocks, matched.waits
     return CollectiveMatching(
         matched=len(matching.matches),
         unmatched=matching.unmatched,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rankscope.analysis.result import Cost
 
 RED: Final = "\x1b[1;31m"
 GREEN: Final = "\x1b[1;32m"
@@ -53,6 +56,12 @@ def listing(title: str, items: Sequence[str], width: int) -> str:
     """A block of ``items`` below their ``title``; empty without any."""
     lines = [line for item in items for line in wrapped(item, width, indent="  ", hanging="    ")]
     return "\n".join([title, *lines]) if lines else ""
+
+
+def losses(gpu_hours: float | None, cost: Cost | None) -> list[str]:
+    """What is known of a loss: ``12.3 GPU-hours lost``, ``30.75 USD``."""
+    found = [] if gpu_hours is None else [f"{gpu_hours:.3g} GPU-hours lost"]
+    return found if cost is None else [*found, f"{cost.amount:.2f} {cost.currency}"]
 
 
 def size(number: int) -> str:

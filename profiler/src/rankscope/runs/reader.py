@@ -118,6 +118,10 @@ class RunReader:
         """``rank.json``, or ``None`` where it is missing or unreadable."""
         return self._optional(rank_dir(self.path, attempt, rank) / "rank.json", RankInfo)
 
+    def infos(self, attempt: int) -> dict[int, RankInfo]:
+        """``rank.json`` of every rank that has a readable one, in the order of the ranks."""
+        return {rank: info for rank in self.ranks(attempt) if (info := self.rank(attempt, rank)) is not None}
+
     def steps(self, attempt: int, rank: int) -> Iterator[StepRecord]:
         """Step records of one rank in the order they were written."""
         return self._rank_rows(attempt, rank, "steps", StepRecord)

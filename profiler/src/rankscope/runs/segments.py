@@ -59,14 +59,13 @@ def list_segments(folder: Path, stream: Stream, kind: Literal["jsonl", "parquet"
 
     Raises ``OSError`` where the folder cannot be listed, which ``glob`` would call empty.
     """
-    pattern = re.compile(rf"{stream}-(\d{{1,9}})\.{kind}")
-    with os.scandir(folder) as entries:
-        found = [(int(match[1]), entry.name) for entry in entries if (match := pattern.fullmatch(entry.name))]
-    return [folder / name for _, name in sorted(found)]
+    return [folder / name for name in list_streams(folder, [stream], kind)[stream]]
 
 
-def list_streams(folder: Path, streams: Collection[Stream]) -> dict[Stream, list[str]]:
-    """Names of the JSON Lines of several streams, in the order they were written: the folder is read once.
+def list_streams(
+    folder: Path, streams: Collection[Stream], kind: Literal["jsonl", "parquet"] = "jsonl"
+) -> dict[Stream, list[str]]:
+    """Names of the segments of several streams, in the order they were written: the folder is read once.
 
     Raises ``OSError``.
     """
@@ -74,12 +73,12 @@ def list_streams(folder: Path, streams: Collection[Stream]) -> dict[Stream, list
     with os.scandir(folder) as entries:
         for entry in entries:
             match = _SEGMENT.fullmatch(entry.name)
-            if match is not None and (of_stream := found.get(cast("Stream", match[1]))) is not None:
+            if match is not None and match[3] == kind and (of_stream := found.get(cast("Stream", match[1]))) is not None:
                 of_stream.append((int(match[2]), entry.name))
     return {stream: [name for _, name in sorted(names)] for stream, names in found.items()}
 
 
-_SEGMENT: Final = re.compile(r"([a-z]+)-(\d{1,9})\.jsonl")
+_SEGMENT: Final = re.compile(r"([a-z]+)-(\d{1,9})\.(jsonl|parquet)")
 
 
 def number_of(segment: Path) -> int:

@@ -17,6 +17,7 @@ from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.source import RunSummary, Status, StepMatrices, UnknownRunError
 from rankscope.runs.errors import InputError, RankscopeError
 from rankscope.runs.reader import RunReader
+from rankscope.runs.world_size import told_world_size
 
 SILENT_AFTER_S: Final = 120.0
 """A run whose ranks have not ended is called silent when nothing was written for this long."""
@@ -130,7 +131,7 @@ def _read(folder: Path, print_: Footprint) -> RunSummary:
         attempts = reader.attempts()
         last = attempts[-1] if attempts else 0
         ranks = reader.ranks(last) if attempts else []
-        infos = [info for rank in ranks if (info := reader.rank(last, rank)) is not None]
+        infos = list(reader.infos(last).values()) if attempts else []
         attempt = reader.attempt(last) if attempts else None
     except RankscopeError as error:
         return _unreadable(folder, print_.revision, str(error))
@@ -140,7 +141,6 @@ def _read(folder: Path, print_: Footprint) -> RunSummary:
         if (ended := [info.rank for info in infos if info.end_reason == reason])
     )
     unrecorded = [info.rank for info in infos if info.end_reason == "disabled"]
-    sizes = [info.world_size for info in infos]
     status: Status = "live"
     if not ranks:
         status = "starting"
@@ -154,7 +154,7 @@ def _read(folder: Path, print_: Footprint) -> RunSummary:
         status=status,
         start_unix_ns=reader.info.start_unix_ns,
         last_write_unix_ns=print_.newest_unix_ns,
-        world_size=attempt.world_size if attempt is not None else max(sizes, default=None),
+        world_size=told_world_size(attempt, infos),
         ranks=len(ranks),
         hosts=len({info.host for info in infos}),
         attempts=len(attempts),

@@ -12,6 +12,7 @@ from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.compare.result import Unit
 from rankscope.analysis.compare.shift import Series
 from rankscope.analysis.compare.usable import Basis, Usable, mean_over_ranks
+from rankscope.analysis.memory_use import memory_samples
 from rankscope.analysis.recorder_cost import recorder_share
 from rankscope.analysis.steps import METRICS, StepTable
 from rankscope.runs.records import PHASES, StepBreakdown
@@ -139,13 +140,9 @@ def single(side: Usable, name: str) -> float | None:
         return None  # both are of all steps since the process began
     if name == "recorder_share":
         return recorder_share(recording.table, recording.infos)
-    values = [
-        value
-        for samples in recording.memory.values()
-        for sample in samples
-        if first <= sample.step < end and (value := getattr(sample, name)) is not None and value >= 0
-    ]
-    return float(max(values)) if values else None
+    found = [memory_samples(samples, name) for samples in recording.table.memory.values()]
+    inside = [values[(first <= steps) & (steps < end)] for steps, values in found]
+    return max((float(values.max()) for values in inside if len(values)), default=None)
 
 
 def _is_whole(recording: Recording, first: int, end: int) -> bool:

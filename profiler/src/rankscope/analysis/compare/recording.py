@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,19 +13,10 @@ from rankscope.analysis.steps import StepTable
 from rankscope.analysis.wording import counted
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader, is_headless_run, is_run
-from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepBreakdown, StepRecord
+from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepBreakdown
+from rankscope.runs.world_size import told_world_size
 
 _ATTEMPTS: Final = "attempts"
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySample:
-    """Memory of one rank at the end of one step, in bytes; ``None``: not known."""
-
-    step: int
-    peak_allocated_bytes: int | None
-    reserved_bytes: int | None
-    resident_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +32,6 @@ class Recording:
     table: StepTable
     windows: dict[int, list[StepBreakdown]]
     """Per rank, the profiled steps whose times make sense."""
-    memory: dict[int, list[MemorySample]]
     warnings: list[str]
 
     @property
@@ -67,28 +56,23 @@ def read_recording(path: Path) -> Recording:
     if number is not None and number not in attempts:
         raise InputError(path, "no such attempt of the run")
     attempt = number if number is not None else attempts[-1] if attempts else 0
-    memory: dict[int, list[MemorySample]] = {}
     ranks = reader.ranks(attempt)
-    table = StepTable.from_records(
-        attempt, {rank: _noting_memory(reader.steps(attempt, rank), memory.setdefault(rank, [])) for rank in ranks}
-    )
+    table = StepTable.load(reader, attempt if attempts else None)
     if not table.has_record.any():
         other = f"; attempts of it are folders in {run / _ATTEMPTS}" if len(attempts) > 1 else ""
         raise InputError(path, f"not one step is recorded in attempt {attempt}{other}")
-    infos = {rank: info for rank in ranks if (info := reader.rank(attempt, rank)) is not None}
+    infos = reader.infos(attempt)
     windows = {rank: [row for row in reader.windows(attempt, rank) if is_possible_breakdown(row)] for rank in ranks}
     about = reader.attempt(attempt)
-    told = about.world_size if about else max((info.world_size for info in infos.values()), default=0)
     return Recording(
         path=os.fspath(path),
         info=reader.info,
         attempt=attempt,
         about=about,
         infos=infos,
-        world_size=max(told, len(ranks)),
+        world_size=max(told_world_size(about, infos.values()) or 0, len(ranks)),
         table=table,
         windows=windows,
-        memory=memory,
         warnings=_warnings(reader, table, attempts, infos, named=number is not None),
     )
 
@@ -98,15 +82,6 @@ def _run_and_attempt(path: Path) -> tuple[Path, int | None]:
     if named and (is_run(path.parent.parent) or is_headless_run(path.parent.parent)):
         return path.parent.parent, int(path.name)
     return path, None
-
-
-def _noting_memory(records: Iterable[StepRecord], notes: list[MemorySample]) -> Iterator[StepRecord]:
-    """The records as they are; those with memory leave it in ``notes``."""
-    for record in records:
-        sample = MemorySample(record.step, record.peak_allocated_bytes, record.reserved_bytes, record.resident_bytes)
-        if (sample.peak_allocated_bytes, sample.reserved_bytes, sample.resident_bytes) != (None, None, None):
-            notes.append(sample)
-        yield record
 
 
 def _warnings(reader: RunReader, table: StepTable, attempts: list[int], infos: dict[int, RankInfo], *, named: bool) -> list[str]:

@@ -18,6 +18,7 @@ from rankscope.runs.errors import InputError
 from rankscope.runs.paths import flight_dir
 from rankscope.runs.reader import RunReader, is_headless_run, is_run
 from rankscope.runs.segments import open_regular
+from rankscope.runs.world_size import told_world_size
 
 MAX_BYTES: Final = 128 * 1024 * 1024
 """Larger is refused."""
@@ -152,12 +153,11 @@ def _of_run(path: Path) -> Dumps:
     if not with_dumps:
         raise InputError(path, _nothing(is_a_run=True, unnamed=False))
     attempt = with_dumps[-1]
-    about = reader.attempt(attempt)
-    infos = {rank: info for rank in reader.ranks(attempt) if (info := reader.rank(attempt, rank)) is not None}
+    infos = reader.infos(attempt)
     dumps = Dumps(
         os.fspath(path),
         hosts={rank: info.host for rank, info in infos.items()},
-        world_size=about.world_size if about else max((info.world_size for info in infos.values()), default=None),
+        world_size=told_world_size(reader.attempt(attempt), infos.values()),
         attempt=attempt,
         run=os.fspath(path),
     )

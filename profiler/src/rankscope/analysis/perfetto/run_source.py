@@ -28,6 +28,7 @@ from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, HardwareSample, RankInfo
+from rankscope.runs.world_size import told_world_size
 
 _KEPT: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
 """A raw trace that a rank has kept, by the first step in it."""
@@ -47,7 +48,7 @@ class RunSource:
         ranks = [rank for rank in everybody if selection.has_rank(rank)]
         if not ranks:
             raise InputError(path, "no rank has left records in it" if not everybody else none_of_these(everybody))
-        self._infos = {rank: info for rank in everybody if (info := self._reader.rank(self._attempt, rank)) is not None}
+        self._infos = self._reader.infos(self._attempt)
         left_out = [counted(len(attempts) - 1, "earlier attempt")] if len(attempts) > 1 else []
         steps = self._choose(everybody, set(ranks), selection, left_out, progress)
         self._steps = range(*steps)
@@ -92,8 +93,7 @@ class RunSource:
         steps = (self._steps.start, self._steps.stop)
         fitted_to = self._survey.clock_range(steps)
         collectives = {rank: captured_steps(self._reader, self._attempt, rank, self._steps).collectives for rank in everybody}
-        about = self._reader.attempt(self._attempt)
-        world_size = about.world_size if about else max((info.world_size for info in self._infos.values()), default=None)
+        world_size = told_world_size(self._reader.attempt(self._attempt), self._infos.values())
         if world_size is not None:
             world_size = max(world_size, len(everybody))
         hosts = {rank: info.host for rank, info in self._infos.items()}

@@ -19,8 +19,6 @@ from rankscope.analysis.whatif.operation_types import CODES
 from rankscope.runs.errors import InputError
 from rankscope.runs.segments import open_regular
 
-SUFFIX: Final = ".parquet"
-
 INTEGERS: Final = ("dp_rank", "stage", "rank", "step", "seq_id")
 TIMES: Final = ("start_ts", "duration")
 OPTIONAL: Final = ("mc", "gmc")

@@ -9,7 +9,7 @@ from typing import Final
 from rankscope.analysis.duration import duration
 from rankscope.analysis.table import aligned, fitting
 from rankscope.analysis.whatif.result import Effect, WhatIf
-from rankscope.analysis.wording import GREEN, RED, UNKNOWN, YELLOW, counted, page, warning_lines, wrapped
+from rankscope.analysis.wording import GREEN, RED, UNKNOWN, YELLOW, counted, losses, page, warning_lines, wrapped
 
 SHOWN: Final = 8
 """Rows of a table in a terminal; the JSON has them all."""
@@ -45,11 +45,7 @@ def render_text(result: WhatIf, *, width: int = 100, color: bool = False) -> str
 
 def _headline(result: WhatIf, width: int) -> str:
     title = "INSUFFICIENT DATA" if result.slowdown is None else f"SLOWDOWN {result.slowdown:.2f}x"
-    facts = []
-    if result.gpu_hours_lost is not None:
-        facts.append(f"{result.gpu_hours_lost:.3g} GPU-hours lost")
-    if result.cost is not None:
-        facts.append(f"{result.cost.amount:.2f} {result.cost.currency}")
+    facts = losses(result.gpu_hours_lost, result.cost)
     if result.m_worker is not None:
         facts.append(f"M_W {_plain(result.m_worker)}")
     if result.m_stage is not None:

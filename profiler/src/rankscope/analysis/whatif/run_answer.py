@@ -78,7 +78,7 @@ def whatif_of_run(path: Path, terms: Terms) -> WhatIf:
     blocked = _Blocked()
     ranks = reader.ranks(attempt)
     table = StepTable.from_records(attempt, {rank: blocked.noting(rank, reader.steps(attempt, rank)) for rank in ranks})
-    infos = {rank: info for rank in ranks if (info := reader.rank(attempt, rank)) is not None}
+    infos = reader.infos(attempt)
     about = reader.attempt(attempt)
     world_size = max(about.world_size if about else 0, *(info.world_size for info in infos.values()), len(ranks)) or None
     recorded = reader.info
