@@ -189,6 +189,11 @@ def test_a_rank_that_hears_of_a_window_too_late_leaves_it_out_and_counts_it(tmp_
         msgspec.json.encode(PlannedWindow(first=first, steps=2, reason="schedule", chosen_unix_ns=1)) + b"\n" for first in firsts
     )
     other.go(60)
+    # (what the duty began by itself knows only of step 100 on, and must not be the first to read the file)
+    begun = other.duty._post
+    assert isinstance(begun, Asking)
+    begun.stop()
+    begun._thread.join()
     segment(attempt_dir(tmp_path / "run", 0), "plan", 0).write_bytes(lines + b'{"torn')
     other.duty._post = Asking(other.duty._around, other.duty._hear, since=40)
     other.duty._post.start()
