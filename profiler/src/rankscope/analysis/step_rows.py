@@ -11,7 +11,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from operator import attrgetter
 from typing import Any, Final, Self
 
 import msgspec
@@ -31,9 +30,6 @@ _BASE: Final = 2**62
 
 MEMORY: Final = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "allocator_retries", "resident_bytes")
 """What every so-and-so-many-th record says of memory."""
-
-_Rare = float | None | msgspec.UnsetType
-
 
 class PhaseRow(msgspec.Struct, gc=False):
     """``PhaseTimes``, nothing known being NaN."""
@@ -63,11 +59,11 @@ class StepRow(msgspec.Struct, gc=False, kw_only=True):
     tokens: float | None = _NAN
     flops: float | None = _NAN
     input_elements: float | None = _NAN
-    allocated_bytes: _Rare = msgspec.UNSET
-    reserved_bytes: _Rare = msgspec.UNSET
-    peak_allocated_bytes: _Rare = msgspec.UNSET
-    allocator_retries: _Rare = msgspec.UNSET
-    resident_bytes: _Rare = msgspec.UNSET
+    allocated_bytes: float | None = _NAN
+    reserved_bytes: float | None = _NAN
+    peak_allocated_bytes: float | None = _NAN
+    allocator_retries: float | None = _NAN
+    resident_bytes: float | None = _NAN
     profiled: bool = False
     tags: tuple[str, ...] = ()
 
@@ -125,7 +121,6 @@ class RowColumns:
 def columns_of(rows: Sequence[StepRow]) -> RowColumns:
     """Columns of at least one row. The rows are used up."""
     tags = _take_tags(rows)
-    memory = _take_memory(rows)
     base = 0
     layout = _layout(*(getattr(rows[0], name) is not None for name in OPTIONAL))
     table = layout.table(rows)
@@ -156,7 +151,7 @@ def columns_of(rows: Sequence[StepRow]) -> RowColumns:
         times=times,
         known=known,
         tags=tags,
-        memory=memory,
+        memory=_memory_told([table[name] for name in MEMORY]),
     )
 
 
@@ -169,39 +164,21 @@ def _take_tags(rows: Sequence[StepRow]) -> dict[str, NDArray[np.intp]]:
     return {tag: np.array(numbers, dtype=np.intp) for tag, numbers in tags.items()}
 
 
-def _take_memory(rows: Sequence[StepRow]) -> NDArray[np.float64]:
-    unset = msgspec.UNSET
-    told = [number for number, row in enumerate(rows) if row.resident_bytes is not unset or row.allocated_bytes is not unset]
-    if not told:
-        return no_memory()
-    values: list[_Rare] = []
-    for number in told:
-        values.extend(_memory_of(rows[number]))
-        _take_away_memory(rows[number])
-    samples = np.array([_NAN if value is unset or value is None else value for value in values], dtype=np.float64)
-    return _memory_told(np.column_stack([told, samples.reshape(len(told), -1)]))
+def _memory_told(columns: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The rows that tell how much memory was in use, of columns as ``MEMORY`` names them; impossible numbers are NaN."""
+    values = np.array(columns, dtype=np.float64)
+    values[~((values >= 0) & (values < MOST))] = _NAN
+    told = np.flatnonzero(np.isfinite(values[_IN_USE]).any(axis=0))
+    return np.column_stack([told, values[:, told].T])
 
 
-_memory_of: Final = attrgetter(*MEMORY)
-
-
-def _take_away_memory(row: StepRow) -> None:
-    row.allocated_bytes = row.reserved_bytes = row.peak_allocated_bytes = msgspec.UNSET
-    row.allocator_retries = row.resident_bytes = msgspec.UNSET
-
-
-def _memory_told(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Those of ``samples`` that tell how much memory was in use; impossible numbers are NaN."""
-    samples[:, 1:][~((samples[:, 1:] >= 0) & (samples[:, 1:] < MOST))] = _NAN
-    in_use = [1 + MEMORY.index(name) for name in ("allocated_bytes", "resident_bytes")]
-    return samples[np.isfinite(samples[:, in_use]).any(axis=1)]
+_IN_USE: Final = [MEMORY.index("allocated_bytes"), MEMORY.index("resident_bytes")]
 
 
 def _fill(row: StepRow) -> None:
     """Give every field of a row the length that it has in every other."""
-    _take_away_memory(row)
     row.start_unix_ns = row.start_unix_ns + _BASE if 0 <= row.start_unix_ns < _BASE else 2 * _BASE
-    for name in NUMBERS:
+    for name in (*NUMBERS, *MEMORY):
         if getattr(row, name) is None:
             setattr(row, name, _NAN)
     for name in TIMES:
@@ -250,7 +227,7 @@ def _layout(*there: bool) -> _Layout:
     """The layout of rows that have or lack what ``OPTIONAL`` names: numbers no other field has are looked for in one of them."""
     probes = iter(range(1, 100))
     row = StepRow(step=0.0, start_unix_ns=_BASE + 1, wall_us=0.0, profiled=True)
-    values: dict[str, float] = {name: next(probes) + 0.1 for name in NUMBERS}
+    values: dict[str, float] = {name: next(probes) + 0.1 for name in (*NUMBERS, *MEMORY)}
     for name, value in values.items():
         setattr(row, name, value)
     times = ["phases_us", *(name for name, is_there in zip(OPTIONAL, there, strict=True) if is_there)]
@@ -316,9 +293,5 @@ def columns_of_batch(batch: Any) -> RowColumns:
         times=times,
         known=known,
         tags={tag: np.array(rows, dtype=np.intp) for tag, rows in tags.items()},
-        memory=_memory_told(
-            np.column_stack(
-                [np.arange(count), *(floats(batch.column(name)) if name in names else np.full(count, _NAN) for name in MEMORY)]
-            )
-        ),
+        memory=_memory_told([floats(batch.column(name)) if name in names else np.full(count, _NAN) for name in MEMORY]),
     )

@@ -23,10 +23,6 @@ BLOCK_BYTES: Final = 256 * 1024
 """So much text, and what is made of it, fits into a processor's cache."""
 
 
-_NO_RECORD: Final = re.compile(rb"\n[^{]")
-"""A line that does not begin as a record does."""
-
-
 class IrregularFileError(OSError):
     """Something that has a name but is no file with an end: a FIFO, a socket, a device."""
 
@@ -121,9 +117,7 @@ def decode_blocks(blocks: Iterable[bytes], decoder: msgspec.json.Decoder[T]) -> 
     for block in blocks:
         try:
             records = decoder.decode_lines(block)
-            # Two in one line, of which one lost its end, are none; a line without a record would make up for them.
-            whole = block.startswith(b"{") and block.endswith(b"\n") and not _NO_RECORD.search(block)
-            if whole and len(records) == block.count(b"\n"):
+            if len(records) == _records_in(block):
                 yield records, 0
                 continue
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -132,6 +126,24 @@ def decode_blocks(blocks: Iterable[bytes], decoder: msgspec.json.Decoder[T]) -> 
         torn = int(lines.pop() != b"")
         records = [record for line in lines if (record := _decoded(decoder, line)) is not None]
         yield records, len(lines) - len(records) + torn
+
+
+def _records_in(block: bytes) -> int | None:
+    """The number of lines, ``None`` unless each begins as a record does and has its end.
+
+    Two in one line, of which one lost its end, are none, and a line without a record would make up for them.
+    """
+    import numpy as np  # what follows runs has it; who only writes them need not
+
+    text = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(text == _NEWLINE)
+    if not block.startswith(b"{") or not block.endswith(b"\n") or (text[ends[:-1] + 1] != _BRACE).any():
+        return None
+    return len(ends)
+
+
+_NEWLINE: Final = ord("\n")
+_BRACE: Final = ord("{")
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
