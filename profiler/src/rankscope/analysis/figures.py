@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -88,10 +89,12 @@ def figures_of_collectives(
         steps = len({(rank, row.step) for rank, one in enumerate(collectives) for row in one if not row.p2p})
         found["collectives.median_bytes"] = Figure(median, "bytes", source)
         found["collectives.messages"] = Figure(float(sums[-1]) / steps / median, "per step", source)
-    total = sum(row.end_unix_ns - row.start_unix_ns for row in rows)
-    if total > 0:
-        sharding = sum(row.end_unix_ns - row.start_unix_ns for row in rows if any(name in row.op for name in SHARDING))
-        reducing = sum(row.end_unix_ns - row.start_unix_ns for row in rows if "all_reduce" in row.op)
+    times: Counter[str] = Counter()
+    for row in rows:
+        times[row.op] += row.end_unix_ns - row.start_unix_ns
+    if (total := times.total()) > 0:
+        sharding = sum(time for op, time in times.items() if any(name in op for name in SHARDING))
+        reducing = sum(time for op, time in times.items() if "all_reduce" in op)
         found["collectives.sharding_share"] = Figure(sharding / total, source=source)
         found["collectives.all_reduce_share"] = Figure(reducing / total, source=source)
     return found

@@ -21,29 +21,36 @@ def memory_of(table: StepTable, device_bytes: Mapping[int, int]) -> Memory | Non
     """Memory of all ranks; ``None`` where no rank has a sample. ``device_bytes``: rank to the size of its device's memory."""
     if not table.memory:
         return None
+    of_rank = {rank: {name: memory_samples(samples, name) for name in MEMORY} for rank, samples in table.memory.items()}
     growth = [
         found
-        for rank, samples in table.memory.items()
+        for rank, series in of_rank.items()
         for kind, name in _GROWING
-        if (found := _growth(rank, samples, kind, name, ranks=len(table.memory), device_bytes=device_bytes.get(rank))) is not None
+        if (found := _growth(rank, series, kind, name, ranks=len(of_rank), device_bytes=device_bytes.get(rank))) is not None
     ]
     return Memory(
-        ranks=[_rank(rank, samples, device_bytes.get(rank)) for rank, samples in table.memory.items()],
+        ranks=[_rank(rank, len(table.memory[rank]), series, device_bytes.get(rank)) for rank, series in of_rank.items()],
         growth=sorted(growth, key=lambda row: (-row.bytes_per_1000_steps, row.rank)),
     )
 
 
-def _rank(rank: int, samples: Matrix, device_bytes: int | None) -> RankMemory:
-    known = {name: memory_samples(samples, name)[1] for name in MEMORY}
+_Series = Mapping[str, tuple[Values, Values]]
+"""What ``memory_samples`` finds of each of ``MEMORY``."""
 
+
+def _rank(rank: int, samples: int, series: _Series, device_bytes: int | None) -> RankMemory:
     def last(name: str) -> int | None:
-        return int(known[name][-1]) if len(known[name]) else None
+        values = series[name][1]
+        return int(values[-1]) if len(values) else None
 
-    peak = int(known["peak_allocated_bytes"].max()) if len(known["peak_allocated_bytes"]) else None
-    reserved = int(known["reserved_bytes"].max()) if len(known["reserved_bytes"]) else None
+    def most(name: str) -> int | None:
+        values = series[name][1]
+        return int(values.max()) if len(values) else None
+
+    peak, reserved = most("peak_allocated_bytes"), most("reserved_bytes")
     return RankMemory(
         rank=rank,
-        samples=len(samples),
+        samples=samples,
         allocated_bytes=last("allocated_bytes"),
         reserved_bytes=reserved,
         peak_allocated_bytes=peak,
@@ -56,16 +63,16 @@ def _rank(rank: int, samples: Matrix, device_bytes: int | None) -> RankMemory:
 
 
 def _growth(
-    rank: int, samples: Matrix, kind: MemoryKind, name: str, *, ranks: int, device_bytes: int | None
+    rank: int, series: _Series, kind: MemoryKind, name: str, *, ranks: int, device_bytes: int | None
 ) -> MemoryGrowth | None:
-    steps, values = memory_samples(samples, name)
+    steps, values = series[name]
     settled = steps >= steps[0] + WARM_UP if len(steps) else np.zeros(0, dtype=bool)
     steps, values = steps[settled], values[settled]
     slope = slope_of(steps, values, series=ranks * len(_GROWING))
     if slope is None:
         return None
     leaking = is_leak(values, slope)
-    peak = memory_samples(samples, "peak_allocated_bytes")[1]
+    peak = series["peak_allocated_bytes"][1]
     full = None
     if leaking and kind == "device" and device_bytes and len(peak):
         full = int(max(0.0, device_bytes - float(peak[-1])) / slope.middle)
@@ -83,9 +90,11 @@ def _growth(
 
 def memory_samples(samples: Matrix, name: str) -> tuple[Values, Values]:
     """Steps, ascending and each once, and what one column has at them."""
-    rows = samples[np.isfinite(samples[:, _COLUMN[name]])]
-    if (rows[1:, 0] > rows[:-1, 0]).all():
-        return rows[:, 0], rows[:, _COLUMN[name]]
+    column = samples[:, _COLUMN[name]]
+    known = np.isfinite(column)
+    steps, values = samples[known, 0], column[known]
+    if (steps[1:] > steps[:-1]).all():
+        return steps, values
     # A step that was recorded twice counts as last written.
-    steps, at = np.unique(rows[::-1, 0], return_index=True)
-    return steps, rows[::-1, _COLUMN[name]][at]
+    each, at = np.unique(steps[::-1], return_index=True)
+    return each, values[::-1][at]

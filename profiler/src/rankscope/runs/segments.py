@@ -133,7 +133,7 @@ def _records_in(block: bytes) -> int | None:
 
     Two in one line, of which one lost its end, are none, and a line without a record would make up for them.
     """
-    import numpy as np  # what follows runs has it; who only writes them need not
+    import numpy as np  # who reads records has it; who only writes them, or looks for runs, need not
 
     text = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(text == _NEWLINE)
