@@ -31,6 +31,7 @@ _BASE: Final = 2**62
 MEMORY: Final = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "allocator_retries", "resident_bytes")
 """What every so-and-so-many-th record says of memory."""
 
+
 class PhaseRow(msgspec.Struct, gc=False):
     """``PhaseTimes``, nothing known being NaN."""
 

@@ -88,7 +88,7 @@ def _check_ends(path: Path, file: Any) -> None:
     end = file.read(8)
     file.seek(0)
     if size < 12 or end[4:] != b"PAR1" or file.read(4) != b"PAR1":
-        raise InputError(path, "empty" if not size else "no Parquet file, or not all of one")
+        raise InputError(path, "the file is empty" if not size else "no Parquet file, or not all of one")
     file.seek(0)
 
 
