@@ -95,7 +95,7 @@ def test_the_rows_have_names_of_their_own_and_rest_on_figures_that_there_are() -
         assert {name for bound in bounds for name in bound.figures} <= whole
         # A bound is known whenever the row is given
         for bound in bounds:
-            made_of = {"share.overhead", "share.all_compute", "share.float32_matmul", "share.idle_unexplained"}
+            made_of = {"share.overhead", "share.all_compute", "share.float32_compute", "share.idle_unexplained"}
             assert set(bound.figures) <= {condition.figure for condition in row.when} | made_of
 
 

@@ -28,6 +28,10 @@ _SHOW: Final = "rankscope dashboard {run}"
 _RECORD: Final = "Record every step, with phases and CPU time of rank {rank}: {record}"
 _RECORD_COMMAND: Final = "rankscope run -- torchrun ... train.py"
 
+ROTATING: Final = (
+    "Look for what the ranks share, or what comes and goes on their hosts: storage, logging, scheduled jobs, neighbours"
+)
+"""Of a slowness that moves: no rank or host is at fault by itself."""
 _DRAIN: Final = 'Take the host out: scontrol update NodeName={node} State=DRAIN Reason="rankscope: rank {rank} slow, %s"'
 _READINGS: Final = "Look at the readings of rank {rank}'s GPU on {host}: nvidia-smi -q -d %s"
 _NODE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})?")
@@ -155,8 +159,8 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
         None,
         None,
         (
-            "Hide more of it: larger buckets, gradient accumulation, communication in lower precision",
-            "Check the links between the hosts",
+            "Hide more of it behind backward, or have less of it: gradient accumulation, communication in lower precision",
+            "Check the links between the ranks",
             _SHOW,
         ),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,7 +57,12 @@ LIMITS: Final[tuple[LimitRow, ...]] = (
     LimitRow("input_bound", "input", 0.25, "of the step goes into waiting for the data loader"),
     LimitRow("communication_bound", "communication", 0.30, "of the step goes into communication that no compute hides"),
     LimitRow("pipeline_bubble", "bubble", 0.25, "of the step the pipeline's ranks wait for each other"),
-    LimitRow("host_bound", "idle", 0.35, "of the step the device has nothing to do: the host does not keep it busy"),
+    LimitRow(
+        "host_bound",
+        "idle",
+        0.35,
+        "of the step the device has nothing to do: the host, or the input it waits for, does not keep it busy",
+    ),
     LimitRow(
         "host_bound",
         "between_steps",
@@ -101,8 +106,8 @@ def shares_of_windows(breakdowns: Sequence[StepBreakdown], *, wait_us: float | N
     )
 
 
-def shares_of_steps(table: StepTable, *, on_cpu: bool) -> Shares:
-    """Shares of the always-on records: the median over ranks of the mean over steps.
+def shares_of_steps(table: StepTable, *, on_cpu: bool, without: Collection[int] = ()) -> Shares:
+    """Shares of the always-on records: the median over ranks, ``without`` some, of the mean over steps.
 
     What a rank is blocked while others still have own work to do is waiting; the rest of it is communication. What a thread on
     a CPU was neither running, nor blocked, nor runnable, nor in its data loader, it idled for reasons of the host; a rank with
@@ -127,17 +132,18 @@ def shares_of_steps(table: StepTable, *, on_cpu: bool) -> Shares:
         return {name: _sums(values, wall) for name, values in found.items()}
 
     found = of_blocks(table.start_unix_ns.shape, parts)
+    kept = ~np.isin(table.ranks, list(without))
 
     def share(name: str, *, of_all: bool = False) -> float | None:
         part, whole = np.sum([block[name] for block in found if name in block], axis=0) if found else (np.zeros(0), np.zeros(0))
-        ranks = whole > 0
+        ranks = (whole > 0) & kept[: len(whole)]
         if not ranks.any():
             return None
         # Of two ranks the median is half of either: what one of them alone does is not what the ranks do.
         return float(np.quantile(part[ranks] / whole[ranks], 0.5, method="lower" if of_all else "linear"))
 
     return Shares(
-        input=share("input"),
+        input=share("input", of_all=True),
         communication=share("communication"),
         waiting=share("waiting"),
         compute=share("compute") if on_cpu else None,

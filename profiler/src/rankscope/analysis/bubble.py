@@ -32,7 +32,10 @@ def bubble_explained(
         for one in findings
     ]
     if verdict.kind != "pipeline_bubble":
-        return verdict, findings
+        slowest = _slowest(pipeline)
+        if not slowest or verdict.kind == "straggler":
+            return verdict, findings
+        return msgspec.structs.replace(verdict, stage=pipeline.slowest_stage, summary=f"{verdict.summary} {slowest}"), findings
     why = reason(pipeline)
     return (
         msgspec.structs.replace(
@@ -62,9 +65,14 @@ def says(pipeline: PipelineResult) -> str:
     ]
     if parts:
         sentences.append(f"Of the step, {'; '.join(parts)}.")
-    if pipeline.slowest_stage is not None and pipeline.slowest_excess is not None:
-        sentences.append(f"Stage {pipeline.slowest_stage} is busy {pipeline.slowest_excess:.0%} longer than the others.")
-    return " ".join(sentences)
+    return " ".join([*sentences, _slowest(pipeline)]).strip()
+
+
+def _slowest(pipeline: PipelineResult) -> str:
+    """A sentence, empty where no stage stands out."""
+    if pipeline.slowest_stage is None or pipeline.slowest_excess is None:
+        return ""
+    return f"Stage {pipeline.slowest_stage} is busy {pipeline.slowest_excess:.0%} longer than the others."
 
 
 def _evidence(pipeline: PipelineResult) -> list[Evidence]:

@@ -130,4 +130,7 @@ def _verdict(held: Mapping[int, Reduction], blame: Blame, matching: Matching, se
     steps = max(counts)
     signals = device_signals(late.ranks[0], late.gain_us / steps, {one: reduction.breakdowns for one, reduction in held.items()})
     verdict, finding = straggler(late_named(late, blame, window, signals, steps=steps), setting)
-    return verdict, [finding, *limits(shares, setting, lead="Besides that, ")]
+    others = {rank: reduction for rank, reduction in held.items() if rank not in late.ranks}
+    rest = [row for reduction in others.values() for row in reduction.breakdowns]
+    besides = shares_of_windows(rest, wait_us=sum(blame.wait_us.get(rank, 0.0) for rank in others))
+    return verdict, [finding, *limits(besides, setting, lead="Besides that, ")]

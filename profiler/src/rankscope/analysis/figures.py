@@ -63,6 +63,8 @@ def figures_of_verdict(verdict: Verdict) -> dict[str, Figure]:
     """``straggler.CAUSE``, or of what explains it and asks for another remedy: share of the step lost to the ranks named."""
     if verdict.kind != "straggler" or verdict.slowdown is None or verdict.slowdown <= 1:
         return {}
+    if verdict.pattern == "rotating":
+        return {}  # remedies are for ranks and hosts, of which none is at fault by itself
     lost = Figure(1 - 1 / verdict.slowdown, source=verdict.evidence_source)
     why = _OTHER_REMEDY.get(verdict.explained_by or "", verdict.cause)
     return {f"straggler.{why or 'unknown'}": lost}

@@ -63,7 +63,7 @@ class Judged:
     own: Stored
     """[compared ranks, usable steps], no NaN."""
     wall_us: float
-    """Typical step time: mean over the steps of the longest wall of any compared rank."""
+    """Typical step time: mean wall of the compared ranks over the steps."""
 
     @property
     def ranks(self) -> list[int]:
@@ -123,8 +123,9 @@ def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
     rows, keep = found
     usable = table.columns(keep)
     own = usable.stored("own_us")
-    longest = of_blocks(own.shape, lambda steps: np.fmax.reduce(usable.some("wall_us", steps)[rows], axis=0))
-    wall = float(np.concatenate(longest).mean(dtype=np.float64))
+    # As in the waterfall: of a step whose ranks end apart the longest wall overlaps the next one.
+    sums = of_blocks(own.shape, lambda steps: float(usable.some("wall_us", steps)[rows].sum(dtype=np.float64)))
+    wall = sum(sums) / (len(rows) * own.shape[1])
     return Judged(usable, rows, own if len(rows) == len(own) else own[rows], wall)
 
 

@@ -47,7 +47,7 @@ def pipeline_of(
         return None
     rows = {int(rank): row for row, rank in enumerate(table.ranks)}
     busy = np.stack([own[[rows[rank] for rank in ranks]].mean(axis=0) for ranks in stages.values()])
-    step = float(wall.max(axis=0).mean())
+    step = float(wall.mean())
     means = busy.mean(axis=1)
     turns = _turns(told)
     ideal = imbalance = rest = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -124,16 +124,21 @@ def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
     )
 
 
-def _shares(run: RunEvidence) -> Shares:
-    """Communication and compute from windows where there are any, for only they see what compute hides; the rest from records."""
+def _shares(run: RunEvidence, *, without: Collection[int] = ()) -> Shares:
+    """Communication and compute from windows where there are any, for only they see what compute hides; the rest from records.
+
+    Of all ranks, or of the others ``without`` those that a verdict names: what these do has been said.
+    """
+    everybody = set(run.ranks)
+    ranks = everybody - set(without) or everybody
     on_cpu = not any(info.device_kind != "cpu" for info in run.infos.values())
-    always = shares_of_steps(run.table, on_cpu=on_cpu)
+    always = shares_of_steps(run.table, on_cpu=on_cpu, without=everybody - ranks)
     if run.pipeline is not None:
         always = replace(always, bubble=run.pipeline.bubble, communication=None, waiting=None)
-    breakdowns = [row for reduction in run.windows.values() for row in reduction.breakdowns]
+    breakdowns = [row for rank in ranks if rank in run.windows for row in run.windows[rank].breakdowns]
     if not breakdowns:
         return always
-    wait = sum(run.blame.wait_us.values()) if run.matching.matches else None
+    wait = sum(run.blame.wait_us.get(rank, 0.0) for rank in ranks) if run.matching.matches else None
     seen = shares_of_windows(breakdowns, wait_us=wait)
     if run.pipeline is not None:
         # Waiting for other stages looks like communication that no compute hides.
@@ -170,7 +175,7 @@ def _run_verdict(
         return _nobody_slow(run, comparable, setting, shares)
     judged, slow = max(found, key=lambda one: one[1].gain_us)
     verdict, finding = straggler(_explained(run, judged, slow), setting)
-    return verdict, [finding, *limits(shares, setting, lead="Besides that, ")]
+    return verdict, [finding, *limits(_shares(run, without=slow.ranks), setting, lead="Besides that, ")]
 
 
 def _too_little(run: RunEvidence, missing: str, lack: Lack = "few_steps") -> tuple[Verdict, list[Finding]]:

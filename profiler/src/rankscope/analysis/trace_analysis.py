@@ -251,4 +251,7 @@ def _verdict(
     reductions = {trace.rank: trace.reduction for trace in traces}
     signals = device_signals(late.ranks[0], late.gain_us, {one: reduction.breakdowns for one, reduction in reductions.items()})
     verdict, finding = straggler(late_named(late, blame, window, signals), setting)
-    return verdict, [finding, *limits(shares, setting, lead="Besides that, ")]
+    others = [trace for trace in traces if trace.rank not in late.ranks]
+    rest = [row for trace in others for row in trace.reduction.breakdowns]
+    besides = shares_of_windows(rest, wait_us=sum(blame.wait_us.get(trace.rank, 0.0) for trace in others))
+    return verdict, [finding, *limits(besides, setting, lead="Besides that, ")]

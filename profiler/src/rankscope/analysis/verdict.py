@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from rankscope.analysis.advice import next_actions
+from rankscope.analysis.advice import ROTATING, next_actions
 from rankscope.analysis.bottleneck import Shares, limit_of
 from rankscope.analysis.cause import CauseRow
 from rankscope.analysis.duration import duration
@@ -82,9 +82,12 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
         gpu_hours_lost=hours,
         cost=cost,
         summary=summary,
-        next=next_actions(
-            "straggler", cause=named.cause.cause, explained_by=named.cause.explained_by, run=setting.run, rank=rank, host=host
-        ),
+        next=[
+            *([ROTATING] if rotating else []),
+            *next_actions(
+                "straggler", cause=named.cause.cause, explained_by=named.cause.explained_by, run=setting.run, rank=rank, host=host
+            ),
+        ],
     )
     finding = Finding(
         kind="straggler",
@@ -208,7 +211,8 @@ def _sentence(named: Named, setting: Setting) -> str:
         if part
     )
     if named.pattern == "rotating":
-        text = f"A slowness that moves between {len(named.ranks)} ranks makes the others wait {per}: {cause.says} ({known})"
+        text = f"A slowness that moves between {len(named.ranks)} ranks makes the others wait {per}"
+        text += f": on the one it is at, {cause.says} ({known})"
     elif len(named.ranks) > 1:
         text = f"Ranks {_listed(named.ranks)} make {others} wait {per}: for the worst of them, {cause.says} ({known})"
     else:

@@ -130,15 +130,18 @@ _DETAILS: Final[dict[HangCause, str]] = {
 """Of causes that name a rank, but for a lost device."""
 
 
+_SHOWN: Final = 4
+
+
 def advice(report: HangReport, *, run: str | None, hosts: Mapping[int, str]) -> list[str]:
     """Commands and actions, most useful first."""
     if report.kind == "no_hang":
         return [f"If the job makes no steps, dump it again in a minute: {_dump_again(run)}"]
     if report.kind == "insufficient_data":
         return [f"Collect the dumps of the other ranks, too: {_dump_again(run)}"]
-    first = report.culprits[0] if report.culprits else None
-    where = f"rank {first}" + (f" on {hosts[first]}" if first in hosts else "") if first is not None else ""
-    rows = [row.format(where=where, rank=first) for row in _ADVICE[report.cause or "stuck"]]
+    named = [f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in report.culprits]
+    more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+    rows = [row.format(where=", ".join(named[:_SHOWN]) + more) for row in _ADVICE[report.cause or "stuck"]]
     return [*rows, *([f"rankscope analyze {shlex.quote(run)}"] if run is not None else [])]
 
 
