@@ -165,6 +165,8 @@ def test_culprits_of_different_groups_are_each_said_where_they_were_missed() -> 
     groups = {"a": (0, 1), "b": (2, 3)}
     report = report_of(Job(groups, {0: [Call("a")], 1: [], 2: [Call("b")], 3: []}).dumps())
     assert report.culprits == [1, 3]
+    assert "rank 1" in report.next[0]
+    assert "rank 3" in report.next[0]
     assert (
         "(rank 1) did not arrive at all_reduce 1 of group a; (rank 3) did not arrive at all_reduce 1 of group b" in report.summary
     )

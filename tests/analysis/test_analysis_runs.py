@@ -435,6 +435,42 @@ def test_a_straggler_of_two_ranks_is_not_a_second_finding_about_all(synthetic: S
     assert [finding.kind for finding in analysis.findings] == ["straggler"]
 
 
+def test_what_is_added_to_a_straggler_is_of_the_others(synthetic: Synthetic) -> None:
+    # given one of two ranks that waits for its data for as long as all else takes
+    analysis = result(synthetic(ranks=2, device_kind="cpu", plan=always(1, phase="data", us=400_000)))
+    # then its wait, half of that on average, is no second finding
+    assert (analysis.verdict.kind, analysis.verdict.cause) == ("straggler", "input")
+    assert "input_bound" not in [finding.kind for finding in analysis.findings]
+
+
+def test_no_advice_gains_less_at_most_than_the_verdict_says_is_lost(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(device_kind="cpu", noise=0.05, plan=always(1, us=100_000)))
+    assert analysis.waterfall is not None
+    assert analysis.verdict.slowdown is not None
+    lost = 1 - 1 / analysis.verdict.slowdown
+    bound = next(row.gain_share_at_most for row in analysis.advice if "straggler." in (row.gain_formula or ""))
+    assert bound == pytest.approx(lost)
+    waiting = next(part.share for part in analysis.waterfall.parts if part.name == "straggler_wait")
+    assert waiting == pytest.approx(lost, abs=0.02)
+
+
+def test_a_slowness_that_moves_blames_no_host(synthetic: Synthetic) -> None:
+    analysis = result(synthetic(ranks=6, steps=120, plan=lambda rank, step: {"us": 200_000 * (step % 6 == rank)}))
+    assert analysis.verdict.pattern == "rotating"
+    assert analysis.verdict.next[0].startswith("Look for what the ranks share")
+    assert not any("straggler" in (row.gain_formula or "") for row in analysis.advice)
+
+
+def test_a_slow_stage_is_named_whatever_limits_the_step(synthetic: Synthetic) -> None:
+    places = {rank: {"pp": rank} for rank in range(4)}
+    run = synthetic(device_kind="cpu", coordinates=places, plan=always(2, us=60_000))
+    analysis = result(run)
+    assert analysis.pipeline is not None
+    assert analysis.pipeline.slowest_stage == 2
+    assert analysis.verdict.kind != "straggler"
+    assert "Stage 2 is busy" in analysis.verdict.summary
+
+
 @pytest.mark.parametrize("size", [2_000_000_000, 10**30])
 def test_a_world_of_absurd_size_costs_nothing(synthetic: Synthetic, size: int) -> None:
     path = synthetic(plan=always(2, us=60_000)).write()

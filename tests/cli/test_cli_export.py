@@ -174,3 +174,22 @@ def test_long_work_shows_its_progress_on_a_terminal_only(recorded: Path, tmp_pat
     assert "Looking through: 1 of 2" in shown
     assert "Writing: 1 of 2" in shown
     assert shown.endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "findings.jsonl", "attempts/000/ranks/00000/steps-000000.jsonl", "attempts/new.json"]
+)
+def test_the_files_of_a_run_are_not_written_over(in_process: Run, recorded: Path, name: str) -> None:
+    target = recorded / name
+    before = target.read_bytes() if target.exists() else None
+    done = in_process("export", recorded, "--perfetto", target)
+    assert done.returncode == 2
+    assert "the run's own files" in done.stderr
+    assert (target.read_bytes() if target.exists() else None) == before
+
+
+def test_a_link_in_a_circle_is_replaced_by_the_file(in_process: Run, recorded: Path, tmp_path: Path) -> None:
+    target = tmp_path / "circle.json"
+    target.symlink_to(target)
+    assert in_process("export", recorded, "--perfetto", target).returncode == 0
+    assert load_file(target).of("step")

@@ -234,7 +234,9 @@ def test_nothing_is_sent_before_the_run_has_its_identity_and_what_waits_is_bound
     rank.begun = True
     rank.duty.end(vanished=False)
     numbers = [span.attributes["rankscope.step"] for span in collector.spans() if span.name == "step"]
-    assert numbers == list(range(51, MAX_WAITING + 50)), "the oldest have made room, one of them for the end"
+    # The oldest have made room, one of them for the end unless a place was free by then
+    assert numbers[-(MAX_WAITING - 1) :] == list(range(51, MAX_WAITING + 50))
+    assert numbers[0] in (50, 51)
 
 
 @pytest.mark.parametrize(

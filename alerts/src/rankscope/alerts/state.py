@@ -20,7 +20,7 @@ _BEGINNING: Final = b'{"schema":"rankscope.alerts-state/'
 def default_state_file(watched: Path) -> Path:
     """``$XDG_STATE_HOME/rankscope/alerts-….json``, one per watched folder (``~/.local/state`` when the variable is not set)."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    name = hashlib.sha256(os.fspath(watched.resolve()).encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(os.path.realpath(watched))).hexdigest()[:16]
     return Path(base).expanduser() / "rankscope" / f"alerts-{name}.json"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -126,13 +127,20 @@ def _check_target(target: str, paths: Sequence[Path]) -> None:
         raise click.BadParameter(f"{target!r} is no regular file; give - for standard output", param_hint="--perfetto")
     if not file.parent.is_dir():
         raise InputError(file.parent, "no such folder")
+    real = Path(os.path.realpath(file))  # of links in a circle, too
     for path in paths:
-        if path.is_dir() and not is_run(path) and path.resolve() in file.resolve().parents:
+        inside = path.is_dir() and Path(os.path.realpath(path)) in real.parents
+        if inside and is_run(path) and (real.parent != Path(os.path.realpath(path)) or real.name in _OF_THE_RUN):
+            raise click.BadParameter(f"{target!r} is a place of the run's own files", param_hint="--perfetto")
+        if inside and not is_run(path):
             raise click.BadParameter(
                 f"{target!r} lies in {str(path)!r} and would be taken for one of its traces", param_hint="--perfetto"
             )
         if file.exists() and path.exists() and file.samefile(path):
             raise click.BadParameter(f"{target!r} is what is to be exported", param_hint="--perfetto")
+
+
+_OF_THE_RUN: Final = ("run.json", "findings.jsonl")
 
 
 @contextmanager
@@ -150,7 +158,7 @@ def _output(target: str) -> Iterator[tuple[_Write, Callable[[], int]]]:
         return
     try:
         # A link is followed: it is not what should be replaced.
-        with replacing(Path(target).resolve()) as file:
+        with replacing(Path(os.path.realpath(target))) as file:
             if target.endswith(".gz"):
                 # Without name and time, so that the same events are the same bytes.
                 with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed:

@@ -133,6 +133,14 @@ def cli() -> None:
     """Which rank, on which host and GPU, makes everybody else wait, why, what that costs, and what to do next."""
 
 
+def _complain(text: str) -> None:
+    """One line on standard error. It may name files and what is in them, which anybody may have written."""
+    from rankscope.analysis.wording import one_line
+
+    with suppress(OSError):  # a full disk: the exit status tells
+        click.echo(f"rankscope: {one_line(text)}", err=True)
+
+
 def main() -> NoReturn:
     """Run the command line; the one place that prints errors and chooses the exit status."""
     # A stream that was closed by the shell (`>&-`) is None: nobody wants to hear.
@@ -153,13 +161,13 @@ def main() -> NoReturn:
         _drop_output()
         sys.exit(EXIT_PIPE)
     except RankscopeError as error:
-        click.echo(f"rankscope: {error}", err=True)
+        _complain(str(error))
         sys.exit(EXIT_INPUT if isinstance(error, InputError) else EXIT_MISSING if isinstance(error, MissingError) else 1)
     except OSError as error:
         # A file or folder that the system refuses: the reason is its own, and names the place.
         _drop_output()
         where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"rankscope: {where}{error.strerror or error}", err=True)
+        _complain(f"{where}{error.strerror or error}")
         sys.exit(EXIT_INPUT)
     except ModuleNotFoundError as error:
         verb = next((arg for arg in sys.argv[1:] if arg in VERBS), "")

@@ -13,6 +13,8 @@ from typing import IO, Any, Final, TextIO, TypeVar
 import click
 import msgspec
 
+from rankscope.analysis.wording import json_of
+
 INPUT_PATH: Final = click.Path(path_type=Path, readable=False)
 """Whether it can be read is found out by reading it: then the message and the exit status are ours."""
 
@@ -69,4 +71,4 @@ def width() -> int:
 
 def print_json(result: object, stream: TextIO | None = None) -> None:
     """``--format json``, on standard output unless told otherwise: in UTF-8, whatever the locale is."""
-    (stream or sys.stdout).buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    (stream or sys.stdout).buffer.write(msgspec.json.format(json_of(result), indent=2) + b"\n")

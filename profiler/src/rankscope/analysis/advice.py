@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Final
 
 import msgspec
@@ -262,7 +263,7 @@ def next_actions(
     known: dict[str, object] = {
         name: value
         for name, value in (
-            ("run", run),
+            ("run", None if run is None else shlex.quote(run)),
             ("rank", rank),
             ("host", host),
             ("node", host if host and _NODE.fullmatch(host) else None),

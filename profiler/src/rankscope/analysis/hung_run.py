@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
 from rankscope.analysis.hang.diagnosis import analyze_hang
@@ -27,7 +28,7 @@ def hung_verdict(run: RunEvidence) -> tuple[Verdict, Finding] | None:
         return None
     alone = report.culprits[0] if len(report.culprits) == 1 else None
     group = None if report.group is None else report.group.description or report.group.name
-    action = f"rankscope hang {run.path} shows who waits in what"
+    action = f"rankscope hang {shlex.quote(run.path)} shows who waits in what"
     verdict = Verdict(
         kind="hang",
         rank=alone,

@@ -6,6 +6,7 @@ away at most. To add an advice, add a row.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Final, Literal
 
@@ -382,7 +383,7 @@ def recommend(figures: Figures, *, step_us: float | None, run: str | None, who: 
 
 def _advice(row: Row, figures: Mapping[str, Figure], step_us: float | None, run: str | None, who: str) -> Advice:
     gain = None if row.gain is None else row.gain.of(figures)
-    command = "rankscope analyze NEW_TRACES" if run is None else f"rankscope compare {run} NEW_RUN"
+    command = "rankscope analyze NEW_TRACES" if run is None else f"rankscope compare {shlex.quote(run)} NEW_RUN"
     action = row.action.replace("{who}", who)
     return Advice(
         name=row.name,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 if TYPE_CHECKING:
     from rankscope.analysis.result import Cost
@@ -40,6 +42,27 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
+def one_line(text: str) -> str:
+    """The same in one line, whatever is in it."""
+    return printable(text).replace("\n", "\N{REPLACEMENT CHARACTER}")
+
+
+def json_of(result: object) -> bytes:
+    """JSON in UTF-8, also of what names files whose names are not."""
+    try:
+        return msgspec.json.encode(result)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_encodable(msgspec.to_builtins(result)))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list) else value
+
+
 def wrapped(text: str, width: int, *, indent: str = "", hanging: str = "") -> list[str]:
     """Lines of at most ``width`` columns; paths and commands stay whole. ``hanging``: indents all but the first."""
     return textwrap.wrap(
@@ -60,8 +83,15 @@ def listing(title: str, items: Sequence[str], width: int) -> str:
 
 def losses(gpu_hours: float | None, cost: Cost | None) -> list[str]:
     """What is known of a loss: ``12.3 GPU-hours lost``, ``30.75 USD``."""
-    found = [] if gpu_hours is None else [f"{gpu_hours:.3g} GPU-hours lost"]
+    found = [] if gpu_hours is None else [f"{hours_text(gpu_hours)} GPU-hours lost"]
     return found if cost is None else [*found, f"{cost.amount:.2f} {cost.currency}"]
+
+
+def hours_text(hours: float) -> str:
+    """``0.125``, ``12.3``, ``2,930``; less than anybody counts is ``<0.001``."""
+    if 0 < hours < 0.001:
+        return "<0.001"
+    return f"{hours:,.0f}" if hours >= 1000 else f"{hours:.3g}"
 
 
 def size(number: int) -> str:

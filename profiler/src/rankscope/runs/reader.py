@@ -10,11 +10,12 @@ the other.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, TypeVar
 
 import msgspec
 
@@ -38,6 +39,8 @@ from rankscope.runs.segments import decode_blocks, list_segments, open_regular, 
 if TYPE_CHECKING:
     from rankscope.runs.parquet import Piece, PieceReader
 
+MAX_INFO_BYTES: Final = 16 * 2**20
+"""Of a ``run.json``, ``attempt.json`` or ``rank.json``, which have a few thousand."""
 MAX_NUMBER: Final = 2**31
 """Attempts and ranks are fewer: a folder with a larger number is damage."""
 
@@ -278,7 +281,7 @@ class RunReader:
     def _optional(self, path: Path, kind: type[_T]) -> _T | None:
         try:
             with open_regular(path) as file:
-                return msgspec.json.decode(file.read(), type=kind)
+                return msgspec.json.decode(_all_of(file), type=kind)
         except FileNotFoundError:
             return None  # not written yet
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -310,9 +313,17 @@ class RunReader:
 def _read_bytes(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
-            return file.read()
+            return _all_of(file)
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error
+
+
+def _all_of(file: BinaryIO) -> bytes:
+    """Raises ``OSError`` for more than any such file has: it may be anybody's, and as large as it likes."""
+    data = file.read(MAX_INFO_BYTES + 1)
+    if len(data) > MAX_INFO_BYTES:
+        raise OSError(errno.EFBIG, "damaged: far too large for what it is")
+    return data
 
 
 def _decode_file(path: Path, data: bytes, kind: type[_T]) -> _T:

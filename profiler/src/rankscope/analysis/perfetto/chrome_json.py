@@ -16,6 +16,7 @@ import msgspec
 from rankscope.analysis.perfetto.inert import inert, inert_args
 from rankscope.analysis.perfetto.lanes import Lanes
 from rankscope.analysis.perfetto.microseconds import HORIZON_NS, us_text
+from rankscope.analysis.wording import json_of
 
 _FIRST_TID: Final = 1_000_001
 """Apart from process ids, which would make a thread the main thread of its process."""
@@ -98,7 +99,7 @@ class TraceWriter:
 
     def close(self, about: Mapping[str, Any]) -> None:
         """End the file, with ``about`` as its metadata."""
-        self._pending += b'\n],"otherData":' + _encode(about) + b"}\n"
+        self._pending += b'\n],"otherData":' + json_of(about) + b"}\n"
         self._write(bytes(self._pending))
         self._pending.clear()
 

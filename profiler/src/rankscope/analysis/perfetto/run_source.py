@@ -198,7 +198,13 @@ class RunSource:
 
     def _kept(self, rank: int, left_out: list[str] | None = None) -> Iterator[RawTrace]:
         extent = [self.plan.clocks.seen_at(rank, one) for one in self._extent]
-        for file in self._kept_files(rank):
+        try:
+            files = list(self._kept_files(rank))
+        except OSError as error:
+            files = []
+            if left_out is not None:
+                left_out.append(f"{error.filename}: {error.strerror}")
+        for file in files:
             try:
                 trace = read_raw_trace(file).within(*extent)
             except InputError as error:

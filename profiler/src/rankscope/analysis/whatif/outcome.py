@@ -24,6 +24,7 @@ from rankscope.analysis.whatif.result import (
     WhatIf,
     WhatIfSource,
 )
+from rankscope.analysis.wording import hours_text
 
 SLOWEST_PERCENT: Final = 3
 """Of the ranks that ``m_worker`` makes ideal, rounded up: the paper's."""
@@ -224,7 +225,9 @@ def _sentence(result: WhatIf, actual: float, ideal: float) -> str:
     text = f"Without any straggler a step would take {_time(ideal)}; it takes {_time(actual)}, {actual / ideal:.2f} times as long"
     slowest, source = result.slowest_ranks, result.source
     if result.gpu_hours_lost is not None:
-        text += f": {result.gpu_hours_lost:.3g} GPU-hours lost in {source.steps} {'step' if source.steps == 1 else 'steps'}"
+        text += (
+            f": {hours_text(result.gpu_hours_lost)} GPU-hours lost in {source.steps} {'step' if source.steps == 1 else 'steps'}"
+        )
     who = f"rank {slowest[0]}" if len(slowest) == 1 else f"the {len(slowest)} slowest ranks"
     gained = "next to nothing" if result.m_worker < _HARDLY else f"{min(result.m_worker, 1.0):.0%}"
     if (result.m_stage or 0.0) >= max(_MOST, result.m_worker):

@@ -9,7 +9,7 @@ from typing import Final
 from rankscope.analysis.duration import duration
 from rankscope.analysis.table import aligned, fitting
 from rankscope.analysis.whatif.result import Effect, WhatIf
-from rankscope.analysis.wording import GREEN, RED, UNKNOWN, YELLOW, counted, losses, page, warning_lines, wrapped
+from rankscope.analysis.wording import GREEN, RED, UNKNOWN, YELLOW, counted, hours_text, losses, page, warning_lines, wrapped
 
 SHOWN: Final = 8
 """Rows of a table in a terminal; the JSON has them all."""
@@ -87,7 +87,7 @@ def _table(title: str, rows: Sequence[tuple[str, Effect]], width: int) -> str:
         "step without": [duration(row.without_step_seconds * 1e6) for _, row in shown],
         "saved": [_signed(row.saved_seconds) for _, row in shown],
         "share": [UNKNOWN if row.share is None else f"{row.share:.1%}" for _, row in shown],
-        "GPU-hours": [UNKNOWN if row.gpu_hours_lost is None else f"{row.gpu_hours_lost:.3g}" for _, row in shown],
+        "GPU-hours": [UNKNOWN if row.gpu_hours_lost is None else hours_text(row.gpu_hours_lost) for _, row in shown],
         "cost": [UNKNOWN if row.cost is None else _plain(row.cost.amount) for _, row in shown],
     }
     known = {name: cells for name, cells in columns.items() if name == title or set(cells) != {UNKNOWN}}
