@@ -102,6 +102,22 @@ def test_calls_on_two_workers_are_paired_in_order(tmp_path: Path) -> None:
     ]
 
 
+def test_gloo_scatters_what_it_has_reduced_as_an_all_reduce(tmp_path: Path) -> None:
+    reduction = reduce(
+        tmp_path,
+        x("user_annotation", "ProfilerStep#1", 0, 100),
+        x("cpu_op", "aten::mm", 0, 5),
+        x("cpu_op", "c10d::_reduce_scatter_base_", 10, 1),
+        x("cpu_op", "c10d::allreduce_", 12, 1),
+        x("user_annotation", "gloo:all_reduce", 20, 30, tid=2),
+        x("user_annotation", "gloo:all_reduce", 51, 5, tid=2),
+    )
+    assert [(row.op, row.enqueue_unix_ns, row.start_unix_ns) for row in reduction.collectives] == [
+        ("reduce_scatter_base", 10_000, 20_000),
+        ("all_reduce", 12_000, 51_000),
+    ]
+
+
 GPU_STEPS = (
     x("user_annotation", "ProfilerStep#3", 0, 50),
     x("user_annotation", "ProfilerStep#4", 50, 50),

@@ -240,6 +240,9 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
                 continue
             call = waiting.pop(0)
             op = operation_name(trace.names[trace.name[row]])
+            called = operation_name(trace.names[trace.name[call]])
+            if called in _SCATTERED:
+                op = called
             dtype, moved = input_size(op, trace.metadata.get(row))
             found.append(
                 Instance(
@@ -265,9 +268,15 @@ _RUN_AS: Final[dict[str, str]] = {
     "all_gather_base": "all_gather",
     "all_gather_coalesced": "all_gather",
     "all_reduce_coalesced": "all_reduce",
+    "reduce_scatter": "all_reduce",
+    "reduce_scatter_base": "all_reduce",
     "sparse_all_reduce": "all_reduce",
     "sparseallreduce": "all_reduce",
 }
+
+
+# Whose sharding is to be told from reducing whole gradients, however gloo does it.
+_SCATTERED: Final = frozenset(("reduce_scatter", "reduce_scatter_base"))
 
 
 def _queue(name: str) -> str:
