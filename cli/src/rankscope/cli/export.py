@@ -23,6 +23,7 @@ from rankscope.analysis.wording import counted, printable, wrapped
 from rankscope.cli.rank_list import RANKS
 from rankscope.cli.terminal import INPUT_PATH, format_option, print_json, width
 from rankscope.runs.errors import InputError
+from rankscope.runs.paths import findings_file, run_file
 from rankscope.runs.reader import is_run
 from rankscope.runs.writer import replacing
 
@@ -127,20 +128,24 @@ def _check_target(target: str, paths: Sequence[Path]) -> None:
         raise click.BadParameter(f"{target!r} is no regular file; give - for standard output", param_hint="--perfetto")
     if not file.parent.is_dir():
         raise InputError(file.parent, "no such folder")
-    real = Path(os.path.realpath(file))  # of links in a circle, too
     for path in paths:
-        inside = path.is_dir() and Path(os.path.realpath(path)) in real.parents
-        if inside and is_run(path) and (real.parent != Path(os.path.realpath(path)) or real.name in _OF_THE_RUN):
-            raise click.BadParameter(f"{target!r} is a place of the run's own files", param_hint="--perfetto")
-        if inside and not is_run(path):
-            raise click.BadParameter(
-                f"{target!r} lies in {str(path)!r} and would be taken for one of its traces", param_hint="--perfetto"
-            )
-        if file.exists() and path.exists() and file.samefile(path):
-            raise click.BadParameter(f"{target!r} is what is to be exported", param_hint="--perfetto")
+        _check_apart(target, file, path)
 
 
-_OF_THE_RUN: Final = ("run.json", "findings.jsonl")
+def _check_apart(target: str, file: Path, path: Path) -> None:
+    """What is exported is neither written over nor joined."""
+    # Of links in a circle, too, which ``resolve`` refuses.
+    real, folder = Path(os.path.realpath(file)), Path(os.path.realpath(path))
+    wrong = None
+    if folder.is_dir() and folder in real.parents:
+        if not is_run(folder):
+            wrong = f"lies in {str(path)!r} and would be taken for one of its traces"
+        elif real.parent != folder or real in (run_file(folder), findings_file(folder)):
+            wrong = "is a place of the run's own files"
+    elif file.exists() and path.exists() and file.samefile(path):
+        wrong = "is what is to be exported"
+    if wrong is not None:
+        raise click.BadParameter(f"{target!r} {wrong}", param_hint="--perfetto")
 
 
 @contextmanager

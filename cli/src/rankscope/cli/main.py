@@ -135,10 +135,10 @@ def cli() -> None:
 
 def _complain(text: str) -> None:
     """One line on standard error. It may name files and what is in them, which anybody may have written."""
-    from rankscope.analysis.wording import one_line
+    from rankscope.analysis.wording import plain
 
     with suppress(OSError):  # a full disk: the exit status tells
-        click.echo(f"rankscope: {one_line(text)}", err=True)
+        click.echo(f"rankscope: {plain(text)}", err=True)
 
 
 def main() -> NoReturn:

@@ -13,7 +13,7 @@ from typing import IO, Any, Final, TextIO, TypeVar
 import click
 import msgspec
 
-from rankscope.analysis.wording import json_of
+from rankscope.analysis.json_of import json_of
 
 INPUT_PATH: Final = click.Path(path_type=Path, readable=False)
 """Whether it can be read is found out by reading it: then the message and the exit status are ours."""

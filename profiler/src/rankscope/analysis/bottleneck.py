@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Cause, Kind
 from rankscope.analysis.step_order import of_blocks
 from rankscope.analysis.steps import Matrix, StepTable
-from rankscope.runs.records import DeviceKind, Phase, StepBreakdown
+from rankscope.runs.records import DeviceKind, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +89,22 @@ def limit_of(shares: Shares) -> tuple[LimitRow, float] | None:
     return max(reached, key=lambda found: found[1], default=None)
 
 
-def shares_of_windows(breakdowns: Sequence[StepBreakdown], *, wait_us: float | None) -> Shares:
-    """Shares over the windows of all ranks together. ``wait_us``: how much of their communication was waiting."""
+def shares_of_windows(
+    windows: Mapping[int, Reduction], wait_us: Mapping[int, float] | None, *, without: Collection[int] = ()
+) -> Shares:
+    """Shares over the windows of all ranks together, ``without`` some.
+
+    ``wait_us``: how much of each rank's communication was waiting; ``None`` where no collective is matched.
+    """
+    ranks = [rank for rank in windows if rank not in without]
+    breakdowns = [row for rank in ranks for row in windows[rank].breakdowns]
     window = sum(row.window_us for row in breakdowns)
     if window <= 0:
         return Shares()
     device: set[DeviceKind] = {row.device_kind for row in breakdowns}
     exposed = sum(row.exposed_communication_us for row in breakdowns)
     # Waits of overlapping collectives add up to more than the time they take, so they can be no more than what was exposed.
-    waiting = None if wait_us is None else min(wait_us, exposed)
+    waiting = None if wait_us is None else min(sum(wait_us.get(rank, 0.0) for rank in ranks), exposed)
     return Shares(
         communication=(exposed - (waiting or 0.0)) / window,
         waiting=None if waiting is None else waiting / window,

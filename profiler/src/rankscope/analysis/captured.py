@@ -111,7 +111,7 @@ def _verdict(held: Mapping[int, Reduction], blame: Blame, matching: Matching, se
     counts = [len(reduction.breakdowns) for reduction in held.values() if reduction.breakdowns]
     if not profiled:
         return insufficient("none of these steps has been profiled", run=setting.run, lack="short_capture", capture=again), []
-    shares = shares_of_windows(profiled, wait_us=sum(blame.wait_us.values()) if matching.matches else None)
+    shares = shares_of_windows(held, blame.wait_us if matching.matches else None)
     if setting.world_size == 1:
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     if not matching.matches:
@@ -130,7 +130,5 @@ def _verdict(held: Mapping[int, Reduction], blame: Blame, matching: Matching, se
     steps = max(counts)
     signals = device_signals(late.ranks[0], late.gain_us / steps, {one: reduction.breakdowns for one, reduction in held.items()})
     verdict, finding = straggler(late_named(late, blame, window, signals, steps=steps), setting)
-    others = {rank: reduction for rank, reduction in held.items() if rank not in late.ranks}
-    rest = [row for reduction in others.values() for row in reduction.breakdowns]
-    besides = shares_of_windows(rest, wait_us=sum(blame.wait_us.get(rank, 0.0) for rank in others))
+    besides = shares_of_windows(held, blame.wait_us, without=late.ranks)
     return verdict, [finding, *limits(besides, setting, lead="Besides that, ")]

@@ -241,8 +241,8 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
             call = waiting.pop(0)
             op = operation_name(trace.names[trace.name[row]])
             called = operation_name(trace.names[trace.name[call]])
-            if called in _SCATTERED:
-                op = called
+            if called.startswith("reduce_scatter"):
+                op = called  # sharding is to be told from reducing whole gradients, however gloo does it
             dtype, moved = input_size(op, trace.metadata.get(row))
             found.append(
                 Instance(
@@ -273,10 +273,6 @@ _RUN_AS: Final[dict[str, str]] = {
     "sparse_all_reduce": "all_reduce",
     "sparseallreduce": "all_reduce",
 }
-
-
-# Whose sharding is to be told from reducing whole gradients, however gloo does it.
-_SCATTERED: Final = frozenset(("reduce_scatter", "reduce_scatter_base"))
 
 
 def _queue(name: str) -> str:

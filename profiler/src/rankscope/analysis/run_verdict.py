@@ -129,17 +129,15 @@ def _shares(run: RunEvidence, *, without: Collection[int] = ()) -> Shares:
 
     Of all ranks, or of the others ``without`` those that a verdict names: what these do has been said.
     """
-    everybody = set(run.ranks)
-    ranks = everybody - set(without) or everybody
+    if set(without) >= set(run.ranks):
+        without = ()  # a slowness that moves may be of all of them
     on_cpu = not any(info.device_kind != "cpu" for info in run.infos.values())
-    always = shares_of_steps(run.table, on_cpu=on_cpu, without=everybody - ranks)
+    always = shares_of_steps(run.table, on_cpu=on_cpu, without=without)
     if run.pipeline is not None:
         always = replace(always, bubble=run.pipeline.bubble, communication=None, waiting=None)
-    breakdowns = [row for rank in ranks if rank in run.windows for row in run.windows[rank].breakdowns]
-    if not breakdowns:
+    seen = shares_of_windows(run.windows, run.blame.wait_us if run.matching.matches else None, without=without)
+    if not seen.from_windows:
         return always
-    wait = sum(run.blame.wait_us.get(rank, 0.0) for rank in ranks) if run.matching.matches else None
-    seen = shares_of_windows(breakdowns, wait_us=wait)
     if run.pipeline is not None:
         # Waiting for other stages looks like communication that no compute hides.
         seen = replace(seen, communication=None, waiting=None)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rankscope.analysis.wording import plain
+
 
 def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
     """Lines of ``rows`` with cells aligned to the right, those of the columns ``left`` to the left.
 
     A cell that breaks its line, which no name needs, could pass for other parts of the page.
     """
-    rows = [[cell.replace("\n", "\N{REPLACEMENT CHARACTER}") for cell in row] for row in rows]
+    rows = [[plain(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(

@@ -225,7 +225,8 @@ def _verdict(
         price_per_gpu_hour=price,
         currency=currency,
     )
-    shares = shares_of_windows(breakdowns, wait_us=sum(blame.wait_us.values()) if matching.matches else None)
+    reductions = {trace.rank: trace.reduction for trace in traces}
+    shares = shares_of_windows(reductions, blame.wait_us if matching.matches else None)
     if (world_size or 1) == 1 and len(traces) == 1:
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     if len(traces) == 1:
@@ -248,10 +249,7 @@ def _verdict(
     if late is None:
         whom = among(len(traces), setting.world_size, "traces")
         return nobody(shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
-    reductions = {trace.rank: trace.reduction for trace in traces}
     signals = device_signals(late.ranks[0], late.gain_us, {one: reduction.breakdowns for one, reduction in reductions.items()})
     verdict, finding = straggler(late_named(late, blame, window, signals), setting)
-    others = [trace for trace in traces if trace.rank not in late.ranks]
-    rest = [row for trace in others for row in trace.reduction.breakdowns]
-    besides = shares_of_windows(rest, wait_us=sum(blame.wait_us.get(trace.rank, 0.0) for trace in others))
+    besides = shares_of_windows(reductions, blame.wait_us, without=late.ranks)
     return verdict, [finding, *limits(besides, setting, lead="Besides that, ")]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rankscope.analysis.result import Cost
@@ -39,28 +37,14 @@ def colored(text: str, color: str) -> str:
 
 def printable(text: str) -> str:
     """Names and paths come from runs, traces and dumps, which anybody may have written: no escape sequences from there."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return "\n".join(map(plain, text.split("\n")))
 
 
-def one_line(text: str) -> str:
-    """The same in one line, whatever is in it."""
-    return printable(text).replace("\n", "\N{REPLACEMENT CHARACTER}")
-
-
-def json_of(result: object) -> bytes:
-    """JSON in UTF-8, also of what names files whose names are not."""
-    try:
-        return msgspec.json.encode(result)
-    except UnicodeEncodeError:
-        return msgspec.json.encode(_encodable(msgspec.to_builtins(result)))
-
-
-def _encodable(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, dict):
-        return {_encodable(key): _encodable(item) for key, item in value.items()}
-    return [_encodable(item) for item in value] if isinstance(value, list) else value
+def plain(text: str) -> str:
+    """The same of one name, cell or line: no line breaks either."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def wrapped(text: str, width: int, *, indent: str = "", hanging: str = "") -> list[str]:

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from rankscope.analysis.wording import plain
+
 MAX_NAME: Final = 200
 """Characters of a name; those of C++ templates are endless."""
 MAX_TEXT: Final = 1000
@@ -25,9 +27,7 @@ def inert(text: str, limit: int = MAX_NAME) -> str:
     """``text`` without control characters and lone surrogates, cut to ``limit`` characters."""
     if len(text) > limit:
         text = text[: limit - 1] + "…"
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return plain(text)
 
 
 def inert_args(args: dict[str, Any]) -> bytes:
