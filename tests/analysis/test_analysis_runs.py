@@ -15,6 +15,7 @@ from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.late import ENOUGH_STEPS
 from rankscope.analysis.result import Analysis
+from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown
@@ -290,6 +291,20 @@ def test_the_last_attempt_is_analysed(synthetic: Synthetic) -> None:
     analysis = analyze([path])
     assert analysis.verdict.kind == "insufficient_data"
     assert any("attempt" in warning for warning in analysis.source.warnings)
+
+
+def test_an_earlier_attempt_is_analysed_where_its_folder_is_named(synthetic: Synthetic) -> None:
+    path = synthetic(plan=always(2, us=60_000), end_reasons=dict.fromkeys(range(4), None)).write()
+    create_attempt(path, AttemptInfo(attempt=1, start_unix_ns=2 * 10**18, world_size=4))
+    (said,) = [warning for warning in analyze([path]).source.warnings if "attempts" in warning]
+    assert said.endswith(f"name its folder, such as {path}/attempts/000")
+    analysis = analyze([path / "attempts" / "000"])
+    assert (analysis.verdict.kind, analysis.verdict.rank) == ("straggler", 2)
+    assert "one of 2 attempts (number 0) is analysed" in analysis.source.warnings
+    # There has been another since: nobody waits for this one
+    assert not any("no step lately" in warning for warning in analysis.source.warnings)
+    with pytest.raises(InputError, match="no attempt 7"):
+        analyze([path / "attempts" / "007"])
 
 
 def test_profiled_steps_do_not_count_against_a_rank(synthetic: Synthetic) -> None:

@@ -106,9 +106,9 @@ def analyze(
 ) -> int:
     """Say which rank makes everybody else wait, why, what it costs and what to do next.
 
-    PATH is one run directory, or Kineto traces (files, folders, patterns; plain, gzip or Zstandard; also on s3:// and every
-    other filesystem of fsspec) of one or many ranks. "No straggler" and "not enough data" are answers, too, and come with exit
-    status 0.
+    PATH is one run directory (its last attempt counts; RUN/attempts/000 names another), or Kineto traces (files, folders,
+    patterns; plain, gzip or Zstandard; also on s3:// and every other filesystem of fsspec) of one or many ranks. "No straggler"
+    and "not enough data" are answers, too, and come with exit status 0.
     """
     _check_kinds(fail_on)
     analysis = run_analysis(

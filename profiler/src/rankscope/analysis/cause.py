@@ -73,6 +73,12 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
     CauseRow(
         "host",
         None,
+        lambda s: s.device_busy_us is not None and s.cpu_us is None and s.phase is None,
+        "its device has no more to do than the others', so its host or its data loader is late",
+    ),
+    CauseRow(
+        "host",
+        None,
         lambda s: (s.cpu_us is not None and s.run_queue_us is not None) or s.device_busy_us is not None,
         "its host code stalls, while its processor has no more to do than the others'",
     ),

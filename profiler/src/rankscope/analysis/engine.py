@@ -16,7 +16,7 @@ from rankscope.analysis.result import Analysis
 from rankscope.analysis.trace_analysis import analyze_traces
 from rankscope.analysis.workers import ALONE, Engine
 from rankscope.runs.errors import InputError
-from rankscope.runs.reader import is_headless_run, is_run
+from rankscope.runs.reader import is_headless_run, is_run, run_and_attempt
 
 _REDUCED: Final = "reduced to records while it was recorded"
 
@@ -33,10 +33,11 @@ def analyze(
 ) -> Analysis:
     """Analyse one run directory, or the traces that ``paths`` (files, folders, patterns; URLs such as ``s3://…``) name.
 
-    A run is judged by the always-on records of its last attempt; its price per GPU-hour is the recorded one unless one is
-    given. Raises ``InputError`` for input that cannot be read, for several runs, and for a run mixed with traces. A trace that
-    cannot be read among others of a folder or pattern is left out with a warning; one that was named by itself is an error. One
-    that was cut off is used as far as it goes, with a warning and lower coverage.
+    A run is judged by the always-on records of its last attempt, or of the one whose folder is named (``RUN/attempts/NNN``); its
+    price per GPU-hour is the recorded one unless one is given. Raises ``InputError`` for input that cannot be read, for several
+    runs, and for a run mixed with traces. A trace that cannot be read among others of a folder or pattern is left out with a
+    warning; one that was named by itself is an error. One that was cut off is used as far as it goes, with a warning and lower
+    coverage.
 
     ``engine`` reads traces of several ranks, and the step records of a large run, side by side: ``LocalEngine(8)`` in so many
     processes, ``RayEngine()`` on a cluster.
@@ -69,7 +70,8 @@ def analyze(
         # Imported for runs only: of the time that a trace takes, imports are a good part.
         from rankscope.analysis.run_analysis import analyze_run
 
-        analysis = analyze_run(run, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links, engine=engine)
+        run, attempt = run_and_attempt(run)
+        analysis = analyze_run(run, attempt, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links, engine=engine)
     except OSError as error:
         # A folder that may not be looked into, a disk that fails: readers translate what they expect, this is the rest.
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error
@@ -83,7 +85,11 @@ def analyze(
 def _run(paths: Sequence[Location]) -> Path | None:
     """The one run that ``paths`` name, or ``None`` when they name traces. Raises ``InputError`` for more than that."""
     # What was a run once is not searched for traces: reading it as a run says what is wrong with it.
-    runs = [path for path in paths if isinstance(path, Path) and (is_run(path) or is_headless_run(path))]
+    runs = [
+        path
+        for path in paths
+        if isinstance(path, Path) and (is_run(path) or is_headless_run(path) or run_and_attempt(path)[1] is not None)
+    ]
     if len(runs) > 1:
         raise InputError(runs[1], f"a second run beside {runs[0]}; analyse one run at a time")
     if runs and len(paths) > 1:

@@ -34,6 +34,7 @@ from rankscope.analysis.steps import StepTable
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.wording import counted
 from rankscope.analysis.workers import ALONE, Engine
+from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 from rankscope.runs.world_size import told_world_size
@@ -43,14 +44,15 @@ _SHOWN: Final = 8
 
 def analyze_run(
     path: os.PathLike[str],
+    attempt: int | None = None,
     *,
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
     engine: Engine = ALONE,
 ) -> Analysis:
-    """Analyse the last attempt of a run; see ``engine.analyze``."""
-    evidence = read_evidence(path, engine=engine)
+    """Analyse an attempt of a run, the last by default; see ``engine.analyze``."""
+    evidence = read_evidence(path, attempt, engine=engine)
     return analysis_of(evidence, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
 
 
@@ -115,10 +117,10 @@ def analysis_of(
     return assessed_run(analysis, run)
 
 
-def read_evidence(path: os.PathLike[str], *, engine: Engine = ALONE) -> RunEvidence:
-    """Read the last attempt of a run. Raises ``InputError``."""
+def read_evidence(path: os.PathLike[str], attempt: int | None = None, *, engine: Engine = ALONE) -> RunEvidence:
+    """Read an attempt of a run, the last by default. Raises ``InputError``."""
     reader = RunReader(Path(path))
-    table = StepTable.load(reader, engine=engine)
+    table = StepTable.load(reader, attempt, engine=engine)
     windows: dict[int, Reduction] = {}
     damaged = table.damaged
     for rank in map(int, table.ranks):
@@ -149,6 +151,7 @@ def evidence_of(
 ) -> RunEvidence:
     """What has been read, with what can be told from it at once. ``now``: Unix seconds."""
     about = reader.attempt(table.attempt)
+    over = table.attempt != max(reader.attempts(), default=table.attempt)
     collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
     return RunEvidence(
         reader=reader,
@@ -159,7 +162,7 @@ def evidence_of(
         matched=matched,
         damaged=damaged,
         pipeline=pipeline_of(table, infos, None if about is None else about.pipeline, collectives),
-        liveness=liveness(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=now),
+        liveness="over" if over else liveness(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=now),
         earlier=earlier or Earlier(),
     )
 
@@ -180,7 +183,13 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     warnings: list[str] = []
     attempts = run.reader.attempts()
     if len(attempts) > 1:
-        warnings.append(f"the last of {len(attempts)} attempts (number {run.table.attempt}) is analysed")
+        which = "the last" if run.table.attempt == attempts[-1] else "one"
+        others = (
+            ""
+            if which == "one"
+            else f"; for an earlier one name its folder, such as {attempt_dir(run.reader.path, attempts[-2])}"
+        )
+        warnings.append(f"{which} of {len(attempts)} attempts (number {run.table.attempt}) is analysed{others}")
     if run.earlier.steps:
         steps = len(run.table.steps)
         warnings.append(f"judged by the last {steps:,} of {steps + run.earlier.steps:,} steps")

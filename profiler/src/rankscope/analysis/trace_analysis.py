@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.cause import Signals, cause_of
 from rankscope.analysis.fabric import Fabric
-from rankscope.analysis.late import device_signals, find_late, too_few
+from rankscope.analysis.late import ENOUGH_STEPS, device_signals, find_late, too_few
 from rankscope.analysis.ledger import ledger_of_blame
 from rankscope.analysis.links import ToldLink
 from rankscope.analysis.locations import Location, common_folder
@@ -28,6 +29,7 @@ from rankscope.analysis.result import Analysis, CollectiveMatching, Evidence, Fi
 from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.transfers import communication_parts
 from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.wording import counted
 from rankscope.analysis.workers import Engine
 
 
@@ -187,8 +189,12 @@ def late_named(slow: Slow, blame: Blame, window_us: float, signals: Signals, *, 
         step_us=window_us / steps,
         confidence=round(min(0.99, slow.stability * (1 - (slow.p_value or 0.0))), 3),
         group=_where(blame, slow.ranks[0]),
+        note="" if len(blame.steps) >= ENOUGH_STEPS else _FEW.format(steps=counted(max(1, len(blame.steps)), "step")),
         evidence=evidence,
     )
+
+
+_FEW: Final = "Seen in {steps}: whether it lasts, more steps tell."
 
 
 def _where(blame: Blame, rank: int) -> str | None:

@@ -39,6 +39,7 @@ from rankscope.runs.segments import decode_blocks, list_segments, open_regular, 
 if TYPE_CHECKING:
     from rankscope.runs.parquet import Piece, PieceReader
 
+ATTEMPTS: Final = "attempts"
 MAX_INFO_BYTES: Final = 16 * 2**20
 """Of a ``run.json``, ``attempt.json`` or ``rank.json``, which have a few thousand."""
 MAX_NUMBER: Final = 2**31
@@ -55,7 +56,15 @@ def is_run(path: Path) -> bool:
 
 def is_headless_run(path: Path) -> bool:
     """Whether ``path`` looks like a run directory that has lost its ``run.json``: there are attempts in it."""
-    return (path / "attempts").is_dir() and not is_run(path)
+    return (path / ATTEMPTS).is_dir() and not is_run(path)
+
+
+def run_and_attempt(path: Path) -> tuple[Path, int | None]:
+    """A run directory and ``None``, or of ``RUN/attempts/NNN`` the run and the number."""
+    named = path.name.isdecimal() and path.parent.name == ATTEMPTS and not is_run(path)
+    if named and (is_run(path.parent.parent) or is_headless_run(path.parent.parent)):
+        return path.parent.parent, int(path.name)
+    return path, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +116,7 @@ class RunReader:
 
     def attempts(self) -> list[int]:
         """Numbers of the attempts that left a folder, ascending."""
-        return self._numbered(self.path / "attempts", digits=3)
+        return self._numbered(self.path / ATTEMPTS, digits=3)
 
     def attempt(self, attempt: int) -> AttemptInfo | None:
         """``attempt.json``, or ``None`` where it is missing or unreadable (a rank died while starting)."""

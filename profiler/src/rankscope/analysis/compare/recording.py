@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from rankscope.analysis.damage import damage_warnings
 from rankscope.analysis.possible import is_possible_breakdown
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.wording import counted
 from rankscope.runs.errors import InputError
-from rankscope.runs.reader import RunReader, is_headless_run, is_run
+from rankscope.runs.reader import ATTEMPTS, RunReader, run_and_attempt
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepBreakdown
 from rankscope.runs.world_size import told_world_size
-
-_ATTEMPTS: Final = "attempts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ def read_recording(path: Path) -> Recording:
 
     Raises ``InputError``: no run, one of a newer format, no such attempt, or not one step recorded.
     """
-    run, number = _run_and_attempt(path)
+    run, number = run_and_attempt(path)
     reader = RunReader(run)
     attempts = reader.attempts()
     if number is not None and number not in attempts:
@@ -59,7 +56,7 @@ def read_recording(path: Path) -> Recording:
     ranks = reader.ranks(attempt)
     table = StepTable.load(reader, attempt if attempts else None)
     if not table.has_record.any():
-        other = f"; attempts of it are folders in {run / _ATTEMPTS}" if len(attempts) > 1 else ""
+        other = f"; attempts of it are folders in {run / ATTEMPTS}" if len(attempts) > 1 else ""
         raise InputError(path, f"not one step is recorded in attempt {attempt}{other}")
     infos = reader.infos(attempt)
     windows = {rank: [row for row in reader.windows(attempt, rank) if is_possible_breakdown(row)] for rank in ranks}
@@ -75,13 +72,6 @@ def read_recording(path: Path) -> Recording:
         windows=windows,
         warnings=_warnings(reader, table, attempts, infos, named=number is not None),
     )
-
-
-def _run_and_attempt(path: Path) -> tuple[Path, int | None]:
-    named = path.name.isdecimal() and path.parent.name == _ATTEMPTS and not is_run(path)
-    if named and (is_run(path.parent.parent) or is_headless_run(path.parent.parent)):
-        return path.parent.parent, int(path.name)
-    return path, None
 
 
 def _warnings(reader: RunReader, table: StepTable, attempts: list[int], infos: dict[int, RankInfo], *, named: bool) -> list[str]:
