@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,10 @@ from hypothesis import settings
 settings.register_profile("any time", deadline=None)
 settings.register_profile("brief", deadline=None, max_examples=20)  # `make check`; `make test` tries the usual hundred
 settings.load_profile("any time")
+
+# Shells start what runs in the background with SIGINT ignored, and so would be all that tests send Ctrl-C to.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_CI = os.environ.get("CI", "").lower() == "true"
