@@ -9,7 +9,7 @@ import click
 
 from rankscope.analysis.engine import analyze as run_analysis
 from rankscope.analysis.links import ToldLink, parse_link
-from rankscope.analysis.workers import Engine, LocalEngine
+from rankscope.analysis.workers import Engine, LocalEngine, keep_freed_memory
 from rankscope.cli.terminal import format_option, price_options, print_json, use_color, width
 
 
@@ -137,6 +137,7 @@ def _engine(name: str, address: str | None, workers: int | None) -> Engine:
         return RayEngine(address, workers)
     if address is not None:
         raise click.BadParameter("is of a Ray cluster: say --engine ray, too", param_hint="--address")
+    keep_freed_memory()
     return LocalEngine(workers or len(os.sched_getaffinity(0)))
 
 

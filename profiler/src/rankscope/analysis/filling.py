@@ -100,12 +100,13 @@ class Filling:
         self._rearrange(columns=source)
 
     def drop_before(self, number: int) -> None:
-        """Forget the first ``number`` steps."""
+        """Forget the first ``number`` steps; room is left for as many, but not for more than are kept: the next update brings as many."""
         first = self.steps[number] if number < len(self.steps) else np.inf
         self.memory = {rank: samples[samples[:, 0] >= first] for rank, samples in self.memory.items()}
         kept = np.arange(number, len(self.steps), dtype=np.intp)
         self.steps = self.steps[number:]
-        self._rearrange(columns=np.concatenate([kept, np.full(len(kept) // _SPARE, -1, dtype=np.intp)]))
+        spare = max(min(number, len(kept)), len(kept) // _SPARE)
+        self._rearrange(columns=np.concatenate([kept, np.full(spare, -1, dtype=np.intp)]))
 
     def _rearrange(self, *, rows: NDArray[np.intp] | None = None, columns: NDArray[np.intp] | None = None) -> None:
         """Take rows or columns from where they were; -1: from nowhere. One array at a time, for all of them fill memory."""
