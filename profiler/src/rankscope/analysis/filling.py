@@ -100,7 +100,7 @@ class Filling:
         self._rearrange(columns=source)
 
     def drop_before(self, number: int) -> None:
-        """Forget the first ``number`` steps; room is left for as many, but not for more than are kept: the next update brings as many."""
+        """Forget the first ``number`` steps. Room is left for as many to come, but not for more than are kept."""
         first = self.steps[number] if number < len(self.steps) else np.inf
         self.memory = {rank: samples[samples[:, 0] >= first] for rank, samples in self.memory.items()}
         kept = np.arange(number, len(self.steps), dtype=np.intp)

@@ -191,20 +191,23 @@ class _Columns:
         self._rows = 0
         self._damaged = 0
 
-    def add(self, events: Iterable[Any]) -> None:
+    def add(self, events: Sequence[Any]) -> None:
         """Append what matters of some events."""
         codes, names, threads, wanted = self._codes, self._names, self._threads, self._event
-        kept: list[Event] = [event for event in events if type(event) is wanted and codes[event.cat] >= 0]
+        found = [codes[event.cat] if type(event) is wanted else -1 for event in events]
+        category = _numbers(found, np.int8)
+        matters = category >= 0
+        kept: list[Event] = list(compress(events, matters.tolist()))
+        category = category[matters]
         start_us = _floats([event.ts for event in kept])
         length_us = _floats([event.dur for event in kept])
         sane = (np.abs(start_us) < _ABSURD_TIME_US) & (length_us >= 0) & (length_us < _ABSURD_US)
         if not sane.all():
             self._damaged += int((~sane).sum())
             kept = [kept[row] for row in np.flatnonzero(sane)]
-            start_us, length_us = start_us[sane], length_us[sane]
+            start_us, length_us, category = start_us[sane], length_us[sane], category[sane]
         start = _nanoseconds(start_us)
         args = [event.args or _NO_ARGS for event in kept]
-        category = _numbers([codes[event.cat] for event in kept], np.int8)
         works, links = (_telling(args, category, kinds) for kinds in (_WORKS, _LINKS))
         self._parts.append(
             {
