@@ -203,6 +203,16 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
         ),
     ),
     AdviceRow(
+        "host_bound",
+        None,
+        "idle_unexplained",
+        (
+            "Find out whether the device waits for input or for its host: trace CPU activities, or record all steps: {record}",
+            _SHOW,
+            "For input, raise num_workers and prefetch_factor of the DataLoader; for the host, launch less: torch.compile",
+        ),
+    ),
+    AdviceRow(
         "host_bound", None, None, ("Launch less: torch.compile, CUDA graphs, larger batches; avoid .item() in the loop", _SHOW)
     ),
     AdviceRow(
