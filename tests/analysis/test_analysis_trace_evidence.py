@@ -12,13 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.analysis.blame import assign_blame
+from rankscope.analysis.cause import Signals
 from rankscope.analysis.clock import Clocks
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.extent import longest_extent_us
+from rankscope.analysis.late_named import late_named
 from rankscope.analysis.matching import Match
+from rankscope.analysis.own_time import Slow
 from rankscope.analysis.render import render_text
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.transfers import explained_share
+from rankscope.analysis.verdict import Setting, straggler
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.runs.records import StepBreakdown
 
@@ -91,6 +96,28 @@ def test_one_step_is_said_to_be_one_and_leaves_host_and_input_open(dlrm: Path) -
     assert "its host or its data loader is late (cause host or data loader, 67% sure)" in verdict.summary
     (stalls,) = [advice for advice in analysis.advice if advice.name == "stalls"]
     assert "data loader" in stalls.action
+
+
+@pytest.mark.parametrize(
+    ("count", "said", "most"),
+    [(1, "in the one step at hand", 2 / 3), (3, "per step in the 3 at hand", 4 / 5), (8, "per step", 0.99)],
+)
+def test_profiled_steps_of_a_run_are_counted_as_well(count: int, said: str, most: float) -> None:
+    # given collectives of so many profiled steps, in all of which rank 1 came 400 µs late
+    matches = [
+        Match(step, "0", "all_reduce", [0, 1], [record(1000 * step + late, 1000 * step + 500, step=step) for late in (0, 400)])
+        for step in range(count)
+    ]
+    blame = assign_blame(matches, Clocks(), [0, 1])
+    slow = Slow([1], "fixed", gain_us=400.0 * count, excess_us=400.0, p_value=0.0, stability=1.0, last_share=1.0)
+    # when there is something to say of it
+    named = late_named(slow, blame, 1000.0 * count, Signals(own_us=400.0), steps=count)
+    verdict, _ = straggler(
+        named, Setting(source="windows", world_size=2, steps=(0, count), step_count=count, unit="step", accelerated=True)
+    )
+    # then it is per step, and it is said where these are few
+    assert f"wait 400 µs {said} (40% of the step)" in verdict.summary
+    assert verdict.confidence == pytest.approx(most, abs=0.001)
 
 
 def test_without_annotated_steps_a_window_is_at_hand(tmp_path: Path) -> None:
@@ -186,13 +213,14 @@ def test_what_a_torn_trace_lacks_is_no_zero_and_in_no_mean(tmp_path: Path) -> No
     assert communication == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_single_torn_trace_is_said_to_lack_a_part(tmp_path: Path) -> None:
+def test_of_a_single_torn_trace_nothing_is_concluded(tmp_path: Path) -> None:
     whole = json.dumps({"traceEvents": cpu_rank(8, late=True)})
     (tmp_path / "rank-0.json").write_text(whole[:-40])
     analysis = analyze([tmp_path])
-    assert "a part of its trace is missing" in analysis.verdict.summary
     assert analysis.ranks[0].truncated
-    assert analysis.waterfall is None
+    assert (analysis.verdict.kind, analysis.findings, analysis.waterfall) == ("insufficient_data", [], None)
+    assert "cut off" in analysis.verdict.summary
+    assert analysis.verdict.next[0].startswith("Trace again")
 
 
 def test_advice_leaves_open_what_the_sentence_leaves_open(shared_data: Path) -> None:

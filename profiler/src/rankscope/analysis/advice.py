@@ -255,6 +255,12 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
         ("It is over: record a run with more profiled steps: rankscope run --window-every 50 -- torchrun ... train.py",),
     ),
     AdviceRow("insufficient_data", None, "one_rank_per_stage", ("See what each stage takes: rankscope dashboard {run}",)),
+    AdviceRow(
+        "insufficient_data",
+        None,
+        "torn_trace",
+        ("Trace again, and let every rank finish its file before it ends (export after prof.stop()); or record a run: {record}",),
+    ),
     AdviceRow("insufficient_data", None, None, ("Analyse the traces of all ranks together, or record a run: {record}",)),
 )
 

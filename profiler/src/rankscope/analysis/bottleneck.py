@@ -107,14 +107,13 @@ def shares_of_windows(
     without: Collection[int] = (),
     input_us: Mapping[int, float] | None = None,
 ) -> Shares:
-    """Shares over the windows of all ranks together, ``without`` some, and without truncated windows where there are others.
+    """Shares over the windows of all ranks together, ``without`` some, and without truncated windows.
 
     ``wait_us``: how much of each rank's communication was waiting; ``None`` where no collective is matched. ``input_us``: of each
     rank's idle time, what its host spent in the data loader; ``None`` where windows do not tell.
     """
     ranks = [rank for rank in windows if rank not in without]
-    everything = [row for rank in ranks for row in windows[rank].breakdowns]
-    breakdowns = [row for row in everything if not row.truncated] or everything
+    breakdowns = [row for rank in ranks for row in windows[rank].breakdowns if not row.truncated]
     window = sum(row.window_us for row in breakdowns)
     if window <= 0:
         return Shares()

@@ -14,7 +14,7 @@ import numpy as np
 from rankscope.analysis.assess import assessed_windows
 from rankscope.analysis.bandwidth import bandwidths, directed_rows, samples
 from rankscope.analysis.blame import Blame
-from rankscope.analysis.bottleneck import shares_of_windows
+from rankscope.analysis.bottleneck import Shares, shares_of_windows
 from rankscope.analysis.extent import longest_extent_us
 from rankscope.analysis.fabric import Fabric
 from rankscope.analysis.late import device_signals, find_late, too_few
@@ -28,7 +28,7 @@ from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.result import Analysis, CollectiveMatching, Finding, ImposedWait, Source, Verdict
 from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.transfers import communication_parts, explained_share
-from rankscope.analysis.verdict import Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.verdict import Lack, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.workers import Engine
 
 
@@ -224,20 +224,8 @@ def _verdict(
     reductions = {trace.rank: trace.reduction for trace in traces}
     input_us = _input_us(traces)
     shares = shares_of_windows(reductions, blame.wait_us if matching.matches else None, input_us=input_us)
-    if (world_size or 1) == 1 and len(traces) == 1:
-        torn_too = ", and a part of its trace is missing" if traces[0].torn else ""
-        return nobody(shares, setting, confidence=None, why=f"There is one rank, so nobody can make others wait{torn_too}")
-    if len(traces) == 1:
-        missing = f"the trace of 1 rank of {world_size} cannot show who waits for whom; give the traces of all ranks"
-        return insufficient(missing), limits(shares, setting, lead="On this rank ")
     if not matching.matches:
-        if world_size and len(traces) < world_size:
-            missing = f"the traces of {len(traces)} ranks of {world_size} cannot show who was last; give the traces of all ranks"
-        elif torn := [trace.rank for trace in traces if trace.torn]:
-            missing = f"the trace of rank {torn[0]} is cut off, and that rank may have been last; give whole traces of all ranks"
-        else:
-            missing = "no collective could be matched across the ranks"
-        return insufficient(missing), limits(shares, setting, lead="On the ranks at hand ")
+        return _without_matches(traces, world_size, shares, setting)
     window = _extent_us(traces, matched)
     late = find_late(blame, window)
     suspect = None if late else too_few(blame, window)
@@ -254,3 +242,26 @@ def _verdict(
     verdict, finding = straggler(late_named(late, blame, window, signals, seen=seen, explained=explained), setting)
     besides = shares_of_windows(reductions, blame.wait_us, without=late.ranks, input_us=input_us)
     return verdict, [finding, *limits(besides, setting, lead="Besides that, ")]
+
+
+def _without_matches(
+    traces: Sequence[RankTrace], world_size: int | None, shares: Shares, setting: Setting
+) -> tuple[Verdict, list[Finding]]:
+    """Nobody can be named; of one rank that is alone there is nobody to name."""
+    torn = [trace.rank for trace in traces if trace.torn]
+    lack: Lack | None = None
+    lead = "On the ranks at hand " if len(traces) > 1 else "On this rank "
+    if (world_size or 1) == 1 and len(traces) == 1:
+        if not torn:
+            return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
+        missing, lack = "the trace is cut off, and what it lacks may be most of the step; give a whole one", "torn_trace"
+    elif len(traces) == 1:
+        missing = f"the trace of 1 rank of {world_size} cannot show who waits for whom; give the traces of all ranks"
+    elif world_size and len(traces) < world_size:
+        missing = f"the traces of {len(traces)} ranks of {world_size} cannot show who was last; give the traces of all ranks"
+    elif torn:
+        missing = f"the trace of rank {torn[0]} is cut off, and that rank may have been last; give whole traces of all ranks"
+        lack = "torn_trace"
+    else:
+        missing = "no collective could be matched across the ranks"
+    return insufficient(missing, lack=lack), limits(shares, setting, lead=lead)

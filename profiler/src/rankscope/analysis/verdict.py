@@ -168,7 +168,7 @@ def limits(shares: Shares, setting: Setting, *, lead: str, confidence: float | N
     ]
 
 
-Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture"]
+Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture", "torn_trace"]
 """Why there is too little to say anything."""
 
 
