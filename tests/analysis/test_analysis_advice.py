@@ -300,13 +300,13 @@ def test_one_place_along_a_dimension_is_no_parallelism() -> None:
 )
 def test_what_explains_a_straggler_decides_on_the_remedy(explained_by: str | None, name: str) -> None:
     verdict = Verdict(kind="straggler", cause="host", explained_by=explained_by, slowdown=1.25, summary="")
-    assert {key: figure.value for key, figure in figures_of_verdict(verdict).items()} == {name: pytest.approx(0.2)}
+    assert {key: figure.value for key, figure in figures_of_verdict(verdict, None).items()} == {name: pytest.approx(0.2)}
 
 
 def test_every_physical_reason_has_a_remedy_of_its_own() -> None:
     for row in PHYSICAL:
         verdict = Verdict(kind="straggler", cause="host", explained_by=row.reason, slowdown=1.25, summary="")
-        assert figures_of_verdict(verdict).keys() <= {"straggler.hardware", "straggler.memory_pressure"}
+        assert figures_of_verdict(verdict, None).keys() <= {"straggler.hardware", "straggler.memory_pressure"}
 
 
 def test_every_row_is_documented() -> None:

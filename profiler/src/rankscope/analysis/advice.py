@@ -203,6 +203,16 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
         ),
     ),
     AdviceRow(
+        "host_bound",
+        None,
+        "idle_unexplained",
+        (
+            "Find out whether the device waits for input or for its host: trace CPU activities, or record all steps: {record}",
+            _SHOW,
+            "For input, raise num_workers and prefetch_factor of the DataLoader; for the host, launch less: torch.compile",
+        ),
+    ),
+    AdviceRow(
         "host_bound", None, None, ("Launch less: torch.compile, CUDA graphs, larger batches; avoid .item() in the loop", _SHOW)
     ),
     AdviceRow(
@@ -245,6 +255,12 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
         ("It is over: record a run with more profiled steps: rankscope run --window-every 50 -- torchrun ... train.py",),
     ),
     AdviceRow("insufficient_data", None, "one_rank_per_stage", ("See what each stage takes: rankscope dashboard {run}",)),
+    AdviceRow(
+        "insufficient_data",
+        None,
+        "torn_trace",
+        ("Trace again, and let every rank finish its file before it ends (export after prof.stop()); or record a run: {record}",),
+    ),
     AdviceRow("insufficient_data", None, None, ("Analyse the traces of all ranks together, or record a run: {record}",)),
 )
 

@@ -33,7 +33,7 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
     figures = {
         **figures,
         **figures_of_costs(costs, found),
-        **figures_of_verdict(analysis.verdict),
+        **figures_of_verdict(analysis.verdict, found),
         **_machines(analysis),
     }
     advice = recommend(
@@ -46,9 +46,17 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
 
 
 def assessed_windows(
-    analysis: Analysis, reductions: Sequence[Reduction], blame: Blame | None, source: PartSource, *, input_us: float | None = None
+    analysis: Analysis,
+    reductions: Sequence[Reduction],
+    blame: Blame | None,
+    source: PartSource,
+    *,
+    input_us: float | None = None,
+    extent_us: float | None = None,
 ) -> Analysis:
-    """The same of profiled windows alone. ``blame``: where collectives are matched; ``input_us``: see ``costs_of_windows``."""
+    """The same of profiled windows alone. ``blame``: where collectives are matched; ``input_us`` and ``extent_us``: see
+    ``costs_of_windows``.
+    """
     costs = costs_of_windows(
         breakdowns_of(reductions),
         blame,
@@ -56,6 +64,7 @@ def assessed_windows(
         source=source,
         unit="window" if source == "traces" else "step",
         input_us=input_us,
+        extent_us=extent_us,
     )
     return assessed(analysis, costs, figures_of_windows(analysis, reductions, source))
 

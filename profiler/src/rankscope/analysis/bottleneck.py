@@ -37,7 +37,17 @@ class Shares:
     stalled: float | None = None
     """On CPU ranks: the same in the other phases, without waiting for the data loader."""
     from_windows: bool = False
-    """Communication, waiting, compute and idle are; the others are always of step records."""
+    """Communication, waiting, compute and idle are; the others are of step records, where there are any."""
+
+    @property
+    def idle_unexplained(self) -> float | None:
+        """Idle where it is not known how much of it the device waits for input."""
+        return self.idle if self.input is None else None
+
+    @property
+    def idle_for_host(self) -> float | None:
+        """Idle, but not for want of input."""
+        return None if self.idle is None or self.input is None else max(0.0, self.idle - self.input)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +70,11 @@ LIMITS: Final[tuple[LimitRow, ...]] = (
     LimitRow("pipeline_bubble", "bubble", 0.25, "of the step the pipeline's ranks wait for each other"),
     LimitRow(
         "host_bound",
-        "idle",
+        "idle_unexplained",
         0.35,
         "of the step the device has nothing to do: the host, or the input it waits for, does not keep it busy",
     ),
+    LimitRow("host_bound", "idle_for_host", 0.35, "of the step the device has nothing to do: the host does not keep it busy"),
     LimitRow(
         "host_bound",
         "between_steps",
@@ -90,14 +101,19 @@ def limit_of(shares: Shares) -> tuple[LimitRow, float] | None:
 
 
 def shares_of_windows(
-    windows: Mapping[int, Reduction], wait_us: Mapping[int, float] | None, *, without: Collection[int] = ()
+    windows: Mapping[int, Reduction],
+    wait_us: Mapping[int, float] | None,
+    *,
+    without: Collection[int] = (),
+    input_us: Mapping[int, float] | None = None,
 ) -> Shares:
-    """Shares over the windows of all ranks together, ``without`` some.
+    """Shares over the windows of all ranks together, ``without`` some, and without truncated windows.
 
-    ``wait_us``: how much of each rank's communication was waiting; ``None`` where no collective is matched.
+    ``wait_us``: how much of each rank's communication was waiting; ``None`` where no collective is matched. ``input_us``: of each
+    rank's idle time, what its host spent in the data loader; ``None`` where windows do not tell.
     """
     ranks = [rank for rank in windows if rank not in without]
-    breakdowns = [row for rank in ranks for row in windows[rank].breakdowns]
+    breakdowns = [row for rank in ranks for row in windows[rank].breakdowns if not row.truncated]
     window = sum(row.window_us for row in breakdowns)
     if window <= 0:
         return Shares()
@@ -106,6 +122,7 @@ def shares_of_windows(
     # Waits of overlapping collectives add up to more than the time they take, so they can be no more than what was exposed.
     waiting = None if wait_us is None else min(sum(wait_us.get(rank, 0.0) for rank in ranks), exposed)
     return Shares(
+        input=None if input_us is None else sum(input_us.get(rank, 0.0) for rank in ranks) / window,
         communication=(exposed - (waiting or 0.0)) / window,
         waiting=None if waiting is None else waiting / window,
         compute=sum(row.compute_us for row in breakdowns) / window,

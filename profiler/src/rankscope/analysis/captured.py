@@ -11,6 +11,7 @@ from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import shares_of_windows
 from rankscope.analysis.fabric import run_fabric
 from rankscope.analysis.late import device_signals, find_late, too_few
+from rankscope.analysis.late_named import late_named
 from rankscope.analysis.ledger import ledger_of_blame
 from rankscope.analysis.matched import match_windows
 from rankscope.analysis.matching import Matching
@@ -20,7 +21,7 @@ from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, Finding, Source, Verdict
 from rankscope.analysis.slow_links import with_slow_links
-from rankscope.analysis.trace_analysis import imposed_result, late_named, matching_result
+from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.transfers import communication_parts
 from rankscope.analysis.verdict import Setting, among, insufficient, limits, nobody, straggler
 from rankscope.runs.control import MAX_STEPS

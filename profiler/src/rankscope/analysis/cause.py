@@ -53,6 +53,8 @@ class CauseRow:
     applies: Callable[[Signals], bool]
     says: str
     """For people: what the rank does, as the end of "Rank 2 makes the others wait: …"."""
+    called: str = ""
+    """For people, where it may be more than ``cause``."""
 
 
 CAUSES: Final[tuple[CauseRow, ...]] = (
@@ -75,6 +77,7 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
         None,
         lambda s: s.device_busy_us is not None and s.cpu_us is None and s.phase is None,
         "its device has no more to do than the others', so its host or its data loader is late",
+        "host or data loader",
     ),
     CauseRow(
         "host",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -261,6 +262,15 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
                 )
             )
     return found
+
+
+def uncalled(trace: Trace, instances: Sequence[Instance]) -> int:
+    """How many collectives CPU workers ran for which ``instances`` has no call: asked for before the trace began, or by a call
+    that is not known.
+    """
+    on_cpu = np.array([is_cpu_communication(name) for name in trace.names], dtype=bool)
+    ran = int(np.count_nonzero(on_cpu[trace.name[trace.rows(NOTE)]])) if on_cpu.any() else 0
+    return ran - sum(instance.stream is None for instance in instances)
 
 
 # Gloo annotates what it runs, which for these calls is another operation than the one called.

@@ -59,13 +59,18 @@ def figures_of_costs(costs: Costs | None, waterfall: Waterfall | None) -> dict[s
     return found
 
 
-def figures_of_verdict(verdict: Verdict) -> dict[str, Figure]:
-    """``straggler.CAUSE``, or of what explains it and asks for another remedy: share of the step lost to the ranks named."""
+def figures_of_verdict(verdict: Verdict, waterfall: Waterfall | None) -> dict[str, Figure]:
+    """``straggler.CAUSE``, or of what explains it and asks for another remedy: lost to the ranks named, as a share of the
+    waterfall's step.
+    """
     if verdict.kind != "straggler" or verdict.slowdown is None or verdict.slowdown <= 1:
         return {}
     if verdict.pattern == "rotating":
         return {}  # remedies are for ranks and hosts, of which none is at fault by itself
-    lost = Figure(1 - 1 / verdict.slowdown, source=verdict.evidence_source)
+    whole = 1.0
+    if waterfall is not None and waterfall.extent_us is not None and waterfall.step_us > 0:
+        whole = waterfall.extent_us / waterfall.step_us
+    lost = Figure(min(1.0, (1 - 1 / verdict.slowdown) * whole), source=verdict.evidence_source)
     why = _OTHER_REMEDY.get(verdict.explained_by or "", verdict.cause)
     return {f"straggler.{why or 'unknown'}": lost}
 
@@ -79,7 +84,7 @@ def figures_of_collectives(
     a norm) do not count; ``messages``: how many of that size the bytes of a step would fill.
     """
     found: dict[str, Figure] = {}
-    seen = [row for row in ranks if row.overlap_us is not None and row.communication_us]
+    seen = [row for row in ranks if row.overlap_us is not None and row.communication_us and not row.truncated]
     if seen:
         hidden, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("overlap_us", "communication_us"))
         found["overlap_ratio"] = Figure(hidden / all_of_it, source=source)

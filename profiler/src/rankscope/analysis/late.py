@@ -177,9 +177,9 @@ def device_signals(rank: int, gain_us: float, breakdowns: Mapping[int, Sequence[
 def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> float | None:
     """Mean compute and exposed copies per window of a rank minus the median of its peers'; ``None`` without windows."""
     busy = {
-        one: float(np.mean([row.compute_us + row.exposed_memcpy_us for row in rows]))
+        one: float(np.mean(known))
         for one, rows in breakdowns.items()
-        if len(rows)
+        if (known := [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated])
     }
     peers = [value for one, value in busy.items() if one != rank]
     return busy[rank] - float(np.median(peers)) if rank in busy and peers else None

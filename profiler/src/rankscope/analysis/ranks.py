@@ -41,11 +41,15 @@ def rank_result(
     communication_parts: CommunicationPart | None = None,
     detail: RankDetail | None = None,
     clock: RankClock | None = None,
+    truncated: bool = False,
 ) -> RankResult:
-    """Times summed over the breakdowns; ``None`` for everything that was not measured."""
+    """Times summed over the breakdowns; ``None`` for everything that was not measured. ``truncated``: its trace lacks a part."""
     sums: dict[str, float | None] = dict.fromkeys(_SUMMED)
     if breakdowns:
         sums = {name: float(sum(getattr(row, name) for row in breakdowns)) for name in _SUMMED}
+    if truncated:
+        # What is not there may be missing, and idle is all that is not there.
+        sums = {name: value or None for name, value in sums.items()} | {"idle_us": None}
     communication, overlap = sums["communication_us"], sums["overlap_us"]
     matched = blame is not None and blame.transfer_us.get(rank, 0.0) > 0
     return RankResult(
@@ -78,6 +82,7 @@ def rank_result(
         idle_queued_us=_sum([row.idle_queued_us for row in breakdowns]),
         detail=detail,
         clock=clock,
+        truncated=truncated,
     )
 
 

@@ -333,8 +333,8 @@ TABLE: Final[tuple[Row, ...]] = (
     Row(
         "stalls",
         (at_least("straggler.host", 0.05),),
-        "The host code of {who} stalls: py-spy dump shows in what; then logging, storage and locks on its host; if it is the"
-        " host, replace it",
+        "The host of {who} comes late: py-spy dump shows what its code stalls in, or that it waits for its data loader; then "
+        "logging, storage and locks on its host; if it is the host, replace it",
         Bound(("straggler.host",)),
         "straggler wait",
     ),

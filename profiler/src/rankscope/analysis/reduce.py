@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.breakdown import Work, partition
-from rankscope.analysis.collectives import Instance, collective_instances
+from rankscope.analysis.collectives import Instance, collective_instances, uncalled
 from rankscope.analysis.detail import with_parts
 from rankscope.analysis.intervals import clips
 from rankscope.analysis.kernel_classes import kernel_class
@@ -32,6 +32,8 @@ class Reduction(msgspec.Struct, frozen=True):
     breakdowns: list[StepBreakdown] = msgspec.field(default_factory=list)
     collectives: list[CollectiveRecord] = msgspec.field(default_factory=list)
     kernels: list[KernelRecord] = msgspec.field(default_factory=list)
+    uncalled: int = 0
+    """Collectives that ran in the trace though no call in it asked for them; known of whole files."""
 
 
 class _Steps(msgspec.Struct, frozen=True):
@@ -107,12 +109,16 @@ def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
         raise InputError(trace.path, "nothing to analyse: no kernel, copy, operator or collective takes any time")
     annotated = _annotated_steps(trace)
     number = annotated.numbers[0] if annotated else 0
-    breakdown = _breakdown(number, trace.device_kind, work, extent, len(events.rows), truncated=False, basis="file")
+    breakdown = _breakdown(
+        number, trace.device_kind, work, extent, len(events.rows), truncated=trace.torn is not None, basis="file"
+    )
     everything = np.arange(len(events.rows))
+    instances = collective_instances(trace, events)
     return Reduction(
         breakdowns=[breakdown],
-        collectives=_records(collective_instances(trace, events), annotated, work, whole_file=True),
+        collectives=_records(instances, annotated, work, whole_file=True),
         kernels=_costliest(trace, events, everything, number),
+        uncalled=uncalled(trace, instances),
     )
 
 

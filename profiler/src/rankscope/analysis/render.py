@@ -22,6 +22,8 @@ SHOWN_VICTIMS: Final = 8
 """So much of who waited for whom; the JSON has more."""
 
 _COLORS: Final = {"straggler": RED, "hang": RED, "balanced": GREEN, "insufficient_data": YELLOW}
+_TRUNCATED: Final = "*"
+_OF_WHAT_IS_LEFT: Final = "of what is left of its trace, and in no mean; what is missing is not known, which is not zero"
 _DISPENSABLE: Final = ("copies", "overlap", "hidden")
 """Columns that give way on a narrow terminal, in this order."""
 
@@ -96,7 +98,7 @@ def _rank_table(analysis: Analysis, width: int) -> str:
         header += ["own/step", "blocked/step"]
     rows = [header]
     for row in shown:
-        cells = [str(row.rank), _short(row.host)]
+        cells = [f"{row.rank}{_TRUNCATED if row.truncated else ''}", _short(row.host)]
         if profiled:
             parts = (row.compute_us, row.overlap_us, row.exposed_communication_us, row.exposed_memcpy_us, row.idle_us)
             cells += [_part(value, row.window_us) for value in parts]
@@ -108,6 +110,8 @@ def _rank_table(analysis: Analysis, width: int) -> str:
     lines = aligned(rows, left=(1,))
     if profiled:
         lines += textwrap.wrap(_legend(rows[0]), width)
+    if any(row.truncated for row in shown):
+        lines += textwrap.wrap(f"{_TRUNCATED} truncated: {_OF_WHAT_IS_LEFT}", width)
     if len(shown) < len(analysis.ranks):
         lines += textwrap.wrap(f"{len(analysis.ranks) - len(shown)} more ranks not shown; --format json has them all", width)
     return "\n".join(lines)

@@ -13,6 +13,8 @@ from rankscope.analysis.wording import size, wrapped
 BARS: Final = 24
 """Columns of the whole step."""
 SHOWN_ADVICE: Final = 3
+_CLEARLY: Final = 1.02
+"""The ranks' own windows and the one of all of them are told apart from this ratio on."""
 _MIB: Final = 1 << 20
 
 
@@ -22,7 +24,9 @@ def waterfall_text(analysis: Analysis, width: int) -> str:
     if found is None:
         return ""
     count = f"mean of {found.steps:,} steps" if found.unit == "step" else "mean over the ranks"
-    lines = [f"where the {found.unit} goes: {duration(found.step_us)} ({count})"]
+    if found.extent_us is not None and found.extent_us > _CLEARLY * found.step_us:
+        count += f"; {duration(found.extent_us)} from the first start on any to the last end on any"
+    lines = textwrap.wrap(f"where the {found.unit} goes: {duration(found.step_us)} ({count})", width, subsequent_indent="  ")
     shown = [part for part in found.parts if part.us is not None and (part.share or 0) >= 0.0005]
     label = max((len(_label(part)) for part in shown), default=0)
     before = 0.0

@@ -62,7 +62,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """One rank. Times are microseconds over its whole window (traces), or summed over its profiled steps (runs).
 
-    compute + exposed_communication + exposed_memcpy + idle == window; all of them ``None`` when nothing was profiled.
+    compute + exposed_communication + exposed_memcpy + idle == window; all of them ``None`` when nothing was profiled, and idle
+    where the trace is ``truncated``.
     """
 
     rank: int
@@ -112,6 +113,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """Streams, classes of kernels, copies, launches …; ``None`` unless asked for, and for runs, which keep no events."""
     clock: RankClock | None = None
     """How far its clock was off; ``None`` without a matched collective."""
+    truncated: bool = False
+    """Its trace lacks a part: times are of what is left of it, ``None`` where nothing is, and in no mean."""
 
 
 class CollectiveMatching(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +132,9 @@ class CollectiveMatching(msgspec.Struct, frozen=True, kw_only=True):
     """Why instances did not match (``rank_missing``, ``bytes_differ``, …); adds up to ``unmatched``."""
     by_op: list[CollectiveBandwidth] = []
     """Bandwidth per operation, process group and size; most transfer time first."""
+    explained_share: float | None = None
+    """Of traces: share of the ranks' communication time that is in matched collectives; waiting in the rest is not seen. ``None``
+    without communication, and for runs."""
     waits: list[DirectedWait] = []
     """Who waited for whom in sends, receives and operations with a root; longest first."""
 

@@ -16,6 +16,7 @@ from rankscope.analysis.cause import Signals, cause_of, signals_of
 from rankscope.analysis.endings import listed
 from rankscope.analysis.explained import Witness, explained
 from rankscope.analysis.late import busy_excess, find_late, too_few
+from rankscope.analysis.late_named import late_named
 from rankscope.analysis.liveness import Liveness
 from rankscope.analysis.matched import Matched
 from rankscope.analysis.matching import Matching
@@ -38,7 +39,6 @@ from rankscope.analysis.rotating import find_rotating
 from rankscope.analysis.significance import LIMIT
 from rankscope.analysis.step_order import last_ranks
 from rankscope.analysis.steps import StepTable
-from rankscope.analysis.trace_analysis import late_named
 from rankscope.analysis.verdict import Lack, Named, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo

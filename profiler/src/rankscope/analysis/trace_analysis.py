@@ -8,28 +8,27 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.assess import assessed_windows
 from rankscope.analysis.bandwidth import bandwidths, directed_rows, samples
 from rankscope.analysis.blame import Blame
-from rankscope.analysis.bottleneck import shares_of_windows
-from rankscope.analysis.cause import Signals, cause_of
+from rankscope.analysis.bottleneck import Shares, shares_of_windows
+from rankscope.analysis.extent import longest_extent_us
 from rankscope.analysis.fabric import Fabric
-from rankscope.analysis.late import ENOUGH_STEPS, device_signals, find_late, too_few
+from rankscope.analysis.late import device_signals, find_late, too_few
+from rankscope.analysis.late_named import late_named
 from rankscope.analysis.ledger import ledger_of_blame
 from rankscope.analysis.links import ToldLink
 from rankscope.analysis.locations import Location, common_folder
 from rankscope.analysis.matched import Matched, match_ranks
-from rankscope.analysis.matching import Matching
-from rankscope.analysis.own_time import Slow
 from rankscope.analysis.rank_traces import RankTrace, find_traces, read_ranks
 from rankscope.analysis.ranks import rank_result
-from rankscope.analysis.result import Analysis, CollectiveMatching, Evidence, Finding, ImposedWait, Source, Verdict
+from rankscope.analysis.result import Analysis, CollectiveMatching, Finding, ImposedWait, Source, Verdict
 from rankscope.analysis.slow_links import with_slow_links
-from rankscope.analysis.transfers import communication_parts
-from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
-from rankscope.analysis.wording import counted
+from rankscope.analysis.transfers import communication_parts, explained_share
+from rankscope.analysis.verdict import Lack, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.workers import Engine
 
 
@@ -50,24 +49,31 @@ def analyze_traces(
         warnings.append(f"the communication pattern {communication_pattern.pattern!r} is in no kernel's name")
     # A collective that a torn trace lacks would look as if that rank had no part in it, and another had come last: so its rank is
     # taken for missing.
-    whole = {trace.rank: trace.reduction.collectives for trace in traces if not trace.torn}
+    whole = {trace.rank: trace.reduction for trace in traces if not trace.torn}
     fabric = _fabric(traces, links)
     matched = match_ranks(
-        whole,
+        {rank: reduction.collectives for rank, reduction in whole.items()},
         ranks=[trace.rank for trace in traces],
         hosts={trace.rank: trace.host for trace in traces if trace.host},
         machines=fabric.hosts,
         world_size=max(len(traces), _world_size(traces) or 0),
     )
+    matched = _with_uncalled(matched, max((reduction.uncalled for reduction in whole.values()), default=0))
     matching, blame = matched.matching, matched.blame
-    collectives = matching_result(matched, fabric)
+    explained = explained_share(
+        [*matching.matches, *matching.directed],
+        {rank: reduction.breakdowns[0].communication_us for rank, reduction in whole.items()},
+    )
+    collectives = msgspec.structs.replace(matching_result(matched, fabric), explained_share=explained)
+    if matching.matches and explained is not None and explained < _MOST:
+        warnings.append(_UNEXPLAINED.format(share=explained))
     windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces}
     parts = communication_parts(
         matching.matches, {rank: (window.communication_us, window.overlap_us) for rank, window in windows.items()}
     )
-    verdict, findings = _verdict(traces, blame, matching, price_per_gpu_hour, currency)
+    verdict, findings = _verdict(traces, matched, explained, price_per_gpu_hour, currency)
     verdict, findings = with_slow_links(
-        verdict, findings, collectives.by_op, {trace.rank: trace.reduction.breakdowns for trace in traces}
+        verdict, findings, collectives.by_op, {rank: reduction.breakdowns for rank, reduction in whole.items()}
     )
     steps = sorted({number for trace in traces for number in trace.steps})
     world_size = _world_size(traces)
@@ -93,6 +99,7 @@ def analyze_traces(
                 communication_parts=parts.get(trace.rank),
                 detail=trace.detail,
                 clock=matched.clocks.found.get(trace.rank),
+                truncated=trace.torn is not None,
             )
             for trace in traces
         ],
@@ -103,15 +110,48 @@ def analyze_traces(
         verdict=verdict,
         findings=findings,
     )
+    input_us = _input_us(traces)
     return assessed_windows(
-        analysis, [trace.reduction for trace in traces], blame if matching.matches else None, "traces", input_us=_input_us(traces)
+        analysis,
+        list(whole.values()),
+        blame if matching.matches else None,
+        "traces",
+        input_us=None if input_us is None else float(np.mean(list(input_us.values()))),
+        extent_us=_extent_us(traces, matched) if matching.matches else None,
     )
 
 
-def _input_us(traces: Sequence[RankTrace]) -> float | None:
-    """Mean idle time of the devices while their hosts were in the data loader; ``None`` where not all traces show a loader."""
-    known = [trace.input_us for trace in traces if trace.input_us is not None]
-    return float(np.mean(known)) if len(known) == len(traces) else None
+_MOST: Final = 0.8
+"""Of the communication time: with less of it in matched collectives, what is seen of waiting may not be most of it."""
+
+_UNEXPLAINED: Final = (
+    "matched collectives explain {share:.0%} of the communication time: the ledger charges nobody with waiting in the rest, and "
+    "a rank that is late only there is not named. Trace the same whole steps on all ranks; --format json says why the others did "
+    "not match (collectives.unmatched_by, collectives.excluded)"
+)
+
+
+def _with_uncalled(matched: Matched, uncalled: int) -> Matched:
+    """With collectives whose calls are in no trace among the unmatched."""
+    if not uncalled:
+        return matched
+    matching = matched.matching
+    by = dict(sorted((Counter(matching.unmatched_by) + Counter(call_missing=uncalled)).items()))
+    counted_too = msgspec.structs.replace(matching, unmatched=matching.unmatched + uncalled, unmatched_by=by)
+    return msgspec.structs.replace(matched, matching=counted_too)
+
+
+def _extent_us(traces: Sequence[RankTrace], matched: Matched) -> float:
+    """From the first start on any rank to the last end on any. Of traces some of which are whole."""
+    windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces if not trace.torn}
+    return longest_extent_us(windows, matched.matching.matches, matched.clocks)
+
+
+def _input_us(traces: Sequence[RankTrace]) -> dict[int, float] | None:
+    """Rank to the idle time of its device while its host was in the data loader; ``None`` where not all whole traces show one."""
+    whole = [trace for trace in traces if not trace.torn]
+    known = {trace.rank: trace.input_us for trace in whole if trace.input_us is not None}
+    return known if known and len(known) == len(whole) else None
 
 
 def _fabric(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
@@ -153,56 +193,6 @@ def imposed_result(blame: Blame) -> list[ImposedWait]:
     return sorted(rows, key=lambda row: (-row.imposed_us, row.rank))
 
 
-def late_named(slow: Slow, blame: Blame, window_us: float, signals: Signals, *, steps: int = 1) -> Named:
-    """What there is to say of a rank that was late in windows, of ``window_us`` and ``steps`` steps each: per step."""
-    victims = max(1, len(blame.ranks) - len(slow.ranks))
-    imposed, exposed = (sum(each[rank] for rank in slow.ranks) for each in (blame.imposed_us, blame.exposed_us))
-    total = sum(blame.imposed_us.values())
-    share = imposed / total if total > 0 else None
-    evidence = [
-        Evidence(name="imposed_wait", value=imposed, unit="us", detail="summed over the victims"),
-        Evidence(name="imposed_wait_exposed", value=exposed, unit="us", detail="the part that no compute hid"),
-        Evidence(
-            name="saved",
-            value=slow.gain_us / steps,
-            unit="us",
-            detail=f"per {'window' if steps == 1 else 'step'}, had it come with the last of the others",
-        ),
-        Evidence(
-            name="last",
-            value=slow.last_share,
-            unit="ratio",
-            detail=f"of the {'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
-        ),
-    ]
-    if share is not None:
-        evidence.append(Evidence(name="imposed_wait_share", value=share, unit="ratio", detail="of all imposed wait"))
-    if slow.p_value is not None:
-        evidence.append(Evidence(name="p_value", value=slow.p_value, unit="probability", detail="permutation test"))
-    return Named(
-        ranks=slow.ranks,
-        pattern=slow.pattern,
-        cause=cause_of(signals),
-        phase=signals.phase,
-        gain_us=slow.gain_us / steps,
-        wait_us=exposed / victims / steps,
-        step_us=window_us / steps,
-        confidence=round(min(0.99, slow.stability * (1 - (slow.p_value or 0.0))), 3),
-        group=_where(blame, slow.ranks[0]),
-        note="" if len(blame.steps) >= ENOUGH_STEPS else _FEW.format(steps=counted(max(1, len(blame.steps)), "step")),
-        evidence=evidence,
-    )
-
-
-_FEW: Final = "Seen in {steps}: whether it lasts, more steps tell."
-
-
-def _where(blame: Blame, rank: int) -> str | None:
-    """The process group in which others waited most for a rank; ``None`` where there is one only."""
-    waits = {group: sum(row[1] for (origin, _), row in rows.items() if origin == rank) for group, rows in blame.rows.items()}
-    return max(waits, key=lambda group: waits[group])[0] if len(waits) > 1 else None
-
-
 def _world_size(traces: Sequence[RankTrace]) -> int | None:
     return max((trace.world_size for trace in traces if trace.world_size is not None), default=None)
 
@@ -215,9 +205,9 @@ def _coverage(traces: Sequence[RankTrace], files: Sequence[Location], steps: Seq
 
 
 def _verdict(
-    traces: Sequence[RankTrace], blame: Blame, matching: Matching, price: float | None, currency: str
+    traces: Sequence[RankTrace], matched: Matched, explained: float | None, price: float | None, currency: str
 ) -> tuple[Verdict, list[Finding]]:
-    breakdowns = [row for trace in traces for row in trace.reduction.breakdowns]
+    blame, matching = matched.blame, matched.matching
     world_size = _world_size(traces)
     numbers = sorted({number for trace in traces for number in trace.steps})
     setting = Setting(
@@ -232,21 +222,11 @@ def _verdict(
         currency=currency,
     )
     reductions = {trace.rank: trace.reduction for trace in traces}
-    shares = shares_of_windows(reductions, blame.wait_us if matching.matches else None)
-    if (world_size or 1) == 1 and len(traces) == 1:
-        return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
-    if len(traces) == 1:
-        missing = f"the trace of 1 rank of {world_size} cannot show who waits for whom; give the traces of all ranks"
-        return insufficient(missing), limits(shares, setting, lead="On this rank ")
+    input_us = _input_us(traces)
+    shares = shares_of_windows(reductions, blame.wait_us if matching.matches else None, input_us=input_us)
     if not matching.matches:
-        if world_size and len(traces) < world_size:
-            missing = f"the traces of {len(traces)} ranks of {world_size} cannot show who was last; give the traces of all ranks"
-        elif torn := [trace.rank for trace in traces if trace.torn]:
-            missing = f"the trace of rank {torn[0]} is cut off, and that rank may have been last; give whole traces of all ranks"
-        else:
-            missing = "no collective could be matched across the ranks"
-        return insufficient(missing), limits(shares, setting, lead="On the ranks at hand ")
-    window = float(np.mean([row.window_us for row in breakdowns]))
+        return _without_matches(traces, world_size, shares, setting)
+    window = _extent_us(traces, matched)
     late = find_late(blame, window)
     suspect = None if late else too_few(blame, window)
     if suspect is not None:
@@ -254,8 +234,34 @@ def _verdict(
         return insufficient(missing), limits(shares, setting, lead="")
     if late is None:
         whom = among(len(traces), setting.world_size, "traces")
+        if explained is not None and explained < _MOST:
+            whom += f" in the collectives that could be matched, which are {explained:.0%} of the communication"
         return nobody(shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
     signals = device_signals(late.ranks[0], late.gain_us, {one: reduction.breakdowns for one, reduction in reductions.items()})
-    verdict, finding = straggler(late_named(late, blame, window, signals), setting)
-    besides = shares_of_windows(reductions, blame.wait_us, without=late.ranks)
+    seen = "step" if numbers else "window"
+    verdict, finding = straggler(late_named(late, blame, window, signals, seen=seen, explained=explained), setting)
+    besides = shares_of_windows(reductions, blame.wait_us, without=late.ranks, input_us=input_us)
     return verdict, [finding, *limits(besides, setting, lead="Besides that, ")]
+
+
+def _without_matches(
+    traces: Sequence[RankTrace], world_size: int | None, shares: Shares, setting: Setting
+) -> tuple[Verdict, list[Finding]]:
+    """Nobody can be named; of one rank that is alone there is nobody to name."""
+    torn = [trace.rank for trace in traces if trace.torn]
+    lack: Lack | None = None
+    lead = "On the ranks at hand " if len(traces) > 1 else "On this rank "
+    if (world_size or 1) == 1 and len(traces) == 1:
+        if not torn:
+            return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
+        missing, lack = "the trace is cut off, and what it lacks may be most of the step; give a whole one", "torn_trace"
+    elif len(traces) == 1:
+        missing = f"the trace of 1 rank of {world_size} cannot show who waits for whom; give the traces of all ranks"
+    elif world_size and len(traces) < world_size:
+        missing = f"the traces of {len(traces)} ranks of {world_size} cannot show who was last; give the traces of all ranks"
+    elif torn:
+        missing = f"the trace of rank {torn[0]} is cut off, and that rank may have been last; give whole traces of all ranks"
+        lack = "torn_trace"
+    else:
+        missing = "no collective could be matched across the ranks"
+    return insufficient(missing, lack=lack), limits(shares, setting, lead=lead)

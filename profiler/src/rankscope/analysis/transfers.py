@@ -44,6 +44,22 @@ def communication_parts(
     return {rank: _part(mine, None if whole is None else whole.get(rank)) for rank, mine in spans.items()}
 
 
+def explained_share(matches: Iterable[Match], communication_us: Mapping[int, float]) -> float | None:
+    """Share of the ranks' communication that is in matched collectives, 0 to 1; ``None`` where there is no communication.
+
+    ``communication_us``: of each rank that counts, in the window in which its collectives lie.
+    """
+    total = sum(communication_us.values())
+    if total <= 0:
+        return None
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for match in matches:
+        for rank, record in zip(match.ranks, match.records, strict=True):
+            spans.setdefault(rank, []).append((record.start_unix_ns, record.end_unix_ns))
+    matched = (min(measure(_merged(spans.get(rank, []))) / 1000, whole) for rank, whole in communication_us.items())
+    return sum(matched) / total
+
+
 def _part(spans: _Spans, whole: tuple[float, float] | None) -> CommunicationPart:
     busy, transfer = _merged(spans.compute), _merged(spans.transfers)
     wait = subtract(_merged(spans.waits), transfer)

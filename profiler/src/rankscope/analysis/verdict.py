@@ -53,6 +53,8 @@ class Named:
     stage: int | None = None
     """The pipeline stage of the worst rank."""
     evidence: list[Evidence] = field(default_factory=list)
+    at_hand: str = ""
+    """Which few steps it was seen in, where there are so few: "in the one step at hand"."""
     note: str = ""
     """What else to say, a sentence of its own."""
 
@@ -121,7 +123,12 @@ def nobody(shares: Shares, setting: Setting, *, confidence: float | None, why: s
         cause=found.cause if found else None,
         phase=found.phase if found else None,
         summary=found.summary if found else calm,
-        next=next_actions(kind, cause=found.cause if found else None, run=setting.run),
+        next=next_actions(
+            kind,
+            cause=found.cause if found else None,
+            explained_by="idle_unexplained" if kind == "host_bound" and shares.idle_unexplained is not None else None,
+            run=setting.run,
+        ),
     )
     return verdict, findings
 
@@ -137,7 +144,8 @@ def limits(shares: Shares, setting: Setting, *, lead: str, confidence: float | N
     if found is None:
         return []
     row, share = found
-    measured = {name: "profiled windows" for name in ("communication", "waiting", "compute", "idle") if shares.from_windows}
+    of_windows = ("communication", "waiting", "compute", "idle", *(("input",) if setting.source == "traces" else ()))
+    measured = {name: "profiled windows" for name in of_windows if shares.from_windows}
     return [
         Finding(
             kind=row.kind,
@@ -160,7 +168,7 @@ def limits(shares: Shares, setting: Setting, *, lead: str, confidence: float | N
     ]
 
 
-Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture"]
+Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture", "torn_trace"]
 """Why there is too little to say anything."""
 
 
@@ -194,8 +202,9 @@ def _loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
 
 
 def _sentence(named: Named, setting: Setting) -> str:
-    share = f"{named.wait_us / named.step_us:.0%} of the {setting.unit}" if named.step_us > 0 else ""
-    per = f"{duration(named.wait_us)} per {setting.unit} ({share})"
+    whole = f"the window's {duration(named.step_us)}" if setting.unit == "window" else f"the {setting.unit}"
+    share = f"{named.wait_us / named.step_us:.0%} of {whole}" if named.step_us > 0 else ""
+    per = f"{duration(named.wait_us)} {named.at_hand or f'per {setting.unit}'} ({share})"
     sure = f"{named.confidence:.0%} sure"
     victims = setting.world_size - len(named.ranks)
     others = "the other rank" if victims == 1 else f"the other {victims} ranks"
@@ -203,7 +212,7 @@ def _sentence(named: Named, setting: Setting) -> str:
     known = ", ".join(
         part
         for part in (
-            f"cause {cause.cause}",
+            f"cause {cause.called or cause.cause}",
             f"explained by {cause.explained_by.replace('_', ' ')}" if cause.explained_by else "",
             f"phase {named.phase}" if named.phase else "",
             sure,

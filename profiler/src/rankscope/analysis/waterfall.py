@@ -51,6 +51,8 @@ class Costs:
     notes: dict[PartName, str] = field(default_factory=dict)
     inner: dict[InnerName, Amount] = field(default_factory=dict)
     """Parts of parts, which advice rests on."""
+    extent_us: float | None = None
+    """Of traces: from the first start on any rank to the last end on any."""
 
 
 def waterfall(costs: Costs) -> Waterfall:
@@ -67,6 +69,7 @@ def waterfall(costs: Costs) -> Waterfall:
         unit=costs.unit,
         step_us=whole / 1000,
         steps=costs.steps,
+        extent_us=costs.extent_us,
         parts=[_part(name, taken.get(name), whole, costs) for name in MEANING],
     )
 

@@ -56,6 +56,9 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     """Steps (of windows: profiled ones) that it is the mean of."""
     parts: list[WaterfallPart]
     """In the order of the waterfall, each of them once."""
+    extent_us: float | None = None
+    """Of traces whose collectives are matched: from the first start on any rank to the last end on any, on the clock that they
+    share. It is the step that a verdict's shares and slowdown are of, and ``rankscope whatif`` plays."""
 
     def share(self, name: PartName) -> float | None:
         """Share of one part; ``None`` where it is not known."""

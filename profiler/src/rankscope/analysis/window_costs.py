@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from rankscope.analysis.blame import Blame
-from rankscope.analysis.waterfall import Amount, Costs
+from rankscope.analysis.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.waterfall_result import PartName, PartSource
 from rankscope.runs.records import StepBreakdown
 
@@ -26,10 +26,12 @@ def costs_of_windows(
     source: PartSource,
     unit: Literal["step", "window"] = "step",
     input_us: float | None = None,
+    extent_us: float | None = None,
 ) -> Costs | None:
     """Costs of the mean window, or ``None`` without any. ``blame``: where the collectives of all ranks are matched.
 
     ``input_us``: of ``idle_us``, what the host spent in the data loader; ``None`` where that is not known.
+    ``extent_us``: from the first start on any rank to the last end on any; ``None`` where that is not known.
     """
     rows = [row for row in breakdowns if not row.truncated]
     if not rows:
@@ -61,7 +63,8 @@ def costs_of_windows(
     else:
         notes |= dict.fromkeys(("input", "host"), IDLE.format(share=idle / window if window > 0 else 0.0))
     steps = len({row.step for row in rows})
-    return Costs(window, steps, unit, known=known, notes=notes, inner={"idle": Amount(idle, source)} if accelerated else {})
+    inner: dict[InnerName, Amount] = {"idle": Amount(idle, source)} if accelerated else {}
+    return Costs(window, steps, unit, known=known, notes=notes, inner=inner, extent_us=extent_us)
 
 
 def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -> Costs | None:

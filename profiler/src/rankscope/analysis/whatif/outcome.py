@@ -235,7 +235,8 @@ def _sentence(result: WhatIf, actual: float, ideal: float) -> str:
     # Where each rank is the last in turn, healing one of R gains about 1/R.
     if result.m_worker >= min(2 * len(slowest) / source.ranks, _MOST):
         return f"{text}. Healing {who} alone would gain {gained} of that."
-    return f"{text}. No rank stands out: healing {who} alone would gain {gained} of that."
+    who = f"rank {slowest[0]}, the slowest," if len(slowest) == 1 else who
+    return f"{text}. No rank explains that alone: healing {who} would gain {gained} of it."
 
 
 def _time(seconds: float) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.clock import Clocks
+from rankscope.analysis.extent import common_extent
 from rankscope.analysis.intervals import Spans, measure, union
 from rankscope.analysis.matching import Match, arrival_ns
 from rankscope.analysis.whatif.graph import Graph, Times, build_graph
@@ -84,9 +85,8 @@ def build_window_graph(
 
     Raises ``CycleError`` for collectives that no order of events allows.
     """
-    begin = min(clocks.correct(rank, row.start_unix_ns) for rank, row in windows.items())
+    begin, finish = common_extent(windows, clocks)
     ends = {rank: row.start_unix_ns + round(row.window_us * 1000) for rank, row in windows.items()}
-    finish = max(clocks.correct(rank, end) for rank, end in ends.items())
     if finish <= begin:
         return None
     builder = _Builder(matches)

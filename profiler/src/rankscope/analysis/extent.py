@@ -1,0 +1,30 @@
+"""How long ranks took together: from the first start on any of them to the last end on any, on the clock that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rankscope.analysis.clock import Clocks
+from rankscope.analysis.matching import Match
+from rankscope.runs.records import StepBreakdown
+
+
+def common_extent(windows: Mapping[int, StepBreakdown], clocks: Clocks) -> tuple[int, int]:
+    """First start and last end over the ranks' windows, nanoseconds on the common clock."""
+    begin = min(clocks.correct(rank, row.start_unix_ns) for rank, row in windows.items())
+    finish = max(clocks.correct(rank, row.start_unix_ns + round(row.window_us * 1000)) for rank, row in windows.items())
+    return begin, finish
+
+
+def longest_extent_us(windows: Mapping[int, StepBreakdown], matches: Iterable[Match], clocks: Clocks) -> float:
+    """The longest common extent of ranks that have a clock in common: those that matched collectives link. Microseconds.
+
+    ``windows``: of at least one rank; whoever is in no match stands alone.
+    """
+    linked: list[set[int]] = [{rank} for rank in windows]
+    for members in {tuple(match.ranks) for match in matches}:
+        touched = [group for group in linked if not group.isdisjoint(members)]
+        linked = [group for group in linked if group.isdisjoint(members)]
+        linked += [set().union(*touched)] if touched else []
+    extents = [common_extent({rank: windows[rank] for rank in group}, clocks) for group in linked]
+    return max(finish - begin for begin, finish in extents) / 1000

@@ -1,0 +1,290 @@
+"""How far raw traces are believed: few steps, a step that all answers share, torn traces, collectives that did not match."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.blame import assign_blame
+from rankscope.analysis.cause import Signals
+from rankscope.analysis.clock import Clocks
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.extent import longest_extent_us
+from rankscope.analysis.late_named import late_named
+from rankscope.analysis.matching import Match
+from rankscope.analysis.own_time import Slow
+from rankscope.analysis.render import render_text
+from rankscope.analysis.result import Analysis
+from rankscope.analysis.transfers import explained_share
+from rankscope.analysis.verdict import Setting, straggler
+from rankscope.analysis.whatif.engine import whatif
+from rankscope.runs.records import StepBreakdown
+
+from .collectives_by_hand import record
+
+Event = dict[str, Any]
+
+
+def x(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> Event:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": args}
+
+
+def write(folder: Path, ranks: Sequence[Sequence[Event]]) -> Path:
+    """Traces of all ranks of one host."""
+    for rank, events in enumerate(ranks):
+        told = {"rank": rank, "world_size": len(ranks), "backend": "gloo"}
+        (folder / f"rank-{rank}.json").write_text(json.dumps({"distributedInfo": told, "traceEvents": list(events)}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dlrm(shared_data: Path) -> Path:
+    """One step of eight ranks, of which the last is late."""
+    return shared_data / "traces" / "dlrm_8ranks_v100"
+
+
+def cpu_rank(steps: int, *, late: bool, uncalled: int = 0) -> list[Event]:
+    """Steps of 1,000 µs: the late rank computes 600 µs, another one 100 µs, then both reduce until 700.
+
+    ``uncalled``: so many steps also reduce for 200 µs what no call asked for.
+    """
+    events: list[Event] = []
+    for step in range(steps):
+        at = 1000 * step
+        busy = 600 + step % 3 if late else 100 + step % 2
+        events += [
+            x("user_annotation", f"ProfilerStep#{step}", at, 1000),
+            x("cpu_op", "aten::mm", at, busy),
+            x("cpu_op", "c10d::allreduce_", at + busy, 1),
+            x("user_annotation", "gloo:all_reduce", at + busy + 1, 700 - busy - 1, tid=2),
+        ]
+        if step < uncalled:
+            events.append(x("user_annotation", "gloo:barrier", at + 750, 200, tid=2))
+    return events
+
+
+def two_ranks(folder: Path, steps: int, *, uncalled: int = 0) -> Analysis:
+    return analyze([write(folder, [cpu_rank(steps, late=late, uncalled=uncalled) for late in (False, True)])])
+
+
+@pytest.mark.parametrize(("steps", "most"), [(5, 6 / 7), (7, 8 / 9), (16, 0.99)])
+def test_of_fewer_steps_than_are_needed_nobody_is_surer_than_the_next_step_allows(
+    tmp_path: Path, steps: int, most: float
+) -> None:
+    # given four ranks, one of which is late in every step
+    verdict = analyze([write(tmp_path, [cpu_rank(steps, late=rank == 1) for rank in range(4)])]).verdict
+    # then it is named, and how sure that is depends on the steps
+    assert (verdict.kind, verdict.rank) == ("straggler", 1)
+    assert verdict.confidence == pytest.approx(most, abs=0.001)
+    assert (f"in the {steps} steps at hand" in verdict.summary) == (steps < 8)
+    assert ("8 steps or more tell" in verdict.summary) == (steps < 8)
+
+
+def test_one_step_is_said_to_be_one_and_leaves_host_and_input_open(dlrm: Path) -> None:
+    analysis = analyze([dlrm])
+    verdict = analysis.verdict
+    assert (verdict.rank, verdict.cause) == (7, "host")
+    assert verdict.confidence == pytest.approx(2 / 3, abs=0.001)
+    assert "in the one step at hand" in verdict.summary
+    assert "its host or its data loader is late (cause host or data loader, 67% sure)" in verdict.summary
+    (stalls,) = [advice for advice in analysis.advice if advice.name == "stalls"]
+    assert "data loader" in stalls.action
+
+
+@pytest.mark.parametrize(
+    ("count", "said", "most"),
+    [(1, "in the one step at hand", 2 / 3), (3, "per step in the 3 at hand", 4 / 5), (8, "per step", 0.99)],
+)
+def test_profiled_steps_of_a_run_are_counted_as_well(count: int, said: str, most: float) -> None:
+    # given collectives of so many profiled steps, in all of which rank 1 came 400 µs late
+    matches = [
+        Match(step, "0", "all_reduce", [0, 1], [record(1000 * step + late, 1000 * step + 500, step=step) for late in (0, 400)])
+        for step in range(count)
+    ]
+    blame = assign_blame(matches, Clocks(), [0, 1])
+    slow = Slow([1], "fixed", gain_us=400.0 * count, excess_us=400.0, p_value=0.0, stability=1.0, last_share=1.0)
+    # when there is something to say of it
+    named = late_named(slow, blame, 1000.0 * count, Signals(own_us=400.0), steps=count)
+    verdict, _ = straggler(
+        named, Setting(source="windows", world_size=2, steps=(0, count), step_count=count, unit="step", accelerated=True)
+    )
+    # then it is per step, and it is said where these are few
+    assert f"wait 400 µs {said} (40% of the step)" in verdict.summary
+    assert verdict.confidence == pytest.approx(most, abs=0.001)
+
+
+def test_without_annotated_steps_a_window_is_at_hand(tmp_path: Path) -> None:
+    ranks = [[event for event in cpu_rank(16, late=late) if "Step" not in event["name"]] for late in (False, True)]
+    verdict = analyze([write(tmp_path, ranks)]).verdict
+    assert verdict.kind == "straggler"
+    assert "in the one window at hand" in verdict.summary
+
+
+def test_verdict_and_what_if_divide_by_the_same_step_and_do_not_contradict_each_other(dlrm: Path) -> None:
+    # given one set of traces
+    analysis, played = analyze([dlrm]), whatif([dlrm])
+    # then both speak of the time from the first start on any rank to the last end on any
+    assert analysis.waterfall is not None
+    assert analysis.waterfall.extent_us is not None
+    assert played.measured_step_seconds is not None
+    assert analysis.waterfall.extent_us == pytest.approx(played.measured_step_seconds * 1e6, rel=1e-3)
+    (saved,) = [row.value for row in analysis.findings[0].evidence if row.name == "saved"]
+    assert analysis.verdict.slowdown == pytest.approx(analysis.waterfall.extent_us / (analysis.waterfall.extent_us - saved))
+    # and the mean window of the ranks, which is shorter, is told apart from it
+    assert analysis.waterfall.step_us < 0.8 * analysis.waterfall.extent_us
+    assert "15 ms (mean over the ranks; 20 ms from the first start" in render_text(analysis, width=200)
+    # and both take the same rank for the slowest, healing which alone gains little
+    assert played.slowest_ranks == analysis.verdict.ranks == [7]
+    assert "No rank explains that alone: healing rank 7, the slowest, would gain 11% of it." in played.summary
+    assert "stands out" not in played.summary
+
+
+def window(start: float, length: float) -> StepBreakdown:
+    return StepBreakdown(
+        step=0,
+        start_unix_ns=round(start * 1000),
+        device_kind="cuda",
+        window_us=length,
+        compute_us=length,
+        communication_us=0.0,
+        overlap_us=0.0,
+        exposed_communication_us=0.0,
+        memcpy_us=0.0,
+        exposed_memcpy_us=0.0,
+        idle_us=0.0,
+        events=1,
+    )
+
+
+def match(*ranks: int) -> Match:
+    return Match(0, "0", "all_reduce", list(ranks), [record(0, 1) for _ in ranks])
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000)), min_size=2, max_size=6),
+    offset=st.integers(-(10**12), 10**12),
+)
+def test_ranks_with_a_clock_in_common_are_one_extent_and_others_are_not_mixed_in(
+    spans: list[tuple[int, int]], offset: int
+) -> None:
+    # given ranks that share a clock, on which one of them is off by any amount, and one that nothing links to them
+    windows = {rank: window(start, length) for rank, (start, length) in enumerate(spans)}
+    windows[0] = window(spans[0][0] + offset, spans[0][1])
+    windows[99] = window(10**15, 1)
+    clocks = Clocks(offset_ns={0: offset * 1000})
+    chain = [match(rank, rank + 1) for rank in range(len(spans) - 1)]
+    # then the extent is that of the ranks on the common clock
+    whole = max(start + length for start, length in spans) - min(start for start, _ in spans)
+    assert longest_extent_us(windows, chain, clocks) == pytest.approx(whole)
+    # and without any link that of the longest window
+    assert longest_extent_us(windows, [], clocks) == pytest.approx(max(length for _, length in spans))
+
+
+def test_what_a_torn_trace_lacks_is_no_zero_and_in_no_mean(tmp_path: Path) -> None:
+    # given three ranks, and of the last one's trace only what was before its collectives
+    ranks = [cpu_rank(8, late=False), cpu_rank(8, late=True), cpu_rank(8, late=False)]
+    write(tmp_path, ranks)
+    left = [event for event in ranks[2] if not event["name"].startswith(("gloo", "c10d"))]
+    torn = json.dumps({"distributedInfo": {"rank": 2, "world_size": 3}, "traceEvents": left})
+    (tmp_path / "rank-2.json").write_text(torn[:-40])
+    analysis = analyze([tmp_path])
+    # then its row says so, and has nothing where the trace has nothing
+    row = analysis.ranks[2]
+    assert [one.truncated for one in analysis.ranks] == [False, False, True]
+    assert (row.communication_us, row.overlap_us, row.exposed_communication_us, row.idle_us) == (None,) * 4
+    assert row.compute_us
+    text = render_text(analysis, width=100)
+    (line,) = [line.split() for line in text.splitlines() if line.strip().startswith("2*")]
+    assert line[3:5] == ["-", "-"]
+    assert "* truncated:" in text
+    # and the means are those of the others
+    others = analysis.ranks[:2]
+    assert analysis.waterfall is not None
+    assert analysis.waterfall.step_us == pytest.approx(sum(one.window_us or 0.0 for one in others) / 2, abs=0.01)
+    communication = analysis.waterfall.share("exposed_communication")
+    expected = sum(one.exposed_communication_us or 0.0 for one in others) / sum(one.window_us or 0.0 for one in others)
+    assert communication == pytest.approx(expected, abs=1e-3)
+
+
+def test_of_a_single_torn_trace_nothing_is_concluded(tmp_path: Path) -> None:
+    whole = json.dumps({"traceEvents": cpu_rank(8, late=True)})
+    (tmp_path / "rank-0.json").write_text(whole[:-40])
+    analysis = analyze([tmp_path])
+    assert analysis.ranks[0].truncated
+    assert (analysis.verdict.kind, analysis.findings, analysis.waterfall) == ("insufficient_data", [], None)
+    assert "cut off" in analysis.verdict.summary
+    assert analysis.verdict.next[0].startswith("Trace again")
+
+
+def test_advice_leaves_open_what_the_sentence_leaves_open(shared_data: Path) -> None:
+    # given a trace that does not tell whether its device waits for input
+    verdict = analyze([shared_data / "traces" / "kineto_2021_schema"]).verdict
+    assert verdict.kind == "host_bound"
+    assert "the host, or the input it waits for" in verdict.summary
+    # then what to do first is to find that out, and what to do after that is for either
+    assert verdict.next[0].startswith("Find out whether the device waits for input or for its host")
+    assert "For input" in verdict.next[-1]
+    assert "for the host" in verdict.next[-1]
+
+
+def test_where_the_loader_is_seen_the_sentence_does_not_leave_it_open(dlrm: Path) -> None:
+    beside = analyze([dlrm]).findings[-1]
+    assert (beside.kind, beside.summary.endswith("the host does not keep it busy.")) == ("host_bound", True)
+    assert {row.name for row in beside.evidence} >= {"share.input", "share.idle"}
+
+
+def test_collectives_that_nobody_called_are_unmatched_and_less_is_known_for_it(tmp_path: Path) -> None:
+    # given ranks that reduce what the trace has calls for, and 200 µs in each step that it has none for
+    analysis = two_ranks(tmp_path, 16, uncalled=16)
+    found = analysis.collectives
+    # then these are counted, and the share of the others is known
+    assert (found.matched, found.unmatched, found.unmatched_by) == (16, 16, {"call_missing": 16})
+    assert found.explained_share is not None
+    # (of 1,000 µs one rank reduces for 600, the other for 100)
+    assert found.explained_share == pytest.approx(700 / (700 + 2 * 200), abs=0.01)
+    (warning,) = analysis.source.warnings
+    assert warning.startswith(f"matched collectives explain {found.explained_share:.0%} of the communication time")
+    # and nobody is named with more confidence than that
+    assert (analysis.verdict.kind, analysis.verdict.rank) == ("straggler", 1)
+    assert analysis.verdict.confidence == pytest.approx(found.explained_share, abs=0.001)
+
+
+def test_with_all_collectives_matched_there_is_nothing_to_warn_of(tmp_path: Path) -> None:
+    analysis = two_ranks(tmp_path, 16)
+    assert analysis.source.warnings == []
+    assert analysis.collectives.unmatched == 0
+    assert analysis.collectives.explained_share == pytest.approx(1.0)
+
+
+def test_the_share_of_communication_in_matches_by_hand() -> None:
+    matches = [msgspec.structs.replace(match(0, 1), records=[record(0, 30), record(20, 30)])]
+    assert explained_share(matches, {0: 40.0, 1: 20.0}) == pytest.approx(40 / 60)
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000)), max_size=8),
+    communication=st.floats(1, 1e4),
+    more=st.integers(0, 8),
+)
+def test_more_matches_explain_no_less_and_never_more_than_all(
+    spans: list[tuple[int, int]], communication: float, more: int
+) -> None:
+    matches = [
+        msgspec.structs.replace(match(0, 1), records=[record(start, start + length) for _ in range(2)]) for start, length in spans
+    ]
+    whole = {0: communication, 1: communication}
+    some, every = explained_share(matches[:more], whole), explained_share(matches, whole)
+    assert some is not None
+    assert every is not None
+    assert 0 <= some <= every <= 1
+
+
+def test_without_communication_there_is_no_share_of_it() -> None:
+    assert explained_share([], {0: 0.0}) is None
