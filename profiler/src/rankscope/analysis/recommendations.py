@@ -108,7 +108,7 @@ TABLE: Final[tuple[Row, ...]] = (
         (at_least("share.compute", 0.3), at_least("kernels.float32_share", 0.3), _ACCELERATED),
         "Compute in 16 bits: torch.autocast with bfloat16 (float16 and torch.amp.GradScaler on GPUs without it), or mixed "
         "precision of FSDP; where 32 bits must stay, allow TF32 (torch.set_float32_matmul_precision)",
-        Bound(("share.float32_compute",)),
+        Bound(("share.compute",)),
         "share of compute",
     ),
     Row(
@@ -359,9 +359,7 @@ TABLE: Final[tuple[Row, ...]] = (
 def derived(figures: Figures) -> dict[str, Figure]:
     """The figures, and those that are made of others."""
     found = dict(figures)
-    compute, float32 = figures.get("share.compute"), figures.get("kernels.float32_share")
-    if compute is not None and float32 is not None:
-        found["share.float32_compute"] = Figure(compute.value * float32.value, source=float32.source)
+    compute = figures.get("share.compute")
     if compute is not None:
         ideal = figures.get("share.ideal", Figure(0.0))
         found["share.all_compute"] = Figure(compute.value + ideal.value, source=compute.source)
