@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.blame import Blame
 from rankscope.analysis.figures import (
     Figure,
     Figures,
@@ -21,7 +20,6 @@ from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.waterfall import Costs, waterfall
 from rankscope.analysis.waterfall_result import PartSource
-from rankscope.analysis.window_costs import costs_of_windows
 from rankscope.runs.records import StepBreakdown
 
 _SHOWN: Final = 4
@@ -32,7 +30,7 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
     found = None if costs is None else waterfall(costs)
     figures = {
         **figures,
-        **figures_of_costs(costs, found),
+        **figures_of_costs(costs),
         **figures_of_verdict(analysis.verdict),
         **_machines(analysis),
     }
@@ -45,18 +43,8 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
     return msgspec.structs.replace(analysis, waterfall=found, advice=advice)
 
 
-def assessed_windows(
-    analysis: Analysis, reductions: Sequence[Reduction], blame: Blame | None, source: PartSource, *, input_us: float | None = None
-) -> Analysis:
-    """The same of profiled windows alone. ``blame``: where collectives are matched; ``input_us``: see ``costs_of_windows``."""
-    costs = costs_of_windows(
-        breakdowns_of(reductions),
-        blame,
-        world_size=analysis.source.world_size,
-        source=source,
-        unit="window" if source == "traces" else "step",
-        input_us=input_us,
-    )
+def assessed_windows(analysis: Analysis, costs: Costs | None, reductions: Sequence[Reduction], source: PartSource) -> Analysis:
+    """The same of profiled windows alone."""
     return assessed(analysis, costs, figures_of_windows(analysis, reductions, source))
 
 

@@ -14,8 +14,8 @@ from rankscope.analysis.memory_result import Memory
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.analysis.result import RankResult, Verdict
 from rankscope.analysis.throughput_result import Throughput
-from rankscope.analysis.waterfall import Costs
-from rankscope.analysis.waterfall_result import PartSource, Waterfall
+from rankscope.analysis.waterfall import Costs, waterfall
+from rankscope.analysis.waterfall_result import PartSource
 from rankscope.runs.records import CollectiveRecord, KernelRecord
 
 
@@ -45,17 +45,17 @@ _HALF = re.compile(r"f16|fp16|half|h\d*gemm|nvjet_(sm\d+_)?[htq]|e[45]m[23]|fp8|
 _FLOAT32 = re.compile(r"sgemm|s1688gemm|tf32|f32f32|<float|nvjet_(sm\d+_)?s(?!m\d)|Cijk_\w{4}_\w{4}_SB?_", re.IGNORECASE)
 
 
-def figures_of_costs(costs: Costs | None, waterfall: Waterfall | None) -> dict[str, Figure]:
+def figures_of_costs(costs: Costs | None) -> dict[str, Figure]:
     """``share.PART`` of the waterfall, and of what is a part of a part."""
-    if costs is None or waterfall is None or waterfall.step_us <= 0:
+    if costs is None or costs.step_us <= 0:
         return {}
     found = {
         f"share.{part.name}": Figure(part.share, source=part.source)
-        for part in waterfall.parts
+        for part in waterfall(costs).parts
         if part.share is not None and part.name != "unexplained"
     }
     for name, amount in costs.inner.items():
-        found[f"share.{name}"] = Figure(min(1.0, amount.us / waterfall.step_us), source=amount.source)
+        found[f"share.{name}"] = Figure(min(1.0, amount.us / costs.step_us), source=amount.source)
     return found
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.assess import assessed_windows
+from rankscope.analysis.assess import assessed_windows, breakdowns_of
 from rankscope.analysis.bandwidth import bandwidths, directed_rows, samples
 from rankscope.analysis.blame import Blame
-from rankscope.analysis.bottleneck import shares_of_windows
+from rankscope.analysis.bottleneck import shares_of
 from rankscope.analysis.cause import Signals, cause_of
 from rankscope.analysis.fabric import Fabric
 from rankscope.analysis.late import ENOUGH_STEPS, device_signals, find_late, too_few
@@ -29,6 +29,8 @@ from rankscope.analysis.result import Analysis, CollectiveMatching, Evidence, Fi
 from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.transfers import communication_parts
 from rankscope.analysis.verdict import Named, Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.waterfall import Costs
+from rankscope.analysis.window_costs import costs_of_windows
 from rankscope.analysis.wording import counted
 from rankscope.analysis.workers import Engine
 
@@ -65,7 +67,8 @@ def analyze_traces(
     parts = communication_parts(
         matching.matches, {rank: (window.communication_us, window.overlap_us) for rank, window in windows.items()}
     )
-    verdict, findings = _verdict(traces, blame, matching, price_per_gpu_hour, currency)
+    costs = _costs(traces, blame if matching.matches else None)
+    verdict, findings = _verdict(traces, blame, matching, costs, price=price_per_gpu_hour, currency=currency)
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {trace.rank: trace.reduction.breakdowns for trace in traces}
     )
@@ -103,15 +106,27 @@ def analyze_traces(
         verdict=verdict,
         findings=findings,
     )
-    return assessed_windows(
-        analysis, [trace.reduction for trace in traces], blame if matching.matches else None, "traces", input_us=_input_us(traces)
+    return assessed_windows(analysis, costs, [trace.reduction for trace in traces], "traces")
+
+
+def _costs(traces: Sequence[RankTrace], blame: Blame | None, *, without: Collection[int] = ()) -> Costs | None:
+    """Of all ranks, or of the others ``without`` some."""
+    those = [trace for trace in traces if trace.rank not in without]
+    return costs_of_windows(
+        breakdowns_of([trace.reduction for trace in those]),
+        blame,
+        world_size=_world_size(traces),
+        source="traces",
+        unit="window",
+        input_us=_input_us(those),
+        without=without,
     )
 
 
 def _input_us(traces: Sequence[RankTrace]) -> float | None:
     """Mean idle time of the devices while their hosts were in the data loader; ``None`` where not all traces show a loader."""
     known = [trace.input_us for trace in traces if trace.input_us is not None]
-    return float(np.mean(known)) if len(known) == len(traces) else None
+    return float(np.mean(known)) if known and len(known) == len(traces) else None
 
 
 def _fabric(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
@@ -215,7 +230,7 @@ def _coverage(traces: Sequence[RankTrace], files: Sequence[Location], steps: Seq
 
 
 def _verdict(
-    traces: Sequence[RankTrace], blame: Blame, matching: Matching, price: float | None, currency: str
+    traces: Sequence[RankTrace], blame: Blame, matching: Matching, costs: Costs | None, *, price: float | None, currency: str
 ) -> tuple[Verdict, list[Finding]]:
     breakdowns = [row for trace in traces for row in trace.reduction.breakdowns]
     world_size = _world_size(traces)
@@ -232,7 +247,7 @@ def _verdict(
         currency=currency,
     )
     reductions = {trace.rank: trace.reduction for trace in traces}
-    shares = shares_of_windows(reductions, blame.wait_us if matching.matches else None)
+    shares = shares_of(costs)
     if (world_size or 1) == 1 and len(traces) == 1:
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     if len(traces) == 1:
@@ -257,5 +272,5 @@ def _verdict(
         return nobody(shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
     signals = device_signals(late.ranks[0], late.gain_us, {one: reduction.breakdowns for one, reduction in reductions.items()})
     verdict, finding = straggler(late_named(late, blame, window, signals), setting)
-    besides = shares_of_windows(reductions, blame.wait_us, without=late.ranks)
-    return verdict, [finding, *limits(besides, setting, lead="Besides that, ")]
+    besides = _costs(traces, blame, without=late.ranks)
+    return verdict, [finding, *limits(shares_of(besides), setting, lead="Besides that, ")]

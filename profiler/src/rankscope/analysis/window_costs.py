@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -26,8 +26,10 @@ def costs_of_windows(
     source: PartSource,
     unit: Literal["step", "window"] = "step",
     input_us: float | None = None,
+    without: Collection[int] = (),
 ) -> Costs | None:
-    """Costs of the mean window, or ``None`` without any. ``blame``: where the collectives of all ranks are matched.
+    """Costs of the mean window, or ``None`` without any. ``blame``: where the collectives of all ranks are matched; ``without``:
+    the ranks of which these are no windows.
 
     ``input_us``: of ``idle_us``, what the host spent in the data loader; ``None`` where that is not known.
     """
@@ -39,7 +41,7 @@ def costs_of_windows(
         return float(sum(getattr(row, name) for row in rows)) / len(rows)
 
     exposed, idle, window = mean("exposed_communication_us"), mean("idle_us"), mean("window_us")
-    waited = None if blame is None else sum(blame.exposed_us.values()) / len(rows)
+    waited = None if blame is None else _waited(blame, without) / len(rows)
     if world_size == 1 or exposed == 0:
         waited = 0.0
     known: dict[PartName, Amount] = {
@@ -62,6 +64,12 @@ def costs_of_windows(
         notes |= dict.fromkeys(("input", "host"), IDLE.format(share=idle / window if window > 0 else 0.0))
     steps = len({row.step for row in rows})
     return Costs(window, steps, unit, known=known, notes=notes, inner={"idle": Amount(idle, source)} if accelerated else {})
+
+
+def _waited(blame: Blame, without: Collection[int]) -> float:
+    """Waiting that no compute hid, of all ranks but some."""
+    of_them = sum(row[1] for rows in blame.rows.values() for (_, victim), row in rows.items() if victim in without)
+    return max(0.0, sum(blame.exposed_us.values()) - of_them)
 
 
 def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -> Costs | None:
