@@ -18,7 +18,7 @@ from rankscope.analysis.result import Analysis, Kind, Verdict
 from rankscope.analysis.verdict import Setting, nobody
 from rankscope.analysis.waterfall import Amount, Costs, InnerName, waterfall
 from rankscope.analysis.waterfall_result import PartName
-from rankscope.runs.records import CollectiveRecord, StepBreakdown
+from rankscope.runs.records import CollectiveRecord, Pipeline, StepBreakdown
 
 Synthetic = Callable[..., Any]
 AddWindows = Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
@@ -161,6 +161,30 @@ def test_a_few_profiled_steps_do_not_outvote_all_the_others(
         share = {one.name: one for one in finding.evidence}["share.exposed_communication"]
         assert share.value == analysis.waterfall.share("exposed_communication")
         assert share.detail == "of the step, from step records"
+
+
+def test_of_a_pipeline_the_stage_that_waits_for_data_bounds_what_loading_ahead_saves(synthetic: Synthetic) -> None:
+    # given three stages, the first of which waits for data for 60 ms of each step of 164 ms
+    run = synthetic(
+        ranks=3,
+        device_kind="cpu",
+        noise=0.01,
+        phases={"forward": 40_000.0, "backward": 60_000.0},
+        plan=lambda rank, _step: {"phase": "data", "us": 60_000} if rank == 0 else None,
+        coordinates={rank: {"pp": rank} for rank in range(3)},
+        pipeline=Pipeline(schedule="Schedule1F1B", microbatches=4),
+    ).write()
+    analysis = analyze([run])
+    # then the waterfall shows the mean over stages, and says where most of it is
+    assert analysis.waterfall is not None
+    part = next(part for part in analysis.waterfall.parts if part.name == "input")
+    assert part.share == pytest.approx(60 / 164 / 3, abs=0.01)
+    assert part.note == "mean over the stages; most on stage 0, 37% of the step"
+    # and the advice is bounded by that stage, and names it
+    (advice,) = [one for one in analysis.advice if one.name == "data_loading"]
+    assert advice.gain_share_at_most == pytest.approx(60 / 164, abs=0.01)
+    assert advice.action.endswith("(most of it is on pipeline stage 0)")
+    assert [one.stage for one in advice.evidence] == [0]
 
 
 def test_what_is_added_to_a_busy_device_that_is_named_is_of_the_others(synthetic: Synthetic, add_windows: AddWindows) -> None:

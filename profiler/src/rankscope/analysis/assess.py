@@ -13,6 +13,7 @@ from rankscope.analysis.figures import (
     figures_of_collectives,
     figures_of_costs,
     figures_of_kernels,
+    figures_of_stages,
     figures_of_verdict,
 )
 from rankscope.analysis.recommendations import recommend
@@ -31,6 +32,7 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
     figures = {
         **figures,
         **figures_of_costs(costs),
+        **figures_of_stages(costs),
         **figures_of_verdict(analysis.verdict),
         **_machines(analysis),
     }

@@ -25,6 +25,8 @@ class Figure(msgspec.Struct, frozen=True):
     value: float
     unit: str = "ratio"
     source: str | None = None
+    stage: int | None = None
+    """The pipeline stage that it is of; ``None``: of the job."""
 
 
 Figures = Mapping[str, Figure]
@@ -57,6 +59,16 @@ def figures_of_costs(costs: Costs | None) -> dict[str, Figure]:
     for name, amount in costs.inner.items():
         found[f"share.{name}"] = Figure(min(1.0, amount.us / costs.step_us), source=amount.source)
     return found
+
+
+def figures_of_stages(costs: Costs | None) -> dict[str, Figure]:
+    """Those of a pipeline's stages, each of the stage that has most: a mean over stages is less than what can be saved."""
+    if costs is None or costs.step_us <= 0:
+        return {}
+    return {
+        f"share.{name}": Figure(min(1.0, amount.us / costs.step_us), source=amount.source, stage=stage)
+        for name, (stage, amount) in costs.largest.items()
+    }
 
 
 def figures_of_verdict(verdict: Verdict) -> dict[str, Figure]:

@@ -362,10 +362,10 @@ def derived(figures: Figures) -> dict[str, Figure]:
     compute = figures.get("share.compute")
     if compute is not None:
         ideal = figures.get("share.ideal", Figure(0.0))
-        found["share.all_compute"] = Figure(compute.value + ideal.value, source=compute.source)
+        found["share.all_compute"] = Figure(compute.value + ideal.value, source=compute.source, stage=compute.stage)
     exposed, host = figures.get(_EXPOSED), figures.get("share.host")
     if exposed is not None and host is not None:
-        found["share.overhead"] = Figure(exposed.value + host.value, source=exposed.source)
+        found["share.overhead"] = Figure(exposed.value + host.value, source=exposed.source, stage=host.stage)
     if "share.idle" in figures and "share.host" not in figures:
         found["share.idle_unexplained"] = figures["share.idle"]
     return found
@@ -383,6 +383,9 @@ def _advice(row: Row, figures: Mapping[str, Figure], step_us: float | None, run:
     gain = None if row.gain is None else row.gain.of(figures)
     command = "rankscope analyze NEW_TRACES" if run is None else f"rankscope compare {shlex.quote(run)} NEW_RUN"
     action = row.action.replace("{who}", who)
+    stages = sorted({stage for condition in row.when if (stage := figures[condition.figure].stage) is not None})
+    if stages:
+        action += f" (most of it is on pipeline stage {', '.join(map(str, stages))})"
     return Advice(
         name=row.name,
         evidence=[
@@ -391,6 +394,7 @@ def _advice(row: Row, figures: Mapping[str, Figure], step_us: float | None, run:
                 value=figures[condition.figure].value,
                 unit=figures[condition.figure].unit,
                 source=figures[condition.figure].source,
+                stage=figures[condition.figure].stage,
                 limit=f"{condition.comparison} {condition.limit:g}",
             )
             for condition in row.when

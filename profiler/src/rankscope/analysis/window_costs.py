@@ -98,7 +98,9 @@ def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -
         known["compute"] = windows.known["compute"]
         notes["compute"] = "operators on the training thread; in profiled steps"
         notes["host"] = NO_HOST
-    merged = replace(steps, known=known, notes=notes, inner=steps.inner | windows.inner)
+    # What windows tell is of all stages together.
+    largest = {name: one for name, one in steps.largest.items() if name not in known or known[name].source == "steps"}
+    merged = replace(steps, known=known, notes=notes, inner=steps.inner | windows.inner, largest=largest)
     return _host_of_device(merged) if accelerated else merged
 
 
