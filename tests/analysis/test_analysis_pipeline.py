@@ -195,7 +195,7 @@ def test_a_bubble_is_the_verdict_where_it_is_most_of_the_step(synthetic: Synthet
     pipeline = analysis.pipeline
     assert pipeline is not None
     assert pipeline.ideal_bubble == pytest.approx(3 / 7)
-    assert {one.name for one in analysis.findings[0].evidence} >= {"share.bubble", "bubble.ideal_share", "stage_busy.3"}
+    assert {one.name for one in analysis.findings[0].evidence} >= {"share.pipeline_bubble", "bubble.ideal_share", "stage_busy.3"}
     text = render_text(analysis)
     assert "pipeline Schedule1F1B, 4 micro-batches" in text
     assert "42.9% with equal stages" in text

@@ -70,8 +70,15 @@ def slowed(synthetic: Callable[..., object], add_windows: Callable[..., None], t
         dimension: str = "dp",
         signals: bool = True,
     ) -> Path:
-        run: Path = synthetic(steps=20, signals=signals, coordinates={rank: {dimension: rank} for rank in range(4)}).write()  # type: ignore[attr-defined]
         transfer = SIZE * 1.5 / bus_gb_s / 1000
+        seen = 0.0 if hidden else min(transfer, 0.9 * WINDOW_US) / WINDOW_US
+        run: Path = synthetic(
+            steps=20,
+            signals=signals,
+            # Of the step records' 100 ms of own time and what is blocked, the same share as of the windows.
+            transfer_us=100_000 * seen / (1 - seen),
+            coordinates={rank: {dimension: rank} for rank in range(4)},
+        ).write()  # type: ignore[attr-defined]
         reader = RunReader(run)
         for rank in range(4):
             info = reader.rank(0, rank)

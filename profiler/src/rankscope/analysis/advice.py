@@ -194,6 +194,21 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
     AdviceRow("input_bound", None, None, ("Raise num_workers and prefetch_factor of the DataLoader; check the storage", _SHOW)),
     AdviceRow(
         "host_bound",
+        None,
+        "cpu_contention",
+        (
+            "Give the ranks of a host more CPUs, or fewer threads (OMP_NUM_THREADS); see what else runs there (top)",
+            _SHOW,
+        ),
+    ),
+    AdviceRow(
+        "host_bound",
+        "gc",
+        None,
+        ("Call gc.freeze() after start-up and gc.collect() every N steps on all ranks at the same step", _SHOW),
+    ),
+    AdviceRow(
+        "host_bound",
         "host",
         None,
         (

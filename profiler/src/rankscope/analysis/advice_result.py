@@ -13,6 +13,8 @@ class AdviceEvidence(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     source: str | None
     """What it was read from: ``steps``, ``windows``, ``traces``; ``None`` for what the verdict says."""
+    stage: int | None = None
+    """The pipeline stage that it is of: that which has most of it. ``None``: of the job."""
     limit: str
     """The condition it meets: ``>= 0.05``."""
 

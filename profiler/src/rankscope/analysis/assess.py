@@ -7,13 +7,13 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.blame import Blame
 from rankscope.analysis.figures import (
     Figure,
     Figures,
     figures_of_collectives,
     figures_of_costs,
     figures_of_kernels,
+    figures_of_stages,
     figures_of_verdict,
 )
 from rankscope.analysis.recommendations import recommend
@@ -21,7 +21,6 @@ from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.waterfall import Costs, waterfall
 from rankscope.analysis.waterfall_result import PartSource
-from rankscope.analysis.window_costs import costs_of_windows
 from rankscope.runs.records import StepBreakdown
 
 _SHOWN: Final = 4
@@ -32,8 +31,9 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
     found = None if costs is None else waterfall(costs)
     figures = {
         **figures,
-        **figures_of_costs(costs, found),
-        **figures_of_verdict(analysis.verdict, found),
+        **figures_of_costs(costs),
+        **figures_of_stages(costs),
+        **figures_of_verdict(analysis.verdict, costs),
         **_machines(analysis),
     }
     advice = recommend(
@@ -45,27 +45,8 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
     return msgspec.structs.replace(analysis, waterfall=found, advice=advice)
 
 
-def assessed_windows(
-    analysis: Analysis,
-    reductions: Sequence[Reduction],
-    blame: Blame | None,
-    source: PartSource,
-    *,
-    input_us: float | None = None,
-    extent_us: float | None = None,
-) -> Analysis:
-    """The same of profiled windows alone. ``blame``: where collectives are matched; ``input_us`` and ``extent_us``: see
-    ``costs_of_windows``.
-    """
-    costs = costs_of_windows(
-        breakdowns_of(reductions),
-        blame,
-        world_size=analysis.source.world_size,
-        source=source,
-        unit="window" if source == "traces" else "step",
-        input_us=input_us,
-        extent_us=extent_us,
-    )
+def assessed_windows(analysis: Analysis, costs: Costs | None, reductions: Sequence[Reduction], source: PartSource) -> Analysis:
+    """The same of profiled windows alone."""
     return assessed(analysis, costs, figures_of_windows(analysis, reductions, source))
 
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from rankscope.analysis.assess import assessed_windows
+from rankscope.analysis.assess import assessed_windows, breakdowns_of
 from rankscope.analysis.blame import Blame
-from rankscope.analysis.bottleneck import shares_of_windows
+from rankscope.analysis.bottleneck import shares_of
 from rankscope.analysis.fabric import run_fabric
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.late_named import late_named
@@ -24,6 +24,8 @@ from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.transfers import communication_parts
 from rankscope.analysis.verdict import Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.waterfall import Costs
+from rankscope.analysis.window_costs import costs_of_windows
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
 from rankscope.runs.world_size import told_world_size
@@ -61,7 +63,8 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
         currency=reader.info.currency or "USD",
         run=os.fspath(reader.path),
     )
-    verdict, findings = _verdict(held, blame, matching, setting)
+    costs = _costs(held, blame if matching.matches else None, world_size)
+    verdict, findings = _verdict(held, blame, matching, costs, setting)
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in held.items()}, run=setting.run
     )
@@ -103,16 +106,26 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
         verdict=verdict,
         findings=findings,
     )
-    return assessed_windows(analysis, list(held.values()), blame if matching.matches else None, "windows")
+    return assessed_windows(analysis, costs, list(held.values()), "windows")
 
 
-def _verdict(held: Mapping[int, Reduction], blame: Blame, matching: Matching, setting: Setting) -> tuple[Verdict, list[Finding]]:
+def _costs(
+    held: Mapping[int, Reduction], blame: Blame | None, world_size: int | None, *, without: Collection[int] = ()
+) -> Costs | None:
+    """Of all ranks, or of the others ``without`` some."""
+    those = [reduction for rank, reduction in held.items() if rank not in without]
+    return costs_of_windows(breakdowns_of(those), blame, world_size=world_size, source="windows", without=without)
+
+
+def _verdict(
+    held: Mapping[int, Reduction], blame: Blame, matching: Matching, costs: Costs | None, setting: Setting
+) -> tuple[Verdict, list[Finding]]:
     profiled = [row for reduction in held.values() for row in reduction.breakdowns]
     again = _MORE_STEPS if setting.step_count < _MORE_STEPS else MAX_STEPS
     counts = [len(reduction.breakdowns) for reduction in held.values() if reduction.breakdowns]
     if not profiled:
         return insufficient("none of these steps has been profiled", run=setting.run, lack="short_capture", capture=again), []
-    shares = shares_of_windows(held, blame.wait_us if matching.matches else None)
+    shares = shares_of(costs)
     if setting.world_size == 1:
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     if not matching.matches:
@@ -131,5 +144,5 @@ def _verdict(held: Mapping[int, Reduction], blame: Blame, matching: Matching, se
     steps = max(counts)
     signals = device_signals(late.ranks[0], late.gain_us / steps, {one: reduction.breakdowns for one, reduction in held.items()})
     verdict, finding = straggler(late_named(late, blame, window, signals, steps=steps), setting)
-    besides = shares_of_windows(held, blame.wait_us, without=late.ranks)
-    return verdict, [finding, *limits(besides, setting, lead="Besides that, ")]
+    besides = _costs(held, blame, setting.world_size, without=late.ranks)
+    return verdict, [finding, *limits(shares_of(besides), setting, lead="Besides that, ")]

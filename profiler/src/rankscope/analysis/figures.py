@@ -14,8 +14,8 @@ from rankscope.analysis.memory_result import Memory
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.analysis.result import RankResult, Verdict
 from rankscope.analysis.throughput_result import Throughput
-from rankscope.analysis.waterfall import Costs
-from rankscope.analysis.waterfall_result import PartSource, Waterfall
+from rankscope.analysis.waterfall import Costs, waterfall
+from rankscope.analysis.waterfall_result import PartSource
 from rankscope.runs.records import CollectiveRecord, KernelRecord
 
 
@@ -25,6 +25,8 @@ class Figure(msgspec.Struct, frozen=True):
     value: float
     unit: str = "ratio"
     source: str | None = None
+    stage: int | None = None
+    """The pipeline stage that it is of; ``None``: of the job."""
 
 
 Figures = Mapping[str, Figure]
@@ -45,31 +47,41 @@ _HALF = re.compile(r"f16|fp16|half|h\d*gemm|nvjet_(sm\d+_)?[htq]|e[45]m[23]|fp8|
 _FLOAT32 = re.compile(r"sgemm|s1688gemm|tf32|f32f32|<float|nvjet_(sm\d+_)?s(?!m\d)|Cijk_\w{4}_\w{4}_SB?_", re.IGNORECASE)
 
 
-def figures_of_costs(costs: Costs | None, waterfall: Waterfall | None) -> dict[str, Figure]:
+def figures_of_costs(costs: Costs | None) -> dict[str, Figure]:
     """``share.PART`` of the waterfall, and of what is a part of a part."""
-    if costs is None or waterfall is None or waterfall.step_us <= 0:
+    if costs is None or costs.step_us <= 0:
         return {}
     found = {
         f"share.{part.name}": Figure(part.share, source=part.source)
-        for part in waterfall.parts
+        for part in waterfall(costs).parts
         if part.share is not None and part.name != "unexplained"
     }
     for name, amount in costs.inner.items():
-        found[f"share.{name}"] = Figure(min(1.0, amount.us / waterfall.step_us), source=amount.source)
+        found[f"share.{name}"] = Figure(min(1.0, amount.us / costs.step_us), source=amount.source)
     return found
 
 
-def figures_of_verdict(verdict: Verdict, waterfall: Waterfall | None) -> dict[str, Figure]:
+def figures_of_stages(costs: Costs | None) -> dict[str, Figure]:
+    """Those of a pipeline's stages, each of the stage that has most: a mean over stages is less than what can be saved."""
+    if costs is None or costs.step_us <= 0:
+        return {}
+    return {
+        f"share.{name}": Figure(min(1.0, amount.us / costs.step_us), source=amount.source, stage=stage)
+        for name, (stage, amount) in costs.largest.items()
+    }
+
+
+def figures_of_verdict(verdict: Verdict, costs: Costs | None) -> dict[str, Figure]:
     """``straggler.CAUSE``, or of what explains it and asks for another remedy: lost to the ranks named, as a share of the
-    waterfall's step.
+    step that ``costs`` are of.
     """
     if verdict.kind != "straggler" or verdict.slowdown is None or verdict.slowdown <= 1:
         return {}
     if verdict.pattern == "rotating":
         return {}  # remedies are for ranks and hosts, of which none is at fault by itself
     whole = 1.0
-    if waterfall is not None and waterfall.extent_us is not None and waterfall.step_us > 0:
-        whole = waterfall.extent_us / waterfall.step_us
+    if costs is not None and costs.extent_us is not None and costs.step_us > 0:
+        whole = costs.extent_us / costs.step_us
     lost = Figure(min(1.0, (1 - 1 / verdict.slowdown) * whole), source=verdict.evidence_source)
     why = _OTHER_REMEDY.get(verdict.explained_by or "", verdict.cause)
     return {f"straggler.{why or 'unknown'}": lost}

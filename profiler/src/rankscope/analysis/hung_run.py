@@ -8,7 +8,7 @@ from typing import Final
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.result import Evidence, Finding, Verdict
-from rankscope.analysis.run_verdict import RunEvidence
+from rankscope.analysis.run_evidence import RunEvidence
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import flight_dir
 

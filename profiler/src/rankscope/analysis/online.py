@@ -24,7 +24,7 @@ from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.run_analysis import analysis_of, analyze_run, evidence_of, world_size_of
-from rankscope.analysis.run_verdict import Earlier, RunEvidence
+from rankscope.analysis.run_evidence import Earlier, RunEvidence
 from rankscope.analysis.step_ranges import StepRanges
 from rankscope.analysis.step_rows import StepRow, columns_of
 from rankscope.analysis.steps import StepTable

@@ -108,7 +108,7 @@ TABLE: Final[tuple[Row, ...]] = (
         (at_least("share.compute", 0.3), at_least("kernels.float32_share", 0.3), _ACCELERATED),
         "Compute in 16 bits: torch.autocast with bfloat16 (float16 and torch.amp.GradScaler on GPUs without it), or mixed "
         "precision of FSDP; where 32 bits must stay, allow TF32 (torch.set_float32_matmul_precision)",
-        Bound(("share.float32_compute",)),
+        Bound(("share.compute",)),
         "share of compute",
     ),
     Row(
@@ -359,15 +359,13 @@ TABLE: Final[tuple[Row, ...]] = (
 def derived(figures: Figures) -> dict[str, Figure]:
     """The figures, and those that are made of others."""
     found = dict(figures)
-    compute, float32 = figures.get("share.compute"), figures.get("kernels.float32_share")
-    if compute is not None and float32 is not None:
-        found["share.float32_compute"] = Figure(compute.value * float32.value, source=float32.source)
+    compute = figures.get("share.compute")
     if compute is not None:
         ideal = figures.get("share.ideal", Figure(0.0))
-        found["share.all_compute"] = Figure(compute.value + ideal.value, source=compute.source)
+        found["share.all_compute"] = Figure(compute.value + ideal.value, source=compute.source, stage=compute.stage)
     exposed, host = figures.get(_EXPOSED), figures.get("share.host")
     if exposed is not None and host is not None:
-        found["share.overhead"] = Figure(exposed.value + host.value, source=exposed.source)
+        found["share.overhead"] = Figure(exposed.value + host.value, source=exposed.source, stage=host.stage)
     if "share.idle" in figures and "share.host" not in figures:
         found["share.idle_unexplained"] = figures["share.idle"]
     return found
@@ -385,6 +383,9 @@ def _advice(row: Row, figures: Mapping[str, Figure], step_us: float | None, run:
     gain = None if row.gain is None else row.gain.of(figures)
     command = "rankscope analyze NEW_TRACES" if run is None else f"rankscope compare {shlex.quote(run)} NEW_RUN"
     action = row.action.replace("{who}", who)
+    stages = sorted({stage for condition in row.when if (stage := figures[condition.figure].stage) is not None})
+    if stages:
+        action += f" (most of it is on pipeline stage {', '.join(map(str, stages))})"
     return Advice(
         name=row.name,
         evidence=[
@@ -393,6 +394,7 @@ def _advice(row: Row, figures: Mapping[str, Figure], step_us: float | None, run:
                 value=figures[condition.figure].value,
                 unit=figures[condition.figure].unit,
                 source=figures[condition.figure].source,
+                stage=figures[condition.figure].stage,
                 limit=f"{condition.comparison} {condition.limit:g}",
             )
             for condition in row.when

@@ -28,9 +28,13 @@ from rankscope.analysis.recorder_cost import recorder_share
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
 from rankscope.analysis.run_assessment import assessed_run
-from rankscope.analysis.run_verdict import Earlier, RunEvidence, run_verdict
+from rankscope.analysis.run_costs import costs_of_run
+from rankscope.analysis.run_evidence import Earlier, RunEvidence
+from rankscope.analysis.run_verdict import run_verdict
 from rankscope.analysis.slow_links import with_slow_links
+from rankscope.analysis.step_costs import usual_steps
 from rankscope.analysis.steps import StepTable
+from rankscope.analysis.throughput import throughput_of
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.wording import counted
 from rankscope.analysis.workers import ALONE, Engine
@@ -65,7 +69,9 @@ def analysis_of(
         price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
     table = run.table
     compared = judged_groups(table, peer_groups(run.ranks, run.infos))
-    verdict, findings = run_verdict(run, compared, price_per_gpu_hour, currency)
+    throughput = throughput_of(table, usual_steps(table), run.infos, run.world_size)
+    costs = costs_of_run(run, throughput)
+    verdict, findings = run_verdict(run, compared, costs, price_per_gpu_hour, currency)
     collectives = matching_result(run.matched, run_fabric(run.infos, links))
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in run.windows.items()}, run=run.path
@@ -114,7 +120,7 @@ def analysis_of(
         findings=findings,
         pipeline=run.pipeline,
     )
-    return assessed_run(analysis, run)
+    return assessed_run(analysis, run, costs(()), throughput)
 
 
 def read_evidence(path: os.PathLike[str], attempt: int | None = None, *, engine: Engine = ALONE) -> RunEvidence:

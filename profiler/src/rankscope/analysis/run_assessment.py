@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 import msgspec
 
-from rankscope.analysis.assess import assessed, breakdowns_of, figures_of_windows
+from rankscope.analysis.assess import assessed, figures_of_windows
 from rankscope.analysis.batches import SHARED_DIMENSIONS
 from rankscope.analysis.device_memory import device_memory
 from rankscope.analysis.figures import figures_of_kernels, figures_of_memory, figures_of_pipeline, figures_of_throughput
 from rankscope.analysis.memory_use import memory_of
 from rankscope.analysis.peers import STAGE_DIMENSIONS
 from rankscope.analysis.result import Analysis
-from rankscope.analysis.run_verdict import RunEvidence
-from rankscope.analysis.step_costs import costs_of_steps, usual_steps
-from rankscope.analysis.throughput import throughput_of
+from rankscope.analysis.run_evidence import RunEvidence
 from rankscope.analysis.throughput_result import Throughput
-from rankscope.analysis.waterfall import Amount, Costs
-from rankscope.analysis.window_costs import costs_of_windows, together
+from rankscope.analysis.waterfall import Costs
 from rankscope.runs.records import RankInfo
 
 _KERNEL_RANKS: Final = 4
@@ -31,9 +27,8 @@ _OF_GRADIENTS: Final = frozenset(("collectives.all_reduce_share", "collectives.s
 """What tells data from sharded parallelism by its operations; ranks that share a batch use the same ones on activations."""
 
 
-def assessed_run(analysis: Analysis, run: RunEvidence) -> Analysis:
+def assessed_run(analysis: Analysis, run: RunEvidence, costs: Costs | None, throughput: Throughput | None) -> Analysis:
     """The analysis with all that there is to say of the run's costs."""
-    throughput = throughput_of(run.table, usual_steps(run.table), run.infos, run.world_size)
     memory = memory_of(run.table, device_memory(run.reader, run.infos))
     kernels = [row for rank in run.ranks[:_KERNEL_RANKS] for row in run.reader.kernels(run.table.attempt, rank)]
     collectives = figures_of_windows(analysis, list(run.windows.values()), "windows")
@@ -47,7 +42,7 @@ def assessed_run(analysis: Analysis, run: RunEvidence) -> Analysis:
         **figures_of_throughput(throughput),
     }
     analysis = msgspec.structs.replace(analysis, throughput=throughput, memory=memory)
-    return assessed(analysis, _with_ideal(_costs(run), throughput), figures)
+    return assessed(analysis, costs, figures)
 
 
 def _share_batches(infos: Mapping[int, RankInfo]) -> bool:
@@ -58,27 +53,3 @@ def _share_batches(infos: Mapping[int, RankInfo]) -> bool:
             if name in SHARED_DIMENSIONS and name not in STAGE_DIMENSIONS:
                 places.setdefault(name, set()).add(at)
     return any(len(found) > 1 for found in places.values())
-
-
-def _costs(run: RunEvidence) -> Costs | None:
-    accelerated = any(info.device_kind != "cpu" for info in run.infos.values())
-    steps = costs_of_steps(run.table, world_size=run.world_size, accelerated=accelerated, pipeline=run.pipeline)
-    windows = costs_of_windows(
-        breakdowns_of(list(run.windows.values())),
-        run.blame if run.matching.matches else None,
-        world_size=run.world_size,
-        source="windows",
-    )
-    return together(steps, windows, accelerated=accelerated)
-
-
-def _with_ideal(costs: Costs | None, throughput: Throughput | None) -> Costs | None:
-    """With what the step's floating-point operations would take at the device's peak, which is a part of its compute."""
-    if costs is None or throughput is None or throughput.mfu is None or throughput.flops_per_second_per_rank is None:
-        return costs
-    known = dict(costs.known)
-    ideal = throughput.mfu * throughput.step_us
-    known["ideal"] = Amount(ideal, "steps")
-    if "compute" in known:
-        known["compute"] = replace(known["compute"], us=max(0.0, known["compute"].us - ideal))
-    return replace(costs, known=known)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.blame import Blame
-from rankscope.analysis.bottleneck import Shares, shares_of_steps, shares_of_windows
+from rankscope.analysis.bottleneck import shares_of
 from rankscope.analysis.bubble import bubble_explained
 from rankscope.analysis.cause import Signals, cause_of, signals_of
 from rankscope.analysis.endings import listed
-from rankscope.analysis.explained import Witness, explained
+from rankscope.analysis.explained import explained
+from rankscope.analysis.figures import Figures
 from rankscope.analysis.late import busy_excess, find_late, too_few
 from rankscope.analysis.late_named import late_named
-from rankscope.analysis.liveness import Liveness
-from rankscope.analysis.matched import Matched
-from rankscope.analysis.matching import Matching
 from rankscope.analysis.own_time import (
     MINIMUM_STEPS,
     WARM_UP,
@@ -32,80 +28,16 @@ from rankscope.analysis.own_time import (
     too_short,
 )
 from rankscope.analysis.peers import peer_groups, stage_of
-from rankscope.analysis.pipeline_result import PipelineResult
-from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Evidence, Finding, Verdict
 from rankscope.analysis.rotating import find_rotating
+from rankscope.analysis.run_evidence import RunEvidence
 from rankscope.analysis.significance import LIMIT
 from rankscope.analysis.step_order import last_ranks
-from rankscope.analysis.steps import StepTable
 from rankscope.analysis.verdict import Lack, Named, Setting, among, insufficient, limits, nobody, straggler
-from rankscope.runs.reader import RunReader
-from rankscope.runs.records import RankInfo
+from rankscope.analysis.waterfall import Costs
 
 CAPTURE: Final = 20
 """Steps to profile where windows are to decide: more than ``late.ENOUGH_STEPS``, also where some show nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Earlier:
-    """What was recorded before the steps of a table that holds only the last ones."""
-
-    steps: int = 0
-    records: dict[int, int] = field(default_factory=dict)
-    """Per rank."""
-    wall_us: dict[int, float] = field(default_factory=dict)
-    """Per rank, the sum."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunEvidence:
-    """Everything read from the last attempt."""
-
-    reader: RunReader
-    table: StepTable
-    infos: dict[int, RankInfo]
-    windows: dict[int, Reduction]
-    world_size: int | None
-    matched: Matched
-    """The collectives of the profiled steps."""
-    damaged: int
-    """Records with impossible times, left out."""
-    pipeline: PipelineResult | None
-    """``None``: there is none, or it is not seen."""
-    liveness: Liveness
-    """Whether it goes on."""
-    earlier: Earlier = field(default_factory=Earlier)
-
-    @property
-    def matching(self) -> Matching:
-        """The collectives of the profiled steps that match."""
-        return self.matched.matching
-
-    @property
-    def blame(self) -> Blame:
-        """Who was waited for in them."""
-        return self.matched.blame
-
-    @property
-    def path(self) -> str:
-        """The run directory."""
-        return os.fspath(self.reader.path)
-
-    @property
-    def witness(self) -> Witness:
-        """Where the physical reason of a slowness is looked for."""
-        return Witness(self.reader, self.table, self.infos)
-
-    @property
-    def hosts(self) -> dict[int, str]:
-        """Rank to host."""
-        return {rank: info.host for rank, info in self.infos.items()}
-
-    @property
-    def ranks(self) -> list[int]:
-        """Ranks that left a folder, ascending."""
-        return [int(rank) for rank in self.table.ranks]
 
 
 def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
@@ -124,42 +56,32 @@ def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
     )
 
 
-def _shares(run: RunEvidence, *, without: Collection[int] = ()) -> Shares:
-    """Communication and compute from windows where there are any, for only they see what compute hides; the rest from records.
-
-    Of all ranks, or of the others ``without`` those that a verdict names: what these do has been said.
-    """
-    if set(without) >= set(run.ranks):
-        without = ()  # a slowness that moves may be of all of them
-    on_cpu = not any(info.device_kind != "cpu" for info in run.infos.values())
-    always = shares_of_steps(run.table, on_cpu=on_cpu, without=without)
-    if run.pipeline is not None:
-        always = replace(always, bubble=run.pipeline.bubble, communication=None, waiting=None)
-    seen = shares_of_windows(run.windows, run.blame.wait_us if run.matching.matches else None, without=without)
-    if not seen.from_windows:
-        return always
-    if run.pipeline is not None:
-        # Waiting for other stages looks like communication that no compute hides.
-        seen = replace(seen, communication=None, waiting=None)
-    return replace(seen, bubble=always.bubble, input=always.input, between_steps=always.between_steps, stalled=always.stalled)
-
-
 def run_verdict(
-    run: RunEvidence, comparable: Sequence[Judged], price: float | None, currency: str
+    run: RunEvidence,
+    comparable: Sequence[Judged],
+    costs: Callable[[Collection[int]], Costs | None],
+    price: float | None,
+    currency: str,
 ) -> tuple[Verdict, list[Finding]]:
-    """The verdict, and all findings, most costly first. ``comparable``: the groups of ranks that can be judged."""
-    return bubble_explained(*_run_verdict(run, comparable, price, currency), run.pipeline, run.path)
+    """The verdict, and all findings, most costly first. ``comparable``: the groups of ranks that can be judged; ``costs``: of the
+    step without some ranks, for what limits the step is told from its waterfall.
+    """
+    return bubble_explained(*_run_verdict(run, comparable, costs, price, currency), run.pipeline, run.path)
 
 
 def _run_verdict(
-    run: RunEvidence, comparable: Sequence[Judged], price: float | None, currency: str
+    run: RunEvidence,
+    comparable: Sequence[Judged],
+    costs: Callable[[Collection[int]], Costs | None],
+    price: float | None,
+    currency: str,
 ) -> tuple[Verdict, list[Finding]]:
     setting = _setting(run, price, currency)
 
     if not len(run.table.steps):
         yet = "" if run.liveness == "over" else " yet"
         return _too_little(run, f"no step has been recorded{yet}" if run.ranks else f"no rank has recorded anything{yet}")
-    shares = _shares(run)
+    shares = shares_of(costs(()))
     if run.world_size == 1:
         if len(run.table.steps) < MINIMUM_STEPS:
             return _too_little(run, f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")
@@ -173,7 +95,7 @@ def _run_verdict(
         return _nobody_slow(run, comparable, setting, shares)
     judged, slow = max(found, key=lambda one: one[1].gain_us)
     verdict, finding = straggler(_explained(run, judged, slow), setting)
-    return verdict, [finding, *limits(_shares(run, without=slow.ranks), setting, lead="Besides that, ")]
+    return verdict, [finding, *limits(shares_of(costs(slow.ranks)), setting, lead="Besides that, ")]
 
 
 def _too_little(run: RunEvidence, missing: str, lack: Lack = "few_steps") -> tuple[Verdict, list[Finding]]:
@@ -192,7 +114,7 @@ def _missing(run: RunEvidence) -> tuple[str, Lack]:
     return f"{steps} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed", "few_steps"
 
 
-def _of_stages(run: RunEvidence, setting: Setting, shares: Shares) -> tuple[Verdict, list[Finding]] | None:
+def _of_stages(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Verdict, list[Finding]] | None:
     """What limits a pipeline of which every stage is on one rank: nobody can be named, but the step can be explained."""
     if run.pipeline is None:
         return None
@@ -202,7 +124,7 @@ def _of_stages(run: RunEvidence, setting: Setting, shares: Shares) -> tuple[Verd
 
 
 def _nobody_slow(
-    run: RunEvidence, comparable: Sequence[Judged], setting: Setting, shares: Shares
+    run: RunEvidence, comparable: Sequence[Judged], setting: Setting, shares: Figures
 ) -> tuple[Verdict, list[Finding]]:
     for judged in comparable:
         if (suspect := too_short(judged)) is not None:
@@ -222,7 +144,7 @@ def _reporting(run: RunEvidence) -> int:
     return int(run.table.has_record.any(axis=1).sum())
 
 
-def _from_windows(run: RunEvidence, setting: Setting, shares: Shares) -> tuple[Verdict, list[Finding]] | None:
+def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Verdict, list[Finding]] | None:
     """Windows decide where the step records cannot."""
     if not run.matching.matches:
         return None

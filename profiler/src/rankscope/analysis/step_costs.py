@@ -9,7 +9,7 @@ thread did. In a pipeline, whose stages differ, the mean over stages takes its p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -76,31 +76,57 @@ def costs_of_steps(
     notes: dict[PartName, str] = {}
     if "pipeline_bubble" in known:
         notes |= dict.fromkeys(("exposed_communication", "straggler_wait"), IN_BUBBLE)
-    known["input"] = typical.mean(typical.own("data_us"))
-    # Without a device there is nowhere to copy to.
-    known["copies"] = typical.mean(typical.own("h2d_us")) if accelerated else 0.0
-    inner: dict[InnerName, float | None] = {"gc": typical.mean(typical.at("gc_us"))}
-    if accelerated:
-        notes |= dict.fromkeys(("compute", "host"), NO_WINDOW)
-        inner["between_steps"] = typical.mean(typical.own("between_steps_us"))
-    elif not np.isfinite(typical.at("cpu_us")).any():
-        notes |= dict.fromkeys(("compute", "host"), NO_CPU_TIME)
-    else:
-        thread = _thread(typical)
-        known["compute"], known["host"] = typical.mean(thread.compute), typical.mean(thread.host)
-        inner = {
-            "between_steps": typical.mean(thread.between_steps),
-            "stalled": typical.mean(thread.stalled),
-            "run_queue": typical.mean(thread.run_queue),
-            "gc": typical.mean(thread.gc),
-        }
+    mine, inner = _own(typical, accelerated=accelerated)
+    known |= mine
+    if "compute" not in known:
+        notes |= dict.fromkeys(("compute", "host"), NO_WINDOW if accelerated else NO_CPU_TIME)
     return Costs(
         step_us=float(np.nanmean(typical.whole("wall_us"), dtype=np.float64)),
         steps=len(typical.steps),
         known=_told(known),
         notes=notes,
         inner=_told(inner),
+        largest={} if pipeline is None else _largest(typical, pipeline, accelerated=accelerated),
     )
+
+
+def _own(typical: _Typical, *, accelerated: bool) -> tuple[dict[PartName, float | None], dict[InnerName, float | None]]:
+    """The parts of the typical rank's own time, and parts of them.
+
+    Once a loader is seen anywhere, a step or stage that has no such phase waits for none: what it takes is in other parts.
+    """
+    data = typical.own("data_us")
+    known: dict[PartName, float | None] = {
+        "input": typical.mean(np.nan_to_num(data)) if np.isfinite(data).any() else None,
+        # Without a device there is nowhere to copy to.
+        "copies": typical.mean(typical.own("h2d_us")) if accelerated else 0.0,
+    }
+    inner: dict[InnerName, float | None] = {"gc": typical.mean(typical.at("gc_us"))}
+    if accelerated:
+        inner["between_steps"] = typical.mean(typical.own("between_steps_us"))
+    elif np.isfinite(typical.at("cpu_us")).any():
+        thread = _thread(typical)
+        known |= {"compute": typical.mean(thread.compute), "host": typical.mean(thread.host)}
+        inner = {
+            "between_steps": typical.mean(thread.between_steps),
+            "stalled": typical.mean(thread.stalled),
+            "run_queue": typical.mean(thread.run_queue),
+            "gc": typical.mean(thread.gc),
+        }
+    return known, inner
+
+
+def _largest(typical: _Typical, pipeline: PipelineResult, *, accelerated: bool) -> dict[PartName | InnerName, tuple[int, Amount]]:
+    """Of each part of own time the stage whose ranks have most of it on average, and how much."""
+    found: dict[PartName | InnerName, tuple[int, Amount]] = {}
+    for stage in pipeline.stages:
+        mine = np.isin(typical.table.ranks[typical.row], stage.ranks)
+        of_stage = replace(typical, row=typical.row[mine], step=typical.step[mine], weight=typical.weight[mine])
+        known, inner = _own(of_stage, accelerated=accelerated)
+        for name, amount in (*_told(known).items(), *_told(inner).items()):
+            if name not in found or amount.us > found[name][1].us:
+                found[name] = (stage.stage, amount)
+    return found
 
 
 def _told(found: Mapping[_Name, float | None]) -> dict[_Name, Amount]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from rankscope.analysis.assess import assessed_windows
+from rankscope.analysis.assess import assessed_windows, breakdowns_of
 from rankscope.analysis.bandwidth import bandwidths, directed_rows, samples
 from rankscope.analysis.blame import Blame
-from rankscope.analysis.bottleneck import Shares, shares_of_windows
+from rankscope.analysis.bottleneck import shares_of
 from rankscope.analysis.extent import longest_extent_us
 from rankscope.analysis.fabric import Fabric
+from rankscope.analysis.figures import Figures
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.late_named import late_named
 from rankscope.analysis.ledger import ledger_of_blame
@@ -29,6 +30,8 @@ from rankscope.analysis.result import Analysis, CollectiveMatching, Finding, Imp
 from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.transfers import communication_parts, explained_share
 from rankscope.analysis.verdict import Lack, Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.waterfall import Costs
+from rankscope.analysis.window_costs import costs_of_windows
 from rankscope.analysis.workers import Engine
 
 
@@ -71,7 +74,8 @@ def analyze_traces(
     parts = communication_parts(
         matching.matches, {rank: (window.communication_us, window.overlap_us) for rank, window in windows.items()}
     )
-    verdict, findings = _verdict(traces, matched, explained, price_per_gpu_hour, currency)
+    costs = _costs(traces, matched)
+    verdict, findings = _verdict(traces, matched, costs, explained, price=price_per_gpu_hour, currency=currency)
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: reduction.breakdowns for rank, reduction in whole.items()}
     )
@@ -110,14 +114,22 @@ def analyze_traces(
         verdict=verdict,
         findings=findings,
     )
-    input_us = _input_us(traces)
-    return assessed_windows(
-        analysis,
-        list(whole.values()),
-        blame if matching.matches else None,
-        "traces",
-        input_us=None if input_us is None else float(np.mean(list(input_us.values()))),
-        extent_us=_extent_us(traces, matched) if matching.matches else None,
+    return assessed_windows(analysis, costs, list(whole.values()), "traces")
+
+
+def _costs(traces: Sequence[RankTrace], matched: Matched, *, without: Collection[int] = ()) -> Costs | None:
+    """Of all whole traces, or of the others ``without`` some ranks."""
+    those = [trace for trace in traces if not trace.torn and trace.rank not in without]
+    has_matches = bool(matched.matching.matches)
+    return costs_of_windows(
+        breakdowns_of([trace.reduction for trace in those]),
+        matched.blame if has_matches else None,
+        world_size=_world_size(traces),
+        source="traces",
+        unit="window",
+        input_us=_input_us(those),
+        extent_us=_extent_us(traces, matched) if has_matches else None,
+        without=without,
     )
 
 
@@ -147,11 +159,10 @@ def _extent_us(traces: Sequence[RankTrace], matched: Matched) -> float:
     return longest_extent_us(windows, matched.matching.matches, matched.clocks)
 
 
-def _input_us(traces: Sequence[RankTrace]) -> dict[int, float] | None:
-    """Rank to the idle time of its device while its host was in the data loader; ``None`` where not all whole traces show one."""
-    whole = [trace for trace in traces if not trace.torn]
-    known = {trace.rank: trace.input_us for trace in whole if trace.input_us is not None}
-    return known if known and len(known) == len(whole) else None
+def _input_us(traces: Sequence[RankTrace]) -> float | None:
+    """Mean idle time of the devices while their hosts were in the data loader; ``None`` where not all traces show a loader."""
+    known = [trace.input_us for trace in traces if trace.input_us is not None]
+    return float(np.mean(known)) if known and len(known) == len(traces) else None
 
 
 def _fabric(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
@@ -205,7 +216,13 @@ def _coverage(traces: Sequence[RankTrace], files: Sequence[Location], steps: Seq
 
 
 def _verdict(
-    traces: Sequence[RankTrace], matched: Matched, explained: float | None, price: float | None, currency: str
+    traces: Sequence[RankTrace],
+    matched: Matched,
+    costs: Costs | None,
+    explained: float | None,
+    *,
+    price: float | None,
+    currency: str,
 ) -> tuple[Verdict, list[Finding]]:
     blame, matching = matched.blame, matched.matching
     world_size = _world_size(traces)
@@ -222,8 +239,7 @@ def _verdict(
         currency=currency,
     )
     reductions = {trace.rank: trace.reduction for trace in traces}
-    input_us = _input_us(traces)
-    shares = shares_of_windows(reductions, blame.wait_us if matching.matches else None, input_us=input_us)
+    shares = shares_of(costs)
     if not matching.matches:
         return _without_matches(traces, world_size, shares, setting)
     window = _extent_us(traces, matched)
@@ -240,12 +256,12 @@ def _verdict(
     signals = device_signals(late.ranks[0], late.gain_us, {one: reduction.breakdowns for one, reduction in reductions.items()})
     seen = "step" if numbers else "window"
     verdict, finding = straggler(late_named(late, blame, window, signals, seen=seen, explained=explained), setting)
-    besides = shares_of_windows(reductions, blame.wait_us, without=late.ranks, input_us=input_us)
+    besides = shares_of(_costs(traces, matched, without=late.ranks))
     return verdict, [finding, *limits(besides, setting, lead="Besides that, ")]
 
 
 def _without_matches(
-    traces: Sequence[RankTrace], world_size: int | None, shares: Shares, setting: Setting
+    traces: Sequence[RankTrace], world_size: int | None, shares: Figures, setting: Setting
 ) -> tuple[Verdict, list[Finding]]:
     """Nobody can be named; of one rank that is alone there is nobody to name."""
     torn = [trace.rank for trace in traces if trace.torn]

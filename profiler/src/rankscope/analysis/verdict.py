@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from rankscope.analysis.advice import ROTATING, next_actions
-from rankscope.analysis.bottleneck import Shares, limit_of
+from rankscope.analysis.bottleneck import SHOWN, largest_besides_compute, limit_of, unknown_share
 from rankscope.analysis.cause import CauseRow
 from rankscope.analysis.duration import duration
+from rankscope.analysis.figures import Figures
 from rankscope.analysis.liveness import Liveness
 from rankscope.analysis.result import Cost, Evidence, Finding, Kind, Pattern, Verdict
 from rankscope.runs.records import Phase
@@ -109,28 +110,53 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
     return verdict, finding
 
 
-def nobody(shares: Shares, setting: Setting, *, confidence: float | None, why: str) -> tuple[Verdict, list[Finding]]:
-    """The verdict when no rank stands out: what limits the step, or balanced. ``why`` says how that is known."""
+def nobody(shares: Figures, setting: Setting, *, confidence: float | None, why: str) -> tuple[Verdict, list[Finding]]:
+    """The verdict when no rank stands out: what limits the step, or balanced. ``why`` says how that is known, ``shares`` where
+    the step goes (``figures_of_costs``).
+    """
     findings = limits(shares, setting, lead=f"{why}; ", confidence=confidence)
     found = findings[0] if findings else None
     kind: Kind = found.kind if found else "balanced"
-    calm = f"{why}, and nothing else dominates the {setting.unit}."
     verdict = Verdict(
         kind=kind,
         steps=setting.steps,
         evidence_source=setting.source,
         confidence=confidence,
         cause=found.cause if found else None,
+        explained_by=found.explained_by if found else None,
         phase=found.phase if found else None,
-        summary=found.summary if found else calm,
-        next=next_actions(
-            kind,
-            cause=found.cause if found else None,
-            explained_by="idle_unexplained" if kind == "host_bound" and shares.idle_unexplained is not None else None,
-            run=setting.run,
-        ),
+        summary=found.summary if found else f"{why}; {_calm(shares, setting.unit)}.",
+        next=next_actions(kind, cause=found.cause if found else None, explained_by=_asks_for(found, shares), run=setting.run),
     )
     return verdict, findings
+
+
+def _asks_for(found: Finding | None, shares: Figures) -> str | None:
+    """What makes a difference to what is to be done."""
+    if found is None or found.explained_by is not None:
+        return None if found is None else found.explained_by
+    return "idle_unexplained" if found.kind == "host_bound" and "share.idle_unexplained" in shares else None
+
+
+def _calm(shares: Figures, unit: str) -> str:
+    """That no part of the step reaches its limit, and which comes nearest."""
+    largest = largest_besides_compute(shares)
+    if largest is None:
+        return f"no part of the {unit} besides compute is known to take any of it"
+    name, share = largest
+    unknown = unknown_share(shares)
+    rest = f"; what takes {unknown:.0%} of it is not known" if unknown >= _TOO_MUCH else ""
+    basis = f"from {_BASIS[share.source]}"
+    return (
+        f"no part of the {unit} that is known dominates: besides compute the largest is {name}, {share.value:.0%} ({basis}){rest}"
+    )
+
+
+_TOO_MUCH: Final = 0.1
+"""So much of the step in no part that is known has to be said."""
+
+_BASIS: Final[dict[str | None, str]] = {"steps": "step records", "windows": "profiled windows", "traces": "traces"}
+"""What a share was read from, in words."""
 
 
 def among(compared: int, world_size: int, having: str) -> str:
@@ -138,31 +164,30 @@ def among(compared: int, world_size: int, having: str) -> str:
     return f" among the {compared} of {world_size} ranks with {having}" if compared < world_size else ""
 
 
-def limits(shares: Shares, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
+def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
     """What limits the step, as a finding whose sentence begins with ``lead``; empty when nothing dominates."""
     found = limit_of(shares)
     if found is None:
         return []
     row, share = found
-    of_windows = ("communication", "waiting", "compute", "idle", *(("input",) if setting.source == "traces" else ()))
-    measured = {name: "profiled windows" for name in of_windows if shares.from_windows}
     return [
         Finding(
             kind=row.kind,
             cause=row.cause,
+            explained_by=row.explained_by,
             phase=row.phase,
             steps=setting.steps,
             confidence=confidence,
             summary=f"{lead}{share:.0%} {row.says.replace('the step', f'the {setting.unit}')}.",
             evidence=[
                 Evidence(
-                    name=f"share.{name}",
-                    value=value,
+                    name=name,
+                    value=shares[name].value,
                     unit="ratio",
-                    detail=f"of the {setting.unit}, from {measured.get(name, 'step records')}",
+                    detail=f"of the {setting.unit}, from {_BASIS[shares[name].source]}",
                 )
-                for name in ("input", "bubble", "communication", "waiting", "compute", "idle", "between_steps", "stalled")
-                if (value := getattr(shares, name)) is not None
+                for name in SHOWN
+                if name in shares
             ],
         )
     ]

@@ -53,6 +53,8 @@ class Costs:
     """Parts of parts, which advice rests on."""
     extent_us: float | None = None
     """Of traces: from the first start on any rank to the last end on any."""
+    largest: dict[PartName | InnerName, tuple[int, Amount]] = field(default_factory=dict)
+    """In a pipeline, where the others are means over stages: the stage that has most of each, and how much."""
 
 
 def waterfall(costs: Costs) -> Waterfall:
@@ -81,5 +83,13 @@ def _part(name: PartName, ns: int | None, whole: int, costs: Costs) -> Waterfall
         us=None if ns is None else ns / 1000,
         share=None if ns is None or not whole else ns / whole,
         source=None if amount is None else amount.source,
-        note=costs.notes.get(name, WHY_NOT.get(name) if ns is None else None),
+        note=costs.notes.get(name, WHY_NOT.get(name) if ns is None else _of_stages(name, costs)),
     )
+
+
+def _of_stages(name: PartName, costs: Costs) -> str | None:
+    """Of a part that is a mean over stages, where most of it is; ``None`` for others."""
+    if name not in costs.largest or costs.step_us <= 0:
+        return None
+    stage, amount = costs.largest[name]
+    return f"mean over the stages; most on stage {stage}, {amount.us / costs.step_us:.0%} of the step" if amount.us > 0 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -27,8 +27,10 @@ def costs_of_windows(
     unit: Literal["step", "window"] = "step",
     input_us: float | None = None,
     extent_us: float | None = None,
+    without: Collection[int] = (),
 ) -> Costs | None:
-    """Costs of the mean window, or ``None`` without any. ``blame``: where the collectives of all ranks are matched.
+    """Costs of the mean window, or ``None`` without any. ``blame``: where the collectives of all ranks are matched; ``without``:
+    the ranks of which these are no windows.
 
     ``input_us``: of ``idle_us``, what the host spent in the data loader; ``None`` where that is not known.
     ``extent_us``: from the first start on any rank to the last end on any; ``None`` where that is not known.
@@ -41,7 +43,7 @@ def costs_of_windows(
         return float(sum(getattr(row, name) for row in rows)) / len(rows)
 
     exposed, idle, window = mean("exposed_communication_us"), mean("idle_us"), mean("window_us")
-    waited = None if blame is None else sum(blame.exposed_us.values()) / len(rows)
+    waited = None if blame is None else _waited(blame, without) / len(rows)
     if world_size == 1 or exposed == 0:
         waited = 0.0
     known: dict[PartName, Amount] = {
@@ -65,6 +67,12 @@ def costs_of_windows(
     steps = len({row.step for row in rows})
     inner: dict[InnerName, Amount] = {"idle": Amount(idle, source)} if accelerated else {}
     return Costs(window, steps, unit, known=known, notes=notes, inner=inner, extent_us=extent_us)
+
+
+def _waited(blame: Blame, without: Collection[int]) -> float:
+    """Waiting that no compute hid, of all ranks but some."""
+    of_them = sum(row[1] for rows in blame.rows.values() for (_, victim), row in rows.items() if victim in without)
+    return max(0.0, sum(blame.exposed_us.values()) - of_them)
 
 
 def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -> Costs | None:
@@ -93,7 +101,9 @@ def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -
         known["compute"] = windows.known["compute"]
         notes["compute"] = "operators on the training thread; in profiled steps"
         notes["host"] = NO_HOST
-    merged = replace(steps, known=known, notes=notes, inner=steps.inner | windows.inner)
+    # What windows tell is of all stages together.
+    largest = {name: one for name, one in steps.largest.items() if name not in known or known[name].source == "steps"}
+    merged = replace(steps, known=known, notes=notes, inner=steps.inner | windows.inner, largest=largest)
     return _host_of_device(merged) if accelerated else merged
 
 

@@ -1,0 +1,199 @@
+"""What limits the step is told from the parts of its waterfall, and from nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.bottleneck import HOST_OF_CPU, LIMITS, limit_of, shares_of
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.result import Analysis, Kind, Verdict
+from rankscope.analysis.verdict import Setting, nobody
+from rankscope.analysis.waterfall import Amount, Costs, InnerName, waterfall
+from rankscope.analysis.waterfall_result import PartName
+from rankscope.runs.records import CollectiveRecord, Pipeline, StepBreakdown
+
+Synthetic = Callable[..., Any]
+AddWindows = Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
+
+KINDS: dict[PartName, Kind] = {
+    "input": "input_bound",
+    "exposed_communication": "communication_bound",
+    "pipeline_bubble": "pipeline_bubble",
+    "host": "host_bound",
+}
+LIMIT_OF: dict[PartName, float] = {name: next(row.at_least for row in LIMITS if row.figure == f"share.{name}") for name in KINDS}
+SETTING = Setting(source="steps", world_size=2, steps=(0, 9), step_count=9, unit="step", accelerated=True)
+
+some_parts = st.dictionaries(
+    st.sampled_from((*KINDS, "straggler_wait", "copies", "ideal", "compute")), st.floats(0, 100), min_size=1
+)
+
+
+def costs_of(parts: Mapping[PartName, float], inner: Mapping[InnerName, float] | None = None) -> Costs:
+    return Costs(
+        100.0,
+        9,
+        known={name: Amount(us, "steps") for name, us in parts.items()},
+        inner={name: Amount(us, "steps") for name, us in (inner or {}).items()},
+    )
+
+
+def said(costs: Costs) -> Verdict:
+    return nobody(shares_of(costs), SETTING, confidence=None, why="Nobody is slow")[0]
+
+
+@given(parts=some_parts)
+def test_the_verdict_is_the_largest_part_of_the_waterfall_that_reaches_its_limit(parts: dict[PartName, float]) -> None:
+    costs = costs_of(parts)
+    found = waterfall(costs)
+    shares = {name: found.share(name) or 0.0 for name in KINDS}
+    compute = (found.share("compute") or 0.0) + (found.share("ideal") or 0.0) if "compute" in parts else 0.0
+    reached = {KINDS[name]: share for name, share in shares.items() if share >= LIMIT_OF[name]}
+    if compute >= next(row.at_least for row in LIMITS if row.kind == "compute_bound"):
+        reached["compute_bound"] = compute
+    verdict = said(costs)
+    if not reached:
+        assert verdict.kind == "balanced"
+        return
+    assert reached[verdict.kind] == max(reached.values())
+    assert f"{reached[verdict.kind]:.0%} of the step" in verdict.summary
+
+
+@given(parts=some_parts)
+def test_a_balanced_step_is_said_to_be_so_with_its_largest_part_besides_compute(parts: dict[PartName, float]) -> None:
+    costs = costs_of(parts)
+    verdict = said(costs)
+    if verdict.kind != "balanced":
+        return
+    known = [part for part in waterfall(costs).parts if part.name not in ("ideal", "compute", "unexplained") and part.share]
+    if not known:
+        assert verdict.summary.endswith("no part of the step besides compute is known to take any of it.")
+        return
+    largest = max(part.share or 0.0 for part in known)
+    name, share = re.findall(r"the largest is ([a-z ]+), (\d+%) \(from step records\)[;.]", verdict.summary)[0]
+    assert share == f"{largest:.0%}"
+    assert name.replace(" ", "_") in {part.name for part in known if part.share == largest}
+    # and what is in no part is said where it is much
+    unknown = waterfall(costs).share("unexplained") or 0.0
+    if abs(unknown - 0.1) > 1e-6 and ("ideal" not in parts or "compute" in parts):
+        assert (f"what takes {unknown:.0%} of it is not known" in verdict.summary) is (unknown > 0.1)
+
+
+@given(inner=st.fixed_dictionaries({name: st.floats(0, 25) for name in ("between_steps", "stalled", "run_queue", "gc")}))
+def test_the_host_of_ranks_on_cpus_is_called_after_what_it_mostly_is(inner: dict[InnerName, float]) -> None:
+    host = sum(inner.values())
+    found = limit_of(shares_of(costs_of({"host": host}, inner)))
+    if host < 100 * LIMIT_OF["host"]:
+        assert found is None
+        return
+    assert found is not None
+    row, share = found
+    assert row in HOST_OF_CPU
+    assert share == pytest.approx(host / 100, abs=1e-4)
+    assert inner[row.figure.removeprefix("share.")] == max(inner.values())  # type: ignore[index]
+
+
+def test_the_host_of_a_device_is_not_called_after_what_its_records_happen_to_tell() -> None:
+    found = limit_of(shares_of(costs_of({"host": 50.0}, {"between_steps": 2.0, "gc": 1.0})))
+    assert found is not None
+    assert found[0].says == "of the step the device has nothing to do: the host does not keep it busy"
+
+
+def test_that_a_device_idles_is_said_where_nobody_knows_for_what() -> None:
+    found = limit_of(shares_of(costs_of({"compute": 40.0}, {"idle": 50.0})))
+    assert found is not None
+    assert "or the input it waits for" in found[0].says
+
+
+def profiled(exposed_us: float) -> list[StepBreakdown]:
+    """Three profiled steps of 100 ms, so much of each in communication that nothing hides."""
+    return [
+        StepBreakdown(
+            step=step,
+            start_unix_ns=10**18 + step * 10**8,
+            device_kind="cpu",
+            window_us=100_000,
+            compute_us=100_000 - exposed_us,
+            communication_us=exposed_us,
+            overlap_us=0,
+            exposed_communication_us=exposed_us,
+            memcpy_us=0,
+            exposed_memcpy_us=0,
+            idle_us=0,
+            events=9,
+        )
+        for step in (20, 21, 22)
+    ]
+
+
+def share_said(analysis: Analysis) -> str:
+    found = re.search(r"(\d+%) (?:of the step goes|\(from)", analysis.verdict.summary)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("transfer_us", "exposed_us", "told"),
+    [(55_000, 20_000, ("communication_bound", "exposed_communication")), (20_000, 50_000, ("balanced", "host"))],
+)
+def test_a_few_profiled_steps_do_not_outvote_all_the_others(
+    synthetic: Synthetic, add_windows: AddWindows, transfer_us: float, exposed_us: float, told: tuple[Kind, PartName]
+) -> None:
+    # given a run that computes for about half of each step, and profiled steps which communicate for less long, or for longer
+    half = {"cpu_us": 65_000.0, "run_queue_us": 15_000.0}
+    run = synthetic(device_kind="cpu", noise=0.01, transfer_us=transfer_us, fields=lambda _rank, _step: half).write()
+    for rank in range(4):
+        add_windows(run, rank, profiled(exposed_us), [])
+    analysis = analyze([run])
+    # then verdict and waterfall are of the same steps, and give the same share
+    assert analysis.waterfall is not None
+    assert analysis.verdict.kind == told[0]
+    assert share_said(analysis) == f"{analysis.waterfall.share(told[1]):.0%}"
+    for finding in analysis.findings:
+        share = {one.name: one for one in finding.evidence}["share.exposed_communication"]
+        assert share.value == analysis.waterfall.share("exposed_communication")
+        assert share.detail == "of the step, from step records"
+
+
+def test_of_a_pipeline_the_stage_that_waits_for_data_bounds_what_loading_ahead_saves(synthetic: Synthetic) -> None:
+    # given three stages, the first of which waits for data for 60 ms of each step of 164 ms
+    run = synthetic(
+        ranks=3,
+        device_kind="cpu",
+        noise=0.01,
+        phases={"forward": 40_000.0, "backward": 60_000.0},
+        plan=lambda rank, _step: {"phase": "data", "us": 60_000} if rank == 0 else None,
+        coordinates={rank: {"pp": rank} for rank in range(3)},
+        pipeline=Pipeline(schedule="Schedule1F1B", microbatches=4),
+    ).write()
+    analysis = analyze([run])
+    # then the waterfall shows the mean over stages, and says where most of it is
+    assert analysis.waterfall is not None
+    part = next(part for part in analysis.waterfall.parts if part.name == "input")
+    assert part.share == pytest.approx(60 / 164 / 3, abs=0.01)
+    assert part.note == "mean over the stages; most on stage 0, 37% of the step"
+    # and the advice is bounded by that stage, and names it
+    (advice,) = [one for one in analysis.advice if one.name == "data_loading"]
+    assert advice.gain_share_at_most == pytest.approx(60 / 164, abs=0.01)
+    assert advice.action.endswith("(most of it is on pipeline stage 0)")
+    assert [one.stage for one in advice.evidence] == [0]
+
+
+def test_what_is_added_to_a_busy_device_that_is_named_is_of_the_others(synthetic: Synthetic, add_windows: AddWindows) -> None:
+    # given two devices in steps of 134 ms, one of which computes for 110 ms, and the other for 70
+    run = synthetic(ranks=2, noise=0.01, plan=lambda rank, _step: {"us": 30_000} if rank == 1 else None).write()
+    for rank, compute_us in enumerate((70_000, 110_000)):
+        rows = [msgspec.structs.replace(row, device_kind="cuda", window_us=134_000, compute_us=compute_us) for row in profiled(0)]
+        add_windows(run, rank, [msgspec.structs.replace(row, idle_us=134_000 - compute_us) for row in rows], [])
+    analysis = analyze([run])
+    # then that one is named, and that they compute for 90 ms on average is no second finding
+    assert (analysis.verdict.kind, analysis.verdict.rank) == ("straggler", 1)
+    assert "compute_bound" not in [finding.kind for finding in analysis.findings]
