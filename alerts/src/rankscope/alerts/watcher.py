@@ -19,7 +19,7 @@ from rankscope.alerts.findings import Candidate, candidates
 from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Entry, Ledger, Status
-from rankscope.alerts.watched_run import Glance, discover, glance, last_attempt
+from rankscope.alerts.watched_run import Glance, discover, glance, last_attempt, ranks_within, why_unreadable
 from rankscope.analysis.result import Analysis
 from rankscope.runs.errors import InputError, RankscopeError
 
@@ -93,6 +93,7 @@ class Watcher:
         self._final_failures: Counter[Path] = Counter()
         self._trouble: dict[tuple[str, Path], str] = {}
         self._fresh_unix_ns: dict[str, int] = {}
+        self._unreadable: dict[Path, frozenset[str]] = {}
         self._log_failed: set[Path] = set()
         self._single: Path | None = None
 
@@ -196,8 +197,17 @@ class Watcher:
         self._take_in(run, analysis, final=final)
         return True
 
+    def _report_unreadable(self, run: Path, paths: Sequence[str]) -> None:
+        """Say once of everything that cannot be read what it is, and why; again when it could be read in between."""
+        known = self._unreadable.get(run, frozenset())
+        for path in paths:
+            if path not in known and not any(path.startswith(f"{other}/") for other in paths):
+                self._report(f"{run / path}: {why_unreadable(run / path)}; left out, the rest of the run is followed")
+        self._unreadable[run] = frozenset(paths)
+
     def _take_in(self, run: Path, analysis: Analysis, *, final: bool) -> None:
         now = self._clock()
+        self._report_unreadable(run, analysis.source.unreadable)
         if final or self._options.once:
             self._emit(
                 Event(
@@ -216,7 +226,9 @@ class Watcher:
         if final:
             # All evidence is in: nothing can become clearer by waiting.
             policy = Policy(fire_after=1, resolve_after=policy.resolve_after)
-        self._announce(self.ledger.update(str(run), found, now_unix_ns=now, policy=policy), found)
+        attempt = analysis.ranks[0].attempt if analysis.ranks else 0
+        unknown = ranks_within(run, attempt, analysis.source.unreadable)
+        self._announce(self.ledger.update(str(run), found, now_unix_ns=now, policy=policy, unknown=unknown), found)
 
     def _announce(self, changed: Sequence[Entry], found: Sequence[Candidate] = ()) -> None:
         findings = {candidate.fingerprint: candidate.finding for candidate in found}
