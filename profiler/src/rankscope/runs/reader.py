@@ -59,14 +59,6 @@ def is_headless_run(path: Path) -> bool:
     return (path / ATTEMPTS).is_dir() and not is_run(path)
 
 
-def run_and_attempt(path: Path) -> tuple[Path, int | None]:
-    """A run directory and ``None``, or of ``RUN/attempts/NNN`` the run and the number."""
-    named = path.name.isdecimal() and path.parent.name == ATTEMPTS and not is_run(path)
-    if named and (is_run(path.parent.parent) or is_headless_run(path.parent.parent)):
-        return path.parent.parent, int(path.name)
-    return path, None
-
-
 @dataclass(frozen=True, slots=True)
 class _Parts(Generic[_T, _B]):
     """What to make of a stream's records, many at a time."""
