@@ -19,7 +19,7 @@ from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.post import DeliveryError
 from rankscope.alerts.state import load_ledger, save_ledger
 from rankscope.alerts.watched_run import RESTART_GRACE_S, Glance, glance
-from rankscope.alerts.watcher import FINAL_TRIES, FORGET_AFTER_S, Options, Watcher
+from rankscope.alerts.watcher import FINAL_TRIES, FORGET_AFTER_S, SHOWN, Options, Watcher
 from rankscope.analysis.result import Analysis
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir, segment
@@ -524,6 +524,20 @@ def test_ranks_that_cannot_be_read_cost_nobody_else_and_are_told_once(make_run: 
     assert told.heard == [("firing", "2")]
     assert world.reports == [f"{folder}: Not a directory; left out, the rest of the run is followed"]
     assert not world.watcher.troubled
+
+
+def test_of_many_files_that_cannot_be_read_some_are_named(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for _ in range(2):
+        world.evaluate(_with_unreadable(make_analysis(), *(f"attempts/000/ranks/{rank:05d}" for rank in range(4, 1000))), run)
+    assert [
+        report.endswith("No such file or directory; left out, the rest of the run is followed") for report in world.reports
+    ] == [
+        *([True] * SHOWN),
+        False,
+    ]
+    assert world.reports[-1] == f"{run.path}: {996 - SHOWN} more files and folders cannot be read, and are left out"
 
 
 def test_a_rank_that_cannot_be_read_is_not_well(make_run: Any, make_analysis: Any, told: Told) -> None:

@@ -25,6 +25,8 @@ from rankscope.runs.errors import InputError, RankscopeError
 
 FINAL_TRIES: Final = 5
 """So often is a run that is over evaluated when that fails, one evaluation after the other: a file server may be back soon."""
+SHOWN: Final = 5
+"""Of the files of a run that cannot be read; when a file server is away they are thousands."""
 FORGET_AFTER_S: Final = 3600.0
 """Alerts of a run that has been gone, unreadable or without a new record for this long are ended: nothing else would end them."""
 
@@ -200,9 +202,12 @@ class Watcher:
     def _report_unreadable(self, run: Path, paths: Sequence[str]) -> None:
         """Say once of everything that cannot be read what it is, and why; again when it could be read in between."""
         known = self._unreadable.get(run, frozenset())
-        for path in paths:
-            if path not in known and not any(path.startswith(f"{other}/") for other in paths):
-                self._report(f"{run / path}: {why_unreadable(run / path)}; left out, the rest of the run is followed")
+        everything = set(paths)
+        new = [path for path in paths if path not in known and everything.isdisjoint(map(str, Path(path).parents))]
+        for path in new[:SHOWN]:
+            self._report(f"{run / path}: {why_unreadable(run / path)}; left out, the rest of the run is followed")
+        if len(new) > SHOWN:
+            self._report(f"{run}: {len(new) - SHOWN} more files and folders cannot be read, and are left out")
         self._unreadable[run] = frozenset(paths)
 
     def _take_in(self, run: Path, analysis: Analysis, *, final: bool) -> None:

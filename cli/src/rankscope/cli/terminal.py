@@ -14,18 +14,15 @@ import click
 import msgspec
 
 from rankscope.analysis.json_of import json_of
-from rankscope.analysis.locations import location
-from rankscope.runs.errors import InputError
+from rankscope.analysis.locations import local_path
 
 
 class _LocalPath(click.Path):
     """Something on this machine's disks."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse URLs. As a path one would be called missing, whatever is there."""
-        if isinstance(location(value), str):
-            raise InputError(str(value), "read from this machine's disks only, not from a URL: copy it here first")
-        return super().convert(value, param, ctx)
+        """Refuse URLs, and nothing."""
+        return super().convert(local_path(value), param, ctx)
 
 
 INPUT_PATH: Final = _LocalPath(path_type=Path, readable=False)

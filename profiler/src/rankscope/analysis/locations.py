@@ -35,6 +35,14 @@ def location(written: str | os.PathLike[str]) -> Location:
     return text if _URL.match(text) else Path(text)
 
 
+def local_path(written: str | os.PathLike[str]) -> Path:
+    """What a person wrote where URLs are not read; as a path one would be called missing. Raises ``InputError``."""
+    place = location(written)
+    if isinstance(place, str):
+        raise InputError(place, "read from this machine's disks only, not from a URL: copy it here first")
+    return place
+
+
 def base_name(place: Location) -> str:
     """The file's name without its folders."""
     return os.fspath(place).rstrip("/").rpartition("/")[2]

@@ -97,6 +97,8 @@ class RunReader:
         data = _read_bytes(file)
         try:
             head = msgspec.json.decode(data, type=dict[str, object])
+        except msgspec.ValidationError as error:
+            raise InputError(file, f"not a rankscope run: {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(file, f"not JSON: {error}") from error
         schema = str(head.get("schema"))
