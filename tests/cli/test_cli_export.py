@@ -252,3 +252,24 @@ def test_an_attempt_is_exported_by_its_folder(in_process: Run, recorded: Path, t
     # and does not lie in the way of the run's own files
     done = in_process("export", attempt_dir(recorded, 0), "--perfetto", recorded / "findings.jsonl")
     assert (done.returncode, "a place of the run's own files" in done.stderr) == (2, True)
+
+
+def test_a_rank_of_whose_raw_traces_nothing_can_be_seen_is_exported_without_them(
+    in_process: Run, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a folder of raw traces that may not be listed, whoever asks
+    closed = rank_dir(recorded, 0, 1) / "traces"
+    closed.mkdir()
+    monkeypatch.setattr(Path, "iterdir", refusing(Path.iterdir, closed))
+    done = in_process("export", recorded, "--perfetto", tmp_path / "out.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Left out: {closed}: Permission denied." in " ".join(done.stdout.split())
+
+
+def refusing(iterdir: Callable[[Path], Any], closed: Path) -> Callable[[Path], Any]:
+    def listed(path: Path) -> Any:
+        if path == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
+    return listed

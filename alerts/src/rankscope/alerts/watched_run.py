@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.runs.paths import rank_dir
-from rankscope.runs.reader import RunReader, is_run
+from rankscope.runs.reader import RunReader, is_run, is_visible_run
 from rankscope.runs.records import RankInfo
 from rankscope.runs.segments import open_regular
 
@@ -36,14 +36,6 @@ def discover(path: Path) -> list[Path]:
     if is_run(path):
         return [path]
     return sorted(entry for entry in path.iterdir() if is_visible_run(entry))
-
-
-def is_visible_run(folder: Path) -> bool:
-    """Whether ``folder`` is a run and may be looked into."""
-    try:
-        return is_run(folder)
-    except OSError:
-        return False
 
 
 def last_attempt(run: Path) -> int | None:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import run_file
-from rankscope.runs.reader import ATTEMPTS, RunReader, is_headless_run, is_run
+from rankscope.runs.reader import ATTEMPTS, RunReader, is_headless_run, is_run, is_visible_run
 
 _SHOWN: Final = 8
 
@@ -24,8 +24,15 @@ def named_run(path: Path) -> NamedRun | None:
     """The run that ``path`` names, ``None`` where it names something else.
 
     A folder that was a run once is one, too: reading it says what is wrong with it. Raises ``InputError`` for the folder of all
-    attempts, for an attempt that is not there, and for a folder of runs.
+    attempts, for an attempt that is not there, and for what may not be looked at.
     """
+    try:
+        return _named_run(path)
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error)) from error
+
+
+def _named_run(path: Path) -> NamedRun | None:
     if _looks_like_run(path):
         return NamedRun(path, None)
     # Also from within: `.` in the folder of an attempt.
@@ -44,8 +51,8 @@ def named_run(path: Path) -> NamedRun | None:
 
 
 def refuse_folder_of_runs(path: Path) -> None:
-    """Raises ``InputError`` where the runs lie right inside of what was named."""
-    if path.is_dir() and (runs := sorted(child for child in path.iterdir() if is_run(child))):
+    """Raises ``InputError`` where the runs lie right inside of what was named; those that may be looked into."""
+    if path.is_dir() and (runs := sorted(child for child in path.iterdir() if is_visible_run(child))):
         raise InputError(path, f"a folder of runs; name one of them, such as {runs[-1]}")
 
 

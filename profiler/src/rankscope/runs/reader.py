@@ -54,6 +54,14 @@ def is_run(path: Path) -> bool:
     return run_file(path).is_file()
 
 
+def is_visible_run(folder: Path) -> bool:
+    """Whether ``folder`` is a run and may be looked into: of many, one that may not be is nobody's business."""
+    try:
+        return is_run(folder)
+    except OSError:
+        return False
+
+
 def is_headless_run(path: Path) -> bool:
     """Whether ``path`` looks like a run directory that has lost its ``run.json``: there are attempts in it."""
     return (path / ATTEMPTS).is_dir() and not is_run(path)

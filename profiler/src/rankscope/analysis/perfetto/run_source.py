@@ -192,7 +192,12 @@ class RunSource:
             write_raw(writer, pid, trace, self._raw, self.plan.on_common_clock(rank))
 
     def _threshold(self, ranks: list[int], selection: Selection, raw: bool | None, left_out: list[str]) -> Threshold | None:
-        kept = sum(1 for rank in ranks for _ in self._kept_files(rank))
+        kept = 0
+        for rank in ranks:
+            try:
+                kept += sum(1 for _ in self._kept_files(rank))
+            except OSError as error:
+                left_out.append(f"{error.filename}: {error.strerror}")
         if not kept:
             if raw:
                 left_out.append("raw traces: none was kept")
@@ -211,10 +216,8 @@ class RunSource:
         extent = [self.plan.clocks.seen_at(rank, one) for one in self._extent]
         try:
             files = list(self._kept_files(rank))
-        except OSError as error:
-            files = []
-            if left_out is not None:
-                left_out.append(f"{error.filename}: {error.strerror}")
+        except OSError:
+            files = []  # which has been said
         for file in files:
             try:
                 trace = read_raw_trace(file).within(*extent)
