@@ -127,7 +127,7 @@ def _refused(url: str, error: BaseException) -> str:
         return f"access denied: {said}; give credentials for {url.partition('://')[0]}:// that may read it"
     if isinstance(status, int):
         return f"the server does not give it: {said}"
-    if isinstance(error, OSError) or _NETWORK.search(name):
+    if (isinstance(error, OSError) and not isinstance(error, IsADirectoryError | NotADirectoryError)) or _NETWORK.search(name):
         return f"cannot be reached: {said}; check the address, the network and the proxy"
     return said
 
