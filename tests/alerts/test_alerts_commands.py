@@ -222,6 +222,18 @@ def test_with_nobody_to_tell_a_closed_pipe_is_the_end(make_run: Any, state: Path
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_what_is_no_file_is_no_state_file_and_stays_where_it_is(watch: Any, make_run: Any, tmp_path: Path) -> None:
+    # given something that has a name, and no end or nothing in it
+    run, pipe, device = make_run().path, tmp_path / "pipe", tmp_path / "device"
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    for path in (pipe, device):
+        # when it is to be the state file (of two, the last one counts), then it is refused
+        done = watch(run, "--once", "--state", path)
+        assert (done.returncode, done.stderr) == (3, f"rankscope: {path}: not a regular file\n")
+    assert (pipe.is_fifo(), device.is_symlink()) == (True, True)
+
+
 def test_a_damaged_state_file_costs_one_line_not_the_alerts(watch: Any, make_run: Any, sink: Any, state: Path) -> None:
     run = make_run(slow=2)
     run.end()

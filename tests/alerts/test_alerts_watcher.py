@@ -13,14 +13,17 @@ import pytest
 from rankscope.alerts.alert import Notice
 from rankscope.alerts.delivery import Delivery
 from rankscope.alerts.events import Event
+from rankscope.alerts.following import Following
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.post import DeliveryError
 from rankscope.alerts.state import load_ledger, save_ledger
 from rankscope.alerts.watched_run import RESTART_GRACE_S, Glance, glance
-from rankscope.alerts.watcher import FINAL_TRIES, FORGET_AFTER_S, Options, Watcher
+from rankscope.alerts.watcher import FINAL_TRIES, FORGET_AFTER_S, SHOWN, Options, Watcher
 from rankscope.analysis.result import Analysis
 from rankscope.runs.errors import InputError
+from rankscope.runs.paths import rank_dir, segment
+from rankscope.runs.writer import JsonLinesWriter
 
 
 class Told:
@@ -492,3 +495,72 @@ def test_what_a_crash_left_of_a_state_file_is_set_aside(tmp_path: Path, kept: in
     assert not state.exists()
     assert (tmp_path / "state.json.bad").read_bytes() == content
     assert len(reports) == 1
+
+
+def _hide(path: Path) -> None:
+    """Nobody can look into it, whoever it is."""
+    shutil.rmtree(path)
+    path.write_text("")
+
+
+def _with_unreadable(analysis: Analysis, *paths: str) -> Analysis:
+    return msgspec.structs.replace(analysis, source=msgspec.structs.replace(analysis.source, unreadable=list(paths)))
+
+
+def test_ranks_that_cannot_be_read_cost_nobody_else_and_are_told_once(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    # given a run of which the folder of one rank cannot be looked into
+    folder = rank_dir(run.path, 0, 3)
+    _hide(folder)
+    seen = ("attempts/000/ranks/00003", "attempts/000/ranks/00003/rank.json")
+    world = World(run.path, receiver=told)
+    # when it is followed
+    for step in range(4):
+        writer = JsonLinesWriter(rank_dir(run.path, 0, 0), "steps")
+        writer.append(run._step(run.steps + step, 0))
+        writer.close()
+        world.evaluate(_with_unreadable(make_analysis(2), *seen))
+    # then alerts of the others go out, and the one is named, once, with the reason
+    assert told.heard == [("firing", "2")]
+    assert world.reports == [f"{folder}: Not a directory; left out, the rest of the run is followed"]
+    assert not world.watcher.troubled
+
+
+def test_of_many_files_that_cannot_be_read_some_are_named(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for _ in range(2):
+        world.evaluate(_with_unreadable(make_analysis(), *(f"attempts/000/ranks/{rank:05d}" for rank in range(4, 1000))), run)
+    assert len(world.reports) == SHOWN + 1
+    assert all(report.endswith("left out, the rest of the run is followed") for report in world.reports[:-1])
+    assert world.reports[-1] == f"{run.path}: {996 - SHOWN} more files and folders cannot be read, and are left out"
+
+
+def test_a_rank_that_cannot_be_read_is_not_well(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for _ in range(2):
+        world.evaluate(make_analysis(2), run)
+    # when nothing of the straggler can be read any more, for longer than it takes to be well again
+    for _ in range(6):
+        world.evaluate(_with_unreadable(make_analysis(), "attempts/000/ranks/00002/steps-000000.jsonl"), run)
+    # then its alert goes on; and ends when its records say so
+    assert told.heard == [("firing", "2")]
+    for _ in range(2):
+        world.evaluate(make_analysis(), run)
+    assert told.heard == [("firing", "2"), ("resolved", "2")]
+
+
+def test_a_run_is_followed_whatever_one_rank_left(make_run: Any, told: Told) -> None:
+    # given a run whose rank 1 has a folder where its steps should be, and the real analysis
+    run = make_run()
+    steps = segment(rank_dir(run.path, 0, 1), "steps", 0)
+    steps.unlink()
+    steps.mkdir()
+    following = Following()
+    world = World(run.path, receiver=told)
+    world.answer = following.update(run.path)
+    assert world.answer.source.coverage == pytest.approx(0.75)
+    for _ in range(3):
+        world.evaluate()
+    assert world.reports == [f"{steps}: Is a directory; left out, the rest of the run is followed"]

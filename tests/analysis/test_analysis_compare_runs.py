@@ -351,8 +351,11 @@ def test_what_cannot_be_compared_is_one_line(synthetic: Synthetic, tmp_path: Pat
         compare([run, empty])
     with pytest.raises(InputError, match="no such file or folder"):
         compare([run, tmp_path / "nowhere"])
-    with pytest.raises(InputError, match="not a run directory"):
+    with pytest.raises(InputError, match=f"a folder of runs; name one of them, such as {run.parent}"):
         compare([run, tmp_path])
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(InputError, match="not a run directory"):
+        compare([run, tmp_path / "nothing"])
     with pytest.raises(InputError, match="no such attempt"):
         compare([run, run / "attempts" / "007"])
     newer = synthetic("newer").write()

@@ -181,3 +181,18 @@ def test_two_ranks_whose_few_collectives_cannot_exclude_chance_are_not_called_ba
     assert verdict.kind == "insufficient_data"
     assert "rank 1" in verdict.summary
     assert "trace more steps" in verdict.summary
+
+
+def test_traced_operations_are_for_what_if(tmp_path: Path) -> None:
+    file = tmp_path / "trace-job.parquet"
+    with pytest.raises(InputError, match="no such file"):
+        analyze([file])
+    file.write_bytes(b"PAR1")
+    for path in (file, tmp_path):
+        with pytest.raises(InputError, match=r"trace-job\.parquet: Parquet.*`rankscope whatif` only"):
+            analyze([path])
+
+
+def test_a_run_may_be_named_by_its_file(synthetic: Callable[..., Any]) -> None:
+    run = synthetic(steps=3).write()
+    assert analyze([run / "run.json"]) == analyze([run])

@@ -352,3 +352,17 @@ def test_json_that_is_damaged_is_an_error(tmp_path: Path) -> None:
         path.write_text(bad)
         with pytest.raises(InputError):
             read_dump(path)
+
+
+def test_dumps_of_an_attempt_are_read_by_its_folder(tmp_path: Path) -> None:
+    # given a run whose first attempt hung, and whose second left no dumps
+    run = recorded_run(tmp_path / "run")
+    keep(run, Job.of_events(WORLD, ["0"] * 5, stops={1: 3}).dumps(), "watchdog", 60)
+    create_attempt(run, AttemptInfo(attempt=1, start_unix_ns=START_NS, world_size=4))
+    report = analyze_hang([run / "attempts" / "000"])
+    assert (report.attempt, report.culprits) == (0, [1])
+    assert not any("attempt" in warning for warning in report.warnings)
+    with pytest.raises(InputError, match=r"attempts/001: no Flight Recorder dumps"):
+        analyze_hang([run / "attempts" / "001"])
+    with pytest.raises(InputError, match="no such attempt"):
+        analyze_hang([run / "attempts" / "002"])

@@ -179,8 +179,9 @@ def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path
         exported(tmp_path, first=3)
     with pytest.raises(InputError, match=re.escape(f"{empty}: ")):
         exported(empty)
+    (empty.parent / "trace-x.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match="traced operations are read by `rankscope whatif` only"):
-        exported(tmp_path / "trace-x.parquet")
+        exported(empty.parent / "trace-x.parquet")
 
 
 def test_what_does_not_fit_loses_arrows_then_instants_then_the_shortest(tmp_path: Path) -> None:

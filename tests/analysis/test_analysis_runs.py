@@ -303,7 +303,7 @@ def test_an_earlier_attempt_is_analysed_where_its_folder_is_named(synthetic: Syn
     assert "one of 2 attempts (number 0) is analysed" in analysis.source.warnings
     # There has been another since: nobody waits for this one
     assert not any("no step lately" in warning for warning in analysis.source.warnings)
-    with pytest.raises(InputError, match="no attempt 7"):
+    with pytest.raises(InputError, match="007: no such attempt of the run; there are 0, 1"):
         analyze([path / "attempts" / "007"])
 
 

@@ -231,12 +231,18 @@ class ForbiddenError(Exception):
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (ForbiddenError("403:\n  no credentials."), "403: no credentials"),
-        (PermissionError(13, "Permission denied"), "Permission denied"),
-        (TimeoutError(), "TimeoutError"),
+        (
+            ForbiddenError("403:\n  no credentials."),
+            "access denied: 403: no credentials; give credentials for memory:// that may read it",
+        ),
+        (
+            PermissionError(13, "Permission denied"),
+            "access denied: Permission denied; give credentials for memory:// that may read it",
+        ),
+        (TimeoutError(), "cannot be reached: TimeoutError; check the address, the network and the proxy"),
     ],
 )
-@pytest.mark.parametrize("method", ["isfile", "open", "find"])
+@pytest.mark.parametrize("method", ["info", "open", "find"])
 def test_errors_of_a_filesystem_itself_are_one_line(
     remote: Any, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception, reason: str
 ) -> None:

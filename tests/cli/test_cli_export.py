@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,8 +17,9 @@ import pytest
 from tests.full_disk import disk_with_room_for
 from tests.perfetto_model import load, load_file
 
+from rankscope.analysis.perfetto import export
 from rankscope.analysis.perfetto.result import ExportResult
-from rankscope.runs.paths import rank_dir
+from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
 
@@ -193,3 +195,81 @@ def test_a_link_in_a_circle_is_replaced_by_the_file(in_process: Run, recorded: P
     target.symlink_to(target)
     assert in_process("export", recorded, "--perfetto", target).returncode == 0
     assert load_file(target).of("step")
+
+
+def _meanwhile(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]) -> None:
+    """``happen`` when the run has been looked through and nothing of it has been written."""
+    write_ranks = export._write_ranks
+
+    def after(*args: Any) -> Any:
+        happen()
+        return write_ranks(*args)
+
+    monkeypatch.setattr(export, "_write_ranks", after)
+
+
+def _cannot_be_read(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("lost", "named"),
+    [
+        (shutil.rmtree, "run: no such file"),
+        (lambda run: shutil.rmtree(run / "attempts"), "ranks/00000: was there"),
+        (lambda run: shutil.rmtree(rank_dir(run, 0, 1)), "ranks/00001: was there"),
+        (lambda run: _cannot_be_read(segment(rank_dir(run, 0, 1), "steps", 0)), "steps-000000.jsonl: was there"),
+    ],
+)
+def test_a_run_that_is_lost_while_it_is_exported_is_an_error(
+    in_process: Run, recorded: Path, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Path], None], named: str
+) -> None:
+    target = recorded.parent / "out.json"
+    _meanwhile(monkeypatch, lambda: lost(recorded))
+    done = in_process("export", recorded, "--perfetto", target)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+    assert named in done.stderr
+    assert not target.exists()
+
+
+def test_records_that_retention_removes_while_they_are_exported_are_counted(
+    in_process: Run, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _meanwhile(monkeypatch, lambda: segment(rank_dir(recorded, 0, 1), "steps", 0).unlink())
+    done = in_process("export", recorded, "--perfetto", tmp_path / "out.json", "--no-verdict")
+    assert done.returncode == 0
+    assert "Left out: 300 step records: removed while the run was exported." in done.stdout
+
+
+def test_an_attempt_is_exported_by_its_folder(in_process: Run, recorded: Path, tmp_path: Path) -> None:
+    create_attempt(recorded, AttemptInfo(attempt=1, start_unix_ns=10**18, world_size=2))
+    done = in_process("export", attempt_dir(recorded, 0), "--perfetto", tmp_path / "out.json", "--format", "json")
+    document = json.loads(done.stdout)
+    assert (document["steps"], document["left_out"][0]) == ([0, 300], "1 other attempt")
+    done = in_process("export", attempt_dir(recorded, 3), "--perfetto", tmp_path / "o.json")
+    assert (done.returncode, done.stderr.endswith("003: no such attempt of the run; there are 0, 1\n")) == (3, True)
+    # and does not lie in the way of the run's own files
+    done = in_process("export", attempt_dir(recorded, 0), "--perfetto", recorded / "findings.jsonl")
+    assert (done.returncode, "a place of the run's own files" in done.stderr) == (2, True)
+
+
+def test_a_rank_of_whose_raw_traces_nothing_can_be_seen_is_exported_without_them(
+    in_process: Run, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a folder of raw traces that may not be listed, whoever asks
+    closed = rank_dir(recorded, 0, 1) / "traces"
+    closed.mkdir()
+    monkeypatch.setattr(Path, "iterdir", refusing(Path.iterdir, closed))
+    done = in_process("export", recorded, "--perfetto", tmp_path / "out.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Left out: {closed}: Permission denied." in " ".join(done.stdout.split())
+
+
+def refusing(iterdir: Callable[[Path], Any], closed: Path) -> Callable[[Path], Any]:
+    def listed(path: Path) -> Any:
+        if path == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
+    return listed

@@ -202,7 +202,7 @@ def test_output_that_cannot_be_written_is_one_line(shared_data: Path) -> None:
     command = [sys.executable, "-m", "rankscope", "analyze", str(shared_data / "traces" / "dlrm_8ranks_v100")]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (3, "rankscope: No space left on device\n")
+    assert (done.returncode, done.stderr) == (3, "rankscope: standard output: No space left on device\n")
     closed = subprocess.run(["bash", "-c", f"{' '.join(command)} >&-"], capture_output=True, text=True, check=False)
     assert (closed.returncode, closed.stderr) == (0, "")
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from rankscope.runs.records import RunInfo
+from rankscope.runs.writer import create_run
 
 VERBS = {
     "analyze": [],
@@ -32,6 +36,37 @@ def test_whether_a_path_can_be_read_is_not_asked_beforehand(
     assert done.stderr.startswith(f"rankscope: {tmp_path}")
 
 
-def test_no_path_is_not_the_current_folder(in_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = in_process("analyze", "")
+@pytest.mark.parametrize("verb", [*([verb] for verb in VERBS), ["alerts", "watch"], ["dashboard"]])
+def test_no_path_is_not_the_current_folder(verb: list[str], in_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = in_process(*verb, "", *VERBS.get(verb[0], []))
     assert (done.returncode, done.stderr) == (3, "rankscope: '': no path\n")
+
+
+@pytest.mark.parametrize("verb", [["hang"], ["compare"], ["capture"], ["compact"], ["alerts", "watch"], ["dashboard"]])
+def test_a_url_is_not_called_a_missing_file(verb: list[str], in_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = in_process(*verb, "s3://bucket/run", *VERBS.get(verb[0], []))
+    assert done.returncode == 3
+    assert done.stderr == "rankscope: s3://bucket/run: read from this machine's disks only, not from a URL: copy it here first\n"
+
+
+@pytest.mark.slow
+def test_a_folder_that_may_not_be_looked_into_is_named_and_hides_no_other(tmp_path: Path, without_privilege: list[str]) -> None:
+    # given two runs, of which one belongs to somebody else
+    runs = tmp_path / "runs"
+    for name in ("closed", "open"):
+        create_run(runs / name, RunInfo(run_id=name, name=name, start_unix_ns=10**18))
+    (runs / "closed").chmod(0)
+    command = [*without_privilege, sys.executable, "-m", "rankscope", "analyze"]
+    try:
+        for path, said in (
+            (runs, f"a folder of runs; name one of them, such as {runs / 'open'}"),
+            (runs / "closed", "Permission denied"),
+            (runs / "closed" / "run.json", "Permission denied"),
+            (runs / "closed" / "attempts" / "000", "Permission denied"),
+        ):
+            # when it is named, what is in it, or the folder of both
+            done = subprocess.run([*command, path], capture_output=True, text=True, timeout=60, check=False)
+            # then what was named is what is said to be closed
+            assert (done.returncode, done.stderr) == (3, f"rankscope: {path}: {said}\n")
+    finally:
+        (runs / "closed").chmod(0o755)

@@ -154,7 +154,7 @@ def test_unknown_fields_are_ignored(run: Path) -> None:
     [
         (b"", "not JSON"),
         (b"{", "not JSON"),
-        (b"[]", "not JSON"),
+        (b"[]", "not a rankscope run"),
         (b'{"schema": "rankscope.run/2"}', "upgrade rankscope"),
         (b'{"schema": "something.else/1"}', "not a rankscope run"),
         (b"{}", "not a rankscope run"),

@@ -14,6 +14,7 @@ import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
 from rankscope.alerts.printing import print_line
+from rankscope.analysis.locations import local_path
 from rankscope.runs.errors import InputError
 
 DRAIN_S: Final = 60.0
@@ -91,7 +92,7 @@ def rules(out: Path | None, print_: bool, dashboard_url: str, runbook_url: str) 
 
 
 @alerts.command()
-@click.argument("path", type=click.Path(path_type=Path, readable=False), metavar="RUN|ROOT")  # we ask, and say it our way
+@click.argument("path", metavar="RUN|ROOT", callback=lambda _context, _option, value: local_path(value))
 @click.option(
     "--alertmanager", multiple=True, type=_http_url, metavar="URL", help="Alertmanager to send to, http://host:9093. Repeatable."
 )

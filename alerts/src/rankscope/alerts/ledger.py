@@ -50,8 +50,20 @@ class Ledger(msgspec.Struct, kw_only=True):
     schema: str = LEDGER_SCHEMA
     entries: list[Entry] = []
 
-    def update(self, run: str, found: Iterable[Candidate], *, now_unix_ns: int, policy: Policy) -> list[Entry]:
-        """Take in one evaluation of a run; returns the entries that fired or resolved by it."""
+    def update(
+        self,
+        run: str,
+        found: Iterable[Candidate],
+        *,
+        now_unix_ns: int,
+        policy: Policy,
+        unknown: Collection[int] = (),
+    ) -> list[Entry]:
+        """Take in one evaluation of a run; returns the entries that fired or resolved by it.
+
+        ``unknown``: ranks that it could tell nothing of. What is followed of them stays as it is unless it was found.
+        """
+        silent = {str(rank) for rank in unknown}
         present = {candidate.fingerprint: candidate for candidate in found}
         changed: list[Entry] = []
         followed = {entry.fingerprint: entry for entry in self.entries if entry.run == run and entry.track.state != "resolved"}
@@ -60,6 +72,8 @@ class Ledger(msgspec.Struct, kw_only=True):
                 followed[key] = Entry(run=run, fingerprint=key, alert=candidate.alert, track=Track("pending"))
                 self.entries.append(followed[key])
         for key, entry in followed.items():
+            if key not in present and entry.alert.labels.get("rank") in silent:
+                continue
             before = entry.track.state
             track = advance(entry.track, present=key in present, policy=policy)
             if track is None:

@@ -12,6 +12,7 @@ import msgspec
 
 from rankscope.alerts.ledger import LEDGER_SCHEMA, Ledger
 from rankscope.runs.errors import InputError
+from rankscope.runs.segments import open_regular
 from rankscope.runs.writer import write_record
 
 _BEGINNING: Final = b'{"schema":"rankscope.alerts-state/'
@@ -31,7 +32,9 @@ def load_ledger(path: Path, *, report: Callable[[str], None]) -> Ledger:
     alerts told twice than none at all.
     """
     try:
-        data = path.read_bytes()
+        # A device, too, has a beginning and no end, or is empty: read it would not be, and moved away it must not be.
+        with open_regular(path) as file:
+            data = file.read()
     except FileNotFoundError:
         return Ledger()
     except OSError as error:

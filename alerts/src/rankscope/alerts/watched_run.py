@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from rankscope.runs.paths import rank_dir
-from rankscope.runs.reader import RunReader, is_run
+from rankscope.runs.reader import RunReader, is_run, is_visible_run
 from rankscope.runs.records import RankInfo
+from rankscope.runs.segments import open_regular
 
 RESTART_GRACE_S: Final = 30.0
 """An elastic job starts its next attempt within this time after ranks died; only then is the run over."""
@@ -35,14 +38,6 @@ def discover(path: Path) -> list[Path]:
     return sorted(entry for entry in path.iterdir() if is_visible_run(entry))
 
 
-def is_visible_run(folder: Path) -> bool:
-    """Whether ``folder`` is a run and may be looked into."""
-    try:
-        return is_run(folder)
-    except OSError:
-        return False
-
-
 def last_attempt(run: Path) -> int | None:
     """Number of the last attempt, ``None`` before the first. Raises ``InputError``."""
     attempts = RunReader(run).attempts()
@@ -57,6 +52,7 @@ def glance(run: Path, *, now_unix_ns: int) -> Glance:
         return Glance(reader.info.run_id, (0, 0, 0), ended=False)
     last = attempts[-1]
     ranks = reader.ranks(last)
+    # Of a rank that cannot be looked at nothing is known; that is for the analysis to say, of the others as well.
     size = sum(_bytes_in(rank_dir(run, last, rank)) for rank in ranks)
     ended = _ended([reader.rank(last, rank) for rank in ranks], now_unix_ns)
     return Glance(reader.info.run_id, (last, len(ranks), size), ended=ended)
@@ -72,15 +68,29 @@ def _ended(ranks: list[RankInfo | None], now_unix_ns: int) -> bool:
     return not died or now_unix_ns - max(known) >= RESTART_GRACE_S * 1e9
 
 
+def why_unreadable(path: Path) -> str:
+    """What the system says to whoever opens a file or folder of which nothing could be read."""
+    try:
+        if path.suffix:
+            open_regular(path).close()
+        else:
+            os.scandir(path).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return "damaged"
+
+
+def ranks_within(run: Path, attempt: int, paths: Iterable[str]) -> set[int]:
+    """Ranks of ``attempt`` that ``paths`` inside of the run belong to."""
+    folder = rank_dir(run, attempt, 0).parent
+    inside = [(run / path).relative_to(folder).parts for path in paths if (run / path).is_relative_to(folder)]
+    return {int(parts[0]) for parts in inside if parts and parts[0].isdecimal()}
+
+
 def _bytes_in(folder: Path) -> int:
     total = 0
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                try:
-                    total += entry.stat(follow_symlinks=False).st_size
-                except FileNotFoundError:
-                    continue  # retention removed it meanwhile
-    except FileNotFoundError:
-        return 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):  # retention removed it meanwhile
+                total += entry.stat(follow_symlinks=False).st_size
     return total

@@ -19,12 +19,14 @@ from rankscope.alerts.findings import Candidate, candidates
 from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Entry, Ledger, Status
-from rankscope.alerts.watched_run import Glance, discover, glance, last_attempt
+from rankscope.alerts.watched_run import Glance, discover, glance, last_attempt, ranks_within, why_unreadable
 from rankscope.analysis.result import Analysis
 from rankscope.runs.errors import InputError, RankscopeError
 
 FINAL_TRIES: Final = 5
 """So often is a run that is over evaluated when that fails, one evaluation after the other: a file server may be back soon."""
+SHOWN: Final = 5
+"""Of the files of a run that cannot be read; when a file server is away they are thousands."""
 FORGET_AFTER_S: Final = 3600.0
 """Alerts of a run that has been gone, unreadable or without a new record for this long are ended: nothing else would end them."""
 
@@ -93,6 +95,7 @@ class Watcher:
         self._final_failures: Counter[Path] = Counter()
         self._trouble: dict[tuple[str, Path], str] = {}
         self._fresh_unix_ns: dict[str, int] = {}
+        self._unreadable: dict[Path, frozenset[str]] = {}
         self._log_failed: set[Path] = set()
         self._single: Path | None = None
 
@@ -196,8 +199,20 @@ class Watcher:
         self._take_in(run, analysis, final=final)
         return True
 
+    def _report_unreadable(self, run: Path, paths: Sequence[str]) -> None:
+        """Say once of everything that cannot be read what it is, and why; again when it could be read in between."""
+        known = self._unreadable.get(run, frozenset())
+        everything = set(paths)
+        new = [path for path in paths if path not in known and everything.isdisjoint(map(str, Path(path).parents))]
+        for path in new[:SHOWN]:
+            self._report(f"{run / path}: {why_unreadable(run / path)}; left out, the rest of the run is followed")
+        if len(new) > SHOWN:
+            self._report(f"{run}: {len(new) - SHOWN} more files and folders cannot be read, and are left out")
+        self._unreadable[run] = frozenset(paths)
+
     def _take_in(self, run: Path, analysis: Analysis, *, final: bool) -> None:
         now = self._clock()
+        self._report_unreadable(run, analysis.source.unreadable)
         if final or self._options.once:
             self._emit(
                 Event(
@@ -216,7 +231,9 @@ class Watcher:
         if final:
             # All evidence is in: nothing can become clearer by waiting.
             policy = Policy(fire_after=1, resolve_after=policy.resolve_after)
-        self._announce(self.ledger.update(str(run), found, now_unix_ns=now, policy=policy), found)
+        attempt = analysis.ranks[0].attempt if analysis.ranks else 0
+        unknown = ranks_within(run, attempt, analysis.source.unreadable)
+        self._announce(self.ledger.update(str(run), found, now_unix_ns=now, policy=policy, unknown=unknown), found)
 
     def _announce(self, changed: Sequence[Entry], found: Sequence[Candidate] = ()) -> None:
         findings = {candidate.fingerprint: candidate.finding for candidate in found}

@@ -10,7 +10,7 @@ import click
 from rankscope.analysis.engine import analyze as run_analysis
 from rankscope.analysis.links import ToldLink, parse_link
 from rankscope.analysis.workers import Engine, LocalEngine, keep_freed_memory
-from rankscope.cli.terminal import format_option, price_options, print_json, use_color, width
+from rankscope.cli.terminal import INPUT_PLACE, format_option, price_options, print_json, use_color, width
 
 
 def _pattern(_context: click.Context, _option: click.Parameter, value: str | None) -> re.Pattern[str] | None:
@@ -41,7 +41,7 @@ Examples:
   rankscope analyze traces/ --engine ray       on all nodes of a Ray cluster
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(readable=False))
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PLACE)
 @format_option
 @price_options("Price the loss in money. Default: the price recorded with the run.")
 @click.option(

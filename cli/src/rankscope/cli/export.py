@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from rankscope.analysis.locations import location
 from rankscope.analysis.perfetto.annotations import clock_sentence
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.result import ExportResult
@@ -21,10 +22,10 @@ from rankscope.analysis.perfetto.selection import MAX_EVENTS, Selection
 from rankscope.analysis.perfetto.source import step_range
 from rankscope.analysis.wording import counted, printable, wrapped
 from rankscope.cli.rank_list import RANKS
-from rankscope.cli.terminal import INPUT_PATH, format_option, print_json, width
+from rankscope.cli.terminal import INPUT_PLACE, format_option, print_json, width
 from rankscope.runs.errors import InputError
+from rankscope.runs.named import named_run
 from rankscope.runs.paths import findings_file, run_file
-from rankscope.runs.reader import is_run
 from rankscope.runs.writer import replacing
 
 _Write = Callable[[bytes], object]
@@ -62,7 +63,7 @@ Examples:
 Then open https://ui.perfetto.dev and drop the file onto the page: it is read in the browser and not sent anywhere.
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PATH)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PLACE)
 @click.option(
     "--perfetto",
     "target",
@@ -87,7 +88,7 @@ Then open https://ui.perfetto.dev and drop the file onto the page: it is read in
 )
 @format_option
 def export(
-    paths: tuple[Path, ...],
+    paths: tuple[str, ...],
     *,
     target: str,
     steps: tuple[int | None, int | None] | None,
@@ -99,7 +100,8 @@ def export(
 ) -> None:
     """All ranks on one corrected clock, for Perfetto: steps, phases, collectives, who waited for whom, the verdict on top.
 
-    PATH is one run directory, or Kineto traces (files, folders, patterns) of one or many ranks. Where not everything fits, the
+    PATH is one run directory (its last attempt counts; RUN/attempts/000 names another), or Kineto traces (files, folders,
+    patterns; also on s3:// and every other filesystem of fsspec) of one or many ranks. Where not everything fits, the
     latest steps around the last profile are exported, and what was left out is said.
     """
     first, past = steps or (None, None)
@@ -115,7 +117,7 @@ def export(
         click.echo(_text(result), file=said)
 
 
-def _check_target(target: str, paths: Sequence[Path]) -> None:
+def _check_target(target: str, paths: Sequence[str]) -> None:
     """Before anything is read: what may have taken minutes is not to fail at its end."""
     if target == "-":
         if sys.stdout.isatty():
@@ -128,17 +130,19 @@ def _check_target(target: str, paths: Sequence[Path]) -> None:
         raise click.BadParameter(f"{target!r} is no regular file; give - for standard output", param_hint="--perfetto")
     if not file.parent.is_dir():
         raise InputError(file.parent, "no such folder")
-    for path in paths:
-        _check_apart(target, file, path)
+    for path in map(location, paths):
+        if isinstance(path, Path):
+            _check_apart(target, file, path)
 
 
 def _check_apart(target: str, file: Path, path: Path) -> None:
     """What is exported is neither written over nor joined."""
     # Of links in a circle, too, which ``resolve`` refuses.
-    real, folder = Path(os.path.realpath(file)), Path(os.path.realpath(path))
+    run = named_run(path)
+    real, folder = Path(os.path.realpath(file)), Path(os.path.realpath(path if run is None else run.path))
     wrong = None
     if folder.is_dir() and folder in real.parents:
-        if not is_run(folder):
+        if run is None:
             wrong = f"lies in {str(path)!r} and would be taken for one of its traces"
         elif real.parent != folder or real in (run_file(folder), findings_file(folder)):
             wrong = "is a place of the run's own files"

@@ -36,9 +36,9 @@ Examples:
 def hang(paths: tuple[Path, ...], output_format: str, fail_on: tuple[str, ...]) -> int:
     """Say who hung the job: which ranks did not come to a collective that the others wait in.
 
-    PATH is a run directory, or Flight Recorder dumps of NCCL or gloo (files, folders, patterns; pickles or JSON), with the rank
-    at the end of their names. Dumps are read without running anything that is in them. "No hang seen" and "not enough data"
-    are answers, too, and come with exit status 0.
+    PATH is a run directory (its last attempt with dumps counts; RUN/attempts/000 names another), or Flight Recorder dumps of NCCL
+    or gloo (files, folders, patterns; pickles or JSON), with the rank at the end of their names. Dumps are read without running
+    anything that is in them. "No hang seen" and "not enough data" are answers, too, and come with exit status 0.
     """
     report = analyze_hang(paths)
     if output_format == "json":

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, NoReturn, cast
 
 import click
 
+from rankscope.cli.standard_output import name_standard_output
 from rankscope.runs.errors import InputError, MissingError, RankscopeError
 
 EXIT_INPUT: Final = 3
@@ -146,6 +147,7 @@ def main() -> NoReturn:
     # A stream that was closed by the shell (`>&-`) is None: nobody wants to hear.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  # open until the end
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115  # as above
+    name_standard_output()
     try:
         status = _invoke()
         # A pipe that closed early (`| head`) or a full disk shows only when the buffer is written out.

@@ -14,9 +14,22 @@ import click
 import msgspec
 
 from rankscope.analysis.json_of import json_of
+from rankscope.analysis.locations import local_path
 
-INPUT_PATH: Final = click.Path(path_type=Path, readable=False)
+
+class _LocalPath(click.Path):
+    """Something on this machine's disks."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse URLs, and nothing."""
+        return super().convert(local_path(value), param, ctx)
+
+
+INPUT_PATH: Final = _LocalPath(path_type=Path, readable=False)
 """Whether it can be read is found out by reading it: then the message and the exit status are ours."""
+
+INPUT_PLACE: Final = click.Path(readable=False)
+"""The same for what may be a URL, too."""
 
 format_option = click.option(
     "--format",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from rankscope.analysis.whatif.engine import whatif as ask
 from rankscope.analysis.whatif.render import render_text
-from rankscope.cli.terminal import INPUT_PATH, format_option, price_options, print_json, use_color, width
+from rankscope.cli.terminal import INPUT_PLACE, format_option, price_options, print_json, use_color, width
 
 
 @click.command(
@@ -20,18 +18,19 @@ Examples:
   rankscope whatif RUN --format json | jq '.by_rank[0]'
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PATH)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PLACE)
 @format_option
 @price_options("Price the loss in money. Default: the price recorded with the run.")
 @click.option("--per-step", is_flag=True, help="Each step's figures, too (JSON).")
-def whatif(paths: tuple[Path, ...], output_format: str, price_per_gpu_hour: float | None, currency: str, per_step: bool) -> None:
+def whatif(paths: tuple[str, ...], output_format: str, price_per_gpu_hour: float | None, currency: str, per_step: bool) -> None:
     """How fast a job would be without stragglers: in step time, GPU-hours and money.
 
     Plays the job on the graph of what waits for what: with nobody slower than usual, and with each rank, stage, operation, phase
     and cause alone made ideal, or alone left as it was.
 
-    PATH is one run directory; or Kineto traces of all ranks; or a Parquet file of traced operations (docs/whatif.md).
-    "Not enough data" is an answer, too, with exit status 0.
+    PATH is one run directory (its last attempt counts; RUN/attempts/000 names another); or Kineto traces of all ranks (files,
+    folders, patterns; also on s3:// and every other filesystem of fsspec); or a Parquet file of traced operations
+    (docs/whatif.md). "Not enough data" is an answer, too, with exit status 0.
     """
     result = ask(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency, per_step=per_step)
     if output_format == "json":

@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
+from rankscope.analysis.locations import local_path
 from rankscope.runs.errors import MissingError
 
 DEFAULT_PATH: Final = "rankscope-runs"
@@ -23,7 +24,7 @@ Examples:
   rankscope dashboard /shared/runs --listen 127.0.0.1:9000
 """
 )
-@click.argument("path", default=DEFAULT_PATH, type=click.Path(path_type=Path, readable=False))  # we ask, and say it our way
+@click.argument("path", default=DEFAULT_PATH, callback=lambda _context, _option, value: local_path(value))
 @click.option(
     "--listen", type=Address(), default="127.0.0.1:8050", show_default=True, help="Where to serve; port 0 for any free one."
 )

@@ -16,7 +16,7 @@ from rankscope.analysis.result import Analysis
 from rankscope.analysis.trace_analysis import analyze_traces
 from rankscope.analysis.workers import ALONE, Engine
 from rankscope.runs.errors import InputError
-from rankscope.runs.reader import is_headless_run, is_run, run_and_attempt
+from rankscope.runs.named import NamedRun, named_run
 
 _REDUCED: Final = "reduced to records while it was recorded"
 
@@ -66,12 +66,13 @@ def analyze(
                 engine=engine,
             )
         if communication_pattern is not None:
-            raise InputError(run, f"a run, {_REDUCED}: a communication pattern is for traces")
+            raise InputError(run.path, f"a run, {_REDUCED}: a communication pattern is for traces")
         # Imported for runs only: of the time that a trace takes, imports are a good part.
         from rankscope.analysis.run_analysis import analyze_run
 
-        run, attempt = run_and_attempt(run)
-        analysis = analyze_run(run, attempt, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links, engine=engine)
+        analysis = analyze_run(
+            run.path, run.attempt, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links, engine=engine
+        )
     except OSError as error:
         # A folder that may not be looked into, a disk that fails: readers translate what they expect, this is the rest.
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error
@@ -82,17 +83,16 @@ def analyze(
     return msgspec.structs.replace(analysis, source=source)
 
 
-def _run(paths: Sequence[Location]) -> Path | None:
+def _run(paths: Sequence[Location]) -> NamedRun | None:
     """The one run that ``paths`` name, or ``None`` when they name traces. Raises ``InputError`` for more than that."""
-    # What was a run once is not searched for traces: reading it as a run says what is wrong with it.
-    runs = [
-        path
-        for path in paths
-        if isinstance(path, Path) and (is_run(path) or is_headless_run(path) or run_and_attempt(path)[1] is not None)
-    ]
+    named = [(path, named_run(path) if isinstance(path, Path) else None) for path in paths]
+    runs = [(path, run) for path, run in named if run is not None]
+    if not runs:
+        return None
+    first, run = runs[0]
     if len(runs) > 1:
-        raise InputError(runs[1], f"a second run beside {runs[0]}; analyse one run at a time")
-    if runs and len(paths) > 1:
-        other = next(path for path in paths if path not in runs)
-        raise InputError(other, f"cannot be analysed together with the run {runs[0]}; give a run or traces, not both")
-    return runs[0] if runs else None
+        raise InputError(runs[1][0], f"a second run beside {first}; analyse one run at a time")
+    if len(paths) > 1:
+        other = next(path for path, run in named if run is None)
+        raise InputError(other, f"cannot be analysed together with the run {first}; give a run or traces, not both")
+    return run

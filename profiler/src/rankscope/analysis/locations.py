@@ -9,11 +9,19 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from rankscope.runs.errors import InputError, MissingError
+from rankscope.runs.errors import InputError, MissingError, RankscopeError
 from rankscope.runs.segments import open_regular
 
 Location = Path | str
 """A ``Path`` is local, a ``str`` is a URL."""
+
+OPERATIONS_SUFFIX: Final = ".parquet"
+"""Of files of traced operations, which are no traces."""
+
+_NOT_THERE: Final = (404, 410)
+_DENIED: Final = (401, 403, 407)
+_CREDENTIALS: Final = re.compile("Credential|Auth|Forbidden|Unauthorized|AccessDenied|SSO|TokenRetrieval")
+_NETWORK: Final = re.compile("Connect|Timeout|Timed|Network|Resol|DNS|SSL")
 
 _T = TypeVar("_T")
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:::[A-Za-z][A-Za-z0-9+.-]*)*://")
@@ -25,6 +33,14 @@ def location(written: str | os.PathLike[str]) -> Location:
     if not text:
         raise InputError("''", "no path")
     return text if _URL.match(text) else Path(text)
+
+
+def local_path(written: str | os.PathLike[str]) -> Path:
+    """What a person wrote where URLs are not read; as a path one would be called missing. Raises ``InputError``."""
+    place = location(written)
+    if isinstance(place, str):
+        raise InputError(place, "read from this machine's disks only, not from a URL: copy it here first")
+    return place
 
 
 def base_name(place: Location) -> str:
@@ -54,7 +70,7 @@ def list_remote(url: str, suffixes: Sequence[str]) -> tuple[list[str], bool]:
     Raises ``InputError`` where there is none, ``MissingError`` where a package is not installed.
     """
     filesystem, inside = _filesystem(url)
-    if asked(url, lambda: filesystem.isfile(inside)):
+    if _is_remote_file(url, filesystem, inside):
         return [url], True
     if set("*?[") & set(inside):
         names = asked(url, lambda: [name for name in filesystem.glob(inside) if filesystem.isfile(name)])
@@ -67,17 +83,53 @@ def list_remote(url: str, suffixes: Sequence[str]) -> tuple[list[str], bool]:
     return [filesystem.unstrip_protocol(name) for name in sorted(names)], False
 
 
+def _is_remote_file(url: str, filesystem: Any, inside: str) -> bool:
+    """Raises ``InputError`` where that cannot be found out, which ``isfile`` of a filesystem calls no file."""
+    try:
+        return bool(filesystem.info(inside)["type"] == "file")
+    except FileNotFoundError as error:
+        # That of HTTP says so of whatever went wrong; the reason is its cause.
+        reason = error.__cause__
+        status = getattr(reason, "status", None)
+        if reason is None or isinstance(reason, FileNotFoundError) or status in _NOT_THERE:
+            return False
+        raise InputError(url, _refused(url, reason)) from error
+    except Exception as error:
+        raise _translated(url, error) from error
+
+
 def asked(url: str, ask: Callable[[], _T]) -> _T:
     """What ``ask`` returns. A filesystem's own errors, of which there are as many as filesystems, become ``InputError``."""
     try:
         return ask()
-    except ImportError as error:
-        # fsspec knows the filesystem, and the package that has it, by name.
-        raise MissingError(f"{url}: {one_line(error)}: pip install it beside fsspec") from error
-    except FileNotFoundError as error:
-        raise InputError(url, "no such file") from error
     except Exception as error:
-        raise InputError(url, one_line(error)) from error
+        raise _translated(url, error) from error
+
+
+def _translated(url: str, error: Exception) -> RankscopeError:
+    if isinstance(error, RankscopeError):
+        return error
+    if isinstance(error, ImportError):
+        # fsspec knows the filesystem, and the package that has it, by name.
+        return MissingError(f"{url}: {one_line(error)}: pip install it beside fsspec")
+    if isinstance(error, FileNotFoundError):
+        return InputError(url, "no such file")
+    return InputError(url, _refused(url, error))
+
+
+def _refused(url: str, error: BaseException) -> str:
+    """Why a filesystem did not answer, and what to do about it.
+
+    Every filesystem has errors of its own, in a package that need not be installed: they are told by their names.
+    """
+    name, status, said = type(error).__name__, getattr(error, "status", None), one_line(error)
+    if isinstance(error, PermissionError) or status in _DENIED or _CREDENTIALS.search(name):
+        return f"access denied: {said}; give credentials for {url.partition('://')[0]}:// that may read it"
+    if isinstance(status, int):
+        return f"the server does not give it: {said}"
+    if (isinstance(error, OSError) and not isinstance(error, IsADirectoryError | NotADirectoryError)) or _NETWORK.search(name):
+        return f"cannot be reached: {said}; check the address, the network and the proxy"
+    return said
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
@@ -91,7 +143,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
     return found
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """What another package's error says, for a message of ours."""
     said = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return " ".join(said.split())[:300].rstrip(".") or type(error).__name__

@@ -16,16 +16,17 @@ import numpy as np
 from rankscope.analysis.detail import detail_of, with_parts
 from rankscope.analysis.detail_result import RankDetail
 from rankscope.analysis.input_wait import input_wait_us
-from rankscope.analysis.locations import Location, list_remote
+from rankscope.analysis.locations import OPERATIONS_SUFFIX, Location, list_remote
 from rankscope.analysis.reduce import Reduction, reduce_file, step_breakdowns, step_numbers
 from rankscope.analysis.traces import KERNEL, Trace, read_trace
 from rankscope.analysis.work import work_events
 from rankscope.analysis.workers import Engine
 from rankscope.runs.errors import InputError
-from rankscope.runs.reader import is_run
+from rankscope.runs.named import refuse_folder_of_runs
 from rankscope.runs.records import DeviceKind
 
 SUFFIXES: Final = (".json", ".json.gz", ".json.zst")
+_OPERATIONS: Final = "Parquet, so no Kineto trace; traced operations are read by `rankscope whatif` only"
 _PATTERN: Final = frozenset("*?[")
 
 _UNFOLDS: Final = 18
@@ -68,13 +69,16 @@ def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location
 
 def _list_local(path: Path) -> tuple[list[Path], bool]:
     if path.is_dir():
-        if runs := sorted(child for child in path.iterdir() if is_run(child)):
-            raise InputError(path, f"a folder of runs; name one of them, such as {runs[-1]}")
+        refuse_folder_of_runs(path)
         inside = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
         if not inside:
+            if operations := sorted(path.glob(f"*{OPERATIONS_SUFFIX}")):
+                raise InputError(operations[0], _OPERATIONS)
             kinds = ", ".join("*" + suffix for suffix in SUFFIXES)
             raise InputError(path, f"neither a run directory (no run.json) nor a folder with traces ({kinds})")
         return inside, False
+    if path.name.endswith(OPERATIONS_SUFFIX) and path.exists():
+        raise InputError(path, _OPERATIONS)
     if path.exists() or not _PATTERN & set(str(path)):
         return [path], True
     matching = [Path(name) for name in sorted(glob.glob(os.fspath(path), recursive=True))]  # noqa: PTH207  # Path.glob refuses absolute patterns

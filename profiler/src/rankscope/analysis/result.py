@@ -55,6 +55,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Share of its step time that the recorder took on the rank where it took most; known once a rank has ended."""
     recorder_budget: float | None = None
     """The share that it was allowed."""
+    unreadable: list[str] = []
+    """Files and folders of a run of which nothing could be read, as paths inside it: what they hold is missing above."""
     warnings: list[str] = []
     """What was damaged or left out, one sentence each."""
 

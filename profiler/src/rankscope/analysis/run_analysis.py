@@ -95,6 +95,7 @@ def analysis_of(
             name=recorded.name,
             recorder_share=recorder_share(table, run.infos, earlier_us=run.earlier.wall_us),
             recorder_budget=max((info.budget for info in run.infos.values() if info.budget is not None), default=None),
+            unreadable=sorted(os.fspath(path.relative_to(run.path)) for path in run.reader.unusable),
             warnings=_warnings(run, ended),
         ),
         ranks=[

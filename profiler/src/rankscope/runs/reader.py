@@ -54,17 +54,17 @@ def is_run(path: Path) -> bool:
     return run_file(path).is_file()
 
 
+def is_visible_run(folder: Path) -> bool:
+    """Whether ``folder`` is a run and may be looked into: of many, one that may not be is nobody's business."""
+    try:
+        return is_run(folder)
+    except OSError:
+        return False
+
+
 def is_headless_run(path: Path) -> bool:
     """Whether ``path`` looks like a run directory that has lost its ``run.json``: there are attempts in it."""
     return (path / ATTEMPTS).is_dir() and not is_run(path)
-
-
-def run_and_attempt(path: Path) -> tuple[Path, int | None]:
-    """A run directory and ``None``, or of ``RUN/attempts/NNN`` the run and the number."""
-    named = path.name.isdecimal() and path.parent.name == ATTEMPTS and not is_run(path)
-    if named and (is_run(path.parent.parent) or is_headless_run(path.parent.parent)):
-        return path.parent.parent, int(path.name)
-    return path, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ class RunReader:
         data = _read_bytes(file)
         try:
             head = msgspec.json.decode(data, type=dict[str, object])
+        except msgspec.ValidationError as error:
+            raise InputError(file, f"not a rankscope run: {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(file, f"not JSON: {error}") from error
         schema = str(head.get("schema"))

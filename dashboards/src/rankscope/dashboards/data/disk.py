@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rankscope.alerts.watched_run import discover, is_visible_run
+from rankscope.alerts.watched_run import discover
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.steps import StepTable
@@ -16,7 +16,7 @@ from rankscope.dashboards.data.footprint import Footprint, footprint
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.source import RunSummary, Status, StepMatrices, UnknownRunError
 from rankscope.runs.errors import InputError, RankscopeError
-from rankscope.runs.reader import RunReader
+from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.world_size import told_world_size
 
 SILENT_AFTER_S: Final = 120.0

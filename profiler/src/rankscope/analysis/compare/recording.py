@@ -11,7 +11,8 @@ from rankscope.analysis.possible import is_possible_breakdown
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.wording import counted
 from rankscope.runs.errors import InputError
-from rankscope.runs.reader import ATTEMPTS, RunReader, run_and_attempt
+from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
+from rankscope.runs.reader import ATTEMPTS, RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepBreakdown
 from rankscope.runs.world_size import told_world_size
 
@@ -47,11 +48,12 @@ def read_recording(path: Path) -> Recording:
 
     Raises ``InputError``: no run, one of a newer format, no such attempt, or not one step recorded.
     """
-    run, number = run_and_attempt(path)
+    named = named_run(path)
+    if named is None:
+        refuse_folder_of_runs(path)
+    run, number = named or NamedRun(path, None)
     reader = RunReader(run)
     attempts = reader.attempts()
-    if number is not None and number not in attempts:
-        raise InputError(path, "no such attempt of the run")
     attempt = number if number is not None else attempts[-1] if attempts else 0
     ranks = reader.ranks(attempt)
     table = StepTable.load(reader, attempt if attempts else None)

@@ -15,8 +15,9 @@ import msgspec
 from rankscope.analysis.hang.pickles import MAX_CONTAINERS, MAX_STEPS, PickleError, load_plain
 from rankscope.analysis.hang.records import Dump, parse
 from rankscope.runs.errors import InputError
-from rankscope.runs.paths import flight_dir
-from rankscope.runs.reader import RunReader, is_headless_run, is_run
+from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
+from rankscope.runs.paths import attempt_dir, flight_dir
+from rankscope.runs.reader import RunReader
 from rankscope.runs.segments import open_regular
 from rankscope.runs.world_size import told_world_size
 
@@ -69,15 +70,15 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
 
     A file that cannot be read is left out with a warning, unless none can be: then ``InputError`` says why of the first.
     """
-    runs = [path for path in paths if is_run(path) or is_headless_run(path)]
+    runs = [run for path in paths if (run := named_run(path)) is not None]
     if runs and len(paths) > 1:
-        raise InputError(runs[0], "a run beside other paths; name a run, or dumps, not both")
+        raise InputError(runs[0].path, "a run beside other paths; name a run, or dumps, not both")
     dumps = _of_run(runs[0]) if runs else Dumps(os.fspath(paths[0]) if len(paths) == 1 else os.curdir)
     files, unnamed = ([], []) if runs else _named_by(paths)
     if runs:
-        files = _in_run(runs[0], dumps)
+        files = _in_run(runs[0].path, dumps)
     if not files:
-        where = runs[0] if runs else unnamed[0] if unnamed else paths[0]
+        where = runs[0].path if runs else unnamed[0] if unnamed else paths[0]
         raise InputError(where, _nothing(is_a_run=bool(runs), unnamed=bool(unnamed)))
     dumps.warnings += [f"{path}: left out, no rank in its name" for path in unnamed]
     files = _one_occasion(files, dumps)
@@ -146,12 +147,13 @@ def _taken_ns(file: DumpFile, dump: Dump) -> int | None:
     return file.written_ns if 0 <= file.written_ns - dump.newest_ns <= timeout + _COPIED_LATER_NS else None
 
 
-def _of_run(path: Path) -> Dumps:
+def _of_run(run: NamedRun) -> Dumps:
+    path = run.path
     reader = RunReader(path)
-    attempts = reader.attempts()
+    attempts = reader.attempts() if run.attempt is None else [run.attempt]
     with_dumps = [attempt for attempt in attempts if _files(flight_dir(path, attempt))]
     if not with_dumps:
-        raise InputError(path, _nothing(is_a_run=True, unnamed=False))
+        raise InputError(path if run.attempt is None else attempt_dir(path, run.attempt), _nothing(is_a_run=True, unnamed=False))
     attempt = with_dumps[-1]
     infos = reader.infos(attempt)
     dumps = Dumps(
@@ -187,8 +189,7 @@ def _named_by(paths: Sequence[Path]) -> tuple[list[DumpFile], list[Path]]:
     unnamed: list[Path] = []
     for path in paths:
         if path.is_dir():
-            if runs := sorted(child for child in path.iterdir() if is_run(child)):
-                raise InputError(path, f"a folder of runs; name one of them, such as {runs[-1]}")
+            refuse_folder_of_runs(path)
             found |= {name: file for name in _files(path) if (file := _dump_file(name)) is not None}
             continue
         names = [path]

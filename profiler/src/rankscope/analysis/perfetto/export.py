@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.locations import location
 from rankscope.analysis.perfetto.annotations import clock_sentence, write_annotations
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.collective_tracks import (
@@ -29,11 +30,11 @@ from rankscope.analysis.perfetto.source import Plan, Progress, Source
 from rankscope.analysis.perfetto.traces_source import TracesSource
 from rankscope.analysis.wording import counted
 from rankscope.runs.errors import InputError
-from rankscope.runs.reader import is_headless_run, is_run
+from rankscope.runs.named import named_run
 
 
 def export_perfetto(
-    paths: Sequence[Path],
+    paths: Sequence[Path | str],
     write: Callable[[bytes], object],
     *,
     selection: Selection | None = None,
@@ -57,6 +58,7 @@ def export_perfetto(
         writer = TraceWriter(write, base_ns=plan.base_ns)
         places = _write_ranks(source, writer, progress)
         source.write_hosts(writer)
+        source.finish()
     except OSError as error:
         if error.filename is None:  # not of something that is read
             raise
@@ -84,17 +86,15 @@ def export_perfetto(
     )
 
 
-def _source(paths: Sequence[Path], selection: Selection, raw: bool | None, progress: Progress) -> Source:
+def _source(paths: Sequence[Path | str], selection: Selection, raw: bool | None, progress: Progress) -> Source:
     if not paths:
         raise InputError(os.curdir, "nothing to export: name a run directory or traces")
-    runs = [path for path in paths if is_run(path) or is_headless_run(path)]
+    places = [location(path) for path in paths]
+    runs = [run for place in places if isinstance(place, Path) and (run := named_run(place)) is not None]
     if not runs:
-        operations = [path for path in paths if path.suffix == ".parquet"]
-        if operations:
-            raise InputError(operations[0], "Parquet, so no Kineto trace; traced operations are read by `rankscope whatif` only")
-        return TracesSource(paths, selection, progress=progress)
+        return TracesSource(places, selection, progress=progress)
     if len(paths) > 1:
-        raise InputError(paths[1], f"cannot be exported together with the run {runs[0]}; export one run at a time")
+        raise InputError(paths[1], f"cannot be exported together with the run {runs[0].path}; export one run at a time")
     return RunSource(runs[0], selection, raw=raw, progress=progress)
 
 

@@ -1,4 +1,4 @@
-"""A run directory as a source: its last attempt, as the analysis judges it."""
+"""A run directory as a source: its last attempt, or the one that was named, as the analysis judges it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from rankscope.analysis.perfetto.survey import Survey
 from rankscope.analysis.possible import is_possible_step
 from rankscope.analysis.wording import counted
 from rankscope.runs.errors import InputError
+from rankscope.runs.named import NamedRun
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, HardwareSample, RankInfo
@@ -40,16 +41,19 @@ _MARGIN_NS: Final = 1_000_000_000
 class RunSource:
     """``raw``: whether raw traces that were kept are merged in; ``None``: if steps were chosen."""
 
-    def __init__(self, path: Path, selection: Selection, *, raw: bool | None, progress: Progress) -> None:
+    def __init__(self, run: NamedRun, selection: Selection, *, raw: bool | None, progress: Progress) -> None:
+        path = run.path
         self._reader = RunReader(path)
         attempts = self._reader.attempts()
-        self._attempt = attempts[-1] if attempts else 0
+        last = attempts[-1] if attempts else 0
+        self._attempt = last if run.attempt is None else run.attempt
         everybody = self._reader.ranks(self._attempt)
         ranks = [rank for rank in everybody if selection.has_rank(rank)]
         if not ranks:
             raise InputError(path, "no rank has left records in it" if not everybody else none_of_these(everybody))
         self._infos = self._reader.infos(self._attempt)
-        left_out = [counted(len(attempts) - 1, "earlier attempt")] if len(attempts) > 1 else []
+        others = "earlier attempt" if self._attempt == last else "other attempt"
+        left_out = [counted(len(attempts) - 1, others)] if len(attempts) > 1 else []
         steps = self._choose(everybody, set(ranks), selection, left_out, progress)
         self._steps = range(*steps)
         self._simulated = self._reader.info.simulated
@@ -57,6 +61,9 @@ class RunSource:
         self.plan = self._make_plan(everybody, ranks, left_out)
         self._raw = self._threshold(ranks, selection, raw, left_out)
         self._stride = self._sampling(left_out, selection.max_events)
+        self._unusable = list(self._reader.unusable)
+        self._written = 0
+        """Step records."""
 
     def _choose(
         self, everybody: list[int], ranks: set[int], selection: Selection, left_out: list[str], progress: Progress
@@ -71,9 +78,7 @@ class RunSource:
             left_out.append(counted(self._reader.skipped_lines, "damaged line"))
         if survey.damaged:
             left_out.append(f"{counted(survey.damaged, 'record')}: times that make no sense")
-        if self._reader.unusable:
-            names = sorted(os.fspath(file.relative_to(self._reader.path)) for file in self._reader.unusable)
-            left_out.append(f"{counted(len(names), 'file')} that cannot be read, such as {names[0]}")
+        self._say_unusable(self._reader.unusable, left_out)
         weights = survey.all_weights()
         # A quarter is for the hardware, where there is any.
         limit = selection.max_events - (selection.max_events // 4 if self._reader.hosts() else 0)
@@ -88,6 +93,11 @@ class RunSource:
                 f" {selection.max_events:,} are exported; --steps A:B chooses others, --max-events N more"
             )
         return steps
+
+    def _say_unusable(self, files: list[Path], left_out: list[str]) -> None:
+        if files:
+            names = sorted(os.fspath(file.relative_to(self._reader.path)) for file in files)
+            left_out.append(f"{counted(len(names), 'file')} that cannot be read, such as {names[0]}")
 
     def _make_plan(self, everybody: list[int], ranks: list[int], left_out: list[str]) -> Plan:
         steps = (self._steps.start, self._steps.stop)
@@ -143,6 +153,7 @@ class RunSource:
         rows = {
             row.step: row for row in self._reader.steps(self._attempt, rank) if row.step in self._steps and is_possible_step(row)
         }
+        self._written += len(rows)
         write_steps(writer, pid, list(rows.values()), correct)
         for row in rows.values():
             start = correct(row.start_unix_ns)
@@ -181,7 +192,12 @@ class RunSource:
             write_raw(writer, pid, trace, self._raw, self.plan.on_common_clock(rank))
 
     def _threshold(self, ranks: list[int], selection: Selection, raw: bool | None, left_out: list[str]) -> Threshold | None:
-        kept = sum(1 for rank in ranks for _ in self._kept_files(rank))
+        kept = 0
+        for rank in ranks:
+            try:
+                kept += sum(1 for _ in self._kept_files(rank))
+            except OSError as error:
+                left_out.append(f"{error.filename}: {error.strerror}")
         if not kept:
             if raw:
                 left_out.append("raw traces: none was kept")
@@ -200,10 +216,8 @@ class RunSource:
         extent = [self.plan.clocks.seen_at(rank, one) for one in self._extent]
         try:
             files = list(self._kept_files(rank))
-        except OSError as error:
-            files = []
-            if left_out is not None:
-                left_out.append(f"{error.filename}: {error.strerror}")
+        except OSError:
+            files = []  # which has been said
         for file in files:
             try:
                 trace = read_raw_trace(file).within(*extent)
@@ -256,6 +270,21 @@ class RunSource:
                 name = f"host {host} · hardware" + (" · simulated" if simulated else "")
                 pid = writer.process(name, order=len(self.plan.names) + order)
                 write_hardware(writer, pid, samples, self._clock_of(host))
+
+    def finish(self) -> None:
+        """Readers take a file that has gone for one that retention removed, and so a whole run."""
+        path, known = self._reader.path, set(self._unusable)
+        there = RunReader(path).ranks(self._attempt)
+        gone = [rank_dir(path, self._attempt, rank) for rank in self.plan.names if rank not in there]
+        # Of a rank's own streams its kernels alone are read while it is written, and not before.
+        late = [file for file in self._reader.unusable if file not in known]
+        gone += [file for file in late if not file.name.startswith("kernels")]
+        if gone:
+            raise InputError(gone[0], "was there when the export began, and cannot be read any more")
+        self._say_unusable(late, self.plan.left_out)
+        missing = sum(count for step, count in self._survey.records.items() if step in self._steps) - self._written
+        if missing > 0:
+            self.plan.left_out.append(f"{counted(missing, 'step record')}: removed while the run was exported")
 
 
 def _shared_by_hosts(clocks: Clocks, hosts: dict[int, str]) -> Clocks:

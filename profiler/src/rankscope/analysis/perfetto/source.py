@@ -57,6 +57,9 @@ class Source(Protocol):
     def write_hosts(self, writer: TraceWriter) -> None:
         """Processes of hosts."""
 
+    def finish(self) -> None:
+        """After all has been written: say in the plan what has gone meanwhile. Raises ``InputError`` where that is too much."""
+
 
 def clock_of(clocks: Clocks, matches: int, ranks: Collection[int], *, fitted_to: str | None = None) -> ExportClock:
     """What to say of ``clocks``, fitted to so many matches."""

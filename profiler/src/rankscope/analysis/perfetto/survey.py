@@ -25,6 +25,8 @@ class Survey:
     selection: Selection
     weights: dict[int, int] = field(default_factory=dict)
     """Step to the number of its events."""
+    records: dict[int, int] = field(default_factory=dict)
+    """Step to the number of ranks that have recorded it."""
     profiled: set[int] = field(default_factory=set)
     """Steps of which there is more than a step record."""
     collectives: dict[int, int] = field(default_factory=dict)
@@ -38,6 +40,7 @@ class Survey:
 
     def add_steps(self, records: Iterable[StepRecord]) -> None:
         """Of a rank that was chosen."""
+        seen: set[int] = set()
         for record in records:
             if not is_possible_step(record):
                 self.damaged += 1
@@ -48,6 +51,9 @@ class Survey:
                 continue
             if record.profiled:
                 self.profiled.add(step)
+            if step not in seen:
+                seen.add(step)
+                self.records[step] = self.records.get(step, 0) + 1
             self.weights[step] = self.weights.get(step, 0) + step_tracks.weight(record)
             start, end = record.start_unix_ns, record.start_unix_ns + round(record.wall_us * 1000)
             first, last = self.times.get(step, (start, end))

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from rankscope.analysis.clock import consistent, fit_clocks
 from rankscope.analysis.locations import Location, base_name
@@ -55,7 +54,7 @@ class _Known:
 class TracesSource:
     """Reads every trace twice: what is in it, then to write it. One at a time is in memory."""
 
-    def __init__(self, paths: Sequence[Path], selection: Selection, *, progress: Progress) -> None:
+    def __init__(self, paths: Sequence[Location], selection: Selection, *, progress: Progress) -> None:
         self._selection = selection
         left_out: list[str] = []
         everything = self._look(paths, left_out, progress)
@@ -69,7 +68,7 @@ class TracesSource:
         left_out += self._shown.sentences(sizes)
         self.plan = self._make_plan(everything, left_out)
 
-    def _look(self, paths: Sequence[Path], left_out: list[str], progress: Progress) -> dict[int, _Known]:
+    def _look(self, paths: Sequence[Location], left_out: list[str], progress: Progress) -> dict[int, _Known]:
         files, named = find_traces(paths)
         found: dict[int, _Known] = {}
         for done, file in enumerate(files):
@@ -184,3 +183,6 @@ class TracesSource:
 
     def write_hosts(self, writer: TraceWriter) -> None:
         """Traces know nothing of the hardware."""
+
+    def finish(self) -> None:
+        """A trace that has gone is an error when it is read again."""

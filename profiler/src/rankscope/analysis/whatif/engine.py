@@ -6,14 +6,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankscope.analysis.locations import OPERATIONS_SUFFIX, Location, location
 from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.runs.errors import InputError
-from rankscope.runs.reader import is_headless_run, is_run
+from rankscope.runs.named import named_run
 
 
 def whatif(
-    paths: Sequence[Path], *, price_per_gpu_hour: float | None = None, currency: str = "USD", per_step: bool = False
+    paths: Sequence[Path | str], *, price_per_gpu_hour: float | None = None, currency: str = "USD", per_step: bool = False
 ) -> WhatIf:
     """How fast the job would be without stragglers, and without each rank, stage, operation and cause.
 
@@ -24,14 +25,15 @@ def whatif(
     if not paths:
         raise InputError(os.curdir, "nothing to look at: name a run directory, a file of operations, or traces")
     try:
-        return _whatif(paths, terms)
+        return _whatif([location(path) for path in paths], terms)
     except OSError as error:
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error
 
 
-def _whatif(paths: Sequence[Path], terms: Terms) -> WhatIf:
-    runs = [path for path in paths if is_run(path) or is_headless_run(path)]
-    files = [] if runs else [file for path in paths for file in _operation_files(path)]
+def _whatif(paths: Sequence[Location], terms: Terms) -> WhatIf:
+    local = [path for path in paths if isinstance(path, Path)]
+    runs = [run for path in local if (run := named_run(path)) is not None]
+    files = [] if runs else [file for path in local for file in _operation_files(path)]
     if (runs or files) and len(paths) > 1:
         raise InputError(
             paths[1], f"cannot be looked at together with {paths[0]}; give one run, or one file of operations, or traces"
@@ -54,5 +56,5 @@ def _whatif(paths: Sequence[Path], terms: Terms) -> WhatIf:
 
 def _operation_files(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.name.endswith(".parquet"))
-    return [path] if path.name.endswith(".parquet") else []
+        return sorted(file for file in path.iterdir() if file.name.endswith(OPERATIONS_SUFFIX))
+    return [path] if path.name.endswith(OPERATIONS_SUFFIX) else []

@@ -1,4 +1,4 @@
-"""What-if from a run directory: the step records of its last attempt, or the collectives of its profiled steps."""
+"""What-if from a run directory: the step records of an attempt, or the collectives of its profiled steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +31,7 @@ from rankscope.analysis.whatif.step_graph import (
     of_ranks,
 )
 from rankscope.analysis.whatif.windows_answer import Profiled, whatif_of_profiled
+from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, RankInfo, StepRecord
 
@@ -70,11 +70,11 @@ class _Blocked:
         return found
 
 
-def whatif_of_run(path: Path, terms: Terms) -> WhatIf:
-    """Answer from the last attempt of a run; hours count its world size. Raises ``InputError``."""
-    reader = RunReader(path)
+def whatif_of_run(run: NamedRun, terms: Terms) -> WhatIf:
+    """Answer from an attempt of a run; hours count its world size. Raises ``InputError``."""
+    reader = RunReader(run.path)
     attempts = reader.attempts()
-    attempt = attempts[-1] if attempts else 0
+    attempt = run.attempt if run.attempt is not None else attempts[-1] if attempts else 0
     blocked = _Blocked()
     ranks = reader.ranks(attempt)
     table = StepTable.from_records(attempt, {rank: blocked.noting(rank, reader.steps(attempt, rank)) for rank in ranks})
@@ -89,7 +89,7 @@ def whatif_of_run(path: Path, terms: Terms) -> WhatIf:
     )
     source = WhatIfSource(
         kind="run",
-        path=os.fspath(path),
+        path=os.fspath(run.path),
         name=recorded.name,
         evidence="steps",
         ranks=int(table.has_record.any(axis=1).sum()),

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
-from rankscope.analysis.locations import common_folder
+from rankscope.analysis.locations import Location, common_folder
 from rankscope.analysis.matching import Match, match_collectives
 from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.reduce import Reduction, reduce_file, reduce_trace
@@ -51,7 +50,7 @@ class Profiled:
     evidence: Literal["windows", "traces"]
 
 
-def whatif_of_traces(paths: Sequence[Path], terms: Terms) -> WhatIf:
+def whatif_of_traces(paths: Sequence[Location], terms: Terms) -> WhatIf:
     """Answer from Kineto traces, one per rank; hours count their world size. Raises ``InputError``."""
     files, named = find_traces(paths)
     traces: dict[int, Trace] = {}

@@ -1,0 +1,84 @@
+"""What a person names when they name a run: its folder, its ``run.json``, or the folder of one of its attempts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rankscope.runs.errors import InputError
+from rankscope.runs.paths import run_file
+from rankscope.runs.reader import ATTEMPTS, RunReader, is_headless_run, is_run, is_visible_run
+
+_SHOWN: Final = 8
+
+
+class NamedRun(NamedTuple):
+    """A run, and the attempt that was named, ``None`` for the last one."""
+
+    path: Path
+    attempt: int | None
+
+
+def named_run(path: Path) -> NamedRun | None:
+    """The run that ``path`` names, ``None`` where it names something else.
+
+    A folder that was a run once is one, too: reading it says what is wrong with it. Raises ``InputError`` for the folder of all
+    attempts, for an attempt that is not there, and for what may not be looked at.
+    """
+    try:
+        return _named_run(path)
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error)) from error
+
+
+def _named_run(path: Path) -> NamedRun | None:
+    if _looks_like_run(path):
+        return NamedRun(path, None)
+    # Also from within: `.` in the folder of an attempt.
+    whole = path if len(path.parts) > 2 and os.pardir not in path.parts else Path(os.path.abspath(path))  # noqa: PTH100  # `..` is resolved, links are not
+    if whole.name == run_file(whole).name and _is_readable_run(whole.parent):
+        return NamedRun(whole.parent, None)
+    if whole.name == ATTEMPTS and _looks_like_run(whole.parent):
+        raise InputError(path, f"the attempts of a run; name the run, {whole.parent}, or one of them{_such_as(whole.parent)}")
+    run = whole.parent.parent
+    if whole.name.isdecimal() and whole.parent.name == ATTEMPTS and _looks_like_run(run):
+        number, there = int(whole.name), RunReader(run).attempts()
+        if number not in there:
+            raise InputError(path, f"no such attempt of the run; there {_listed(there)}")
+        return NamedRun(run, number)
+    return None
+
+
+def refuse_folder_of_runs(path: Path) -> None:
+    """Raises ``InputError`` where the runs lie right inside of what was named; those that may be looked into."""
+    if path.is_dir() and (runs := sorted(child for child in path.iterdir() if is_visible_run(child))):
+        raise InputError(path, f"a folder of runs; name one of them, such as {runs[-1]}")
+
+
+def _looks_like_run(path: Path) -> bool:
+    return is_run(path) or is_headless_run(path)
+
+
+def _is_readable_run(folder: Path) -> bool:
+    """A trace may be named ``run.json``, too."""
+    if not is_run(folder):
+        return False
+    try:
+        RunReader(folder)
+    except InputError:
+        return False
+    return True
+
+
+def _such_as(run: Path) -> str:
+    there = RunReader(run).attempts()
+    return f", such as {run / ATTEMPTS / f'{there[-1]:03d}'}" if there else ""
+
+
+def _listed(numbers: list[int]) -> str:
+    if not numbers:
+        return "is none yet"
+    shown = ", ".join(map(str, numbers[-_SHOWN:]))
+    before = f"{len(numbers) - _SHOWN} earlier ones and " if len(numbers) > _SHOWN else ""
+    return f"{'is' if len(numbers) == 1 else 'are'} {before}{shown}"

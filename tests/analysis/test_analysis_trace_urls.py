@@ -1,0 +1,112 @@
+"""Traces behind a URL: what is said where nothing comes from there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.perfetto.export import export_perfetto
+from rankscope.analysis.whatif.engine import whatif
+from rankscope.runs.errors import InputError
+
+pytest.importorskip("aiohttp")
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """``/403/…`` is answered with 403."""
+
+    def do_GET(self) -> None:
+        self.send_response(int(self.path.split("/")[1]))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(b"{}")
+
+    do_HEAD = do_GET  # noqa: N815  # as the server wants it
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as served:
+        threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield f"http://127.0.0.1:{served.server_port}"
+        served.shutdown()
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address where nobody listens."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Answers, bind_and_activate=True) as closed:
+        return f"http://127.0.0.1:{closed.server_port}"
+
+
+@pytest.mark.parametrize("name", ["rank-0.json", "rank-*.json", ""])
+def test_a_server_that_is_not_there_is_not_a_missing_file(nobody: str, name: str) -> None:
+    with pytest.raises(InputError, match=r"cannot be reached: .*check the address, the network and the proxy"):
+        analyze([f"{nobody}/{name}"])
+
+
+def test_every_verb_that_reads_traces_says_the_same(nobody: str) -> None:
+    url = f"{nobody}/rank-0.json"
+    with pytest.raises(InputError, match="cannot be reached"):
+        whatif([url])
+    with pytest.raises(InputError, match="cannot be reached"):
+        export_perfetto([url], lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, r"access denied: .*credentials for http://"),
+        (403, r"access denied: .*credentials for http://"),
+        (404, "no such file, nor a folder"),
+        (500, "the server does not give it: 500"),
+        (200, "JSON, but not a trace"),
+    ],
+)
+def test_a_server_that_refuses_is_told_from_one_that_has_nothing(server: str, status: int, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        analyze([f"{server}/{status}/rank-0.json"])
+
+
+class NoCredentialsError(Exception):
+    """Named like that of a package which need not be installed."""
+
+
+class _Locked(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    protocol = "locked"
+    cachable = False
+    raises: ClassVar[Exception]
+
+    def info(self, path: str, **_: Any) -> Any:
+        raise self.raises
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(13, "Forbidden"), "access denied: Forbidden; give credentials for locked://"),
+        (NoCredentialsError("Unable to locate credentials"), "access denied: Unable to locate credentials; give credentials"),
+        (TimeoutError("timed out"), "cannot be reached: timed out"),
+        (ValueError("odd bucket"), ": odd bucket$"),
+    ],
+)
+def test_errors_of_filesystems_are_told_by_what_they_are(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str, tmp_path: Path
+) -> None:
+    # given a filesystem that fails when it is asked, in its own way
+    fsspec.register_implementation("locked", _Locked, clobber=True)
+    monkeypatch.setattr(_Locked, "raises", error, raising=False)
+    # then that is said, instead of that there is no file
+    with pytest.raises(InputError, match=said):
+        analyze([f"locked://{tmp_path.name}/rank-0.json"])
