@@ -136,11 +136,12 @@ def _match_cell(held: _Cell, expected: set[int] | None, known: set[int], named: 
 
 def _exclusion(records: list[CollectiveRecord]) -> str | None:
     """Why an instance says nothing about who waits for whom, or ``None``."""
-    for record in records:
-        row = operation(record.op)
-        if row.rule in (None, "pair") or (row.excluded and record.root is None):
+    asked = dict.fromkeys((record.op, record.root is None) for record in records)
+    for op, rootless in asked:
+        row = operation(op)
+        if row.rule in (None, "pair") or (row.excluded and rootless):
             return row.excluded
-    if all(record.op == "all_to_all" for record in records) and len({record.bytes for record in records} - {None}) > 1:
+    if all(op == "all_to_all" for op, _ in asked) and len({record.bytes for record in records} - {None}) > 1:
         return "uneven_all_to_all"
     return None
 

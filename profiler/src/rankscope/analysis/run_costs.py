@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 from rankscope.analysis.assess import breakdowns_of
 from rankscope.analysis.run_evidence import RunEvidence
@@ -13,7 +14,7 @@ from rankscope.analysis.waterfall import Amount, Costs
 from rankscope.analysis.window_costs import costs_of_windows, together
 
 
-def costs_of_run(run: RunEvidence, throughput: Throughput | None) -> Callable[[Collection[int]], Costs | None]:
+def costs_of_run(run: RunEvidence, throughput: Throughput | None) -> Callable[[tuple[int, ...]], Costs | None]:
     """The costs of the mean step of a run without some ranks; they are ``None`` where nothing is known of them.
 
     Without those that a verdict names, for what limits the step besides: what they do has been said. Of step records their part
@@ -21,10 +22,10 @@ def costs_of_run(run: RunEvidence, throughput: Throughput | None) -> Callable[[C
     """
     accelerated = any(info.device_kind != "cpu" for info in run.infos.values())
     steps = costs_of_steps(run.table, world_size=run.world_size, accelerated=accelerated, pipeline=run.pipeline)
-    return lambda without: _with_ideal(together(steps, _windows(run, without), accelerated=accelerated), throughput)
+    return cache(lambda without: _with_ideal(together(steps, _windows(run, without), accelerated=accelerated), throughput))
 
 
-def _windows(run: RunEvidence, without: Collection[int]) -> Costs | None:
+def _windows(run: RunEvidence, without: tuple[int, ...]) -> Costs | None:
     if set(without) >= set(run.ranks):
         without = ()  # a slowness that moves may be of all of them
     return costs_of_windows(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -59,7 +59,7 @@ def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
 def run_verdict(
     run: RunEvidence,
     comparable: Sequence[Judged],
-    costs: Callable[[Collection[int]], Costs | None],
+    costs: Callable[[tuple[int, ...]], Costs | None],
     price: float | None,
     currency: str,
 ) -> tuple[Verdict, list[Finding]]:
@@ -72,7 +72,7 @@ def run_verdict(
 def _run_verdict(
     run: RunEvidence,
     comparable: Sequence[Judged],
-    costs: Callable[[Collection[int]], Costs | None],
+    costs: Callable[[tuple[int, ...]], Costs | None],
     price: float | None,
     currency: str,
 ) -> tuple[Verdict, list[Finding]]:
@@ -95,7 +95,7 @@ def _run_verdict(
         return _nobody_slow(run, comparable, setting, shares)
     judged, slow = max(found, key=lambda one: one[1].gain_us)
     verdict, finding = straggler(_explained(run, judged, slow), setting)
-    return verdict, [finding, *limits(shares_of(costs(slow.ranks)), setting, lead="Besides that, ")]
+    return verdict, [finding, *limits(shares_of(costs(tuple(slow.ranks))), setting, lead="Besides that, ")]
 
 
 def _too_little(run: RunEvidence, missing: str, lack: Lack = "few_steps") -> tuple[Verdict, list[Finding]]:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
+import numpy as np
+
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.waterfall_result import PartName, PartSource
@@ -39,16 +41,13 @@ def costs_of_windows(
     if not rows:
         return None
 
-    def mean(name: str) -> float:
-        return float(sum(getattr(row, name) for row in rows)) / len(rows)
-
-    exposed, idle, window = mean("exposed_communication_us"), mean("idle_us"), mean("window_us")
+    window, compute, exposed, copies, idle = np.mean([_parts_us(row) for row in rows], axis=0).tolist()
     waited = None if blame is None else _waited(blame, without) / len(rows)
     if world_size == 1 or exposed == 0:
         waited = 0.0
     known: dict[PartName, Amount] = {
-        "compute": Amount(mean("compute_us"), source),
-        "copies": Amount(mean("exposed_memcpy_us"), source),
+        "compute": Amount(compute, source),
+        "copies": Amount(copies, source),
         "exposed_communication": Amount(exposed - min(waited or 0.0, exposed), source),
     }
     notes: dict[PartName, str] = {}
@@ -67,6 +66,10 @@ def costs_of_windows(
     steps = len({row.step for row in rows})
     inner: dict[InnerName, Amount] = {"idle": Amount(idle, source)} if accelerated else {}
     return Costs(window, steps, unit, known=known, notes=notes, inner=inner, extent_us=extent_us)
+
+
+def _parts_us(row: StepBreakdown) -> tuple[float, ...]:
+    return (row.window_us, row.compute_us, row.exposed_communication_us, row.exposed_memcpy_us, row.idle_us)
 
 
 def _waited(blame: Blame, without: Collection[int]) -> float:
