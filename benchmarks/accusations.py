@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.own_time import Judged, Slow, Suspect, find_slow, too_short
+from rankscope.analysis.own_time import Judged, Suspect, find_slow, too_short
 from rankscope.analysis.rotating import find_rotating
+from rankscope.analysis.slow import Slow
 from rankscope.analysis.steps import StepTable
 
 STEP_US = 100_000.0

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.own_time import Judged, Slow, find_slow, period, saved, saved_by_each, too_short
+from rankscope.analysis.own_time import Judged, find_slow, period, saved, saved_by_each, too_short
 from rankscope.analysis.rotating import find_rotating
 from rankscope.analysis.significance import chance_reaches
+from rankscope.analysis.slow import Slow
 from rankscope.analysis.steps import StepTable
 
 Matrix = NDArray[np.float64]

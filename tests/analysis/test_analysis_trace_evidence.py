@@ -19,9 +19,9 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.extent import longest_extent_us
 from rankscope.analysis.late_named import late_named
 from rankscope.analysis.matching import Match
-from rankscope.analysis.own_time import Slow
 from rankscope.analysis.render import render_text
 from rankscope.analysis.result import Analysis
+from rankscope.analysis.slow import Slow
 from rankscope.analysis.transfers import explained_share
 from rankscope.analysis.verdict import Setting, straggler
 from rankscope.analysis.whatif.engine import whatif

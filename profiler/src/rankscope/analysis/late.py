@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.cause import Signals
-from rankscope.analysis.own_time import FIXED, MINIMUM_EFFECT, Slow
 from rankscope.analysis.significance import (
     LIMIT,
     UNCLEAR,
@@ -23,6 +22,7 @@ from rankscope.analysis.significance import (
     p_value,
     stability,
 )
+from rankscope.analysis.slow import FIXED, MINIMUM_EFFECT, Slow
 from rankscope.runs.records import StepBreakdown
 
 ENOUGH_STEPS: Final = 8

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Mapping
 
 from rankscope.analysis.blame import Blame, Group, Row
 from rankscope.analysis.ledger_result import (
@@ -17,36 +15,15 @@ from rankscope.analysis.ledger_result import (
     LedgerRow,
     LedgerSource,
 )
-from rankscope.analysis.own_time import Judged, waits
 
 
 def ledger_of_blame(blame: Blame, source: LedgerSource) -> Ledger | None:
     """From matched collectives; ``None`` without any."""
-    return _ledger(blame.rows, source, len(blame.steps)) if blame.steps else None
+    return ledger_of(blame.rows, source, len(blame.steps)) if blame.steps else None
 
 
-def ledger_of_steps(compared: Sequence[Judged]) -> Ledger | None:
-    """From own times, of the ranks that could be compared with each other; ``None`` where none could.
-
-    At each step the rank with the longest own time is charged. Blocked time is time in which the training thread did nothing
-    else, so all of it is exposed.
-    """
-    if not compared:
-        return None
-    groups: dict[Group, dict[tuple[int, int], Row]] = {}
-    for judged in compared:
-        last, wait = waits(judged)
-        rows: dict[tuple[int, int], Row] = {}
-        for at in np.unique(last):
-            mine = wait[:, last == at]
-            total, count = mine.sum(axis=1), (mine > 0).sum(axis=1)
-            for victim in np.flatnonzero(total > 0):
-                rows[judged.ranks[at], judged.ranks[victim]] = (float(total[victim]), float(total[victim]), int(count[victim]))
-        groups[None, tuple(judged.ranks)] = rows
-    return _ledger(groups, "steps", max(judged.own.shape[1] for judged in compared))
-
-
-def _ledger(groups: Mapping[Group, dict[tuple[int, int], Row]], source: LedgerSource, steps: int) -> Ledger:
+def ledger_of(groups: Mapping[Group, dict[tuple[int, int], Row]], source: LedgerSource, steps: int) -> Ledger:
+    """Of all rows per process group, over so many steps; the largest are told one by one, the rest as a sum."""
     sums = {key: _sum(rows.values()) for key, rows in groups.items()}
     shown = sorted(groups, key=lambda key: (-sums[key][1], -sums[key][0], key[0] or "", key[1]))[:MAX_GROUPS]
     everything = [

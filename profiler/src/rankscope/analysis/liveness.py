@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from rankscope.analysis.steps import StepTable
 from rankscope.runs.records import RankInfo
+
+if TYPE_CHECKING:
+    from rankscope.analysis.steps import StepTable  # traces have none, and half of what is imported hangs on it
 
 SILENT_SECONDS: Final = 300.0
 """Without a new record for longer, nobody is taken to be training."""

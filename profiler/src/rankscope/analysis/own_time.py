@@ -6,7 +6,7 @@ Walls are equalised by the collectives, own times are not: the rank whose own ti
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -27,23 +27,18 @@ from rankscope.analysis.significance import (
     stability,
     widest_gap,
 )
+from rankscope.analysis.slow import FIXED, MINIMUM_EFFECT, Slow
 from rankscope.analysis.step_order import by_step, last_ranks, of_blocks, ordered
 from rankscope.analysis.steps import Matrix, StepTable, Stored
 
 MINIMUM_STEPS: Final = 5
 """Fewer usable steps decide nothing."""
 
-MINIMUM_EFFECT: Final = 0.05
-"""Of the step time that would be saved; below it nobody is named, however certain."""
-
 WARM_UP: Final = 5
 """Steps at the start that are left out (at most a fifth of all): caches fill, allocators and buckets settle."""
 
-FIXED: Final = 0.6
-"""A rank that is the last in this share of the steps is always slow; below it, now and then."""
-
 FAR: Final = 0.3
-"""... and so much of its excess comes in few steps when it is far out in less than this share of them: now and then."""
+"""A rank that is far out in less than this share of the steps is so now and then, though it be the last in most of them."""
 
 REGULAR: Final = 0.75
 """Share of the distances between slow steps that must be a multiple of the same for them to come regularly."""
@@ -69,27 +64,6 @@ class Judged:
     def ranks(self) -> list[int]:
         """The compared ranks."""
         return [int(rank) for rank in self.table.ranks[self.rows]]
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """Ranks that make the others wait."""
-
-    ranks: list[int]
-    """Worst first. All that took part, when rotating."""
-    pattern: Pattern
-    gain_us: float
-    """Mean step time that healing them saves: the longest own time minus the longest of the others', beyond what it costs
-    that one of these is last.
-    """
-    excess_us: float
-    """Mean own time of the worst above the median of its peers, in the affected steps."""
-    p_value: float | None
-    stability: float
-    last_share: float
-    """Share of the steps in which one of them was last."""
-    affected: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
-    """[usable steps]: where one of them was last; where it is intermittent, those in which the worst was far out."""
 
 
 def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.bool_]] | None:

@@ -17,10 +17,11 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.intervals import clip, measure, union
-from rankscope.analysis.own_time import MINIMUM_EFFECT, MINIMUM_STEPS, WARM_UP, excess
+from rankscope.analysis.own_time import MINIMUM_STEPS, WARM_UP, excess
 from rankscope.analysis.peers import stage_of
 from rankscope.analysis.pipeline_result import PipelineResult, StageResult
 from rankscope.analysis.significance import LIMIT, block_sums, p_value
+from rankscope.analysis.slow import MINIMUM_EFFECT
 from rankscope.analysis.steps import Matrix, StepTable
 from rankscope.runs.records import CollectiveRecord, Pipeline, RankInfo
 

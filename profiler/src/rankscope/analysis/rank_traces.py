@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.analysis.detail import detail_of, with_parts
 from rankscope.analysis.detail_result import RankDetail
 from rankscope.analysis.input_wait import input_wait_us
 from rankscope.analysis.locations import OPERATIONS_SUFFIX, Location, list_remote
@@ -141,8 +140,13 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
             )
         events = work_events(trace, pattern)
         reduction = reduce_file(trace, events)
+        told: RankDetail | None = None
         if detail:
+            # Imported for it only: of the time that a trace takes without, imports are a good part.
+            from rankscope.analysis.detail import detail_of, with_parts
+
             reduction = msgspec.structs.replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
+            told = detail_of(trace, events, reduction.breakdowns[0], step_breakdowns(trace, events))
         return RankTrace(
             path=file,
             rank=trace.rank or 0,
@@ -154,7 +158,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
             damaged=trace.damaged,
             torn=trace.torn,
             reduction=reduction,
-            detail=detail_of(trace, events, reduction.breakdowns[0], step_breakdowns(trace, events)) if detail else None,
+            detail=told,
             pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
             input_us=input_wait_us(trace, events),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from rankscope.analysis.blame import Blame
 from rankscope.analysis.clock_result import RankClock
 from rankscope.analysis.detail_result import CommunicationPart, RankDetail
 from rankscope.analysis.result import RankResult
-from rankscope.analysis.steps import StepTable
 from rankscope.runs.records import DeviceKind, RankInfo, StepBreakdown
+
+if TYPE_CHECKING:
+    from rankscope.analysis.steps import StepTable  # traces have none, and half of what is imported hangs on it
 
 _SUMMED: Final = (
     "window_us",

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.breakdown import Work, partition
 from rankscope.analysis.collectives import Instance, collective_instances, uncalled
-from rankscope.analysis.detail import with_parts
 from rankscope.analysis.intervals import clips
 from rankscope.analysis.kernel_classes import kernel_class
 from rankscope.analysis.traces import DEVICE_NOTE, NOTE, Trace
@@ -59,6 +58,9 @@ def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduc
     go from the first start of the work launched in a step to that of the next step, found by launch correlation; whatever runs
     in the window is cut to it. A collective belongs to the step in which it was enqueued.
     """
+    # Imported for windows of runs, and for traces in detail: of the time that a trace takes, imports are a good part.
+    from rankscope.analysis.detail import with_parts
+
     annotated = _annotated_steps(trace)
     if annotated is None:
         return Reduction()

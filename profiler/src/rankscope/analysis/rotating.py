@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.own_time import FIXED, MINIMUM_STEPS, Judged, Slow
+from rankscope.analysis.own_time import MINIMUM_STEPS, Judged
+from rankscope.analysis.slow import FIXED, Slow
 from rankscope.analysis.step_order import last_ranks, ordered
 
 

@@ -14,7 +14,7 @@ import msgspec
 from rankscope.analysis.endings import Endings, endings, listed, ranks_of
 from rankscope.analysis.fabric import run_fabric
 from rankscope.analysis.hung_run import hung_verdict
-from rankscope.analysis.ledger import ledger_of_blame, ledger_of_steps
+from rankscope.analysis.ledger import ledger_of_blame
 from rankscope.analysis.links import ToldLink
 from rankscope.analysis.liveness import liveness
 from rankscope.analysis.matched import Matched, match_windows
@@ -33,6 +33,7 @@ from rankscope.analysis.run_evidence import Earlier, RunEvidence
 from rankscope.analysis.run_verdict import run_verdict
 from rankscope.analysis.slow_links import with_slow_links
 from rankscope.analysis.step_costs import usual_steps
+from rankscope.analysis.step_ledger import ledger_of_steps
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.throughput import throughput_of
 from rankscope.analysis.trace_analysis import imposed_result, matching_result

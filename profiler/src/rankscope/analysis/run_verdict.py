@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.analysis.bottleneck import shares_of
 from rankscope.analysis.bubble import bubble_explained
-from rankscope.analysis.cause import Signals, cause_of, signals_of
+from rankscope.analysis.cause import Signals, cause_of
 from rankscope.analysis.endings import listed
 from rankscope.analysis.explained import explained
 from rankscope.analysis.figures import Figures
@@ -20,7 +20,6 @@ from rankscope.analysis.own_time import (
     MINIMUM_STEPS,
     WARM_UP,
     Judged,
-    Slow,
     by_chance_elsewhere,
     find_slow,
     imposed_wait,
@@ -32,7 +31,9 @@ from rankscope.analysis.result import Evidence, Finding, Verdict
 from rankscope.analysis.rotating import find_rotating
 from rankscope.analysis.run_evidence import RunEvidence
 from rankscope.analysis.significance import LIMIT
+from rankscope.analysis.slow import Slow
 from rankscope.analysis.step_order import last_ranks
+from rankscope.analysis.step_signals import signals_of
 from rankscope.analysis.verdict import Lack, Named, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.waterfall import Costs
 

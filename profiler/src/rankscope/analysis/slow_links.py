@@ -9,8 +9,8 @@ import msgspec
 
 from rankscope.analysis.advice import next_actions
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth
-from rankscope.analysis.own_time import MINIMUM_EFFECT
 from rankscope.analysis.result import Evidence, Finding, Verdict
+from rankscope.analysis.slow import MINIMUM_EFFECT
 from rankscope.runs.records import StepBreakdown
 
 FAR_BELOW: Final = 0.4

@@ -1,0 +1,33 @@
+"""The ledger of always-on records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rankscope.analysis.blame import Group, Row
+from rankscope.analysis.ledger import ledger_of
+from rankscope.analysis.ledger_result import Ledger
+from rankscope.analysis.own_time import Judged, waits
+
+
+def ledger_of_steps(compared: Sequence[Judged]) -> Ledger | None:
+    """From own times, of the ranks that could be compared with each other; ``None`` where none could.
+
+    At each step the rank with the longest own time is charged. Blocked time is time in which the training thread did nothing
+    else, so all of it is exposed.
+    """
+    if not compared:
+        return None
+    groups: dict[Group, dict[tuple[int, int], Row]] = {}
+    for judged in compared:
+        last, wait = waits(judged)
+        rows: dict[tuple[int, int], Row] = {}
+        for at in np.unique(last):
+            mine = wait[:, last == at]
+            total, count = mine.sum(axis=1), (mine > 0).sum(axis=1)
+            for victim in np.flatnonzero(total > 0):
+                rows[judged.ranks[at], judged.ranks[victim]] = (float(total[victim]), float(total[victim]), int(count[victim]))
+        groups[None, tuple(judged.ranks)] = rows
+    return ledger_of(groups, "steps", max(judged.own.shape[1] for judged in compared))
