@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,9 @@ from rankscope.analysis.cause import Signals
 from rankscope.analysis.step_order import by_step, of_blocks
 from rankscope.analysis.steps import StepTable, Stored
 from rankscope.runs.records import PHASES, Phase
+
+MOST_PEERS: Final = 256
+"""So many tell what is usual; more of thousands would tell the same, and take longer."""
 
 
 def signals_of(
@@ -22,11 +26,12 @@ def signals_of(
     device_busy_us: float | None,
     own_us: float | None = None,
 ) -> Signals:
-    """Signals of one rank in the steps marked ``affected`` [steps] against the ranks ``peers``.
+    """Signals of one rank in the steps marked ``affected`` [steps] against the ranks ``peers``, or evenly taken ``MOST_PEERS``.
 
     ``own_us``: the excess per step where the records do not tell own time from waiting. Phases are then compared by their wall
     times: whoever waits does so in another phase than the one in which the slow rank is late, or no phase stands out.
     """
+    peers = peers[:: max(1, -(-len(peers) // MOST_PEERS))]
     row, others = int(np.searchsorted(table.ranks, rank)), np.searchsorted(table.ranks, peers)
     kind = "own_" if own_us is None else ""
 
@@ -52,7 +57,7 @@ def signals_of(
         return [part for part in found if part is not None]
 
     def of_block(metric: str, steps: slice, function: Callable[[Stored], NDArray[np.float64]]) -> NDArray[np.float64] | None:
-        both = by_step(table.some(metric, steps))[affected[steps]][:, compared]
+        both = by_step(table.some(metric, steps)[compared])[affected[steps]]
         there = np.isfinite(both).all(axis=1)
         if not there.all():
             both = both[there]
