@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.render import render_text
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.step_costs import costs_of_steps
@@ -295,7 +296,11 @@ def test_a_capture_has_a_waterfall_of_its_steps(
 
 def test_a_device_that_was_hardly_idle_leaves_the_rest_unexplained() -> None:
     windows = costs_of_windows(
-        [breakdown(1, compute=40.0, exposed=10.0, copies=0.0, idle=5.0)], None, world_size=2, source="windows", input_us=None
+        {0: Reduction(breakdowns=[breakdown(1, compute=40.0, exposed=10.0, copies=0.0, idle=5.0)])},
+        None,
+        world_size=2,
+        source="windows",
+        input_us=None,
     )
     steps = costs_of_steps(table([[80.0] * 6, [80.0] * 6]), world_size=2, accelerated=True)
     costs = together(steps, windows, accelerated=True)
@@ -307,7 +312,10 @@ def test_a_device_that_was_hardly_idle_leaves_the_rest_unexplained() -> None:
 
 def test_windows_without_matched_collectives_say_that_waiting_is_in_communication() -> None:
     costs = costs_of_windows(
-        [breakdown(1, compute=40.0, exposed=10.0, copies=0.0, idle=50.0)], None, world_size=2, source="traces"
+        {0: Reduction(breakdowns=[breakdown(1, compute=40.0, exposed=10.0, copies=0.0, idle=50.0)])},
+        None,
+        world_size=2,
+        source="traces",
     )
     assert costs is not None
     parts = {part.name: part for part in waterfall(costs).parts}
@@ -320,7 +328,10 @@ def test_windows_without_matched_collectives_say_that_waiting_is_in_communicatio
 def test_without_input_the_idle_device_is_no_more_than_the_step_leaves() -> None:
     # Given windows in which the profiler made the device idle longer than whole steps take
     windows = costs_of_windows(
-        [breakdown(1, compute=40.0, exposed=10.0, copies=0.0, idle=500.0)], None, world_size=2, source="windows"
+        {0: Reduction(breakdowns=[breakdown(1, compute=40.0, exposed=10.0, copies=0.0, idle=500.0)])},
+        None,
+        world_size=2,
+        source="windows",
     )
     costs = together(Costs(100.0, 9), windows, accelerated=True)
     assert costs is not None

@@ -21,7 +21,7 @@ from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.waterfall import Costs, waterfall
 from rankscope.analysis.waterfall_result import PartSource
-from rankscope.runs.records import StepBreakdown
+from rankscope.analysis.wording import first_of
 
 _SHOWN: Final = 4
 
@@ -58,11 +58,6 @@ def figures_of_windows(analysis: Analysis, reductions: Sequence[Reduction], sour
     )
 
 
-def breakdowns_of(reductions: Sequence[Reduction]) -> list[StepBreakdown]:
-    """Of all ranks."""
-    return [row for one in reductions for row in one.breakdowns]
-
-
 def _machines(analysis: Analysis) -> Figures:
     hosts = {row.host for row in analysis.ranks if row.host is not None}
     found = {"hosts": Figure(float(len(hosts)), "hosts")} if hosts else {}
@@ -78,5 +73,4 @@ def _who(analysis: Analysis) -> str:
     if len(ranks) == 1:
         host = hosts.get(ranks[0])
         return f"rank {ranks[0]}" + ("" if host is None else f" on host {host}")
-    more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
-    return f"ranks {', '.join(map(str, ranks[:_SHOWN]))}{more}"
+    return f"ranks {first_of(ranks, _SHOWN)}"

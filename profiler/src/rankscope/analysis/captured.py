@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from rankscope.analysis.assess import assessed_windows, breakdowns_of
+from rankscope.analysis.assess import assessed_windows
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import shares_of
 from rankscope.analysis.fabric import run_fabric
@@ -113,8 +113,7 @@ def _costs(
     held: Mapping[int, Reduction], blame: Blame | None, world_size: int | None, *, without: Collection[int] = ()
 ) -> Costs | None:
     """Of all ranks, or of the others ``without`` some."""
-    those = [reduction for rank, reduction in held.items() if rank not in without]
-    return costs_of_windows(breakdowns_of(those), blame, world_size=world_size, source="windows", without=without)
+    return costs_of_windows(held, blame, world_size=world_size, source="windows", without=without)
 
 
 def _verdict(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from rankscope.analysis.clock import Clocks
 from rankscope.analysis.matching import Match
+from rankscope.analysis.waiting import clock_islands
 from rankscope.runs.records import StepBreakdown
 
 
@@ -16,15 +17,14 @@ def common_extent(windows: Mapping[int, StepBreakdown], clocks: Clocks) -> tuple
     return begin, finish
 
 
-def longest_extent_us(windows: Mapping[int, StepBreakdown], matches: Iterable[Match], clocks: Clocks) -> float:
+def longest_extent_us(windows: Mapping[int, StepBreakdown], matches: Sequence[Match], clocks: Clocks) -> float:
     """The longest common extent of ranks that have a clock in common: those that matched collectives link. Microseconds.
 
     ``windows``: of at least one rank; whoever is in no match stands alone.
     """
-    linked: list[set[int]] = [{rank} for rank in windows]
-    for members in {tuple(match.ranks) for match in matches}:
-        touched = [group for group in linked if not group.isdisjoint(members)]
-        linked = [group for group in linked if group.isdisjoint(members)]
-        linked += [set().union(*touched)] if touched else []
-    extents = [common_extent({rank: windows[rank] for rank in group}, clocks) for group in linked]
+    islands = clock_islands(matches, {})
+    together: dict[int, dict[int, StepBreakdown]] = {}
+    for rank, row in windows.items():
+        together.setdefault(islands.get(rank, -1 - rank), {})[rank] = row
+    extents = [common_extent(group, clocks) for group in together.values()]
     return max(finish - begin for begin, finish in extents) / 1000

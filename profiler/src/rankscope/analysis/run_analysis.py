@@ -37,7 +37,7 @@ from rankscope.analysis.step_ledger import ledger_of_steps
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.throughput import throughput_of
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
-from rankscope.analysis.wording import counted
+from rankscope.analysis.wording import counted, first_of
 from rankscope.analysis.workers import ALONE, Engine
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
@@ -96,7 +96,7 @@ def analysis_of(
             name=recorded.name,
             recorder_share=recorder_share(table, run.infos, earlier_us=run.earlier.wall_us),
             recorder_budget=max((info.budget for info in run.infos.values() if info.budget is not None), default=None),
-            unreadable=sorted(os.fspath(path.relative_to(run.path)) for path in run.reader.unusable),
+            unreadable=_unreadable(run),
             warnings=_warnings(run, ended),
         ),
         ranks=[
@@ -187,6 +187,10 @@ def _coverage(run: RunEvidence) -> float | None:
     return min(1.0, recorded / expected) if expected else None
 
 
+def _unreadable(run: RunEvidence) -> list[str]:
+    return sorted(os.fspath(path.relative_to(run.path)) for path in run.reader.unusable)
+
+
 def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     warnings: list[str] = []
     attempts = run.reader.attempts()
@@ -219,9 +223,7 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     if run.reader.skipped_lines:
         warnings.append(f"{counted(run.reader.skipped_lines, 'damaged line')} skipped")
     if run.reader.unusable:
-        names = [os.fspath(path.relative_to(run.reader.path)) for path in run.reader.unusable]
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        warnings.append(f"damaged, so left out: {', '.join(sorted(names)[:_SHOWN])}{more}")
+        warnings.append(f"damaged, so left out: {first_of(_unreadable(run), _SHOWN)}")
     if run.damaged:
         warnings.append(f"{counted(run.damaged, 'record')} left out, whose times make no sense")
     return warnings

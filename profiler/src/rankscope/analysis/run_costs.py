@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from rankscope.analysis.assess import breakdowns_of
 from rankscope.analysis.run_evidence import RunEvidence
 from rankscope.analysis.step_costs import costs_of_steps
 from rankscope.analysis.throughput_result import Throughput
@@ -29,7 +28,7 @@ def _windows(run: RunEvidence, without: tuple[int, ...]) -> Costs | None:
     if set(without) >= set(run.ranks):
         without = ()  # a slowness that moves may be of all of them
     return costs_of_windows(
-        breakdowns_of([reduction for rank, reduction in run.windows.items() if rank not in without]),
+        run.windows,
         run.blame if run.matching.matches else None,
         world_size=run.world_size,
         source="windows",

@@ -30,7 +30,7 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class RunEvidence:
-    """Everything read from the last attempt."""
+    """Everything read from an attempt."""
 
     reader: RunReader
     table: StepTable

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.analysis.assess import assessed_windows, breakdowns_of
+from rankscope.analysis.assess import assessed_windows
 from rankscope.analysis.bandwidth import bandwidths, directed_rows, samples
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import shares_of
@@ -122,7 +122,7 @@ def _costs(traces: Sequence[RankTrace], matched: Matched, *, without: Collection
     those = [trace for trace in traces if not trace.torn and trace.rank not in without]
     has_matches = bool(matched.matching.matches)
     return costs_of_windows(
-        breakdowns_of([trace.reduction for trace in those]),
+        {trace.rank: trace.reduction for trace in those},
         matched.blame if has_matches else None,
         world_size=_world_size(traces),
         source="traces",

@@ -12,6 +12,7 @@ from rankscope.analysis.duration import duration
 from rankscope.analysis.figures import Figures
 from rankscope.analysis.liveness import Liveness
 from rankscope.analysis.result import Cost, Evidence, Finding, Kind, Pattern, Verdict
+from rankscope.analysis.wording import first_of
 from rankscope.runs.records import Phase
 
 EvidenceSource = Literal["steps", "windows", "traces"]
@@ -133,9 +134,10 @@ def nobody(shares: Figures, setting: Setting, *, confidence: float | None, why: 
 
 def _asks_for(found: Finding | None, shares: Figures) -> str | None:
     """What makes a difference to what is to be done."""
-    if found is None or found.explained_by is not None:
-        return None if found is None else found.explained_by
-    return "idle_unexplained" if found.kind == "host_bound" and "share.idle_unexplained" in shares else None
+    if found is None:
+        return None
+    open_why = found.kind == "host_bound" and "share.idle_unexplained" in shares
+    return found.explained_by or ("idle_unexplained" if open_why else None)
 
 
 def _calm(shares: Figures, unit: str) -> str:
@@ -152,6 +154,7 @@ def _calm(shares: Figures, unit: str) -> str:
     )
 
 
+_SHOWN_RANKS: Final = 8
 _TOO_MUCH: Final = 0.1
 """So much of the step in no part that is known has to be said."""
 
@@ -248,7 +251,8 @@ def _sentence(named: Named, setting: Setting) -> str:
         text = f"A slowness that moves between {len(named.ranks)} ranks makes the others wait {per}"
         text += f": on the one it is at, {cause.says} ({known})"
     elif len(named.ranks) > 1:
-        text = f"Ranks {_listed(named.ranks)} make {others} wait {per}: for the worst of them, {cause.says} ({known})"
+        who = first_of(sorted(named.ranks), _SHOWN_RANKS)
+        text = f"Ranks {who} make {others} wait {per}: for the worst of them, {cause.says} ({known})"
     else:
         host = setting.hosts.get(named.ranks[0])
         where = f" on host {host}" if host else ""
@@ -260,8 +264,3 @@ def _sentence(named: Named, setting: Setting) -> str:
         )
         text += f": {cause.says} ({known})"
     return f"{text}. {named.note}" if named.note else f"{text}."
-
-
-def _listed(ranks: list[int]) -> str:
-    shown = [str(rank) for rank in sorted(ranks)]
-    return ", ".join(shown) if len(shown) <= 8 else f"{', '.join(shown[:8])} and {len(shown) - 8} more"

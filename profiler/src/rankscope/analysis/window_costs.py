@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
 
 from rankscope.analysis.blame import Blame
+from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.waterfall_result import PartName, PartSource
 from rankscope.runs.records import StepBreakdown
@@ -21,7 +22,7 @@ _FROM_WINDOWS: Final[tuple[PartName, ...]] = ("exposed_communication", "straggle
 
 
 def costs_of_windows(
-    breakdowns: Sequence[StepBreakdown],
+    windows: Mapping[int, Reduction],
     blame: Blame | None,
     *,
     world_size: int | None,
@@ -31,13 +32,14 @@ def costs_of_windows(
     extent_us: float | None = None,
     without: Collection[int] = (),
 ) -> Costs | None:
-    """Costs of the mean window, or ``None`` without any. ``blame``: where the collectives of all ranks are matched; ``without``:
-    the ranks of which these are no windows.
+    """Costs of the mean window of all ranks ``without`` some; ``None``: there is none.
 
+    ``blame``: where the collectives of all ranks are matched.
     ``input_us``: of ``idle_us``, what the host spent in the data loader; ``None`` where that is not known.
     ``extent_us``: from the first start on any rank to the last end on any; ``None`` where that is not known.
     """
-    rows = [row for row in breakdowns if not row.truncated]
+    kept = (one.breakdowns for rank, one in windows.items() if rank not in without)
+    rows = [row for breakdowns in kept for row in breakdowns if not row.truncated]
     if not rows:
         return None
 

@@ -65,6 +65,12 @@ def listing(title: str, items: Sequence[str], width: int) -> str:
     return "\n".join([title, *lines]) if lines else ""
 
 
+def first_of(items: Sequence[object], most: int) -> str:
+    """``a, b and 3 more``: the first ``most`` of them, and how many there are besides."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
+
+
 def losses(gpu_hours: float | None, cost: Cost | None) -> list[str]:
     """What is known of a loss: ``12.3 GPU-hours lost``, ``30.75 USD``."""
     found = [] if gpu_hours is None else [f"{hours_text(gpu_hours)} GPU-hours lost"]

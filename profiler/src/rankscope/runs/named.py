@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +19,10 @@ class NamedRun(NamedTuple):
 
     path: Path
     attempt: int | None
+
+    def chosen(self, attempts: Sequence[int]) -> int:
+        """The attempt that is meant, of those there are; 0 before the first."""
+        return self.attempt if self.attempt is not None else attempts[-1] if attempts else 0
 
 
 def named_run(path: Path) -> NamedRun | None:

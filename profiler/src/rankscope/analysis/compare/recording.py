@@ -51,14 +51,14 @@ def read_recording(path: Path) -> Recording:
     named = named_run(path)
     if named is None:
         refuse_folder_of_runs(path)
-    run, number = named or NamedRun(path, None)
-    reader = RunReader(run)
+    named = named or NamedRun(path, None)
+    reader = RunReader(named.path)
     attempts = reader.attempts()
-    attempt = number if number is not None else attempts[-1] if attempts else 0
+    attempt = named.chosen(attempts)
     ranks = reader.ranks(attempt)
     table = StepTable.load(reader, attempt if attempts else None)
     if not table.has_record.any():
-        other = f"; attempts of it are folders in {run / ATTEMPTS}" if len(attempts) > 1 else ""
+        other = f"; attempts of it are folders in {named.path / ATTEMPTS}" if len(attempts) > 1 else ""
         raise InputError(path, f"not one step is recorded in attempt {attempt}{other}")
     infos = reader.infos(attempt)
     windows = {rank: [row for row in reader.windows(attempt, rank) if is_possible_breakdown(row)] for rank in ranks}
@@ -72,7 +72,7 @@ def read_recording(path: Path) -> Recording:
         world_size=max(told_world_size(about, infos.values()) or 0, len(ranks)),
         table=table,
         windows=windows,
-        warnings=_warnings(reader, table, attempts, infos, named=number is not None),
+        warnings=_warnings(reader, table, attempts, infos, named=named.attempt is not None),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from rankscope.analysis.endings import listed
 from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Operation
-from rankscope.analysis.wording import counted
+from rankscope.analysis.wording import counted, first_of
 
 
 def operation_text(operation: Operation) -> str:
@@ -140,8 +140,7 @@ def advice(report: HangReport, *, run: str | None, hosts: Mapping[int, str]) -> 
     if report.kind == "insufficient_data":
         return [f"Collect the dumps of the other ranks, too: {_dump_again(run)}"]
     named = [f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in report.culprits]
-    more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-    rows = [row.format(where=", ".join(named[:_SHOWN]) + more) for row in _ADVICE[report.cause or "stuck"]]
+    rows = [row.format(where=first_of(named, _SHOWN)) for row in _ADVICE[report.cause or "stuck"]]
     return [*rows, *([f"rankscope analyze {shlex.quote(run)}"] if run is not None else [])]
 
 

@@ -45,14 +45,13 @@ class RunSource:
         path = run.path
         self._reader = RunReader(path)
         attempts = self._reader.attempts()
-        last = attempts[-1] if attempts else 0
-        self._attempt = last if run.attempt is None else run.attempt
+        self._attempt = run.chosen(attempts)
         everybody = self._reader.ranks(self._attempt)
         ranks = [rank for rank in everybody if selection.has_rank(rank)]
         if not ranks:
             raise InputError(path, "no rank has left records in it" if not everybody else none_of_these(everybody))
         self._infos = self._reader.infos(self._attempt)
-        others = "earlier attempt" if self._attempt == last else "other attempt"
+        others = "earlier attempt" if attempts[-1:] == [self._attempt] else "other attempt"
         left_out = [counted(len(attempts) - 1, others)] if len(attempts) > 1 else []
         steps = self._choose(everybody, set(ranks), selection, left_out, progress)
         self._steps = range(*steps)

@@ -18,6 +18,7 @@ from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, a
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.scenarios import Durations, Mask, ideal_durations, own_durations, play, with_and_without
 from rankscope.analysis.whatif.schedule import ScheduleError, build_schedule
+from rankscope.analysis.wording import first_of
 from rankscope.runs.errors import InputError
 
 _SHOWN: Final = 4
@@ -35,8 +36,7 @@ def whatif_of_operations(path: Path, terms: Terms) -> WhatIf:
         raise InputError(path, str(error)) from error
     except CycleError as error:
         names = [operations.name(node) for node in error.nodes]
-        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-        raise InputError(path, f"operations wait for each other in a circle: {shown}") from error
+        raise InputError(path, f"operations wait for each other in a circle: {first_of(names, _SHOWN)}") from error
     ranks = len(set(operations.stage.tolist())) * len(operations.replicas)
     world_size = None if layout is None else layout.world_size
     if world_size is not None and world_size < ranks:

@@ -73,8 +73,7 @@ class _Blocked:
 def whatif_of_run(run: NamedRun, terms: Terms) -> WhatIf:
     """Answer from an attempt of a run; hours count its world size. Raises ``InputError``."""
     reader = RunReader(run.path)
-    attempts = reader.attempts()
-    attempt = run.attempt if run.attempt is not None else attempts[-1] if attempts else 0
+    attempt = run.chosen(reader.attempts())
     blocked = _Blocked()
     ranks = reader.ranks(attempt)
     table = StepTable.from_records(attempt, {rank: blocked.noting(rank, reader.steps(attempt, rank)) for rank in ranks})
