@@ -32,6 +32,7 @@ def test_a_gpu_becomes_a_sample_in_base_units() -> None:
         memory_used_bytes=59881419774,
         memory_total_bytes=80 * 2**30,
         temperature_celsius=66.0,
+        temperature_margin_celsius=21.0,
         power_watts=597.764,
         power_limit_watts=700.0,
         sm_clock_hertz=1836e6,

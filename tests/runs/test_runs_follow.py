@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def follower(run: Path) -> StreamFollower[StepRecord]:
-    return StreamFollower(run, 0, 0, "steps", StepRecord)
+    return StreamFollower(rank_dir(run, 0, 0), "steps", StepRecord)
 
 
 def new(followed: StreamFollower[StepRecord], run: Path) -> list[int]:

@@ -60,6 +60,8 @@ class Blame(msgspec.Struct, frozen=True):
     """Per rank: exposed time that a typical victim would not have waited had this rank arrived with the last of the others."""
     rows: dict[Group, dict[tuple[int, int], Row]] = msgspec.field(default_factory=dict)
     """Who delayed whom: per process group and (origin, victim) the imposed wait. Overlapping waits count once within a group."""
+    imposed_at_us: dict[tuple[int, int], float] = msgspec.field(default_factory=dict)
+    """``imposed_us`` by (rank, step), where there was any."""
 
     def share(self, rank: int) -> float | None:
         """This rank's part of all imposed wait, or ``None`` when nobody waited."""
@@ -149,6 +151,7 @@ class _Books:
         """The sums."""
         hidden = {key: merge(spans) for key, spans in self._compute.items()}
         imposed = dict.fromkeys(self._ranks, 0.0)
+        imposed_at: dict[tuple[int, int], float] = {}
         exposed = dict.fromkeys(self._ranks, 0.0)
         saved: dict[int, dict[int, float]] = {rank: {} for rank in self._ranks}
         rows: dict[int, dict[tuple[int, int], Row]] = {}
@@ -156,6 +159,7 @@ class _Books:
             busy = hidden.get((victim, step), [])
             whole, bare = _measured([span for _, span, _ in found], busy)
             imposed[origin] += whole
+            imposed_at[origin, step] = imposed_at.get((origin, step), 0.0) + whole
             exposed[origin] += bare
             saved[origin][victim] = saved[origin].get(victim, 0.0) + _measured([span for _, _, span in found], busy)[1]
             by_group: dict[int, list[Span]] = {}
@@ -178,6 +182,7 @@ class _Books:
             waited_us=self._matrix([waited for _, _, waited in self._instances], np.nan),
             saved_us={rank: _typical(saved[rank], rank, self._ranks) for rank in self._ranks},
             rows={group: rows[number] for group, number in self._groups.items() if number in rows},
+            imposed_at_us=imposed_at,
         )
 
     def _matrix(self, rows: Sequence[Mapping[int, float]], default: float) -> NDArray[np.float64]:

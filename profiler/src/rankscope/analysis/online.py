@@ -9,10 +9,10 @@ run has no more steps than that, the answer is the one that ``analyze`` gives.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from rankscope.analysis.possible import is_possible_breakdown, is_possible_colle
 from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis
-from rankscope.analysis.run_analysis import analysis_of, analyze_run, evidence_of, world_size_of
+from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of
 from rankscope.analysis.run_evidence import Earlier, RunEvidence
 from rankscope.analysis.step_ranges import StepRanges
 from rankscope.analysis.step_rows import StepRow, columns_of
@@ -45,8 +45,21 @@ RECENT_WINDOWS: Final = 24
 """Profiled steps: more than a capture that is to decide takes."""
 
 
+class Rows(Protocol):
+    """Takes every step record that is read, also those that are soon forgotten."""
+
+    def begin(self, attempt: int) -> None:
+        """What comes is of this attempt, from its first record on."""
+
+    def has_ranks(self, ranks: Sequence[int]) -> None:
+        """These ranks have left a folder; called before their first records come."""
+
+    def add(self, rank: int, columns: RankColumns) -> None:
+        """Records of a rank; a step that came before counts as it is now."""
+
+
 class OnlineAnalysis:
-    """Follows the last attempt of a run."""
+    """Follows the last attempt of a run. ``rows`` gets what is read of it."""
 
     def __init__(
         self,
@@ -55,8 +68,10 @@ class OnlineAnalysis:
         recent_steps: int = RECENT_STEPS,
         recent_windows: int = RECENT_WINDOWS,
         clock: Callable[[], float] = time.time,
+        rows: Rows | None = None,
     ) -> None:
         self._path = path
+        self._rows = rows
         self._recent_steps = recent_steps
         self._recent_windows = recent_windows
         self._clock = clock
@@ -64,34 +79,41 @@ class OnlineAnalysis:
 
     def update(self) -> Analysis:
         """Read what is new and judge. Raises ``InputError``."""
+        return analysis_of(self.read())
+
+    def read(self) -> RunEvidence:
+        """Read what is new. It shares memory with what is kept: to be used before the next call. Raises ``InputError``."""
         reader = RunReader(self._path)
         attempts = reader.attempts()
         if not attempts or is_compacted(self._path, attempts[-1]):
             self._followed = None
-            return analyze_run(self._path)
+            return read_evidence(self._path)
         try:
-            return self._judge(reader, attempts[-1])
+            return self._read(reader, attempts[-1])
         except StartOverError:
             self._followed = None
-            return self._judge(RunReader(self._path), attempts[-1])
+            return self._read(RunReader(self._path), attempts[-1])
         except OSError as error:
             self._followed = None  # a part of what is new may have been taken in
             raise InputError(error.filename or self._path, error.strerror or str(error)) from error
 
-    def _judge(self, reader: RunReader, attempt: int) -> Analysis:
+    def _read(self, reader: RunReader, attempt: int) -> RunEvidence:
         ranks = reader.ranks(attempt)
         followed = self._followed
         if followed is None or followed.attempt != attempt or not set(followed.ranks) <= set(ranks):
-            followed = self._followed = _Attempt(self._path, attempt, self._recent_steps, self._recent_windows)
+            followed = self._followed = _Attempt(self._path, attempt, self._recent_steps, self._recent_windows, self._rows)
+            if self._rows is not None:
+                self._rows.begin(attempt)
         followed.read(reader, ranks)
-        return analysis_of(followed.evidence(reader, now=self._clock()))
+        return followed.evidence(reader, now=self._clock())
 
 
 class _Attempt:
     """What is kept of one attempt."""
 
-    def __init__(self, path: Path, attempt: int, recent_steps: int, recent_windows: int) -> None:
+    def __init__(self, path: Path, attempt: int, recent_steps: int, recent_windows: int, rows: Rows | None) -> None:
         self.attempt = attempt
+        self._rows = rows
         self.ranks: dict[int, _Rank] = {}
         self._path = path
         self._recent_steps = recent_steps
@@ -111,6 +133,8 @@ class _Attempt:
             if rank not in self.ranks:
                 self.ranks[rank] = _Rank(self._path, self.attempt, rank)
         self._filling.add_ranks(ranks)
+        if self._rows is not None:
+            self._rows.has_ranks(ranks)
         segments = {rank: segments_of(reader, self.ranks[rank].folder, _FOLLOWED) for rank in ranks}
         waiting: dict[int, list[StepRow]] = {}
         for rank in ranks:
@@ -138,6 +162,8 @@ class _Attempt:
             rows.clear()
 
     def _take(self, rank: int, columns: RankColumns) -> None:
+        if self._rows is not None:
+            self._rows.add(rank, columns)
         if len(columns.step) > self._recent_steps and len(steps := np.unique(columns.step)) > self._recent_steps:
             self._first = max(self._first, int(steps[-self._recent_steps]))
         late = columns.step < self._first
@@ -211,11 +237,11 @@ class _Rank:
     """What is followed of one rank, and its recent windows."""
 
     def __init__(self, path: Path, attempt: int, rank: int) -> None:
-        self.steps = StreamFollower(path, attempt, rank, "steps", StepRow)
-        self.windows = StreamFollower(path, attempt, rank, "windows", StepBreakdown)
-        self.collectives = StreamFollower(path, attempt, rank, "collectives", CollectiveRecord)
-        self.reduction = Reduction(breakdowns=[], collectives=[])
         self.folder = rank_dir(path, attempt, rank)
+        self.steps = StreamFollower(self.folder, "steps", StepRow)
+        self.windows = StreamFollower(self.folder, "windows", StepBreakdown)
+        self.collectives = StreamFollower(self.folder, "collectives", CollectiveRecord)
+        self.reduction = Reduction(breakdowns=[], collectives=[])
         self._file = self.folder / "rank.json"
         self._attempt = attempt
         self._rank = rank

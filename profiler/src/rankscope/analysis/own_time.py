@@ -100,6 +100,8 @@ def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
     # As in the waterfall: of a step whose ranks end apart the longest wall overlaps the next one.
     sums = of_blocks(own.shape, lambda steps: float(usable.some("wall_us", steps)[rows].sum(dtype=np.float64)))
     wall = sum(sums) / (len(rows) * own.shape[1])
+    if wall <= 0:  # by a broken clock: there is nothing to judge against
+        return None
     return Judged(usable, rows, own if len(rows) == len(own) else own[rows], wall)
 
 
@@ -161,10 +163,16 @@ def _waits(judged: Judged, steps: slice) -> Matrix:
     return wait
 
 
+def imposed_by_step(judged: Judged) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Who came last, and how long all others together were blocked because of it, both [usable steps]."""
+    wait = np.concatenate(of_blocks(judged.own.shape, lambda steps: _waits(judged, steps).sum(axis=0)))
+    return last_ranks(judged.own), wait
+
+
 def imposed_wait(judged: Judged) -> dict[int, float]:
     """Per rank, microseconds that others were blocked because of it, summed over victims and usable steps."""
-    wait = np.concatenate(of_blocks(judged.own.shape, lambda steps: _waits(judged, steps).sum(axis=0)))
-    totals = np.bincount(last_ranks(judged.own), weights=wait, minlength=len(judged.own))
+    last, wait = imposed_by_step(judged)
+    totals = np.bincount(last, weights=wait, minlength=len(judged.own))
     return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
 
 

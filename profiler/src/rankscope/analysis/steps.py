@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -85,6 +85,11 @@ class Matrices(Mapping[str, Matrix]):
 
     def __len__(self) -> int:
         return len(METRICS)
+
+    @property
+    def recorded(self) -> Collection[str]:
+        """Metrics of which anything is known."""
+        return self._stored.keys()
 
     @property
     def _columns(self) -> NDArray[np.intp] | slice:
@@ -192,6 +197,10 @@ class StepTable:
     def stored(self, metric: str) -> Stored:
         """The same as it is kept, to be read only."""
         return self.values.stored(metric) if isinstance(self.values, Matrices) else self.values[metric]
+
+    def is_known(self, metric: str) -> bool:
+        """Whether anything may be known of a metric."""
+        return metric in self.values.recorded if isinstance(self.values, Matrices) else metric in self.values
 
     def some(self, metric: str, steps: slice) -> Stored:
         """The same of some of the steps only: a large run's matrices are gone through part by part."""

@@ -89,6 +89,8 @@ def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -
     """
     if steps is None or windows is None:
         return steps or windows
+    if accelerated and "idle" not in windows.inner:
+        return steps  # the ranks have devices that the profiler did not see
     known, notes = dict(steps.known), dict(steps.notes)
     if accelerated:
         for name in ("compute", "copies"):

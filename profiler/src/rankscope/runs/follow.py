@@ -14,7 +14,7 @@ from typing import BinaryIO, Generic, TypeVar
 
 import msgspec
 
-from rankscope.runs.paths import RANK_STREAMS, RankStream, Stream, attempt_dir, rank_dir
+from rankscope.runs.paths import RANK_STREAMS, Stream, attempt_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.segments import decode_blocks, list_segments, list_streams, open_regular, read_blocks
 
@@ -52,11 +52,11 @@ class _Position:
 
 
 class StreamFollower(Generic[_T]):
-    """One stream of one rank in JSON Lines; ``kind`` as in ``RunReader.rank_blocks``."""
+    """One stream in JSON Lines in the ``folder`` of a rank or a host; ``kind`` as in ``RunReader.rank_blocks``."""
 
-    def __init__(self, run: Path, attempt: int, rank: int, stream: RankStream, kind: type[_T]) -> None:
-        self._folder = rank_dir(run, attempt, rank)
-        self._stream: RankStream = stream
+    def __init__(self, folder: Path, stream: Stream, kind: type[_T]) -> None:
+        self._folder = folder
+        self._stream: Stream = stream
         self._decoder = msgspec.json.Decoder(kind)
         self._positions: dict[str, _Position] = {}
         self._damaged = 0

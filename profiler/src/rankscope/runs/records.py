@@ -319,6 +319,8 @@ class HardwareSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     temperature_celsius: float | None = None
+    temperature_margin_celsius: float | None = None
+    """Degrees left until the GPU slows down because of heat."""
     power_watts: float | None = None
     power_limit_watts: float | None = None
     sm_clock_hertz: float | None = None

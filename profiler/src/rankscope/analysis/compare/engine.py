@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,13 +34,26 @@ def compare(
 
     Raises ``InputError`` for what is no run, has no steps, is the same run twice, or has no step before or from ``at`` on.
     """
-    recordings = _read(paths)
+    return compare_sides(read_sides(paths, at=at), min_change=min_change, gpu_hour=gpu_hour)
+
+
+def read_sides(
+    paths: Sequence[Path], *, at: int | None = None, read: Callable[[Path], Recording] = read_recording
+) -> list[Usable]:
+    """The sides of a comparison, read from disk; see ``compare``."""
+    recordings = _read(paths, read)
     if at is not None:
-        mode: Mode = "before_after"
-        sides = _split(recordings[0], at)
-    else:
-        sides = [usable(recording, _label(number)) for number, recording in enumerate(recordings)]
-        mode = "pairs" if len({recording.world_size for recording in recordings}) == 1 else "scaling"
+        return _split(recordings[0], at)
+    return [usable(recording, _label(number)) for number, recording in enumerate(recordings)]
+
+
+def compare_sides(sides: Sequence[Usable], *, min_change: float = MIN_CHANGE, gpu_hour: Cost | None = None) -> CompareResult:
+    """Compare what has been read; see ``compare``."""
+    mode: Mode = "pairs"
+    if sides[0].recording is sides[1].recording:
+        mode = "before_after"
+    elif len({side.recording.world_size for side in sides}) > 1:
+        mode = "scaling"
     return CompareResult(
         mode=mode,
         confidence=CONFIDENCE,
@@ -52,11 +65,11 @@ def compare(
     )
 
 
-def _read(paths: Sequence[Path]) -> list[Recording]:
+def _read(paths: Sequence[Path], read: Callable[[Path], Recording]) -> list[Recording]:
     found: dict[tuple[str, int], Recording] = {}
     for path in paths:
         try:
-            recording = read_recording(path)
+            recording = read(path)
         except OSError as error:
             raise InputError(error.filename or path, error.strerror or str(error)) from error
         if (first := found.get(recording.identity)) is not None:

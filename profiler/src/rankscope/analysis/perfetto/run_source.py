@@ -112,7 +112,7 @@ class RunSource:
         else:
             there = {rank: captured_steps(self._reader, self._attempt, rank, range(*fitted_to)).collectives for rank in everybody}
             fitted = match_collectives(there, world_size=world_size).matches
-        clocks = _shared_by_hosts(fit_clocks(fitted, hosts), hosts)
+        clocks = shared_by_hosts(fit_clocks(fitted, hosts), hosts)
         first, last = self._uncorrected(steps, collectives)
         least, largest = clocks.reach()
         base = first - largest
@@ -286,7 +286,7 @@ class RunSource:
             self.plan.left_out.append(f"{counted(missing, 'step record')}: removed while the run was exported")
 
 
-def _shared_by_hosts(clocks: Clocks, hosts: dict[int, str]) -> Clocks:
+def shared_by_hosts(clocks: Clocks, hosts: dict[int, str]) -> Clocks:
     """With the clock of a host for those of its ranks, too, that had no matched collective."""
     known = {hosts[rank]: rank for rank in clocks.offset_ns if rank in hosts}
     same = {rank: known[host] for rank, host in hosts.items() if host in known}

@@ -57,7 +57,7 @@ def write_steps(writer: TraceWriter, pid: int, records: Sequence[StepRecord], co
     steps = writer.track(pid, "steps", nest=False)
     for record, start, end in zip(ordered, starts, ends, strict=True):
         steps.slice(f"step {record.step}", start, end, _args(record), kind="step")
-    phases = [(record, _phases(record, start, end)) for record, start, end in zip(ordered, starts, ends, strict=True)]
+    phases = [(record, phases_in_order(record, start, end)) for record, start, end in zip(ordered, starts, ends, strict=True)]
     track = writer.track(pid, "phases (in their usual order)", nest=False)
     for _, drawn in phases:
         for name, begin, stop in drawn:
@@ -80,7 +80,7 @@ def _write_collections(writer: TraceWriter, pid: int, records: Sequence[StepReco
             before = record.gc_us
 
 
-def _phases(record: StepRecord, start: int, end: int) -> list[tuple[Phase, int, int]]:
+def phases_in_order(record: StepRecord, start: int, end: int) -> list[tuple[Phase, int, int]]:
     """Name, start and end of each phase, none beyond the step."""
     found: list[tuple[Phase, int, int]] = []
     passed = 0.0

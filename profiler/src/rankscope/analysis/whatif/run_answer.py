@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +23,7 @@ from rankscope.analysis.whatif.outcome import MAX_RANKS, TOO_LITTLE, Outcome, Pa
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.step_graph import (
     StepGraph,
+    Stretches,
     actual_times,
     build_step_graph,
     ideal_times,
@@ -70,13 +71,36 @@ class _Blocked:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What an answer from step records was played on."""
+
+    graph: StepGraph
+    ranks: list[int]
+    """Of the graph's rows."""
+    causes: dict[str, Stretches]
+    """What each cause took, where the records have a signal for it."""
+
+
 def whatif_of_run(run: NamedRun, terms: Terms) -> WhatIf:
     """Answer from an attempt of a run; hours count its world size. Raises ``InputError``."""
+    return whatif_with_chain(run, terms)[0]
+
+
+def whatif_with_chain(
+    run: NamedRun, terms: Terms, tell: Callable[[int, int], None] = lambda _done, _of: None
+) -> tuple[WhatIf, Chain | None]:
+    """The same, and what it was played on; ``None`` where that is not step records. ``tell`` hears how many ranks are read."""
     reader = RunReader(run.path)
     attempt = run.chosen(reader.attempts())
     blocked = _Blocked()
     ranks = reader.ranks(attempt)
-    table = StepTable.from_records(attempt, {rank: blocked.noting(rank, reader.steps(attempt, rank)) for rank in ranks})
+
+    def read(done: int, rank: int) -> Iterator[StepRecord]:
+        tell(done, len(ranks))
+        yield from blocked.noting(rank, reader.steps(attempt, rank))
+
+    table = StepTable.from_records(attempt, {rank: read(done, rank) for done, rank in enumerate(ranks)})
     infos = reader.infos(attempt)
     about = reader.attempt(attempt)
     world_size = max(about.world_size if about else 0, *(info.world_size for info in infos.values()), len(ranks)) or None
@@ -98,9 +122,9 @@ def whatif_of_run(run: NamedRun, terms: Terms) -> WhatIf:
         simulated=recorded.simulated,
         warnings=damage_warnings(reader, table),
     )
-    result = _from_steps(source, table, infos, blocked, terms)
+    result, chain = _from_steps(source, table, infos, blocked, terms)
     if result.status == "ok":
-        return result
+        return result, chain
     profiled = Profiled(
         reductions={rank: _profiled(reader, attempt, rank) for rank in ranks},
         hosts={rank: info.host for rank, info in infos.items()},
@@ -109,11 +133,11 @@ def whatif_of_run(run: NamedRun, terms: Terms) -> WhatIf:
     )
     by_windows = whatif_of_profiled(profiled, source, terms)
     if by_windows.status == "ok":
-        return by_windows
+        return by_windows, None
     if not any(reduction.breakdowns for reduction in profiled.reductions.values()):
-        return result
+        return result, None
     neither = f"{result.summary} Profiled steps do not help: {by_windows.summary.removeprefix(TOO_LITTLE)}"
-    return msgspec.structs.replace(result, summary=neither)
+    return msgspec.structs.replace(result, summary=neither), None
 
 
 def _profiled(reader: RunReader, attempt: int, rank: int) -> Reduction:
@@ -124,21 +148,21 @@ def _profiled(reader: RunReader, attempt: int, rank: int) -> Reduction:
     )
 
 
-def _from_steps(source: WhatIfSource, table: StepTable, infos: dict[int, RankInfo], blocked: _Blocked, terms: Terms) -> WhatIf:
+def _from_steps(
+    source: WhatIfSource, table: StepTable, infos: dict[int, RankInfo], blocked: _Blocked, terms: Terms
+) -> tuple[WhatIf, Chain | None]:
     ranks = [int(rank) for rank in table.ranks]
     if len(peer_groups(ranks, infos)) > 1:
-        return insufficient(
-            source, "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
-        )
+        told = "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
+        return insufficient(source, told), None
     judged = judge(table, ranks)
     if judged is None:
-        return insufficient(source, _missing(source, table))
+        return insufficient(source, _missing(source, table)), None
     own = {phase: judged.table.matrix(f"own_{phase}_us")[judged.rows] for phase in PHASES}
     graph = build_step_graph(own, blocked.matrices(judged.ranks, judged.table.steps), judged.table.steps)
     if graph is None:
-        return insufficient(
-            source, "no rank ever waited for another, as far as the step records tell, so it is not known where they meet"
-        )
+        told = "no rank ever waited for another, as far as the step records tell, so it is not known where they meet"
+        return insufficient(source, told), None
     missing = (source.world_size or 0) - len(judged.ranks)
     steps = len(judged.table.steps)
     source = msgspec.structs.replace(
@@ -153,7 +177,9 @@ def _from_steps(source: WhatIfSource, table: StepTable, infos: dict[int, RankInf
             else []
         ),
     )
-    return answer(_outcome(judged, graph, infos), source, terms)
+    found = [(row.cause, row.amounts(judged.table, judged.rows, graph)) for row in CAUSES]
+    chain = Chain(graph, judged.ranks, {cause: taken for cause, taken in found if taken is not None})
+    return answer(_outcome(judged, chain, infos), source, terms), chain
 
 
 def _missing(source: WhatIfSource, table: StepTable) -> str:
@@ -168,14 +194,14 @@ def _missing(source: WhatIfSource, table: StepTable) -> str:
     return f"{len(table.steps)} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed"
 
 
-def _outcome(judged: Judged, graph: StepGraph, infos: dict[int, RankInfo]) -> Outcome:
+def _outcome(judged: Judged, chain: Chain, infos: dict[int, RankInfo]) -> Outcome:
+    graph = chain.graph
     order = _worst_first(graph)
     chosen = [int(row) for row in order[: slowest_count(len(order))]]
 
     def amounts(key: dict[str, Any], taken: NDArray[np.float64]) -> Part:
         return Part(key, *of_amounts(graph, taken))
 
-    causes = [(row.cause, row.amounts(judged.table, judged.rows, graph)) for row in CAUSES]
     return Outcome(
         steps=judged.table.steps,
         measured=judged.table.matrix("wall_us")[judged.rows].mean(axis=0),
@@ -188,7 +214,7 @@ def _outcome(judged: Judged, graph: StepGraph, infos: dict[int, RankInfo]) -> Ou
         slowest=[judged.ranks[row] for row in chosen],
         without_slowest=of_ranks(graph, np.array(chosen))[1],
         ops=[amounts({"op": phase}, graph.excess[phase]) for phase in graph.excess],
-        causes=[amounts({"cause": cause}, taken) for cause, taken in causes if taken is not None],
+        causes=[amounts({"cause": cause}, taken) for cause, taken in chain.causes.items()],
         seconds=_SECONDS,
     )
 

@@ -35,6 +35,7 @@ _KEPT: Final[dict[str, _Kept]] = {
     "gpu_mig_memory_used_bytes": _Kept("memory_used_bytes", whole=True),
     "gpu_mig_memory_total_bytes": _Kept("memory_total_bytes", whole=True),
     "gpu_temperature_celsius": _Kept("temperature_celsius"),
+    "gpu_temperature_margin_celsius": _Kept("temperature_margin_celsius"),
     "gpu_power_watts": _Kept("power_watts"),
     "gpu_power_limit_watts": _Kept("power_limit_watts"),
     "gpu_clock_hertz": _Kept("sm_clock_hertz", label=("clock", "sm")),

@@ -1,0 +1,177 @@
+"""When did it change? Steps from which on a series stays higher or lower than before.
+
+Binary segmentation: the most likely change is tested against chance, and what lies before and after it is searched in turn;
+where there is none, the most likely stretch that differs from both its sides is tested (a slowdown that ends hides its
+begin). The statistic is the cumulative sum of the values' ranks, so that single slow steps count as little as they should;
+chance is what blocks of consecutive steps show in another order, so that noise that lasts for several steps is no change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEAST_SHARE: Final = 0.05
+"""Changes smaller than this share of the value before are not worth a word."""
+LEAST_STEPS: Final = 8
+"""What lasts no longer than this is a slow moment, not a change."""
+LIMIT: Final = 0.001
+"""Largest p-value of a change. Stricter than for ranks: a run is searched again and again."""
+
+_MOST_VALUES: Final = 512
+"""Of more values, medians of as many are searched first, and the place is then looked for among the values themselves."""
+_BLOCKS: Final = 20
+_DRAWS: Final = 1999
+_AT_ONCE: Final = 200
+_SEED: Final = 20_240_229
+"""Fixed: the same run always gets the same answer."""
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePoint:
+    """From one value on, the others are different."""
+
+    at: int
+    """Index of the first value after the change."""
+    before: float
+    """Median from the change before this one, or from the begin."""
+    after: float
+    """Median up to the next change, or to the end."""
+
+
+def change_points(series: NDArray[np.floating[Any]]) -> list[ChangePoint]:
+    """Lasting changes of ``series`` [steps], ascending; NaN is not known and left out."""
+    known = np.flatnonzero(np.isfinite(series))
+    values = series[known].astype(np.float64)
+    wide = max(1, -(-len(values) // _MOST_VALUES))
+    # A whole number of values in each: the last few are looked at below, where the place is made exact.
+    coarse = np.median(values[: len(values) // wide * wide].reshape(-1, wide), axis=1)
+    found = [_exact(values, cut * wide, wide) for cut in _cuts(coarse, max(2, -(-LEAST_STEPS // wide)))]
+    cuts = _worth_a_word(values, found)
+    medians = [float(np.median(values[first:last])) for first, last in pairwise([0, *cuts, len(values)])] if cuts else []
+    return [ChangePoint(int(known[cut]), before, after) for cut, (before, after) in zip(cuts, pairwise(medians), strict=True)]
+
+
+def _cuts(values: Values, least: int) -> list[int]:
+    """Where ``values`` change beyond chance; parts have at least so many."""
+    found: list[int] = []
+    left = [(0, len(values))]
+    while left:
+        first, last = left.pop()
+        if last - first < 2 * least:
+            continue
+        cuts = _most_likely(values[first:last], least)
+        found += [first + cut for cut in cuts]
+        if cuts:
+            left += pairwise([first, *(first + cut for cut in cuts), last])
+    return sorted(found)
+
+
+def _most_likely(values: Values, least: int) -> list[int]:
+    """The most likely change, or where chance would do the same, begin and end of the most likely stretch; none where it would do
+    that, too.
+    """
+    ranks = _ranks(values)
+    sums = np.cumsum(ranks)[:-1]
+    for statistic, cuts in (
+        (_farthest_apart, [least + int(_apart(ranks[None], least)[0].argmax())]),
+        (_range, sorted((int(sums.argmin()) + 1, int(sums.argmax()) + 1))),
+    ):
+        edges = [0, *cuts, len(values)]
+        if all(last - first >= least for first, last in pairwise(edges)) and _beyond_chance(ranks, least, statistic):
+            return cuts
+    return []
+
+
+def _beyond_chance(ranks: Values, least: int, statistic: Callable[[Values, int], Values]) -> bool:
+    long = max(1, len(ranks) // _BLOCKS)
+    # The same number of values in each block: the first few, which are warm-up if anything is, are left out.
+    used = ranks[len(ranks) % long :]
+    blocks = used.reshape(-1, long)
+    seen = float(statistic(ranks[None], least)[0])
+    if seen <= 0:
+        return False
+    reached = 0
+    rng = np.random.default_rng(_SEED)
+    for first in range(0, _DRAWS, _AT_ONCE):
+        order = rng.permuted(np.tile(np.arange(len(blocks)), (min(_AT_ONCE, _DRAWS - first), 1)), axis=1)
+        drawn = blocks[order].reshape(len(order), -1)
+        reached += int((statistic(drawn, least) >= seen * (1 - 1e-12)).sum())
+        if (1 + reached) / (1 + _DRAWS) > LIMIT:
+            return False
+    return True
+
+
+def _ranks(values: Values) -> Values:
+    """Ranks around their mean; equal values share theirs."""
+    _, at, counts = np.unique(values, return_inverse=True, return_counts=True)
+    middle = np.cumsum(counts) - (counts - 1) / 2
+    ranks: Values = middle[at] - (len(values) + 1) / 2
+    return ranks
+
+
+def _apart(ranks: Values, least: int) -> Values:
+    """How far apart the means before and after each place are, in units of their scatter: [draws, values] to [draws, places]."""
+    count = ranks.shape[1]
+    places = np.arange(least, count - least + 1)
+    sums: Values = np.cumsum(ranks, axis=1)[:, least - 1 : count - least]
+    apart: Values = np.abs(sums) / np.sqrt(places * (count - places) / count)
+    return apart
+
+
+def _farthest_apart(ranks: Values, least: int) -> Values:
+    """The largest of these, [draws]."""
+    largest: Values = _apart(ranks, least).max(axis=1)
+    return largest
+
+
+def _range(ranks: Values, _least: int) -> Values:
+    """From the lowest to the highest cumulative sum, [draws]: large where a stretch differs from what is on both its sides."""
+    sums = np.cumsum(ranks, axis=1)
+    wide: Values = sums.max(axis=1) - sums.min(axis=1)
+    return wide
+
+
+def _exact(values: Values, about: int, wide: int) -> int:
+    """The place near ``about`` at which the values before and after it are closest to their medians."""
+    if wide == 1:
+        return about
+    first, last = max(0, about - 4 * wide), min(len(values), about + 4 * wide)
+    near = values[first:last]
+    middle = about - first
+    low, high = float(np.median(near[:middle])), float(np.median(near[middle:]))
+    # What moving one value to the other side costs, summed: the lowest point is the best place.
+    costs = np.cumsum(np.abs(near - low) - np.abs(near - high))
+    within = slice(max(0, middle - wide - 1), middle + wide)
+    return first + within.start + int(costs[within].argmin()) + 1
+
+
+def _worth_a_word(values: Values, cuts: list[int]) -> list[int]:
+    """Without those that change too little, the smallest first."""
+    cuts = list(cuts)
+    while cuts:
+        medians = [float(np.median(values[first:last])) for first, last in pairwise([0, *cuts, len(values)])]
+        shares = [abs(after - before) / abs(before) if before else np.inf for before, after in pairwise(medians)]
+        smallest = int(np.argmin(shares))
+        if shares[smallest] >= LEAST_SHARE:
+            break
+        del cuts[smallest]
+    return cuts
+
+
+def moved_with(before: NDArray[np.floating[Any]], after: NDArray[np.floating[Any]], change: float) -> NDArray[np.intp]:
+    """Rows of the ranks whose median moved by at least half of ``change`` in its direction; of ranks with values on both sides.
+
+    ``before`` and ``after`` are own times [ranks, steps] on either side of a change of the step time.
+    """
+    both: NDArray[np.intp] = np.flatnonzero(np.isfinite(before).any(axis=1) & np.isfinite(after).any(axis=1))
+    moved = np.nanmedian(after[both], axis=1) - np.nanmedian(before[both], axis=1)
+    found: NDArray[np.intp] = both[moved * np.sign(change) >= abs(change) / 2]
+    return found
