@@ -18,7 +18,8 @@ from rankscope.alerts.delivery import Delivery
 from rankscope.alerts.hysteresis import Track
 from rankscope.alerts.ledger import Entry, Ledger
 from rankscope.alerts.payload import MAX_ALERTS, Payload, build_payload
-from rankscope.alerts.post import DeliveryError, _plain, http_client, post_json, receiver_key, redact
+from rankscope.alerts.post import DeliveryError, http_client, post_json, receiver_key
+from rankscope.alerts.redacted import plain_words, redact
 from rankscope.alerts.webhook import Webhook
 
 SECRET = "s3cr3t-token"
@@ -167,8 +168,8 @@ def test_nobody_there_is_an_error_that_tells_no_secret(client: httpx.Client, fre
 
 def test_an_error_that_quotes_the_address_is_not_repeated() -> None:
     error = httpx.ConnectError(f"cannot reach /hooks/{SECRET}")
-    assert _plain(error, f"https://h.example/hooks/{SECRET}") == "ConnectError"
-    assert _plain(httpx.ConnectError("Connection refused"), f"https://h.example/hooks/{SECRET}") == "Connection refused"
+    assert plain_words(error, f"https://h.example/hooks/{SECRET}") == "ConnectError"
+    assert plain_words(httpx.ConnectError("Connection refused"), f"https://h.example/hooks/{SECRET}") == "Connection refused"
 
 
 class Note:

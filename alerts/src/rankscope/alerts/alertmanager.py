@@ -8,7 +8,8 @@ import httpx
 import msgspec
 
 from rankscope.alerts.alert import Notice, rfc3339
-from rankscope.alerts.post import post_json, receiver_key, redact
+from rankscope.alerts.post import post_json, receiver_key
+from rankscope.alerts.redacted import redact
 
 
 class Alertmanager:

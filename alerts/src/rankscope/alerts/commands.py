@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from pathlib import Path
 from types import FrameType
 from typing import Final, Literal
-from urllib.parse import urlsplit
 
 import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
+from rankscope.alerts.http_url import http_url
 from rankscope.alerts.printing import print_line
+from rankscope.alerts.replay_command import replay
+from rankscope.alerts.seconds import seconds
 from rankscope.analysis.locations import local_path
 from rankscope.runs.errors import InputError
 
 DRAIN_S: Final = 60.0
 """After a followed run has ended, deliveries that fail are tried again for this long."""
-_UNIT_S: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class _Stop(BaseException):
@@ -32,29 +32,12 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
     raise _Stop
 
 
-def _seconds(text: str) -> float:
-    """``5``, ``5s``, ``500ms``, ``2m``, ``1h``, ``1d`` in seconds; more than nothing. Raises ``click.BadParameter``."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)?", text)
-    if match is None or float(match[1]) == 0:
-        raise click.BadParameter(f"{text!r} is not a duration such as 5s, 500ms or 2m")
-    return float(match[1]) * _UNIT_S[match[2] or "s"]
-
-
-def _http_url(text: str) -> str:
-    """An http or https address, unchanged. Raises ``click.BadParameter`` without repeating it: it may hold a secret."""
-    try:
-        parts = urlsplit(text)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable or not text.isprintable() or " " in text:
-        raise click.BadParameter("expected an address like https://host:port/path")
-    return text
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def alerts() -> None:
     """Prometheus rules, the watcher, webhooks."""
+
+
+alerts.add_command(replay)
 
 
 @alerts.command()
@@ -62,7 +45,7 @@ def alerts() -> None:
 @click.option("--print", "print_", is_flag=True, help="Print the rule file (the default without --out).")
 @click.option(
     "--dashboard-url",
-    type=_http_url,
+    type=http_url,
     metavar="URL",
     default="http://127.0.0.1:8050",
     show_default=True,
@@ -94,21 +77,21 @@ def rules(out: Path | None, print_: bool, dashboard_url: str, runbook_url: str) 
 @alerts.command()
 @click.argument("path", metavar="RUN|ROOT", callback=lambda _context, _option, value: local_path(value))
 @click.option(
-    "--alertmanager", multiple=True, type=_http_url, metavar="URL", help="Alertmanager to send to, http://host:9093. Repeatable."
+    "--alertmanager", multiple=True, type=http_url, metavar="URL", help="Alertmanager to send to, http://host:9093. Repeatable."
 )
 @click.option(
     "--webhook",
     multiple=True,
-    type=_http_url,
+    type=http_url,
     metavar="URL",
     envvar="RANKSCOPE_ALERTS_WEBHOOK",
     help="Webhook to send to (Alertmanager's payload, version 4). Repeatable; RANKSCOPE_ALERTS_WEBHOOK hides it from ps.",
 )
 @click.option("--once", is_flag=True, help="Evaluate and deliver once, also a run that is over, and leave.")
-@click.option("--interval", type=_seconds, metavar="DURATION", default="5s", show_default=True, help="Time between evaluations.")
+@click.option("--interval", type=seconds, metavar="DURATION", default="5s", show_default=True, help="Time between evaluations.")
 @click.option("--fire-after", type=click.IntRange(1), help="Consecutive evaluations to fire.  [default: 3; 1 with --once]")
 @click.option("--resolve-after", type=click.IntRange(1), default=3, show_default=True, help="Consecutive evaluations to resolve.")
-@click.option("--dashboard-url", type=_http_url, metavar="URL", help="Dashboard that alerts link to, http://host:8050.")
+@click.option("--dashboard-url", type=http_url, metavar="URL", help="Dashboard that alerts link to, http://host:8050.")
 @click.option("--runbook-url", default="runbooks", show_default=True, help="Where the runbooks are served.")
 @click.option(
     "--state", type=click.Path(path_type=Path, dir_okay=False), help="State file.  [default: under ~/.local/state/rankscope]"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rankscope.analysis.online import OnlineAnalysis
@@ -10,14 +11,15 @@ from rankscope.analysis.result import Analysis
 
 
 class Following:
-    """One ``OnlineAnalysis`` per run that goes on."""
+    """One ``OnlineAnalysis`` per run that goes on. ``clock``: seconds since 1970."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._runs: dict[Path, OnlineAnalysis] = {}
 
     def update(self, run: Path) -> Analysis:
         """The analysis of what there is of a run by now. Raises ``RankscopeError``."""
-        followed = self._runs.setdefault(run, OnlineAnalysis(run))
+        followed = self._runs.setdefault(run, OnlineAnalysis(run, clock=self._clock))
         try:
             return followed.update()
         except BaseException:

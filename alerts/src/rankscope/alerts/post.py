@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import socket
-import threading
-from collections.abc import Mapping
-from contextlib import suppress
-from types import TracebackType
-from typing import Any, Final, Self
-from urllib.parse import urlsplit
+from typing import Final
 
 import httpx
 import stamina
+
+from rankscope.alerts.deadline import Deadline
+from rankscope.alerts.redacted import plain_words
 
 ATTEMPTS: Final = 3
 TOTAL_S: Final = 30.0
@@ -38,50 +35,6 @@ def http_client(*, timeout: httpx.Timeout = TIMEOUT) -> httpx.Client:
     return httpx.Client(timeout=timeout, limits=limits, follow_redirects=False, headers={"User-Agent": "rankscope"})
 
 
-class _Deadline:
-    """Cuts the connection of a request when its time is up.
-
-    The time-outs of httpx begin anew with every byte, so a receiver that sends one now and then would hold us up for hours.
-    Used as httpx's ``trace``, it learns of each connection that is made.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.passed = False
-        self._connection: socket.socket | None = None
-        self._lock = threading.Lock()
-        self._timer = threading.Timer(seconds, self._cut)
-        self._timer.daemon = True
-
-    def __enter__(self) -> Self:
-        self._timer.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._timer.cancel()
-
-    def trace(self, _event: str, info: Mapping[str, Any]) -> None:
-        """What httpx is doing: look for a connection, plain or inside TLS."""
-        ask = getattr(info.get("return_value"), "get_extra_info", None)
-        connection = ask("socket") if ask else None
-        if isinstance(connection, socket.socket):
-            with self._lock:
-                self._connection = connection
-                if self.passed:
-                    _shut(connection)
-
-    def _cut(self) -> None:
-        with self._lock:
-            self.passed = True
-            if self._connection is not None:
-                _shut(self._connection)
-
-
-def _shut(connection: socket.socket) -> None:
-    with suppress(OSError):  # closed already
-        # The plain one also for TLS, which would first take the connection apart under the thread that reads from it.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
-
-
 def post_json(client: httpx.Client, url: str, body: bytes, *, attempts: int = ATTEMPTS, attempt_s: float = ATTEMPT_S) -> None:
     """POST ``body``; returns when it was accepted (2xx).
 
@@ -94,7 +47,7 @@ def post_json(client: httpx.Client, url: str, body: bytes, *, attempts: int = AT
 
 def _post(client: httpx.Client, url: str, body: bytes, attempt_s: float) -> None:
     headers = {"Content-Type": "application/json"}
-    with _Deadline(attempt_s) as deadline:
+    with Deadline(attempt_s) as deadline:
         try:
             # The body of the answer is of no interest and could be endless: it is never read.
             with client.stream("POST", url, content=body, headers=headers, extensions={"trace": deadline.trace}) as response:
@@ -102,7 +55,7 @@ def _post(client: httpx.Client, url: str, body: bytes, attempt_s: float) -> None
         except httpx.TimeoutException as error:
             raise _PassingError("no answer in time") from error
         except httpx.TransportError as error:
-            raise _PassingError("no answer in time" if deadline.passed else _plain(error, url)) from error
+            raise _PassingError("no answer in time" if deadline.passed else plain_words(error, url)) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise DeliveryError(type(error).__name__) from error
     if httpx.codes.is_success(status):
@@ -112,25 +65,6 @@ def _post(client: httpx.Client, url: str, body: bytes, attempt_s: float) -> None
     if status == httpx.codes.TOO_MANY_REQUESTS or httpx.codes.is_server_error(status):
         raise _PassingError(f"answered {status}")
     raise DeliveryError(f"refused with {status}")
-
-
-def _plain(error: httpx.TransportError, url: str) -> str:
-    """The error's own words, unless they quote the address."""
-    text = str(error)
-    parts = urlsplit(url)
-    secrets = [part for part in (parts.path.strip("/"), parts.query, parts.username, parts.password) if part]
-    return type(error).__name__ if not text or any(secret in text for secret in secrets) else text
-
-
-def redact(url: str) -> str:
-    """An address fit for a log: scheme, host and port. User, path and query may be secrets."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if ":" in host:
-        host = f"[{host}]"
-    port = f":{parts.port}" if parts.port is not None else ""
-    rest = "/…" if parts.path.strip("/") or parts.query else ""
-    return f"{parts.scheme}://{host}{port}{rest}"
 
 
 def receiver_key(kind: str, url: str) -> str:

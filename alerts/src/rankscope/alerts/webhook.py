@@ -9,7 +9,8 @@ import msgspec
 
 from rankscope.alerts.alert import Notice
 from rankscope.alerts.payload import build_payload
-from rankscope.alerts.post import post_json, receiver_key, redact
+from rankscope.alerts.post import post_json, receiver_key
+from rankscope.alerts.redacted import redact
 
 
 class Webhook:

@@ -1,0 +1,307 @@
+"""Prometheus' HTTP API, as far as it is asked here: queries, alerts and rules.
+
+What it answers may be anybody's: it is bounded in size and time, no redirect is followed, and no credential gets into a message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from base64 import b64encode
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.alerts.deadline import Deadline
+from rankscope.alerts.events import plain
+from rankscope.alerts.redacted import plain_words, redact
+from rankscope.runs.errors import InputError
+from rankscope.runs.segments import open_regular
+
+TOKEN_VARIABLE: Final = "RANKSCOPE_PROMETHEUS_TOKEN"  # noqa: S105  the variable's name, not what is in it
+MAX_BYTES: Final = 64 * 2**20
+"""Of one answer: a million and a half samples."""
+MAX_POINTS: Final = 11_000
+"""Of one series: Prometheus refuses to answer with more."""
+ANSWER_S: Final = 30.0
+"""For one answer from beginning to end."""
+
+_CONNECT_S: Final = 5.0
+_MOST_SECONDS: Final = 9.2e9
+"""As nanoseconds, a number of 64 bits."""
+_NUMBER: Final = re.compile(r"^\[Errno -?\d+\] ")
+_SHOWN: Final = 300
+"""Characters of the server's own words."""
+_MAX_TOKEN: Final = 64 * 1024
+
+_T = TypeVar("_T")
+
+
+class PrometheusError(InputError):
+    """Prometheus did not give what was asked for; the message says why and what to do."""
+
+
+class PrometheusDownError(PrometheusError):
+    """Nobody answers at that address, or not in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where a Prometheus is, and how to be let in.
+
+    ``token_file`` has one line: a bearer token, or ``USER:PASSWORD`` (a token has no colon). It is read again for every request,
+    because tokens are renewed; without a file the variable ``RANKSCOPE_PROMETHEUS_TOKEN`` is used, if set. ``ca_file``: the
+    authority that signed the server's certificate.
+    """
+
+    url: str
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series of an answer; arrays are [samples], in order of time."""
+
+    labels: dict[str, str]
+    unix_ns: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a query found; ``warnings`` say what of it is missing."""
+
+    series: list[Series]
+    warnings: list[str]
+
+
+class ActiveAlert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An alert that is pending or fires now."""
+
+    labels: dict[str, str]
+    annotations: dict[str, str] = {}
+    state: str
+    active_at: str
+    value: str = ""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A rule that the server evaluates. ``duration`` (``for``) and ``keep_firing_for`` in seconds, of an alerting rule only."""
+
+    type: str
+    name: str
+    query: str
+    duration: float = 0.0
+    keep_firing_for: float = 0.0
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    health: str = "unknown"
+
+
+class RuleGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Rules that are evaluated one after the other, every ``interval`` seconds."""
+
+    name: str
+    rules: list[Rule]
+    interval: float = 0.0
+
+
+class _Alerts(msgspec.Struct, frozen=True):
+    alerts: list[ActiveAlert]
+
+
+class _Rules(msgspec.Struct, frozen=True):
+    groups: list[RuleGroup]
+
+
+class _Found(msgspec.Struct, frozen=True):
+    metric: dict[str, str]
+    values: list[tuple[float, str]] = []
+    value: tuple[float, str] | None = None
+
+
+class _Result(msgspec.Struct, frozen=True, rename="camel"):
+    result_type: Literal["matrix", "vector"]
+    result: list[_Found]
+
+
+class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
+    status: Literal["success", "error"]
+    data: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""
+    warnings: list[str] = []
+
+
+class Prometheus:
+    """A client of one server; may be used from several threads at once. Raises ``PrometheusError`` from every question."""
+
+    def __init__(self, server: Server, *, ours: bool = False, answer_s: float = ANSWER_S, max_bytes: int = MAX_BYTES) -> None:
+        """``ours``: started by ourselves, so no proxy leads there, and nobody has to be let in."""
+        self.name = redact(server.url)
+        """The address, fit for a message."""
+        self._server = server
+        self._ours = ours
+        self._answer_s = answer_s
+        self._max_bytes = max_bytes
+        if urlsplit(server.url).scheme not in ("http", "https"):
+            raise PrometheusError(self.name, "not an address of a Prometheus; expected http://host:9090")
+        self._client = httpx.Client(
+            verify=_trusted(server.ca_file),
+            timeout=httpx.Timeout(answer_s, connect=min(_CONNECT_S, answer_s)),
+            # No connection is kept: the deadline of a request learns of its connection when that is made.
+            limits=httpx.Limits(max_keepalive_connections=0),
+            follow_redirects=False,
+            trust_env=not ours,
+            headers={"User-Agent": "rankscope", "Accept": "application/json"},
+        )
+
+    def query(self, expression: str, *, at_unix_ns: int) -> Answer:
+        """The value of an expression at a moment: series of one sample each."""
+        return self._query("query", {"query": expression, "time": _seconds(at_unix_ns)})
+
+    def query_range(self, expression: str, *, span_unix_ns: tuple[int, int], step_s: float) -> Answer:
+        """The values of an expression from the first to the last moment of ``span_unix_ns``, every ``step_s``."""
+        first, last = span_unix_ns
+        asked = {"query": expression, "start": _seconds(first), "end": _seconds(last), "step": f"{step_s:.3f}"}
+        return self._query("query_range", asked)
+
+    def alerts(self) -> list[ActiveAlert]:
+        """What is pending or fires now."""
+        data, _ = self._ask("GET", "alerts", {}, _Alerts)
+        return data.alerts
+
+    def rules(self) -> list[RuleGroup]:
+        """The rules it evaluates, in their order."""
+        data, _ = self._ask("GET", "rules", {}, _Rules)
+        return data.groups
+
+    def _query(self, what: str, asked: dict[str, str]) -> Answer:
+        # Expressions may be longer than an address may be.
+        data, warnings = self._ask("POST", what, asked, _Result)
+        try:
+            return Answer([_series(found) for found in data.result], warnings)
+        except (ValueError, OverflowError) as error:
+            raise PrometheusError(self.name, f"a value in its answer cannot be used: {plain(str(error))[:_SHOWN]}") from error
+
+    def _ask(self, method: str, what: str, asked: dict[str, str], kind: type[_T]) -> tuple[_T, list[str]]:
+        status, body = self._exchange(method, f"{self._server.url.rstrip('/')}/api/v1/{what}", asked)
+        envelope: _Envelope | None = None
+        try:
+            envelope = msgspec.json.decode(body, type=_Envelope)
+            if envelope.status == "success" and httpx.codes.is_success(status):
+                return msgspec.json.decode(envelope.data, type=kind), [plain(line)[:_SHOWN] for line in envelope.warnings]
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if httpx.codes.is_success(status):
+                raise PrometheusError(
+                    self.name, f"its answer is not one of Prometheus' API ({plain(str(error))[:_SHOWN]}); is a Prometheus there?"
+                ) from error
+        said = "" if envelope is None else plain(envelope.error)[:_SHOWN]
+        raise PrometheusError(self.name, _refusal(status, said))
+
+    def _exchange(self, method: str, url: str, asked: dict[str, str]) -> tuple[int, bytes]:
+        """Status and body of the answer."""
+        headers = self._credentials()
+        with Deadline(self._answer_s) as deadline:
+            try:
+                with self._client.stream(
+                    method, url, data=asked or None, headers=headers, extensions={"trace": deadline.trace}
+                ) as response:
+                    body = bytearray()
+                    for piece in response.iter_bytes():
+                        body += piece
+                        if len(body) > self._max_bytes:
+                            limit = f"{self._max_bytes / 2**20:.0f} MiB"
+                            raise PrometheusError(self.name, f"its answer is larger than {limit}; ask for less time at once")
+            except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+                if deadline.passed or isinstance(error, httpx.TimeoutException):
+                    raise PrometheusDownError(
+                        self.name, f"no answer within {self._answer_s:g} s; is Prometheus overloaded, or the address wrong?"
+                    ) from error
+                raise self._unreachable(error) from error
+            if deadline.passed:  # what was cut off may look like a whole answer
+                raise PrometheusDownError(self.name, f"no whole answer within {self._answer_s:g} s; is Prometheus overloaded?")
+        return response.status_code, bytes(body)
+
+    def _unreachable(self, error: Exception) -> PrometheusError:
+        words = _NUMBER.sub("", plain_words(error, self._server.url))
+        if "CERTIFICATE_VERIFY_FAILED" in words:
+            return PrometheusError(
+                self.name, "its TLS certificate is signed by nobody known here; name the authority's file with --prometheus-ca"
+            )
+        if isinstance(error, httpx.ConnectError):
+            return PrometheusDownError(self.name, f"cannot be reached: {words}; is Prometheus running there?")
+        return PrometheusError(self.name, f"its answer cannot be read: {plain(words)[:_SHOWN]}")
+
+    def _credentials(self) -> dict[str, str]:
+        if self._ours:
+            return {}
+        file = self._server.token_file
+        if file is None:
+            text = os.environ.get(TOKEN_VARIABLE, "").strip()
+            where = f"the variable {TOKEN_VARIABLE}"
+        else:
+            where = str(file)
+            try:
+                with open_regular(file) as opened:
+                    text = opened.read(_MAX_TOKEN).decode().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                reason = error.strerror if isinstance(error, OSError) else None
+                raise InputError(file, f"the token of Prometheus cannot be read: {reason or 'not text'}") from error
+            if not text:
+                raise InputError(file, "the token of Prometheus is to be in it, and it is empty")
+        if not text:
+            return {}
+        if not text.isprintable() or not text.isascii():
+            raise InputError(where, "not a token, nor USER:PASSWORD, on one line")
+        if ":" in text:
+            return {"Authorization": f"Basic {b64encode(text.encode()).decode()}"}
+        return {"Authorization": f"Bearer {text}"}
+
+
+def _refusal(status: int, said: str) -> str:
+    if httpx.codes.is_redirect(status):
+        return f"answered {status}; redirects are not followed: give the address that it leads to"
+    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        return f"lets nobody in without the right credentials ({status}); name a file with them by --prometheus-token-file"
+    if said:
+        return f"cannot answer: {said}"
+    if status == httpx.codes.NOT_FOUND:
+        return "has no Prometheus API (404); give the address up to, and without, /api/v1"
+    return f"answered {status}; see the log of the server"
+
+
+def _trusted(ca_file: Path | None) -> ssl.SSLContext | bool:
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=os.fspath(ca_file))
+    except OSError as error:  # ssl's own errors are such
+        raise InputError(ca_file, f"no certificates of an authority: {error.strerror or error}") from error
+
+
+def _series(found: _Found) -> Series:
+    samples = [found.value] if found.value is not None else found.values
+    times = np.array([second for second, _ in samples], dtype=np.float64)
+    if (np.abs(times) > _MOST_SECONDS).any():
+        raise ValueError("a time no clock shows")
+    # Prometheus' own times are whole milliseconds.
+    unix_ns = np.rint(times * 1000).astype(np.int64) * 1_000_000
+    return Series(found.metric, unix_ns, np.array([float(value) for _, value in samples], dtype=np.float64))
+
+
+def _seconds(unix_ns: int) -> str:
+    return f"{unix_ns // 10**9}.{unix_ns % 10**9 // 10**6:03d}"
+
+
+def step_for(span_unix_ns: tuple[int, int], *, most_points: int, least_s: float) -> float:
+    """Whole seconds between samples, at least ``least_s``, so that there are at most ``most_points`` of a span."""
+    first, last = span_unix_ns
+    return float(max(np.ceil(least_s), np.ceil((last - first) / 1e9 / max(1, min(most_points, MAX_POINTS) - 1))))

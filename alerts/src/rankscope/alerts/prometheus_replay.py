@@ -1,0 +1,134 @@
+"""Would it have fired? The alerting rules of a Prometheus over what it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rankscope.alerts.prometheus import MAX_POINTS, Prometheus, PrometheusError, Rule, Series
+from rankscope.alerts.replay_result import Replay, Replayed
+from rankscope.alerts.rules import runbooks
+from rankscope.alerts.spells import spells_of
+
+MOST_QUESTIONS: Final = 16
+"""About one rule; of a longer time it is evaluated less often."""
+_DEFAULT_INTERVAL_S: Final = 60.0
+_NAMED: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A rule, and how often it is evaluated."""
+
+    rule: Rule
+    interval_s: float
+
+
+def replay_server(
+    prometheus: Prometheus,
+    rules: Sequence[str],
+    span_unix_ns: tuple[int, int],
+    *,
+    progress: Callable[[str], None] = lambda _rule: None,
+) -> Replay:
+    """``rules`` of the server, by name (rankscope's own that it evaluates when there are none), between two moments.
+
+    ``progress`` gets the name of the rule that comes next. Raises ``PrometheusError``.
+    """
+    asked = _asked(prometheus, rules)
+    replayed: list[Replayed] = []
+    notes: dict[str, None] = {}
+    first, last = span_unix_ns
+    coarsest = 0.0
+    for one in asked:
+        progress(one.rule.name)
+        least_s = (last - first) / 1e9 / (MAX_POINTS * MOST_QUESTIONS)
+        step_s = one.interval_s * max(1, int(np.ceil(least_s / one.interval_s)))
+        if step_s > one.interval_s:
+            notes[f"{one.rule.name}: evaluated every {step_s:g} s instead of every {one.interval_s:g} s: ask for less time"] = (
+                None
+            )
+        rule, warnings = replay_rule(prometheus, one.rule, span_unix_ns, step_s)
+        notes.update(dict.fromkeys(warnings))
+        replayed.append(rule)
+        coarsest = max(coarsest, step_s)
+    return Replay(
+        path=prometheus.name,
+        start_unix_ns=first,
+        end_unix_ns=last,
+        interval_s=coarsest,
+        evaluations=int((last - first) / 1e9 // coarsest) + 1,
+        rules=replayed,
+        notes=list(notes),
+    )
+
+
+def replay_rule(prometheus: Prometheus, rule: Rule, span_unix_ns: tuple[int, int], step_s: float) -> tuple[Replayed, list[str]]:
+    """One rule, evaluated every ``step_s``, and the server's warnings. Raises ``PrometheusError``."""
+    series, warnings = values_of(prometheus, rule.query, span_unix_ns, step_s)
+    spells = [spell for each in series for spell in spells_of(each, rule, step_s=step_s, end_unix_ns=span_unix_ns[1])]
+    result = Replayed(
+        rule=rule.name,
+        source="prometheus",
+        policy=_policy(rule, step_s),
+        expression=rule.query,
+        spells=sorted(spells, key=lambda spell: spell.pending_unix_ns),
+    )
+    return result, warnings
+
+
+def _asked(prometheus: Prometheus, names: Sequence[str]) -> list[Asked]:
+    """The rules to replay; one name may be that of several."""
+    there = [
+        Asked(rule, group.interval or _DEFAULT_INTERVAL_S)
+        for group in prometheus.rules()
+        for rule in group.rules
+        if rule.type == "alerting"
+    ]
+    known = dict.fromkeys(one.rule.name for one in there)
+    missing = [name for name in names if name not in known]
+    wanted = set(names or runbooks())
+    asked = [one for one in there if one.rule.name in wanted]
+    if missing or not asked:
+        listed = ", ".join(list(known)[:_NAMED]) + (f" and {len(known) - _NAMED} more" if len(known) > _NAMED else "")
+        raise PrometheusError(
+            prometheus.name,
+            f"evaluates no alert {', '.join(missing) or 'of rankscope'}; it has {listed or 'none'}. "
+            "`rankscope alerts rules` exports rankscope's, --rule NAME picks others",
+        )
+    return asked
+
+
+def values_of(
+    prometheus: Prometheus, expression: str, span_unix_ns: tuple[int, int], step_s: float, *, at_once: int = MAX_POINTS
+) -> tuple[list[Series], list[str]]:
+    """All values of an expression, asked for ``at_once`` points of each series at a time, and the server's warnings.
+
+    Raises ``PrometheusError``.
+    """
+    first, last = span_unix_ns
+    step = int(step_s * 1e9)
+    parts: dict[tuple[tuple[str, str], ...], list[Series]] = {}
+    warnings: list[str] = []
+    while first <= last:
+        until = min(last, first + (min(at_once, MAX_POINTS) - 1) * step)
+        answer = prometheus.query_range(expression, span_unix_ns=(first, until), step_s=step_s)
+        warnings += answer.warnings
+        for one in answer.series:
+            parts.setdefault(tuple(sorted(one.labels.items())), []).append(one)
+        first = until + step
+    joined = [
+        Series(dict(labels), np.concatenate([part.unix_ns for part in some]), np.concatenate([part.values for part in some]))
+        for labels, some in parts.items()
+    ]
+    return joined, warnings
+
+
+def _policy(rule: Rule, step_s: float) -> str:
+    keeps = f" and {rule.keep_firing_for:g} s more" if rule.keep_firing_for else ""
+    return (
+        f"fires after {rule.duration:g} s with a value of the expression; ends without one{keeps}; evaluated every {step_s:g} s"
+    )

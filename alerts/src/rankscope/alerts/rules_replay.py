@@ -1,0 +1,155 @@
+"""Would Prometheus' rules have fired over a run? The shipped rules over the metrics that its ranks would have shown.
+
+A real Prometheus evaluates them. What a rule records is a series that others read, so these are evaluated level by level: first
+what rests on the ranks' own metrics, then what rests on that.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, TextIO
+
+from rankscope.alerts.own_prometheus import OwnPrometheus, Programs, find_programs
+from rankscope.alerts.prometheus import Rule, Series
+from rankscope.alerts.prometheus_replay import replay_rule, values_of
+from rankscope.alerts.rank_series import SCRAPE_S, RankPast, pasts_of, span_of, write_samples, write_series
+from rankscope.alerts.replay_result import Replay, Replayed
+from rankscope.alerts.rules import DEFAULT_DASHBOARD, rules_text, runbooks
+from rankscope.exporter.catalogue import CATALOGUE
+from rankscope.runs.errors import InputError
+from rankscope.runs.reader import RunReader
+
+RULES: Final = tuple(runbooks())
+"""Names of the alerts in the shipped rule file."""
+MOST_SAMPLES: Final = 20_000_000
+"""A gigabyte and a half of text on the way in."""
+LONGER_S: Final = 360.0
+"""Beyond the end of the run: what then still fires is kept firing for a while."""
+_SERIES_PER_RANK: Final = 12
+_VALUES_AT_ONCE: Final = 1_000_000
+_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_OF_EXPORTER: Final = frozenset(metric.name for metric in CATALOGUE if metric.group != "rank")
+
+
+def replay_rules(
+    run: Path,
+    names: Sequence[str] = (),
+    *,
+    dashboard_url: str | None = None,
+    progress: Callable[[str], None] = lambda _what: None,
+) -> Replay:
+    """The shipped rules of these ``names`` (all of them when there are none) over a run.
+
+    Those that cannot be evaluated say why. Raises ``InputError`` for a run that cannot be read, ``MissingError`` without a
+    Prometheus, ``RankscopeError`` and ``OSError``.
+    """
+    programs = find_programs()
+    reader = RunReader(run)
+    progress("reading the run")
+    pasts = pasts_of(reader, latest_s=time.time())
+    _check_size(run, pasts)
+    began, ended = span_of(pasts)
+    span = (int(began * 1e9), int((ended + LONGER_S) * 1e9))
+    info = reader.info
+    with tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
+        rules = _shipped(programs, Path(folder), dashboard_url or DEFAULT_DASHBOARD)
+        wanted = [rules[name] for name in names or RULES]
+        possible = [rule for rule in wanted if not _mentioned(rule, rules) & _OF_EXPORTER]
+        # Every evaluation is at the moment of a scrape: what was not there at that one is gone.
+        own = OwnPrometheus(programs, Path(folder), lookback_s=0.5 * SCRAPE_S)
+        own.remember(partial(write_series, pasts=pasts, run=info.name, run_id=info.run_id, simulated=info.simulated))
+        at_once = max(2, _VALUES_AT_ONCE // len(pasts))
+        for level in levels(possible, rules):
+            progress(f"{len(level)} of the recorded series")
+            with own.running() as prometheus:
+                recorded = [
+                    (rule, series)
+                    for rule in level
+                    for series in values_of(prometheus, rule.query, span, SCRAPE_S, at_once=at_once)[0]
+                ]
+            own.remember(partial(_write, recorded=recorded))
+        with own.running() as prometheus:
+            replayed = [
+                replay_rule(prometheus, rule, span, SCRAPE_S)[0] if rule in possible else _impossible(rule) for rule in wanted
+            ]
+    lost = sum(rank.info.end_unix_ns is None for rank in pasts)
+    return Replay(
+        path=str(run),
+        run_id=info.run_id,
+        simulated=info.simulated,
+        start_unix_ns=span[0],
+        end_unix_ns=span[1],
+        interval_s=SCRAPE_S,
+        evaluations=int((span[1] - span[0]) / 1e9 // SCRAPE_S) + 1,
+        rules=replayed,
+        notes=[f"{lost} ranks did not say that they ended: Prometheus' rules take them to be there for 15 min more"]
+        if lost
+        else [],
+    )
+
+
+def levels(alerts: Sequence[Rule], rules: Mapping[str, Rule]) -> list[list[Rule]]:
+    """The recording rules among ``rules``, by name, that ``alerts`` rest on; each level rests on those before it."""
+    depths: dict[str, int] = {}
+
+    def depth(rule: Rule) -> int:
+        needed = _NAME.findall(rule.query)
+        for name in needed:
+            if name in rules and name not in depths:
+                depths[name] = depth(rules[name])
+        return 1 + max((depths[name] for name in needed if name in depths), default=-1)
+
+    for alert in alerts:
+        depth(alert)
+    return [[rules[name] for name in depths if depths[name] == level] for level in range(max(depths.values(), default=-1) + 1)]
+
+
+def _shipped(programs: Programs, folder: Path, dashboard_url: str) -> dict[str, Rule]:
+    """The shipped rules by name, as Prometheus reads them. It starts with no data, and leaves none."""
+    reading = folder / "rules"
+    reading.mkdir()
+    with OwnPrometheus(programs, reading, lookback_s=SCRAPE_S).running(
+        rules=rules_text(dashboard_url=dashboard_url)
+    ) as prometheus:
+        return {rule.name: rule for group in prometheus.rules() for rule in group.rules}
+
+
+def _mentioned(rule: Rule, rules: Mapping[str, Rule]) -> set[str]:
+    """Everything that a rule and those it rests on name."""
+    names = set(_NAME.findall(rule.query))
+    return names.union(*(_mentioned(rules[name], rules) for name in names if name in rules))
+
+
+def _impossible(rule: Rule) -> Replayed:
+    return Replayed(
+        rule=rule.name,
+        source="prometheus",
+        policy="",
+        expression=rule.query,
+        not_evaluated="it rests on metrics of the exporter, which are in no run; replay it over the Prometheus that has them",
+    )
+
+
+def _check_size(run: Path, pasts: Sequence[RankPast]) -> None:
+    """Raises ``InputError`` for what is too much, or nothing."""
+    if not pasts:
+        raise InputError(run, "no rank in it says who it is: there is nothing that Prometheus would have seen")
+    began, ended = span_of(pasts)
+    samples = (ended - began) / SCRAPE_S * len(pasts) * _SERIES_PER_RANK
+    if samples > MOST_SAMPLES:
+        raise InputError(
+            run,
+            f"{len(pasts)} ranks for {(ended - began) / 3600:,.0f} h are too much to replay Prometheus' rules over; "
+            "replay them over the Prometheus that has the metrics",
+        )
+
+
+def _write(file: TextIO, recorded: Sequence[tuple[Rule, Series]]) -> None:
+    for rule, series in recorded:
+        labels = {name: text for name, text in series.labels.items() if name != "__name__"} | rule.labels
+        write_samples(file, rule.name, labels, series.unix_ns / 1e9, series.values)

@@ -1,0 +1,366 @@
+"""Would it have fired: the watcher over a recorded run, Prometheus' rules over what it remembers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.remembering_prometheus import remembering
+
+from rankscope.alerts.growing_run import GrowingRun
+from rankscope.alerts.hysteresis import Policy
+from rankscope.alerts.prometheus import Prometheus, PrometheusError, Rule, Series, Server
+from rankscope.alerts.prometheus_replay import replay_server
+from rankscope.alerts.replay import How, replay_run, replayed
+from rankscope.alerts.replay_text import replay_text
+from rankscope.alerts.rules import rules_text
+from rankscope.alerts.spells import labels_of, spells_of
+from rankscope.runs.compact import compact_run
+from rankscope.runs.errors import InputError, RankscopeError
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.reader import RunReader
+
+START_NS = 1_700_000_000_000_000_000
+SECOND = 10**9
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# The watcher over a run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_straggler_would_have_fired_after_three_evaluations_and_ended_with_the_run(make_run: Callable[..., Any]) -> None:
+    # Given a run of 60 s in which rank 2 was slow, recorded to its end
+    run = make_run(slow=2)
+    run.grow(540)
+    run.end(end_unix_ns=START_NS + 60 * SECOND)
+    before = everything(run.path)
+
+    # When it is replayed
+    rule = replayed(run.path, "TrainingStraggler")
+
+    # Then the alert was pending as soon as there was enough to judge by, fired two evaluations later, and ended with the run
+    [spell] = rule.spells
+    assert spell.labels == {
+        "alertname": "TrainingStraggler", "severity": "warning", "run_id": "llama-1", "run": "llama", "rank": "2", "host": "node1"
+    }  # fmt: skip
+    assert START_NS < spell.pending_unix_ns <= START_NS + 20 * SECOND
+    assert spell.fired_unix_ns == spell.pending_unix_ns + 10 * SECOND
+    assert spell.ended_unix_ns == START_NS + 60 * SECOND
+    assert rule.fired
+
+    # And it says what the watcher would have said, of the run itself, with the numbers
+    assert spell.annotations["summary"].startswith("Rank 2 on host node1")
+    assert str(run.path) in spell.annotations["next"]
+    assert {value.name for value in spell.values} >= {"slowdown", "confidence", "imposed_wait"}
+
+    # And nothing was written into the run
+    assert everything(run.path) == before
+
+
+def test_the_policy_decides_when_it_fires(make_run: Callable[..., Any]) -> None:
+    run = make_run(slow=2)
+    run.grow(540)
+    run.end(end_unix_ns=START_NS + 60 * SECOND)
+
+    [eager] = replayed(run.path, "TrainingStraggler", how=How(policy=Policy(fire_after=1))).spells
+    [calm] = replayed(run.path, "TrainingStraggler", how=How(interval_s=10.0, policy=Policy(fire_after=4))).spells
+
+    assert eager.fired_unix_ns == eager.pending_unix_ns
+    assert calm.fired_unix_ns == calm.pending_unix_ns + 30 * SECOND
+
+
+def test_a_run_that_was_well_would_not_have_woken_anybody(make_run: Callable[..., Any]) -> None:
+    run = make_run(slow=None)
+    run.grow(540)
+    run.end(end_unix_ns=START_NS + 60 * SECOND)
+
+    replay = replay_run(run.path)
+
+    assert [(rule.rule, rule.spells) for rule in replay.rules] == [("TrainingStraggler", [])]
+    assert replay.evaluations == 12
+    assert replay.notes == []
+
+
+def test_an_alert_ends_when_the_rank_recovers_and_fires_again(make_run: Callable[..., Any]) -> None:
+    # Given a rank that is slow for a minute, well for two, and slow again
+    run = make_run(slow=2)
+    run.grow(540)
+    run.slow = None
+    run.grow(1200)
+    run.slow = 2
+    run.grow(600)
+    run.end(end_unix_ns=START_NS + 240 * SECOND)
+
+    # When it is replayed with an eye for the last few steps: the watcher judges by the last 500
+    spells = replayed(run.path, "TrainingStraggler").spells
+
+    # Then there are two alerts, one after the other
+    first, second = [spell for spell in spells if spell.fired_unix_ns is not None]
+    assert first.ended_unix_ns is not None
+    assert second.fired_unix_ns is not None
+    assert START_NS + 60 * SECOND < first.ended_unix_ns < second.fired_unix_ns
+    assert second.ended_unix_ns == START_NS + 240 * SECOND
+
+
+def test_a_run_that_never_said_goodbye_has_its_alerts_ended_an_hour_later(make_run: Callable[..., Any]) -> None:
+    run = make_run(slow=2)
+    run.grow(540)
+
+    [spell] = replayed(run.path, "TrainingStraggler").spells
+
+    assert spell.ended_unix_ns == START_NS + (60 + 3600) * SECOND
+
+
+def test_a_compacted_run_is_replayed_alike(make_run: Callable[..., Any], tmp_path: Path) -> None:
+    run = make_run(slow=2)
+    run.grow(240)
+    run.end(end_unix_ns=START_NS + 30 * SECOND)
+    shutil.copytree(run.path, tmp_path / "compacted" / "llama")
+    compact_run(tmp_path / "compacted" / "llama", force=True)
+
+    plain, compacted = (replayed(path, "TrainingStraggler") for path in (run.path, tmp_path / "compacted" / "llama"))
+
+    times = [
+        [(spell.pending_unix_ns, spell.fired_unix_ns, spell.ended_unix_ns) for spell in rule.spells]
+        for rule in (plain, compacted)
+    ]
+    assert times[0] == times[1]
+    assert times[0] != []
+
+
+def test_damage_costs_only_what_is_damaged(make_run: Callable[..., Any]) -> None:
+    # Given records that are torn, and one that says it is of the year 2200
+    run = make_run(slow=2)
+    run.grow(540)
+    run.end(end_unix_ns=START_NS + 60 * SECOND)
+    [first, *_] = sorted(rank_dir(run.path, 0, 1).glob("steps-*.jsonl"))
+    lines = first.read_bytes().splitlines(keepends=True)
+    far = lines[10].replace(str(START_NS + SECOND).encode(), str(7_258_118_400 * SECOND).encode())
+    assert far != lines[10]
+    first.write_bytes(b"".join([b"{\n", *lines, far, b'{"step": 7']))
+
+    [spell] = replayed(run.path, "TrainingStraggler").spells
+
+    assert spell.fired_unix_ns is not None
+    assert spell.ended_unix_ns == START_NS + 60 * SECOND
+
+
+def test_too_little_to_judge_by_is_said(tmp_path: Path, make_run: Callable[..., Any]) -> None:
+    run = make_run()
+    for rank in range(4):
+        for file in rank_dir(run.path, 0, rank).glob("steps-*.jsonl"):
+            file.unlink()
+
+    assert replay_run(run.path).notes == ["nothing could be judged: too few steps of too few ranks are recorded"]
+
+
+def test_what_is_no_run_or_no_rule_is_said(tmp_path: Path, make_run: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        replay_run(tmp_path / "nothing")
+    with pytest.raises(RankscopeError, match="no alert 'Nope'; it knows TrainingStraggler"):
+        replay_run(make_run().path, ["Nope"])
+
+
+@pytest.mark.parametrize("parts", [1, 7, 60])
+def test_a_run_that_has_grown_to_its_end_is_the_run(make_run: Callable[..., Any], tmp_path: Path, parts: int) -> None:
+    run = make_run(slow=2)
+    run.grow(240)
+    run.end(end_unix_ns=START_NS + 30 * SECOND)
+    (tmp_path / "copy").mkdir()
+    growing = GrowingRun(run.path, tmp_path / "copy", latest_unix_ns=START_NS + 10**15)
+
+    for part in range(1, parts + 1):
+        moment = START_NS + 31 * SECOND * part // parts
+        growing.advance(moment)
+        reader = RunReader(growing.path)
+        ends = [record.start_unix_ns + record.wall_us * 1e3 for rank in reader.ranks(0) for record in reader.steps(0, rank)]
+        assert max(ends) <= moment
+
+    assert growing.next_unix_ns is None
+    whole, copy = RunReader(run.path), RunReader(growing.path)
+    assert copy.infos(0) == whole.infos(0)
+    for rank in range(4):
+        assert list(copy.steps(0, rank)) == list(whole.steps(0, rank))
+
+
+# From values to alerts ---------------------------------------------------------------------------------------------------------
+
+
+def spells(
+    present: list[bool], *, duration: float = 0.0, keep: float = 0.0, step: int = 10
+) -> list[tuple[int, int | None, int | None]]:
+    """(pending, fired, ended) in steps, of an expression that had a value at these evaluations."""
+    at = np.flatnonzero(present)
+    if not len(at):
+        return []
+    series = Series({}, at * step * SECOND, np.ones(len(at)))
+    rule = Rule(type="alerting", name="X", query="x", duration=duration, keep_firing_for=keep)
+    found = spells_of(series, rule, step_s=step, end_unix_ns=(len(present) - 1) * step * SECOND)
+
+    def steps(unix_ns: int | None) -> int | None:
+        return None if unix_ns is None else unix_ns // (step * SECOND)
+
+    return [(spell.pending_unix_ns // (step * SECOND), steps(spell.fired_unix_ns), steps(spell.ended_unix_ns)) for spell in found]
+
+
+def as_prometheus_does_it(
+    present: list[bool], *, duration: float, keep: float, step: int = 10
+) -> list[tuple[int, int | None, int | None]]:
+    """One evaluation after the other, as ``AlertingRule.Eval`` goes through its states."""
+    found: list[tuple[int, int | None, int | None]] = []
+    active: int | None = None
+    fired: int | None = None
+    absent: int | None = None
+    for at, there in enumerate(present):
+        if there:
+            active, absent = (at if active is None else active), None
+            if fired is None and (at - active) * step >= duration:
+                fired = at
+        elif active is not None:
+            if fired is not None and keep:
+                absent = at if absent is None else absent
+                if (at - absent) * step < keep:
+                    continue
+            found.append((active, fired, at))
+            active = fired = absent = None
+    if active is not None:
+        found.append((active, fired, None))
+    return found
+
+
+@given(
+    present=st.lists(st.booleans(), max_size=40),
+    duration=st.sampled_from([0.0, 5.0, 10.0, 25.0, 30.0]),
+    keep=st.sampled_from([0.0, 1.0, 10.0, 15.0, 30.0]),
+)
+def test_an_alert_is_pending_and_fires_when_prometheus_says_so(present: list[bool], duration: float, keep: float) -> None:
+    assert spells(present, duration=duration, keep=keep) == as_prometheus_does_it(present, duration=duration, keep=keep)
+
+
+def test_labels_of_an_alert_are_those_of_the_expression_and_of_the_rule() -> None:
+    rule = Rule(
+        type="alerting",
+        name="GpuDown",
+        query="",
+        labels={"severity": "critical", "gpu": "{{ $labels.uuid }}", "x": "{{ $value }}"},
+    )
+
+    assert labels_of(rule, {"__name__": "gpu_up", "uuid": "GPU-1", "empty": ""}) == {
+        "alertname": "GpuDown", "severity": "critical", "gpu": "GPU-1", "uuid": "GPU-1"
+    }  # fmt: skip
+
+
+# A real Prometheus -------------------------------------------------------------------------------------------------------------
+
+
+def past() -> str:
+    """A GPU that does not answer from the 100th second to the 300th; scraped every 10 s for 20 minutes."""
+    began = START_NS // SECOND
+    up = "".join(f'gpu_up{{uuid="GPU-1",instance="n1"}} {int(not 100 <= s < 300)} {began + s}\n' for s in range(0, 1200, 10))
+    return f"# TYPE gpu_up gauge\n{up}"
+
+
+@pytest.fixture(scope="module")
+def remembered(tmp_path_factory: pytest.TempPathFactory, require_program: Callable[[str], str]) -> Iterator[str]:
+    with remembering(tmp_path_factory.mktemp("prometheus"), past(), program=require_program, rules=rules_text()) as url:
+        yield url
+
+
+SPAN = (START_NS, START_NS + 1200 * SECOND)
+
+
+@pytest.mark.slow
+def test_a_rule_of_prometheus_is_replayed_over_what_it_remembers(remembered: str) -> None:
+    # When the shipped rule about lost GPUs is evaluated over the past
+    replay = replay_server(Prometheus(Server(url=remembered)), ["GpuDown"], SPAN)
+
+    # Then it was pending at once, fired after its minute, and ended with the GPU's return
+    [spell] = replay.rules[0].spells
+    assert spell.labels == {
+        "alertname": "GpuDown", "severity": "critical", "uuid": "GPU-1", "gpu_uuid": "GPU-1", "instance": "n1"
+    }  # fmt: skip
+    assert [(moment or 0) - START_NS for moment in (spell.pending_unix_ns, spell.fired_unix_ns, spell.ended_unix_ns)] == [
+        100 * SECOND, 160 * SECOND, 300 * SECOND
+    ]  # fmt: skip
+    assert spell.annotations["runbook_url"] == "runbooks/GpuDown.md"
+
+
+@pytest.mark.slow
+def test_without_names_all_of_rankscopes_rules_are_replayed(remembered: str) -> None:
+    replay = replay_server(Prometheus(Server(url=remembered)), [], SPAN)
+
+    assert {rule.rule for rule in replay.rules} > {"GpuDown", "TrainingStraggler", "RankSilent"}
+    assert [rule.rule for rule in replay.rules if rule.fired] == ["GpuDown"]
+
+
+@pytest.mark.slow
+def test_a_rule_that_the_server_does_not_have_is_said_with_those_it_has(remembered: str) -> None:
+    with pytest.raises(PrometheusError, match=r"evaluates no alert Nope; it has .*TrainingStraggler"):
+        replay_server(Prometheus(Server(url=remembered)), ["Nope"], SPAN)
+
+
+@pytest.mark.slow
+def test_of_a_long_time_a_rule_is_evaluated_less_often_and_it_is_said(remembered: str) -> None:
+    replay = replay_server(Prometheus(Server(url=remembered)), ["GpuDown"], (START_NS - 10**17, START_NS + 1200 * SECOND))
+
+    assert replay.interval_s > 10
+    assert replay.notes == [f"GpuDown: evaluated every {replay.interval_s:g} s instead of every 10 s: ask for less time"]
+
+
+# The command -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_tells_people_and_programs(make_run: Callable[..., Any], cli: Callable[..., Any]) -> None:
+    run = make_run(slow=2)
+    run.grow(540)
+    run.end(end_unix_ns=START_NS + 60 * SECOND)
+
+    text, json = (
+        cli("alerts", "replay", run.path),
+        cli("alerts", "replay", run.path, "--rule", "TrainingStraggler", "--format", "json"),
+    )
+
+    assert "TrainingStraggler (watcher): would have fired once; fires after 3 evaluations" in text.stdout
+    assert "rank 2, host node1" in text.stdout
+    assert (text.stderr, text.returncode) == ("", 0)
+    told = msgspec.json.decode(json.stdout)
+    jsonschema.validate(told, msgspec.json.decode(cli("schema", "replay").stdout))
+    assert told["schema"] == "rankscope.replay/1"
+    assert told["rules"][0]["spells"][0]["fired_unix_ns"] > START_NS
+
+
+def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Callable[..., Any], free_port: Callable[[], int]) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+
+    for arguments, status, says in (
+        ([tmp_path / "nothing"], 3, "no such file"),
+        ([nobody], 3, "cannot be reached"),
+        ([nobody, "--interval", "5s"], 2, "--interval is for a run"),
+        ([tmp_path, "--by", "watcher", "--rule", "GpuDown"], 2, "there are TrainingStraggler"),
+        ([tmp_path, "--start", "1h"], 2, "--start is for a Prometheus"),
+        ([nobody, "--start", "yesterday"], 2, "neither a time"),
+        ([nobody, "--start", "1h", "--end", "2h"], 2, "--start is not before --end"),
+        ([tmp_path, "--rule", "Nope"], 2, "there are TrainingStraggler, "),
+        (["s3://bucket/run"], 2, "expected an address"),
+    ):
+        done = cli("alerts", "replay", *arguments)
+        assert (done.returncode, done.stdout) == (status, ""), done.stderr
+        assert says in done.stderr
+
+
+def test_hostile_names_cannot_steer_a_terminal(make_run: Callable[..., Any]) -> None:
+    run = make_run(name="a\x1b[31mb", slow=2)
+    run.end(end_unix_ns=START_NS + 10 * SECOND)
+
+    assert "\x1b" not in replay_text(replay_run(run.path))
