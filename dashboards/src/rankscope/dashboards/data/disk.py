@@ -2,42 +2,97 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from rankscope.alerts.replay_result import Replay
 from rankscope.alerts.watched_run import discover
-from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Analysis
-from rankscope.analysis.steps import StepTable
-from rankscope.dashboards.data.footprint import Footprint, footprint
+from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound
+from rankscope.dashboards.data.alerts import alerts_of
+from rankscope.dashboards.data.blame import BlameBook
+from rankscope.dashboards.data.brief import Brief
+from rankscope.dashboards.data.comparing import Compared, read_comparison
+from rankscope.dashboards.data.derive import Derived
+from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.footprint import Footprint, footprint, leads_out
+from rankscope.dashboards.data.hardware import Hardware
+from rankscope.dashboards.data.making import MadeHere, Making
 from rankscope.dashboards.data.memo import Memo
-from rankscope.dashboards.data.source import RunSummary, Status, StepMatrices, UnknownRunError
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.replaying import read_replay
+from rankscope.dashboards.data.scenarios import Scenarios, read_scenarios
+from rankscope.dashboards.data.source import NotReadyError, RunSummary, Status, StepMatrices, UnknownRunError
+from rankscope.dashboards.data.store import Store, is_followed, key_of
+from rankscope.dashboards.data.topology import Topology
+from rankscope.dashboards.data.trend import Trend
+from rankscope.dashboards.data.watched_alerts import findings_of, revision_of
+from rankscope.dashboards.data.window_data import WindowData, read_window
+from rankscope.dashboards.data.window_export import EXPORT
+from rankscope.dashboards.data.windows import CAPTURED, Window, Windows, read_windows, steps_of
+from rankscope.dashboards.inert import MAX_TEXT, shown
 from rankscope.runs.errors import InputError, RankscopeError
 from rankscope.runs.reader import RunReader, is_visible_run
+from rankscope.runs.records import StepRecord
 from rankscope.runs.world_size import told_world_size
 
+if TYPE_CHECKING:
+    from rankscope.alerts.prometheus import Prometheus  # needs a package that only who asks a Prometheus needs
+
+ALERTS_AFTER_S: Final = 3600.0
+"""After the last record of a run alerts are still about it for so long: an hour later its watcher ends them."""
+ALERTS_FOR_S: Final = 10.0
+"""For so long nobody is asked again."""
+PROMETHEUS_ASKED_S: Final = 7 * 86_400.0
+"""Of alerts that are past, on the page of all runs: over more, its answer is too coarse to have the short ones."""
 SILENT_AFTER_S: Final = 120.0
 """A run whose ranks have not ended is called silent when nothing was written for this long."""
 
-_REST_FACTOR: Final = 4.0
-"""After an analysis a live run is shown unchanged for this many times as long as the analysis took, so that following a run of
-thousands of ranks does not keep a core busy. Small runs take milliseconds; nobody notices."""
+WHATIF_EVERY_S: Final = 300.0
+"""Of a run that goes on: reading all of a large one takes minutes."""
 
+REPLAY_EVERY_S: Final = 3600.0
+"""Of a run that goes on."""
+
+T = TypeVar("T")
+
+_KEPT_LINES: Final = 1 << 15
+"""More runs than that in one folder are read anew each time they are listed."""
+_KEPT_COMPARISONS: Final = 32
+_KEPT_WINDOWS: Final = 16
+"""Of 1,024 ranks one takes some 6 MB."""
 _KEPT_ANALYSES: Final = 64
-_KEPT_TABLES: Final = 2
-"""Step tables are large (1,024 ranks x 1,000 steps: about 200 MB)."""
+_KEPT_TABLES: Final = 16
+
+Held = TypeVar("Held")
 
 
 class DiskRuns:
     """``RunSource`` over ``path``: a run directory, or a folder whose sub-folders are run directories.
 
+    ``prometheus`` tells alerts besides the runs' own files, and of the GPUs of runs without samples.
+    ``making`` has what takes long; without one it is done while the caller waits, and forgotten with this object. For
+    ``look_again_s`` a run is taken to be as it was: looking at the files of 1,024 ranks takes 50 ms, and a page asks many times.
+
     Raises ``InputError`` when ``path`` is not a folder, or one that may not be looked into.
     """
 
-    def __init__(self, path: Path, *, clock_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        making: Making | None = None,
+        *,
+        prometheus: Prometheus | None = None,
+        clock_s: Callable[[], float] = time.time,
+        look_again_s: float = 0.0,
+    ) -> None:
         try:
             if not path.exists():
                 raise InputError(path, "no such file or folder")
@@ -47,14 +102,41 @@ class DiskRuns:
         except OSError as error:
             raise InputError(path, error.strerror or str(error)) from error
         self._path = path.resolve()
+        self._leads_out = f"a symbolic link that leads out of {self._path}"
         self._clock_s = clock_s
+        self._prometheus = prometheus
+        self._alerts: Memo[AlertsFound] = Memo(_KEPT_ANALYSES)
+        self._findings: Memo[list[AlertRecord]] = Memo(_KEPT_LINES)
+        if making is None:
+            folder = tempfile.mkdtemp(prefix="rankscope-dashboard-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            making = MadeHere(Store(Path(folder)))
+        self._making = making
+        self._look_again_s = look_again_s
+        self._looked: dict[str, tuple[float, Footprint]] = {}
         self._where: dict[str, Path] = {}
         """Folder in which a run was last seen, so that asking for one run does not look at all."""
-        self._resting: dict[str, tuple[float, RunSummary]] = {}
-        """Folder to (until when, the summary that was analysed)."""
-        self._summaries: Memo[RunSummary] = Memo(1024)
+        self._comparing: dict[tuple[object, ...], str] = {}
+        """Comparisons that are being made, and of which states of their runs."""
+        self._summaries: Memo[RunSummary] = Memo(_KEPT_LINES)
+        self._briefs: Memo[Brief] = Memo(_KEPT_LINES)
+        self._comparisons: Memo[Compared] = Memo(_KEPT_COMPARISONS)
+        self._captures: Memo[str] = Memo(_KEPT_LINES)
+        self._lists: Memo[Windows] = Memo(_KEPT_ANALYSES)
+        self._windows: Memo[WindowData] = Memo(_KEPT_WINDOWS)
+        self._host_steps: Memo[list[StepRecord]] = Memo(_KEPT_LINES)
         self._analyses: Memo[Analysis] = Memo(_KEPT_ANALYSES)
+        self._blames: Memo[BlameBook] = Memo(_KEPT_TABLES)
+        self._replays: Memo[Replay] = Memo(_KEPT_TABLES)
+        self._scenarios: Memo[Scenarios] = Memo(_KEPT_TABLES)
         self._tables: Memo[StepMatrices] = Memo(_KEPT_TABLES)
+        self._trends: Memo[Trend] = Memo(_KEPT_TABLES)
+        self._topologies: Memo[Topology] = Memo(_KEPT_TABLES)
+        self._hardware: Memo[Hardware] = Memo(_KEPT_TABLES)
+        self._events: Memo[Events] = Memo(_KEPT_TABLES)
+        self._scraped: Memo[Hardware] = Memo(_KEPT_TABLES)
+        self._damaged: set[Path] = set()
+        """What was cached and could not be read."""
 
     def runs(self) -> list[RunSummary]:
         """All runs: those that are live, then the others, the newest first.
@@ -84,28 +166,192 @@ class DiskRuns:
                 return summary
         raise UnknownRunError(f"there is no run {run_id!r} in {self._path}")
 
+    def version(self, run_id: str) -> str:
+        """Of what has been worked out, which may be older than the files."""
+        return self._derived(run_id).version
+
     def analysis(self, run_id: str) -> Analysis:
         """The verdict and its evidence, computed once per state of the files."""
+        return self._made(self._analyses, run_id, Derived.analysis)
+
+    def brief(self, run_id: str) -> Brief:
+        """The line about a run, for lists."""
+        return self._brief(self._derived(run_id, wait=False))
+
+    def known_brief(self, run: RunSummary) -> Brief | None:
+        """The same if it is there."""
+        derived = None if run.problem is not None else self._making.known(run.run_id, run.revision)
+        return None if derived is None else self._brief(derived)
+
+    def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
+        """Runs compared with the first, in the state in which this was asked for when it was not there yet."""
+        now = [self._readable(run_id) for run_id in run_ids]
+        # What goes on changes while it is compared: until that is done, the same is asked for.
+        asked = (at, *run_ids)
+        key = self._comparing.setdefault(asked, key_of("compare", str(at), *(f"{run.run_id}\0{run.revision}" for run in now)))
+        try:
+            folder = self._making.made(key, "compare", ["" if at is None else at, *(run.path for run in now)])
+        except NotReadyError:
+            raise
+        except RankscopeError:
+            self._comparing.pop(asked, None)
+            raise
+        self._comparing.pop(asked, None)
+        return self._sound(folder, lambda: self._comparisons.get(key, key, lambda: read_comparison(folder)))
+
+    def blame(self, run_id: str) -> BlameBook:
+        """Who delayed whom and why."""
+        return self._made(self._blames, run_id, Derived.blame)
+
+    def scenarios(self, run_id: str) -> Scenarios:
+        """What-if; of a run that goes on it is made anew every ``WHATIF_EVERY_S`` while somebody looks."""
+        return self._now_and_then(run_id, "whatif", WHATIF_EVERY_S, self._scenarios, read_scenarios)
+
+    def replay(self, run_id: str) -> Replay:
+        """All alerts over a run; of one that goes on it is made anew every ``REPLAY_EVERY_S`` while somebody looks."""
+        return self._now_and_then(run_id, "replay", REPLAY_EVERY_S, self._replays, read_replay)
+
+    def _now_and_then(self, run_id: str, task: str, every_s: float, memo: Memo[T], read: Callable[[Path], T]) -> T:
+        """What a task makes of a run; of one that goes on every ``every_s``, until then what was made before."""
         summary = self._readable(run_id)
-        return self._analyses.get(summary.path, summary.revision, lambda: self._analyze(summary))
+        goes_on = summary.status in ("starting", "live")
+        state = str(int(self._clock_s() // every_s)) if goes_on else summary.revision
+        key = key_of(task, run_id, state)
+        try:
+            folder = self._making.made(key, task, [summary.path])
+        except NotReadyError:
+            before = memo.last(run_id) if goes_on else None
+            if before is None:
+                raise
+            return before
+        return self._sound(folder, lambda: memo.get(run_id, key, lambda: read(folder)))
+
+    def windows(self, run: RunSummary) -> Windows:
+        """Captured windows of a run as it was when it was summed up."""
+        key = key_of("windows", run.run_id, self._captured(run))
+        return self._lists.get(key, key, lambda: self._read(self._making.made(key, "windows", [run.path]), read_windows))
+
+    def window(self, run: RunSummary, window: Window) -> WindowData:
+        """One of them."""
+        key = self._key_of_window("window", run, window)
+        made = partial(self._making.made, key, "window", _named_window(run, window))
+        return self._windows.get(key, key, lambda: self._read(made(), read_window))
+
+    def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
+        """Step records of a rank in a window."""
+        key = key_of(self._key_of_window("steps", run, window), str(rank))
+        return self._host_steps.get(key, key, lambda: steps_of(Path(run.path), rank, window))
+
+    def perfetto(self, run: RunSummary, window: Window) -> Path:
+        """A window as a file for Perfetto."""
+        key = self._key_of_window("perfetto", run, window)
+        return self._making.made(key, "perfetto", _named_window(run, window), wait=False) / EXPORT
+
+    def _key_of_window(self, task: str, run: RunSummary, window: Window) -> str:
+        return key_of(task, run.run_id, self._captured(run), str(window.first), str(window.past))
+
+    def _captured(self, run: RunSummary) -> str:
+        """Changes when a window has been captured: while steps go on, what is known of windows stays."""
+        return self._captures.get(run.path, run.revision, lambda: footprint(Path(run.path), CAPTURED).revision)
 
     def steps(self, run_id: str) -> StepMatrices:
         """Per-step values, read once per state of the files."""
-        summary = self._readable(run_id)
-        return self._tables.get(summary.path, summary.revision, lambda: StepTable.load(RunReader(Path(summary.path))))
+        return self._made(self._tables, run_id, Derived.steps)
 
-    def _analyze(self, summary: RunSummary) -> Analysis:
-        started = self._clock_s()
-        analysis = analyze([Path(summary.path)])
-        ended = self._clock_s()
-        self._resting[summary.path] = (ended + _REST_FACTOR * (ended - started), summary)
-        return analysis
+    def trend(self, run_id: str) -> Trend:
+        """All ranks together, step by step."""
+        return self._made(self._trends, run_id, Derived.trend)
+
+    def topology(self, run_id: str) -> Topology:
+        """Where the ranks are."""
+        return self._made(self._topologies, run_id, Derived.topology)
+
+    def hardware(self, run_id: str) -> Hardware:
+        """GPUs and their samples: the run's own, or else those of a Prometheus, which are at most a minute old."""
+        own = self._made(self._hardware, run_id, Derived.hardware)
+        prometheus = self._prometheus
+        if own.gpus or prometheus is None:
+            return own
+        from rankscope.dashboards.data.prometheus_hardware import scraped_hardware
+
+        run = self.summary(run_id)
+        now_ns = int(self._clock_s() * 1e9)
+        last_ns = min(run.last_write_unix_ns or now_ns, now_ns)
+        span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
+        return self._scraped.get(
+            run_id,
+            f"{self.version(run_id)} {now_ns // (60 * 10**9)}",
+            lambda: scraped_hardware(prometheus, self.analysis(run_id), span, own),
+        )
+
+    def events(self, run_id: str) -> Events:
+        """What happened to the GPUs."""
+        return self._made(self._events, run_id, Derived.events)
+
+    def _brief(self, derived: Derived) -> Brief:
+        return self._sound(derived.folder, lambda: self._briefs.get(str(derived.folder), derived.version, derived.brief))
+
+    def _made(self, memo: Memo[Held], run_id: str, read: Callable[[Derived], Held]) -> Held:
+        """Part of what has been worked out."""
+        derived = self._derived(run_id)
+        return self._sound(derived.folder, lambda: memo.get(str(derived.folder), derived.version, lambda: read(derived)))
+
+    def _read(self, folder: Path, read: Callable[[Path], Held]) -> Held:
+        return self._sound(folder, lambda: read(folder))
+
+    def _sound(self, folder: Path, read: Callable[[], Held]) -> Held:
+        """What is cached there; what cannot be read, after a crash of the machine perhaps, is made anew, once."""
+        try:
+            return read()
+        except InputError as error:
+            if is_followed(folder) or folder in self._damaged:
+                raise
+            self._damaged.add(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise NotReadyError(Progress("making anew what could not be read any more")) from error
+
+    def _derived(self, run_id: str, *, wait: bool = True) -> Derived:
+        summary = self._readable(run_id)
+        get = self._making.live if summary.status in ("starting", "live") else self._making.finished
+        return get(Path(summary.path), run_id, summary.revision, wait=wait)
 
     def _readable(self, run_id: str) -> RunSummary:
         summary = self.summary(run_id)
         if summary.problem is not None:
             raise RankscopeError(summary.problem)
         return summary
+
+    def alerts(self, run_id: str) -> AlertsFound:
+        """Alerts from when the run began until an hour after its last record, at most some seconds old."""
+        run, now_s = self.summary(run_id), self._clock_s()
+        last_ns = int(min(now_s, (run.last_write_unix_ns or 0) / 1e9 + ALERTS_AFTER_S) * 1e9)
+        span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
+        return self._alerts.get(
+            run_id,
+            f"{run.status} {now_s // ALERTS_FOR_S}",
+            lambda: alerts_of([run], root=self._path, prometheus=self._prometheus, span_unix_ns=span),
+        )
+
+    def all_alerts(self) -> AlertsFound:
+        """Alerts of all runs, at most some seconds old; a Prometheus is asked about the last ``PROMETHEUS_ASKED_S``."""
+        now_s = self._clock_s()
+        now_ns = int(now_s * 1e9)
+        return self._alerts.get(
+            "",
+            f"{now_s // ALERTS_FOR_S}",
+            lambda: alerts_of(
+                [run for run in self.runs() if run.problem is None],
+                root=self._path,
+                prometheus=self._prometheus,
+                span_unix_ns=(0, now_ns),
+                findings=self._findings_of,
+                prometheus_from_unix_ns=now_ns - int(PROMETHEUS_ASKED_S * 1e9),
+            ),
+        )
+
+    def _findings_of(self, run: Path, *, over: bool) -> list[AlertRecord]:
+        """Of a run; read again only when the file has changed."""
+        return self._findings.get(str(run), f"{over} {revision_of(run)}", lambda: findings_of(run, over=over))
 
     def _folders(self) -> list[Path]:
         try:
@@ -114,15 +360,30 @@ class DiskRuns:
             raise InputError(self._path, error.strerror or str(error)) from error
 
     def _summary(self, folder: Path) -> RunSummary:
-        print_ = footprint(folder)
+        if leads_out(folder, self._path):
+            return _unreadable(folder, "outside", f"{folder}: {self._leads_out}. Nothing of it is shown")
+        print_ = self._footprint(folder)
+        if print_.outside is not None:
+            problem = f"{folder / print_.outside}: {self._leads_out}. Nothing of this run is shown"
+            return _unreadable(folder, f"outside {print_.revision}", problem)
         read = self._summaries.get(str(folder), print_.revision, lambda: _read(folder, print_))
-        until, analysed = self._resting.get(str(folder), (0.0, read))
-        if read.status == analysed.status == "live" and self._clock_s() < until:
-            read = analysed
         if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
             # Decided on every call: silence is what does not change the files.
             return replace(read, status="silent")
         return read
+
+    def _footprint(self, folder: Path) -> Footprint:
+        now = time.monotonic()
+        held = self._looked.get(str(folder))
+        if held is not None and now - held[0] < self._look_again_s:
+            return held[1]
+        print_ = footprint(folder, within=self._path)
+        self._looked[str(folder)] = (time.monotonic(), print_)
+        return print_
+
+
+def _named_window(run: RunSummary, window: Window) -> list[object]:
+    return [run.path, window.attempt, window.first, window.past]
 
 
 def _read(folder: Path, print_: Footprint) -> RunSummary:
@@ -148,7 +409,7 @@ def _read(folder: Path, print_: Footprint) -> RunSummary:
         status = "failed" if losses else "finished"
     return RunSummary(
         run_id=reader.info.run_id,
-        name=reader.info.name,
+        name=shown(reader.info.name),
         path=str(folder),
         revision=print_.revision,
         status=status,
@@ -176,5 +437,10 @@ def _named(ranks: list[int], of: int) -> str:
 
 def _unreadable(folder: Path, revision: str, problem: str) -> RunSummary:
     return RunSummary(
-        run_id=folder.name, name=folder.name, path=str(folder), revision=revision, status="unreadable", problem=problem
+        run_id=folder.name,
+        name=shown(folder.name),
+        path=str(folder),
+        revision=revision,
+        status="unreadable",
+        problem=shown(problem, MAX_TEXT),
     )

@@ -20,31 +20,48 @@ class Footprint:
     revision: str
     newest_unix_ns: int
     """Latest modification of any file."""
+    outside: str | None = None
+    """The first symbolic link, by name, that leads out of the folder asked for."""
 
 
-def footprint(run: Path) -> Footprint:
-    """Footprint of the files of ``run``. A folder that cannot be listed counts as empty."""
+def footprint(run: Path, streams: tuple[str, ...] = ("",), *, within: Path | None = None) -> Footprint:
+    """Footprint of the files of ``run``, those whose names begin with one of ``streams``.
+
+    A folder that cannot be listed counts as empty. With ``within``, a folder without links in its own path, also whether a link
+    in the run leads out of that.
+    """
+    links: list[str] = []
     digest = hashlib.blake2b(digest_size=12)
     newest = 0
-    for name, size, modified in sorted(_files(os.fspath(run), "")):
+    for name, size, modified in sorted(_files(os.fspath(run), "", links)):
+        if not name.rpartition("/")[2].startswith(streams):
+            continue
         digest.update(f"{name}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape"))
         newest = max(newest, modified)
-    return Footprint(revision=digest.hexdigest(), newest_unix_ns=newest)
+    outside = None if within is None else next((name for name in sorted(links) if leads_out(run / name, within)), None)
+    return Footprint(revision=digest.hexdigest(), newest_unix_ns=newest, outside=outside)
 
 
-def _files(folder: str, prefix: str) -> Iterator[tuple[str, int, int]]:
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether ``path``, all links followed, is neither in ``folder`` nor the folder itself, whose own path has no links."""
+    return not Path(os.path.realpath(path)).is_relative_to(folder)
+
+
+def _files(folder: str, prefix: str, links: list[str]) -> Iterator[tuple[str, int, int]]:
     try:
         entries = list(os.scandir(folder))
     except OSError:
         return
     for entry in entries:
+        if entry.is_symlink():
+            links.append(f"{prefix}{entry.name}")
         if entry.name.startswith(".") or entry.name in _NOT_EVIDENCE:
             continue  # files that are about to be renamed into place start with a dot
         try:
             if entry.is_dir(follow_symlinks=False):
-                yield from _files(entry.path, f"{prefix}{entry.name}/")
+                yield from _files(entry.path, f"{prefix}{entry.name}/", links)
             else:
                 status = entry.stat()
                 yield f"{prefix}{entry.name}", status.st_size, status.st_mtime_ns
-        except FileNotFoundError:
-            continue  # retention removed it meanwhile
+        except OSError:
+            continue  # retention removed it meanwhile, or a link leads nowhere

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -19,8 +20,14 @@ class Memo(Generic[T]):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._values: OrderedDict[str, tuple[str, T]] = OrderedDict()
-        self._locks: dict[str, threading.Lock] = {}
+        self._locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
         self._guard = threading.Lock()
+
+    def last(self, key: str) -> T | None:
+        """What ``get`` gave for ``key`` the last time, if it is still there."""
+        with self._guard:
+            held = self._values.get(key)
+            return None if held is None else held[1]
 
     def get(self, key: str, revision: str, make: Callable[[], T]) -> T:
         """The value of ``key`` at ``revision``, from memory or from ``make``; what ``make`` raises is not remembered."""

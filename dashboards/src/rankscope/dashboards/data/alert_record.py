@@ -1,0 +1,82 @@
+"""One alert, whoever told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+State = Literal["firing", "pending", "lost", "resolved"]
+"""``lost``: it fired and nobody has said that it ended, though whoever would say so is gone, or its run is over."""
+Teller = Literal["watcher", "prometheus"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRecord:
+    """One alert from its beginning to its end. Its texts may be anybody's."""
+
+    name: str
+    severity: str | None
+    state: State
+    started_unix_ns: int
+    """When it fired; of one that is pending, when it was first seen."""
+    ended_unix_ns: int | None
+    labels: dict[str, str]
+    summary: str
+    description: str
+    run_id: str | None
+    rank: int | None
+    runbook_url: str | None
+    """``http`` or ``https``; ``None``: not served anywhere. The page itself is in ``rankscope.alerts.rules.runbooks``."""
+    tellers: tuple[Teller, ...]
+    evidence: str | None = None
+    """Address of the page that shows it, within this dashboard; ``None`` when it is about none of its runs."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What it has in common with the same alert told by another: of a run, the run and the rank."""
+        if self.run_id is not None:
+            return (self.name, self.run_id, str(self.rank))
+        return (self.name, *(f"{name}={value}" for name, value in sorted(self.labels.items()) if name != "severity"))
+
+
+@dataclass(frozen=True, slots=True)
+class AlertsFound:
+    """All alerts, those that fire first, then the newest; ``problems`` say whom nothing could be learnt from, and why."""
+
+    alerts: list[AlertRecord]
+    problems: list[str]
+
+
+def alert_record(
+    labels: dict[str, str],
+    annotations: dict[str, str],
+    *,
+    state: State,
+    started_unix_ns: int,
+    teller: Teller,
+    ended_unix_ns: int | None = None,
+) -> AlertRecord:
+    """The alert that labels and annotations of rankscope's rules and watcher speak of."""
+    rank, runbook = labels.get("rank", ""), annotations.get("runbook_url", "")
+    return AlertRecord(
+        name=labels.get("alertname", ""),
+        severity=labels.get("severity"),
+        state=state,
+        started_unix_ns=started_unix_ns,
+        ended_unix_ns=ended_unix_ns,
+        labels=labels,
+        summary=annotations.get("summary", ""),
+        description=annotations.get("description") or annotations.get("evidence", ""),
+        run_id=labels.get("run_id"),
+        rank=int(rank) if rank.isascii() and rank.isdecimal() and len(rank) <= 7 else None,
+        runbook_url=runbook if _is_http(runbook) else None,
+        tellers=(teller,),
+    )
+
+
+def _is_http(address: str) -> bool:
+    try:
+        return urlsplit(address).scheme in ("http", "https")
+    except ValueError:
+        return False

@@ -1,0 +1,139 @@
+"""Alerts about runs, that fire and that are past: what the watcher wrote and what a Prometheus knows, each of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound, State
+from rankscope.dashboards.data.source import RunSummary
+from rankscope.dashboards.data.watched_alerts import alert_of, findings_of, followed
+from rankscope.runs.errors import RankscopeError
+from rankscope.runs.links import overview_url
+
+if TYPE_CHECKING:
+    from rankscope.alerts.prometheus import Prometheus  # needs a package that only who asks a Prometheus needs
+
+SLACK_NS: Final = 300 * 10**9
+"""The rules look at five minutes: they see the same thing so much later than the watcher, and so much longer."""
+_OVER: Final = ("finished", "failed")
+_ORDER: Final[tuple[State, ...]] = ("firing", "pending", "lost", "resolved")
+
+
+class Findings(Protocol):
+    """Reads what a watcher wrote into a run."""
+
+    def __call__(self, run: Path, *, over: bool) -> list[AlertRecord]:
+        """Alerts by their beginning; ``over``: the run has ended. Raises ``InputError``."""
+
+
+def alerts_of(
+    runs: Sequence[RunSummary],
+    *,
+    root: Path | None,
+    prometheus: Prometheus | None,
+    span_unix_ns: tuple[int, int],
+    findings: Findings = findings_of,
+    prometheus_from_unix_ns: int = 0,
+) -> AlertsFound:
+    """Alerts about ``runs``, and of a Prometheus also those about hardware, between two moments.
+
+    ``root``: the folder of the runs, which a watcher may follow as a whole. Of a Prometheus what is past is asked from
+    ``prometheus_from_unix_ns`` on. Never raises: what cannot be read is a problem.
+    """
+    problems: dict[str, None] = {}
+
+    def told_by(ask: Callable[[], Iterable[AlertRecord]]) -> list[AlertRecord]:
+        try:
+            return list(ask())
+        except RankscopeError as error:
+            problems[str(error)] = None
+            return []
+
+    told: list[AlertRecord] = []
+    for run in runs:
+        told += told_by(partial(findings, Path(run.path), over=run.status in _OVER))
+    folders = {str(Path(run.path).resolve()) for run in runs if run.status not in _OVER}
+    for watched in dict.fromkeys([*([root] if root is not None else []), *map(Path, sorted(folders))]):
+        told += told_by(partial(_followed, watched, folders, span_unix_ns[1]))
+    if prometheus is not None:
+        told += told_by(partial(_of_prometheus, prometheus, (max(span_unix_ns[0], prometheus_from_unix_ns), span_unix_ns[1])))
+    known = {run.run_id for run in runs}
+    first, last = span_unix_ns
+    shown = [_linked(alert, known) for alert in merged(told) if _end(alert) >= first and alert.started_unix_ns <= last]
+    return AlertsFound(sorted(shown, key=lambda alert: (_ORDER.index(alert.state), -alert.started_unix_ns)), list(problems))
+
+
+def merged(told: Iterable[AlertRecord]) -> list[AlertRecord]:
+    """Each alert once: what two tell of the same thing at the same time is one alert, which goes on while either says so.
+
+    The words are of the one that has any, the watcher before Prometheus: it knows the cause.
+    """
+    groups: dict[tuple[str, ...], list[AlertRecord]] = {}
+    for alert in sorted(told, key=lambda alert: alert.started_unix_ns):
+        same = groups.setdefault(alert.identity, [])
+        if same and alert.started_unix_ns <= _end(same[-1]) + SLACK_NS and _may_be_one(same[-1], alert):
+            same[-1] = _one(same[-1], alert)
+        else:
+            same.append(alert)
+    return [alert for same in groups.values() for alert in same]
+
+
+def _may_be_one(first: AlertRecord, second: AlertRecord) -> bool:
+    """What one teller calls two alerts are two."""
+    return first.tellers != second.tellers or first.started_unix_ns == second.started_unix_ns or first.ended_unix_ns is None
+
+
+def _one(first: AlertRecord, second: AlertRecord) -> AlertRecord:
+    words = min((first, second), key=lambda alert: (not alert.summary, "watcher" not in alert.tellers))
+    states = {first.state, second.state}
+    goes_on = first.ended_unix_ns is None or second.ended_unix_ns is None
+    # That one has seen the end of it says more than that the other was gone by then.
+    if states == {"lost", "resolved"}:
+        goes_on = False
+    return replace(
+        words,
+        state=min(states - ({"lost"} if len(states) > 1 else set()), key=_ORDER.index),
+        started_unix_ns=min(first.started_unix_ns, second.started_unix_ns),
+        ended_unix_ns=None if goes_on else max(first.ended_unix_ns or 0, second.ended_unix_ns or 0),
+        labels={**second.labels, **first.labels, **words.labels},
+        runbook_url=first.runbook_url or second.runbook_url,
+        tellers=tuple(dict.fromkeys((*first.tellers, *second.tellers))),
+    )
+
+
+def _end(alert: AlertRecord) -> float:
+    return float("inf") if alert.ended_unix_ns is None else alert.ended_unix_ns
+
+
+def _linked(alert: AlertRecord, known: set[str]) -> AlertRecord:
+    if alert.run_id is None or alert.run_id not in known:
+        return alert
+    return replace(alert, evidence=overview_url("", alert.run_id, rank=alert.rank))
+
+
+def _followed(watched: Path, folders: set[str], now_unix_ns: int) -> list[AlertRecord]:
+    entries = [entry for entry in followed(watched) if entry.run in folders and entry.track.state != "resolved"]
+    return [alert_of(entry, seen_unix_ns=now_unix_ns) for entry in entries]
+
+
+def _of_prometheus(prometheus: Prometheus, span_unix_ns: tuple[int, int]) -> list[AlertRecord]:
+    from rankscope.dashboards.data.prometheus_alerts import prometheus_alerts
+
+    return prometheus_alerts(prometheus, span_unix_ns)
+
+
+def about_run(found: AlertsFound, run_id: str, *, gpus: Container[str], hosts: Container[str]) -> AlertsFound:
+    """Those about a run, or about its GPUs (uuids) and hosts."""
+
+    def concerns(alert: AlertRecord) -> bool:
+        if alert.run_id is not None:
+            return alert.run_id == run_id
+        labels = alert.labels
+        host = labels.get("host") or labels.get("instance", "").rpartition(":")[0] or labels.get("instance", "")
+        return labels.get("uuid", "") in gpus or ("uuid" not in labels and host in hosts)
+
+    return AlertsFound([alert for alert in found.alerts if concerns(alert)], found.problems)

@@ -1,0 +1,352 @@
+"""Who delayed whom and why, worked out from everything that was read of a run.
+
+The analysis lists the costliest pairs of ranks; here are all of them, of large groups host by host. Causes are of the step
+records: at each step the rank with the longest own time is charged with the wait of the others, by what it took longer for than
+the rank in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.bandwidth import directed_rows
+from rankscope.analysis.own_time import Judged, judged_groups, waits
+from rankscope.analysis.peers import peer_groups, stage_of
+from rankscope.analysis.run_evidence import RunEvidence
+from rankscope.analysis.step_order import ordered
+from rankscope.runs.records import Phase
+
+RANK_BY_RANK: Final = 64
+"""Of groups of more ranks the matrix is host by host."""
+
+MOST_NAMES: Final = 128
+"""Rows and columns of a matrix; of more hosts several are one."""
+
+MOST_GROUPS: Final = 256
+MOST_BINS: Final = 240
+
+_LONGEST_KEY: Final = 200
+"""Letters; names of groups may be of any length."""
+
+Values = NDArray[np.float64]
+
+
+class WaitGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Imposed wait within one process group: a sparse matrix of who was waited for (origin) by whom (victim)."""
+
+    key: str
+    """Unique in a run; part of addresses."""
+    label: str
+    ranks: int
+    imposed_us: float
+    by_host: bool
+    names: list[str]
+    """Of rows and columns: ranks, or hosts."""
+    worst: list[int]
+    """Of each name, the rank that imposed most."""
+    origins: list[int]
+    """Of each cell; positions in ``names``."""
+    victims: list[int]
+    waited_us: list[float]
+
+
+class BlamedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank made others wait. ``None``: not known."""
+
+    rank: int
+    direct_us: float | None
+    """In groups that it is in."""
+    knock_on_us: float | None
+    """In groups that it is not in: whoever was last there had waited for it before."""
+    exposed_us: float | None
+    """The part of both that no compute hid."""
+    steps_us: float | None
+    """In all steps that were judged, from the step records."""
+    last_in: int | None
+    """Steps in which it came last."""
+    causes_us: dict[str, float]
+    """``steps_us`` by cause."""
+
+
+class CauseTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Imposed wait by cause over the steps of the run. Lists are by bin, ascending."""
+
+    first: list[int]
+    last: list[int]
+    steps: list[int]
+    """How many steps of the bin were judged."""
+    causes_us: dict[str, list[float]]
+    """Sums over the bin."""
+    worst: list[int]
+    """The rank that is charged with most of it."""
+    worst_share: list[float | None]
+
+
+class BlameBook(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything."""
+
+    matrix_source: str | None
+    """``windows`` or ``steps``; ``None`` where nothing tells."""
+    matrix_steps: int
+    groups: list[WaitGroup]
+    """Most imposed wait first."""
+    groups_left_out: int
+    ranks: list[BlamedRank]
+    """Those that imposed any."""
+    timeline: CauseTimeline | None
+    """``None``: the step records do not tell own time from waiting."""
+
+
+def blame_book(run: RunEvidence) -> BlameBook:
+    """Of a run that has been read."""
+    judged = judged_groups(run.table, peer_groups(run.ranks, run.infos))
+    charges = [_charged(one) for one in judged]
+    windows = bool(run.blame.steps)
+    groups = list(_window_groups(run)) if windows else [_step_group(run, one) for one in judged]
+    groups += _directed_groups(run)
+    groups.sort(key=lambda group: -group.imposed_us)
+    return BlameBook(
+        matrix_source="windows" if windows else "steps" if judged else None,
+        matrix_steps=len(run.blame.steps) if windows else max((one.own.shape[1] for one in judged), default=0),
+        groups=_told_apart(groups[:MOST_GROUPS]),
+        groups_left_out=max(0, len(groups) - MOST_GROUPS),
+        ranks=_ranks(run, charges, windows=windows),
+        timeline=_timeline(charges) if charges else None,
+    )
+
+
+def _told_apart(groups: Sequence[WaitGroup]) -> list[WaitGroup]:
+    """Keys that occur twice get a number."""
+    seen: dict[str, int] = {}
+    found: list[WaitGroup] = []
+    for group in groups:
+        seen[group.key] = number = seen.get(group.key, 0) + 1
+        found.append(group if number == 1 else msgspec.structs.replace(group, key=f"{group.key} ({number})"))
+    return found
+
+
+def _window_groups(run: RunEvidence) -> Iterator[WaitGroup]:
+    for (name, members), rows in run.blame.rows.items():
+        pairs = ((origin, victim, row[0]) for (origin, victim), row in rows.items())
+        label = f"{name or 'group without a name'} · {_members(members)}"
+        yield _group(run, label, sorted({*members, *(origin for origin, _ in rows)}), pairs, ranks=len(members))
+
+
+def _directed_groups(run: RunEvidence) -> list[WaitGroup]:
+    """Waits in sends, receives and operations with a root: nothing in them is imposed, most are the schedule of a pipeline."""
+    pairs: dict[str, dict[tuple[int, int], float]] = {}
+    for row in directed_rows(run.matched.waits.waits):
+        of = pairs.setdefault(row.group, {})
+        key = (row.origin, row.waiter)
+        of[key] = of.get(key, 0.0) + row.wait_us
+    return [
+        _group(
+            run,
+            f"{name}: sends, receives and operations with a root",
+            sorted({rank for pair in found for rank in pair}),
+            ((origin, waiter, waited) for (origin, waiter), waited in found.items()),
+        )
+        for name, found in pairs.items()
+    ]
+
+
+def _step_group(run: RunEvidence, judged: Judged) -> WaitGroup:
+    last, wait = waits(judged)
+    axis = _axis(run, judged.ranks)
+    matrix = axis.no_cells()
+    for victim in range(len(matrix)):
+        mine = wait[axis.of == victim].sum(axis=0)
+        matrix[:, victim] = np.bincount(axis.of[last], weights=mine, minlength=len(matrix))
+    stages = {stage_of(run.infos.get(rank)) for rank in judged.ranks}
+    stage = stages.pop() if len(stages) == 1 else None
+    label = _members(judged.ranks) if stage is None else f"stage {stage} · {_members(judged.ranks)}"
+    charged = np.bincount(last, weights=wait.sum(axis=0), minlength=len(judged.ranks)).astype(np.float64)
+    return _of_matrix(label, axis, matrix, charged, ranks=len(judged.ranks))
+
+
+def _group(
+    run: RunEvidence, label: str, members: Sequence[int], pairs: Iterable[tuple[int, int, float]], *, ranks: int | None = None
+) -> WaitGroup:
+    axis = _axis(run, members)
+    at = {rank: row for row, rank in enumerate(members)}
+    matrix, charged = axis.no_cells(), np.zeros(len(members))
+    for origin, victim, waited in pairs:
+        matrix[axis.of[at[origin]], axis.of[at[victim]]] += waited
+        charged[at[origin]] += waited
+    return _of_matrix(label, axis, matrix, charged, ranks=len(members) if ranks is None else ranks)
+
+
+def _of_matrix(label: str, axis: _Axis, matrix: Values, charged: Values, *, ranks: int) -> WaitGroup:
+    origins, victims = np.nonzero(matrix)
+    order = np.lexsort((-charged, axis.of))
+    _, first = np.unique(axis.of[order], return_index=True)
+    return WaitGroup(
+        key=label[:_LONGEST_KEY],
+        label=label,
+        ranks=ranks,
+        imposed_us=float(matrix.sum()),
+        by_host=len(axis.names) < len(axis.members),
+        names=axis.names,
+        worst=[int(axis.members[row]) for row in order[first]],
+        origins=origins.tolist(),
+        victims=victims.tolist(),
+        waited_us=matrix[origins, victims].round(1).tolist(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Rows, and columns, of a matrix."""
+
+    members: Sequence[int]
+    names: list[str]
+    of: NDArray[np.intp]
+    """[members]: in which of ``names`` each is."""
+
+    def no_cells(self) -> Values:
+        """[origins, victims], of zeros."""
+        return np.zeros((len(self.names), len(self.names)))
+
+
+def _axis(run: RunEvidence, members: Sequence[int]) -> _Axis:
+    if len(members) <= RANK_BY_RANK:
+        return _Axis(members, [str(rank) for rank in members], np.arange(len(members)))
+    hosts = [run.hosts.get(rank, "host not known") for rank in members]
+    known = list(dict.fromkeys(hosts))
+    each = -(-len(known) // MOST_NAMES)
+    several = [known[at : at + each] for at in range(0, len(known), each)]
+    names = [some[0] if len(some) == 1 else f"{some[0]} … {some[-1]}" for some in several]
+    place = {host: at // each for at, host in enumerate(known)}
+    return _Axis(members, names, np.array([place[host] for host in hosts], dtype=np.intp))
+
+
+def _members(ranks: Sequence[int]) -> str:
+    """``ranks 0 to 7``, ``8 ranks: 0, 16, 32 …``."""
+    ranks = sorted(ranks)
+    if len(ranks) == ranks[-1] - ranks[0] + 1 and len(ranks) > 2:
+        return f"ranks {ranks[0]:,} to {ranks[-1]:,}"
+    shown = ", ".join(str(rank) for rank in ranks[:4])
+    return f"ranks {shown}" if len(ranks) <= 4 else f"{len(ranks):,} ranks: {shown} …"
+
+
+@dataclass(frozen=True, slots=True)
+class _Charged:
+    """Who came last at each step that was judged, and with how much it is charged for which cause. Lists are [steps]."""
+
+    steps: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    causes: Mapping[str, Values]
+
+
+_IN_PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "between_steps")
+
+
+def _charged(judged: Judged) -> _Charged:
+    last, wait = waits(judged)
+    columns = np.arange(len(last))
+    place = [(len(judged.ranks) - 1) // 2]
+
+    def above(metric: str) -> Values | None:
+        """How much more of it the last rank had than the one in the middle; ``None`` where there is no signal."""
+        values = judged.table.stored(metric)[judged.rows]
+        if not np.isfinite(values).any():
+            return None
+        values = np.nan_to_num(values)
+        found: Values = np.maximum(values[last, columns].astype(np.float64) - ordered(values, place)[0], 0.0)
+        return found
+
+    excess = above("own_us")
+    assert excess is not None  # what is judged has own times
+    left = excess.copy()
+    taken: dict[str, Values] = {}
+
+    def take(cause: str, amount: Values | None) -> None:
+        nonlocal left
+        if amount is not None:
+            taken[cause] = np.minimum(amount, left)
+            left = left - taken[cause]
+
+    tagged = judged.table.tagged("checkpoint")[judged.rows][last, columns]
+    take("checkpoint", np.where(tagged, left, 0.0) if tagged.any() else None)
+    loading = [amount for phase in ("data", "h2d") if (amount := above(f"own_{phase}_us")) is not None]
+    take("input", sum(loading[1:], start=loading[0]) if loading else None)
+    take("gc", above("gc_us"))
+    take("cpu_contention", above("run_queue_us"))
+    inside = {phase: amount for phase in _IN_PHASES if (amount := above(f"own_{phase}_us")) is not None}
+    total = sum(inside.values(), start=np.zeros_like(left))
+    # These contain what was taken before: each gets its part of what is left.
+    part = np.divide(np.minimum(total, left), total, out=np.zeros_like(total), where=total > 0)
+    for phase, amount in inside.items():
+        taken[phase] = amount * part
+    left = left - total * part
+    taken["unknown"] = left
+    # What nobody took longer for is charged to nothing that is known.
+    scale = np.divide(wait.sum(axis=0), excess, out=np.zeros_like(excess), where=excess > 0)
+    causes = {cause: amount * scale for cause, amount in taken.items()}
+    causes["unknown"] = causes["unknown"] + np.where(excess > 0, 0.0, wait.sum(axis=0))
+    ranks = np.array(judged.ranks, dtype=np.int64)
+    return _Charged(judged.table.steps, ranks[last], causes)
+
+
+def _ranks(run: RunEvidence, charges: Sequence[_Charged], *, windows: bool) -> list[BlamedRank]:
+    direct: dict[int, float] = {}
+    knock_on: dict[int, float] = {}
+    exposed: dict[int, float] = {}
+    for (_, members), rows in run.blame.rows.items():
+        inside = frozenset(members)
+        for (origin, _), (imposed, bare, _) in rows.items():
+            of = direct if origin in inside else knock_on
+            of[origin] = of.get(origin, 0.0) + imposed
+            exposed[origin] = exposed.get(origin, 0.0) + bare
+    by_cause: dict[int, dict[str, float]] = {}
+    last_in: dict[int, int] = {}
+    for charge in charges:
+        for rank, count in zip(*np.unique(charge.rank, return_counts=True), strict=True):
+            mine = charge.rank == rank
+            last_in[int(rank)] = int(count)
+            by_cause[int(rank)] = {cause: float(amount[mine].sum()) for cause, amount in charge.causes.items()}
+    found = [
+        BlamedRank(
+            rank=rank,
+            direct_us=direct.get(rank, 0.0) if windows else None,
+            knock_on_us=knock_on.get(rank, 0.0) if windows else None,
+            exposed_us=exposed.get(rank, 0.0) if windows else None,
+            steps_us=sum(by_cause.get(rank, {}).values()) if charges else None,
+            last_in=last_in.get(rank, 0) if charges else None,
+            causes_us=by_cause.get(rank, {}),
+        )
+        for rank in sorted({*direct, *knock_on, *by_cause})
+    ]
+    return sorted(found, key=lambda row: (-(row.steps_us or 0.0), -(row.direct_us or 0.0), row.rank))
+
+
+def _timeline(charges: Sequence[_Charged]) -> CauseTimeline:
+    steps = np.unique(np.concatenate([charge.steps for charge in charges]))
+    width = -(-len(steps) // MOST_BINS)
+    count = -(-len(steps) // width)
+    causes = list(dict.fromkeys(cause for charge in charges for cause in charge.causes))
+    sums = {cause: np.zeros(count) for cause in causes}
+    by_rank: list[dict[int, float]] = [{} for _ in range(count)]
+    for charge in charges:
+        at = np.searchsorted(steps, charge.steps) // width
+        for cause, amount in charge.causes.items():
+            sums[cause] += np.bincount(at, weights=amount, minlength=count)
+        whole = sum(charge.causes.values(), start=np.zeros(len(at)))
+        for bin_, rank, amount in zip(at.tolist(), charge.rank.tolist(), whole.tolist(), strict=True):
+            by_rank[bin_][rank] = by_rank[bin_].get(rank, 0.0) + amount
+    worst = [max(of, key=lambda rank, of=of: (of[rank], -rank)) for of in by_rank]  # type: ignore[misc]
+    totals = [sum(of.values()) for of in by_rank]
+    return CauseTimeline(
+        first=steps[::width].tolist(),
+        last=[int(steps[min((at + 1) * width, len(steps)) - 1]) for at in range(count)],
+        steps=[min(width, len(steps) - at * width) for at in range(count)],
+        causes_us={cause: values.round(1).tolist() for cause, values in sums.items() if values.any()},
+        worst=worst,
+        worst_share=[of[rank] / total if total > 0 else None for of, rank, total in zip(by_rank, worst, totals, strict=True)],
+    )

@@ -1,0 +1,67 @@
+"""Comparing runs beside the server: the comparison, and how the step times of each side are distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from rankscope.analysis.compare.engine import compare_sides, read_sides
+from rankscope.analysis.compare.recording import Recording, read_recording
+from rankscope.analysis.compare.result import CompareResult
+from rankscope.analysis.compare.usable import Usable, walls
+from rankscope.dashboards.data.progress import Progress
+from rankscope.runs.errors import InputError
+
+COMPARISON: Final = "comparison.json"
+
+PERCENTS: Final = tuple(range(101))
+"""The percentiles that are kept of each side's step times."""
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """Step times of one side, of the steps that were compared."""
+
+    label: str
+    percentiles_us: list[float]
+    """At ``PERCENTS``, mean over the ranks; empty without a usable step."""
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """A comparison, and the distributions of its sides."""
+
+    result: CompareResult
+    distributions: list[Distribution]
+
+
+def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, tell: Callable[[Progress], None]) -> None:
+    """Compare ``runs`` into ``folder``. Raises ``RankscopeError``, and ``OSError`` for what cannot be written."""
+    count = 0
+
+    def read(path: Path) -> Recording:
+        nonlocal count
+        tell(Progress("reading the runs", count, len(runs)))
+        count += 1
+        return read_recording(path)
+
+    sides = read_sides(runs, at=at, read=read)
+    tell(Progress("comparing them"))
+    compared = Compared(result=compare_sides(sides), distributions=[distribution(side) for side in sides])
+    (folder / COMPARISON).write_bytes(msgspec.json.encode(compared))
+
+
+def distribution(side: Usable) -> Distribution:
+    """Of the step times of one side."""
+    found = walls(side.table)
+    return Distribution(label=side.label, percentiles_us=np.percentile(found, PERCENTS).tolist() if len(found) else [])
+
+
+def read_comparison(folder: Path) -> Compared:
+    """What ``compare_runs`` wrote. Raises ``InputError``."""
+    try:
+        return msgspec.json.decode((folder / COMPARISON).read_bytes(), type=Compared)
+    except (OSError, msgspec.DecodeError) as error:
+        raise InputError(folder, f"the cached comparison cannot be read: {error}") from error

@@ -1,0 +1,257 @@
+"""What happened to GPUs while a run went on: throttling, errors, links, from their samples one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.runs.records import HardwareSample
+
+MOST_EVENTS: Final = 2_000
+"""Of a run: more cannot be looked at. What is left out is counted."""
+
+THROTTLES: Final = {
+    "hw_thermal": "held down by heat (hardware)",
+    "sw_thermal": "held down by heat (driver)",
+    "hw_power_brake": "held down by the host's power supply",
+    "hw_slowdown": "slowed down by the hardware",
+    "sw_power_cap": "held down by its power limit",
+    "sync_boost": "held down by another GPU of its group",
+    "applications_clocks": "held to the clocks that were set for applications",
+    "display_clocks": "held to the clocks of a display",
+}
+"""Reasons for a lowered clock, those that matter most first. That a GPU is idle is none."""
+
+COUNTED: Final = {
+    "xid_errors": ("xid", "Xid errors, not of programs"),
+    "ecc_uncorrected_errors": ("ecc", "uncorrected ECC errors"),
+    "nvlink_errors": ("nvlink", "NVLink errors"),
+    "pcie_replays": ("pcie_link", "PCIe transfers repeated"),
+}
+"""Counter to the kind of event that its rise is, and what was counted."""
+
+LINKS: Final = ("pcie_link_width", "pcie_link_generation", "nvlinks_down")
+"""Of ``HardwareSample``."""
+
+KINDS: Final = ("xid", "ecc", "nvlink", "pcie_link", *THROTTLES, "clock_drop")
+"""Kinds of events, those that matter most first: where there are too many, the others are left out."""
+
+_IDLE: Final = 0.1
+"""A GPU that is used less than this lowers clock and link to save power: that is no event."""
+
+_DROP: Final = 0.85
+"""A clock below this part of what the GPU usually had while busy has dropped."""
+
+_USUAL_AFTER: Final = 5
+"""Busy samples."""
+
+_MOST_OF_A_KIND: Final = 200
+"""Of one GPU: a reason that comes and goes with every sample must not push everything else out."""
+
+
+class HardwareEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that happened to one GPU, from the first sample that shows it to the last."""
+
+    unix_ns: int
+    until_unix_ns: int
+    """The same as ``unix_ns``: one sample shows it."""
+    host: str
+    gpu_uuid: str
+    kind: str
+    """One of ``KINDS``."""
+    detail: str
+    """For people."""
+    rank: int | None = None
+    """The first rank that trains on the GPU; ``None``: none is known to."""
+    step: int | None = None
+    """The step that the first rank of its host was in or had just done; ``None``: it had done none, or there is no such rank."""
+    until_step: int | None = None
+    simulated: bool = False
+
+
+class Events(msgspec.Struct, frozen=True):
+    """Events of a run in order of time."""
+
+    events: list[HardwareEvent] = []
+    left_out: int = 0
+    """So many more there were."""
+    why_none: str | None = None
+    """Why nothing can be known of events; ``None``: there are samples, so no event is good news."""
+
+
+def is_idle(sample: HardwareSample) -> bool:
+    """Whether a GPU may lower clock and link to save power."""
+    unused = sample.utilization_ratio is not None and sample.utilization_ratio < _IDLE
+    return unused or "gpu_idle" in (sample.throttle_reasons or ())
+
+
+@dataclass(slots=True)
+class _Open:
+    """An event that may go on."""
+
+    since: int
+    until: int
+    detail: str
+    count: float = 0
+
+
+@dataclass(slots=True)
+class EventFinder:
+    """Takes the samples of one GPU in order of time."""
+
+    host: str
+    gpu_uuid: str
+    simulated: bool = False
+    _open: dict[str, _Open] = field(default_factory=dict)
+    """By what it is: a throttle reason, a counter, a link, the clock."""
+    _done: dict[str, list[HardwareEvent]] = field(default_factory=dict)
+    _counters: dict[str, int] = field(default_factory=dict)
+    _most: dict[str, int] = field(default_factory=dict)
+    _clock: float = 0.0
+    _busy: int = 0
+    left_out: int = 0
+    rises: dict[str, int] = field(default_factory=dict)
+    """Counter that was told to how far it rose."""
+
+    def add(self, sample: HardwareSample) -> None:
+        """One with values."""
+        self.simulated = self.simulated or sample.simulated
+        now = sample.unix_ns
+        if (active := sample.throttle_reasons) is not None:
+            for reason, says in THROTTLES.items():
+                self._note(reason, now, says if reason in active else None)
+        for counter in COUNTED:
+            self._count(counter, sample)
+        if not is_idle(sample):
+            self._link("pcie_link_width", "PCIe link at {} lanes, it had {}", sample)
+            self._link("pcie_link_generation", "PCIe link at generation {}, it had {}", sample)
+            self._drop(sample)
+        if sample.nvlinks_down is not None:
+            self._note("nvlinks_down", now, f"{sample.nvlinks_down} NVLinks down" if sample.nvlinks_down else None)
+
+    def found(self) -> list[HardwareEvent]:
+        """Those so far, also those that may go on."""
+        going_on = (self._event(what, one) for what, one in self._open.items() if _is_one(what, one))
+        return [*chain.from_iterable(self._done.values()), *going_on]
+
+    def _note(self, what: str, now: int, says: str | None) -> None:
+        """``says`` is what a sample shows of it, ``None`` when it does not (any more)."""
+        held = self._open.get(what)
+        if says is not None and held is None:
+            self._open[what] = _Open(now, now, says)
+        elif says is not None and held is not None:
+            held.until, held.detail = now, says
+        elif held is not None:
+            self._close(what)
+
+    def _count(self, counter: str, sample: HardwareSample) -> None:
+        value: int | None = getattr(sample, counter)
+        if value is None:
+            return
+        if counter == "xid_errors":
+            value -= sample.xid_errors_of_programs or 0
+        before = self._counters.get(counter)
+        self._counters[counter] = value
+        # One that fell was reset, and counts from zero.
+        rise = 0 if before is None else value - before if value >= before else value
+        self.rises[counter] = self.rises.get(counter, 0) + rise
+        if rise <= 0:
+            if counter in self._open:
+                self._close(counter)
+            return
+        held = self._open.setdefault(counter, _Open(sample.unix_ns, sample.unix_ns, ""))
+        held.until, held.count = sample.unix_ns, held.count + rise
+        held.detail = f"{COUNTED[counter][1]}: {held.count:,.0f}"
+
+    def _link(self, name: str, says: str, sample: HardwareSample) -> None:
+        value: int | None = getattr(sample, name)
+        if value is None:
+            return
+        most = self._most[name] = max(self._most.get(name, 0), value)
+        self._note(name, sample.unix_ns, says.format(value, most) if value < most else None)
+
+    def _drop(self, sample: HardwareSample) -> None:
+        """Two samples in a row make a drop; the clock that is usual is that of the samples that are none."""
+        clock = sample.sm_clock_hertz
+        if clock is None:
+            return
+        if self._busy >= _USUAL_AFTER and clock < _DROP * self._clock:
+            says = f"SM clock {clock / 1e6:,.0f} MHz, usual while busy are {self._clock / 1e6:,.0f}"
+            self._note("clock", sample.unix_ns, says)
+            return
+        self._busy += 1
+        self._clock += (clock - self._clock) / min(self._busy, 100)
+        if "clock" in self._open:
+            self._close("clock")
+
+    def _close(self, what: str) -> None:
+        one, done = self._open.pop(what), self._done.setdefault(what, [])
+        if _is_one(what, one):
+            if len(done) < _MOST_OF_A_KIND:
+                done.append(self._event(what, one))
+            else:
+                self.left_out += 1
+
+    def _event(self, what: str, one: _Open) -> HardwareEvent:
+        return HardwareEvent(
+            unix_ns=one.since,
+            until_unix_ns=one.until,
+            host=self.host,
+            gpu_uuid=self.gpu_uuid,
+            kind=_KIND_OF.get(what, what),
+            detail=one.detail,
+            simulated=self.simulated,
+        )
+
+
+def _is_one(what: str, one: _Open) -> bool:
+    """Whether there is enough of it: a single sample with a low clock is none."""
+    return what != "clock" or one.until > one.since
+
+
+_KIND_OF: Final = {
+    **{counter: kind for counter, (kind, _) in COUNTED.items()},
+    "pcie_link_width": "pcie_link",
+    "pcie_link_generation": "pcie_link",
+    "nvlinks_down": "nvlink",
+    "clock": "clock_drop",
+}
+
+
+def most_important(found: Iterable[HardwareEvent], left_out: int, most: int = MOST_EVENTS) -> Events:
+    """In order of time; of too many those that matter most: by kind, then the longest."""
+    events = sorted(found, key=lambda one: (KINDS.index(one.kind), one.unix_ns - one.until_unix_ns, one.unix_ns, one.gpu_uuid))
+    kept = sorted(events[:most], key=lambda one: (one.unix_ns, one.gpu_uuid, one.kind))
+    return Events(kept, left_out + len(events) - len(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class StepClock:
+    """When the steps of a rank began, by the clock of its host."""
+
+    steps: NDArray[np.int64]
+    starts_ns: NDArray[np.int64]
+    """[steps], 0 where there is no record."""
+
+    def step_at(self, unix_ns: int) -> int | None:
+        """The last step that had begun by then, ``None`` before the first."""
+        begun = (self.starts_ns > 0) & (self.starts_ns <= unix_ns)
+        return int(self.steps[int(np.argmax(np.where(begun, self.starts_ns, 0)))]) if begun.any() else None
+
+
+def placed(events: Events, clocks: Mapping[str, StepClock]) -> Events:
+    """With the steps they belong to. ``clocks``: of a rank of each host."""
+    return msgspec.structs.replace(events, events=[_placed(event, clocks.get(event.host)) for event in events.events])
+
+
+def _placed(event: HardwareEvent, clock: StepClock | None) -> HardwareEvent:
+    if clock is None:
+        return event
+    step, until_step = clock.step_at(event.unix_ns), clock.step_at(event.until_unix_ns)
+    return msgspec.structs.replace(event, step=step, until_step=until_step)

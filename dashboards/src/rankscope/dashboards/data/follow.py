@@ -1,0 +1,276 @@
+"""Following a run that goes on, in a process of its own: reads what is new and writes what the pages show of it.
+
+It goes on for as long as somebody looks (``Live.look``) and the run is not over; who wants to know reads files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.online import OnlineAnalysis
+from rankscope.analysis.rank_columns import RankColumns
+from rankscope.analysis.run_analysis import analysis_of
+from rankscope.analysis.run_evidence import RunEvidence
+from rankscope.dashboards.data.derive import (
+    HARDWARE,
+    PROFILED,
+    STEPS,
+    TREND,
+    Derived,
+    write_analysis,
+    write_blame,
+    write_steps,
+    write_topology,
+)
+from rankscope.dashboards.data.events import StepClock
+from rankscope.dashboards.data.footprint import footprint
+from rankscope.dashboards.data.jobs import FAILURE_LASTS_S, in_words, start, take
+from rankscope.dashboards.data.samples import Samples, sample_values
+from rankscope.dashboards.data.step_values import imposed_values, window_values
+from rankscope.dashboards.data.tiles import Tiles, TileWriter
+from rankscope.dashboards.data.trend import Trend, trend_of, write_trend
+from rankscope.dashboards.data.whole import replace_file
+from rankscope.runs.errors import RankscopeError
+from rankscope.runs.follow import StartOverError, StreamFollower
+from rankscope.runs.paths import host_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import HardwareSample
+
+NOBODY_LOOKS_S: Final = 60.0
+_LEAST_PAUSE_S: Final = 1.0
+_PAUSE_FACTOR: Final = 4.0
+"""After an update it pauses for so many times as long as that took: following a run of thousands of ranks keeps no core busy."""
+
+_SEEN: Final = "seen.json"
+_LOOKED: Final = "looked"
+_LOCK: Final = "lock"
+_BEGUN: Final = "begun"
+"""There until the run has been looked at once; still there when nobody is at it: who was has been killed, or met an error."""
+_NO_WORD: Final = "what follows this run ended without a word, as processes do that are killed for want of memory"
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """Which state of the run's files the folder shows; ``failure``: why it could not be read the last time."""
+
+    revision: str
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A run that goes on, and the folder in which it is followed."""
+
+    folder: Path
+    run: Path
+
+    def look(self) -> Seen | None:
+        """Have it followed; what there is to see of it, ``None`` before the first time. Raises ``OSError``."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.folder / _LOOKED).touch()
+        with contextlib.ExitStack() as held:
+            if (lock := take(self.folder / _LOCK, held)) is not None:
+                if self._failed_at_once():
+                    return self.seen() or Seen("", _NO_WORD)
+                (self.folder / _BEGUN).touch()
+                start(__name__, [self.folder, self.run], locks=[lock])
+        return self.seen()
+
+    def _failed_at_once(self) -> bool:
+        """Begun again at each look, it would fail each time."""
+        with contextlib.suppress(OSError):
+            return time.time() - (self.folder / _BEGUN).stat().st_mtime < FAILURE_LASTS_S
+        return False
+
+    def seen(self) -> Seen | None:
+        """The same without having it followed."""
+        try:
+            return msgspec.json.decode((self.folder / _SEEN).read_bytes(), type=Seen)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    @property
+    def derived(self) -> Derived:
+        """What ``look`` has seen."""
+        return Derived(self.folder)
+
+    def follow(self) -> None:
+        """Go on until nobody looks any more."""
+        followed = self.following()
+        (self.folder / _SEEN).unlink(missing_ok=True)  # of whoever followed it before: matrices begin anew
+        with contextlib.suppress(KeyboardInterrupt):
+            while self._somebody_looks():
+                began = time.monotonic()
+                self._update(followed)
+                (self.folder / _BEGUN).unlink(missing_ok=True)
+                time.sleep(max(_LEAST_PAUSE_S, _PAUSE_FACTOR * (time.monotonic() - began)))
+        (self.folder / _BEGUN).unlink(missing_ok=True)
+
+    def following(self) -> Following:
+        """What ``follow`` updates now and then."""
+        return Following(self.run, self.folder)
+
+    def _somebody_looks(self) -> bool:
+        with contextlib.suppress(OSError):
+            return time.time() - (self.folder / _LOOKED).stat().st_mtime < NOBODY_LOOKS_S
+        return False
+
+    def _update(self, followed: Following) -> None:
+        revision = footprint(self.run).revision
+        if (before := self.seen()) is not None and before.revision == revision:
+            return
+        failure: str | None = None
+        try:
+            followed.update()
+        except (RankscopeError, OSError, MemoryError) as error:
+            failure = in_words(error)  # being moved or written; what is there stays, and it tries again
+        except Exception as error:
+            failure = f"this run cannot be followed: an error in rankscope ({type(error).__name__}); its log says more"
+            raise
+        finally:
+            replace_file(self.folder / _SEEN, msgspec.json.encode(Seen(revision, failure)))
+
+
+class Following:
+    """What is kept of a run that is followed, and where it is written."""
+
+    def __init__(self, run: Path, folder: Path) -> None:
+        self._run = run
+        self._folder = folder
+        self._tiles = _Tiles(run, folder)
+        self._online = OnlineAnalysis(run, rows=self._tiles)
+        self._samples = _HostSamples(folder / HARDWARE)
+
+    def update(self) -> None:
+        """Read what is new and write what there is to show of it, the analysis last. Raises ``RankscopeError``."""
+        run = self._online.read()
+        analysis = analysis_of(run)
+        samples = self._samples.read(run.reader)
+        samples.publish(run.infos, self._tiles.clocks)
+        if self._tiles.writer is None:  # there is no attempt yet
+            write_steps(run, self._folder)
+        else:
+            self._tiles.publish(run)
+        write_topology(run, self._folder)
+        write_blame(run, self._folder)
+        write_analysis(analysis, self._folder)
+
+
+class _Tiles:
+    """Takes the records of a run that is followed to its matrices."""
+
+    def __init__(self, run: Path, folder: Path) -> None:
+        self._run = run
+        self._folder = folder
+        self._attempt = 0
+        self.writer: TileWriter | None = None
+        self._profiled = TileWriter(folder / PROFILED)
+        self._trend: Trend | None = None
+        """Of what was published; ``None`` also where another rank has come since."""
+        self._since = math.inf
+        """The first step of which anything has come since."""
+        self._hosts: dict[int, str] = {}
+        """Of the first rank of each host, whose starts are kept, the host."""
+        self._starts: dict[int, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
+
+    @property
+    def clocks(self) -> dict[str, StepClock]:
+        """Of a rank of each host, over the whole attempt."""
+        for rank, parts in self._starts.items():
+            self._starts[rank] = [(np.concatenate([one for one, _ in parts]), np.concatenate([one for _, one in parts]))]
+        return {self._hosts[rank]: StepClock(*parts[0]) for rank, parts in self._starts.items()}
+
+    def begin(self, attempt: int) -> None:
+        """See ``Rows``."""
+        self._attempt = attempt
+        self._hosts, self._starts = {}, {}
+        self.writer = TileWriter(self._folder / STEPS)
+        self._profiled = TileWriter(self._folder / PROFILED)
+        self._trend, self._since = None, math.inf
+
+    def has_ranks(self, ranks: Sequence[int]) -> None:
+        """See ``Rows``."""
+        assert self.writer is not None
+        new = set(ranks) - set(self.writer.ranks)
+        self.writer.add_ranks(ranks)
+        if new:
+            self._trend = None
+        reader = RunReader(self._run)
+        for rank in sorted(new):
+            info = reader.rank(self._attempt, rank)
+            if info is not None and info.host not in self._hosts.values():
+                self._hosts[rank] = info.host
+
+    def add(self, rank: int, columns: RankColumns) -> None:
+        """See ``Rows``."""
+        assert self.writer is not None
+        self.writer.add(rank, columns.step, columns.values)
+        if len(columns.step):
+            self._since = min(self._since, int(columns.step.min()))
+        if rank in self._hosts:
+            self._starts.setdefault(rank, []).append((columns.step, columns.start))
+
+    def publish(self, run: RunEvidence) -> None:
+        """Show what has come. What is told by comparing ranks, by windows and by samples is of the steps that are kept for the
+        verdict; of those before, it stays as it was told then.
+        """
+        assert self.writer is not None
+        for writer in (self.writer, self._profiled):
+            writer.add_ranks(run.ranks)
+        for steps, values in imposed_values(run):
+            self.writer.put("imposed_wait_us", steps, values)
+        for metric, matrix in sample_values(self._folder / HARDWARE, run.infos, run.table).items():
+            self.writer.put(metric, run.table.steps, matrix)
+        self.writer.publish()
+        profiled = window_values(run)
+        for metric, matrix in profiled.metrics.items():
+            self._profiled.put(metric, profiled.steps, matrix)
+        self._profiled.publish()
+        known = Tiles(self._folder / PROFILED).steps
+        self._trend = trend_of(Tiles(self._folder / STEPS), known, before=self._trend, since=self._since)
+        self._since = math.inf
+        write_trend(self._trend, self._folder / TREND)
+
+
+class _HostSamples:
+    """Follows the samples of all hosts: each update reads what is new of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._begin()
+
+    def _begin(self) -> None:
+        self._samples = Samples(self._folder)
+        self._hosts: dict[str, StreamFollower[HardwareSample]] = {}
+
+    def read(self, reader: RunReader) -> Samples:
+        """All there are by now."""
+        try:
+            self._take_new(reader)
+        except StartOverError:
+            self._begin()
+            self._take_new(reader)
+        return self._samples
+
+    def _take_new(self, reader: RunReader) -> None:
+        for host in reader.hosts():
+            if host not in self._hosts:
+                self._hosts[host] = StreamFollower(host_dir(reader.path, host), "gpu", HardwareSample)
+            self._samples.add(host, chain.from_iterable(self._hosts[host].new(reader)))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    Live(Path(sys.argv[1]), Path(sys.argv[2])).follow()

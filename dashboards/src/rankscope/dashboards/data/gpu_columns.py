@@ -1,0 +1,185 @@
+"""Readings of all GPUs in columns of time that are the same for all of them, and what each GPU comes to over these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.hardware import bare
+from rankscope.dashboards.data.hardware import Gpu, Hardware, Rows
+from rankscope.dashboards.data.samples import in_steps
+from rankscope.runs.errors import RankscopeError
+
+MOST_COLUMNS: Final = 480
+"""More than a figure has room for."""
+
+BUSY: Final = 0.1
+"""A GPU that is used less saves power: its clock then says nothing."""
+
+Values = NDArray[np.float32]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeColumns:
+    """Pieces of time, one after the other."""
+
+    edges_ns: NDArray[np.int64]
+    """[columns + 1]"""
+    at: NDArray[np.float64]
+    """[columns], where each begins on the axis: its first step; or seconds since the first sample, where no step has a time."""
+    steps_each: int
+    """Steps in a column; 0: no step has a time."""
+
+    @property
+    def span_unix_ns(self) -> tuple[int, int]:
+        """From the begin of the first to the end of the last."""
+        return int(self.edges_ns[0]), int(self.edges_ns[-1])
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Tells columns of one run apart."""
+        return (*self.span_unix_ns, len(self.at))
+
+    def along(self, unix_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Where moments are on the axis; those outside are at its ends."""
+        ends = np.append(self.at, self.at[-1] + (self.steps_each or (self.edges_ns[-1] - self.edges_ns[-2]) / 1e9))
+        at: NDArray[np.float64] = np.interp(unix_ns, self.edges_ns, ends)
+        return at
+
+
+def time_columns(hardware: Hardware, steps: tuple[int, int] | None) -> TimeColumns:
+    """Columns over ``steps`` (the first and the last, ``None``: all that have a time); without any, over all samples.
+
+    Raises ``RankscopeError`` where there is nothing in them.
+    """
+    clock = hardware.clock
+    if clock is not None:
+        low, high = (0, len(clock.steps)) if steps is None else np.searchsorted(clock.steps, (steps[0], steps[1] + 1))
+        if low == high:
+            raise RankscopeError("None of these steps has a time. Without steps= in the address all of them are shown.")
+        each = -(-int(high - low) // MOST_COLUMNS)
+        firsts = np.arange(low, high, each)
+        starts = clock.starts_ns
+        usual = int(np.median(np.diff(starts))) if len(starts) > 1 else 10**9
+        end = int(starts[high]) if high < len(starts) else int(starts[-1]) + max(usual, 1)
+        return TimeColumns(np.append(starts[firsts], end), clock.steps[firsts].astype(np.float64), each)
+    spans = [(gpu.first_unix_ns, gpu.last_unix_ns) for gpu in hardware.gpus if gpu.first_unix_ns and gpu.last_unix_ns]
+    if not spans:
+        raise RankscopeError("There are no samples.")
+    first, last = min(span[0] for span in spans), max(span[1] for span in spans)
+    most = max(gpu.samples for gpu in hardware.gpus)
+    edges = np.linspace(first, last + 1, min(most, MOST_COLUMNS) + 1).astype(np.int64)
+    return TimeColumns(edges, (edges[:-1] - first) / 1e9, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFigures:
+    """One GPU over a time; NaN where it did not tell."""
+
+    medians: dict[str, float]
+    lowest: dict[str, float]
+    highest: dict[str, float]
+    usual_clock_hertz: float
+    """Median SM clock of all its samples in which it was in use."""
+    low_clock_hertz: float
+    """5th percentile of the SM clock over the time, while it was in use."""
+
+
+def source_of(hardware: Hardware, gpu: Gpu, gauge: str) -> Gpu:
+    """The GPU whose readings of a gauge count for ``gpu``: of a MIG device its own, or else those of the GPU it is a part of."""
+    if gauge in gpu.gauges or gpu.parent_uuid is None:
+        return gpu
+    parents = (one for one in hardware.gpus if one.host == gpu.host and bare(one.gpu_uuid) == bare(gpu.parent_uuid or ""))
+    return next(parents, gpu)
+
+
+def worst_in(hardware: Hardware, gauge: str, columns: TimeColumns) -> Values:
+    """[GPUs, columns]: the worst sample of each, or the last one before it that is not stale; NaN where there is none."""
+    walls_us = np.diff(columns.edges_ns) / 1e3
+
+    def make() -> Values:
+        values = np.full((len(hardware.gpus), len(columns.at)), np.nan, np.float32)
+        for row, gpu in enumerate(hardware.gpus):
+            if gauge in (source := source_of(hardware, gpu, gauge)).gauges:
+                values[row] = in_steps(hardware.rows(source), gauge, columns.edges_ns[:-1], walls_us)
+        return values
+
+    return _held(hardware, ("worst", gauge, columns.key), make)
+
+
+def means_in(hardware: Hardware, gauge: str, columns: TimeColumns) -> Values:
+    """[GPUs, columns]: means; of a column without a sample the last one before it that is not stale. MIG devices: NaN."""
+
+    def make() -> Values:
+        values = np.full((len(hardware.gpus), len(columns.at)), np.nan, np.float32)
+        for row, gpu in enumerate(hardware.gpus):
+            if gpu.parent_uuid is None and gauge in gpu.gauges:
+                values[row] = _means(hardware.rows(gpu), gauge, columns)
+        whole = np.array([[gpu.parent_uuid is None] for gpu in hardware.gpus])
+        return np.where(np.isnan(values) & whole, worst_in(hardware, gauge, columns), values)
+
+    return _held(hardware, ("mean", gauge, columns.key), make)
+
+
+def _means(rows: Rows, gauge: str, columns: TimeColumns) -> Values:
+    known = np.isfinite(rows[gauge])
+    sums = np.append(0.0, np.cumsum(rows[gauge][known], dtype=np.float64))
+    at = np.searchsorted(rows["unix_ns"][known], columns.edges_ns, "left")
+    counts = np.diff(at)
+    return np.where(counts > 0, np.diff(sums[at]) / np.maximum(counts, 1), np.nan).astype(np.float32)
+
+
+def figures_of(hardware: Hardware, columns: TimeColumns) -> list[GpuFigures]:
+    """Of each GPU, over the time of ``columns``."""
+    return _held(hardware, ("figures", columns.key), lambda: [_figures(hardware.rows(gpu), columns) for gpu in hardware.gpus])
+
+
+def _figures(rows: Rows, columns: TimeColumns) -> GpuFigures:
+    low, high = np.searchsorted(rows["unix_ns"], columns.span_unix_ns)
+    part = rows[low:high]
+    medians, lowest, highest = {}, {}, {}
+    for gauge in ("temperature_celsius", "temperature_margin_celsius", "power_watts", "power_limit_watts", "sm_clock_hertz",
+                  "utilization_ratio", "memory_used_bytes"):  # fmt: skip
+        known = part[gauge][np.isfinite(part[gauge])]
+        medians[gauge], lowest[gauge], highest[gauge] = (
+            (float(np.median(known)), float(known.min()), float(known.max())) if len(known) else (np.nan, np.nan, np.nan)
+        )
+    used, used_part = _busy_clock(rows), _busy_clock(part)
+    return GpuFigures(
+        medians,
+        lowest,
+        highest,
+        float(np.median(used)) if len(used) else np.nan,
+        float(np.percentile(used_part, 5)) if len(used_part) else np.nan,
+    )
+
+
+def _busy_clock(rows: Rows) -> NDArray[np.float32]:
+    """SM clocks while it was in use; where nobody tells how much it is used, all of them."""
+    idle = rows["utilization_ratio"] < BUSY
+    clocks: NDArray[np.float32] = rows["sm_clock_hertz"][~idle]
+    return clocks[np.isfinite(clocks)]
+
+
+_HELD: Final[WeakKeyDictionary[Hardware, dict[Any, Any]]] = WeakKeyDictionary()
+_MOST_HELD: Final = 12
+"""Of a run as it is now: a live one is another object whenever it has changed."""
+
+
+def _held(hardware: Hardware, key: Any, make: Callable[[], T]) -> T:
+    """What takes a while once: three figures and a table of a page ask for the same."""
+    held = _HELD.setdefault(hardware, {})
+    if key not in held:
+        value = make()
+        while len(held) >= _MOST_HELD:
+            held.pop(next(iter(held)), None)
+        held[key] = value
+        return value
+    found: T = held[key]
+    return found

@@ -1,0 +1,231 @@
+"""Working things out beside the server, so that answering never waits for an analysis and its memory is gone when it is done.
+
+A job is a process that puts what pages show of a run, or of several, into the store. Jobs know of each other by locks in the
+store's folder, which the kernel gives back however a process ends: what one worker or one server is at, no other begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.dashboards.data.comparing import compare_runs
+from rankscope.dashboards.data.derive import Tell, derive
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.replaying import make_replay
+from rankscope.dashboards.data.scenarios import make_scenarios
+from rankscope.dashboards.data.store import Store
+from rankscope.dashboards.data.whole import replace_file
+from rankscope.dashboards.data.window_export import export_window
+from rankscope.dashboards.data.window_laying import derive_window
+from rankscope.dashboards.data.windows import find_windows
+from rankscope.runs.errors import RankscopeError
+
+SLOTS: Final = 2
+"""Jobs at a time; each of a large run uses all cores."""
+
+FAILURE_LASTS_S: Final = 60.0
+"""After so long what went wrong is tried again."""
+
+MOST_BEGUN: Final = 2
+"""A job that has ended so often without a word would do so again: it is said, and not begun anew at once."""
+_NO_WORD: Final = (
+    "this could not be worked out: what was at it ended twice without a word, as processes do that are killed for want of "
+    "memory; the kernel's log tells of that"
+)
+_TELL_EVERY_S: Final = 0.2
+
+
+class State(msgspec.Struct, frozen=True):
+    """What there is to say of something that is not in the store (yet)."""
+
+    progress: Progress | None = None
+    failure: str | None = None
+    """Why it cannot be had: one line for people."""
+    begun: int = 0
+    """How often, without a word of how it ended."""
+
+
+STARTING: Final = State(Progress("starting"))
+WAITING: Final = State(Progress("waiting for other analyses"))
+
+
+def _analyse(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+    (run,) = arguments
+    derive(Path(run), folder, tell, workers=len(os.sched_getaffinity(0)))
+
+
+def _compare(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+    at, *runs = arguments
+    compare_runs([Path(run) for run in runs], int(at) if at else None, folder, tell)
+
+
+def _whatif(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+    (run,) = arguments
+    make_scenarios(Path(run), folder, tell)
+
+
+def _windows(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+    (run,) = arguments
+    find_windows(Path(run), folder, tell)
+
+
+def _window(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+    run, attempt, first, past = arguments
+    derive_window(Path(run), int(attempt), range(int(first), int(past)), folder, tell)
+
+
+def _perfetto(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+    run, attempt, first, past = arguments
+    export_window(Path(run), int(attempt), range(int(first), int(past)), folder, tell)
+
+
+def _replay(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+    (run,) = arguments
+    make_replay(Path(run), folder, tell)
+
+
+TASKS: Final[Mapping[str, Callable[[Sequence[str], Path, Tell], None]]] = {
+    "analyse": _analyse,
+    "compare": _compare,
+    "whatif": _whatif,
+    "windows": _windows,
+    "window": _window,
+    "perfetto": _perfetto,
+    "replay": _replay,
+}
+"""What can be done beside the server: (arguments, folder to fill, how to tell how far it is)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Starts jobs, and looks how far they are."""
+
+    store: Store
+
+    def want(self, key: str, task: str, arguments: Sequence[object]) -> State:
+        """Have a task of ``TASKS`` fill ``key``, which is not there; how far that is. Raises ``OSError``."""
+        self.store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = _state_file(self.store, key)
+        state = _read(file)
+        if state is not None and state.failure is not None:
+            return state
+        with contextlib.ExitStack() as held:
+            lock = take(self.store.root / f".lock-{key}", held)
+            if lock is None:
+                return state or STARTING
+            slot = next((slot for path in _slots(self.store) if (slot := take(path, held)) is not None), None)
+            if slot is None:
+                return WAITING
+            left = _read(file) or State()  # by whoever had the lock before
+            if left.failure is not None or self.store.find(key) is not None:
+                return left
+            if left.begun >= MOST_BEGUN:
+                return _write(file, State(failure=_NO_WORD))
+            _write(file, State(STARTING.progress, begun=left.begun + 1))
+            start(__name__, [self.store.root, self.store.most_bytes, key, task, *arguments], locks=[lock, slot])
+        return STARTING
+
+    def work(self, key: str, task: str, arguments: Sequence[str]) -> None:
+        """What a job does."""
+        told = _Told(_state_file(self.store, key))
+        try:
+            if self.store.find(key) is None:
+                self.store.put(key, lambda folder: TASKS[task](arguments, folder, told))
+        except (RankscopeError, OSError, MemoryError) as error:
+            told.fail(in_words(error))
+        except KeyboardInterrupt:
+            told.done()  # whoever asks will begin it again
+        except Exception as error:
+            # Not said, it would be begun again each time somebody asks.
+            told.fail(f"this could not be worked out: an error in rankscope ({type(error).__name__}); its log says more")
+            raise
+        else:
+            told.done()
+
+
+def in_words(error: Exception) -> str:
+    """One line of what went wrong."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def take(path: Path, held: contextlib.ExitStack) -> int | None:
+    """A lock, as a file descriptor that ``held`` closes, or ``None`` where somebody has it. Raises ``OSError``."""
+    file = held.enter_context(path.open("ab"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    return file.fileno()
+
+
+def start(module: str, arguments: Sequence[object], *, locks: Sequence[int]) -> None:
+    """Start a process that has ``locks`` from its first moment on until it ends, however it does. Raises ``OSError``."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=locks)
+    threading.Thread(target=process.wait, name="no zombie", daemon=True).start()
+
+
+def _state_file(store: Store, key: str) -> Path:
+    return store.root / f".state-{key}"
+
+
+class _Told:
+    """Says how far a job is, in a file that is replaced as a whole; not more often than anybody looks."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begun = (_read(path) or State()).begun
+        self._what = ""
+        self._next = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.what != self._what or now >= self._next:
+            self._what, self._next = progress.what, now + _TELL_EVERY_S
+            _write(self._path, State(progress, begun=self._begun))
+
+    def fail(self, reason: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk: who asks next cannot begin it either, and is told
+            _write(self._path, State(failure=reason))
+
+    def done(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def _write(path: Path, state: State) -> State:
+    replace_file(path, msgspec.json.encode(state))
+    return state
+
+
+def _read(path: Path) -> State | None:
+    try:
+        state = msgspec.json.decode(path.read_bytes(), type=State)
+        age_s = time.time() - path.stat().st_mtime
+    except (OSError, msgspec.DecodeError):
+        return None
+    return None if state.failure is not None and not 0 <= age_s < FAILURE_LASTS_S else state
+
+
+def _slots(store: Store) -> list[Path]:
+    return [store.root / f".slot-{number}" for number in range(SLOTS)]
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _root, _most_bytes, _key, _task, *_arguments = sys.argv[1:]
+    Jobs(Store(Path(_root), int(_most_bytes))).work(_key, _task, _arguments)

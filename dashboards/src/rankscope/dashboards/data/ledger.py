@@ -1,0 +1,148 @@
+"""GPU time lost over many runs, by host and cause: a sum of what the verdicts of the single runs blame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rankscope.analysis.result import Cause
+from rankscope.dashboards.data.brief import Brief, Lost
+from rankscope.dashboards.data.source import RunSource, RunSummary
+from rankscope.runs.errors import RankscopeError
+
+REPEATED: Final = 2
+"""A host that is blamed in so many runs is a repeat offender."""
+
+DAY_NS: Final = 86_400_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A run, and what is known of it."""
+
+    run: RunSummary
+    brief: Brief | None
+    """``None``: not analysed yet, or unreadable."""
+
+
+@dataclass(slots=True)
+class HostLoss:
+    """What one host cost."""
+
+    host: str | None
+    """``None``: what was not due to a single host."""
+    gpu_hours: float = 0.0
+    by_cause: dict[Cause, float] = field(default_factory=dict)
+    """GPU-hours."""
+    cost: dict[str, float] = field(default_factory=dict)
+    """By currency, of the runs that a price was recorded with."""
+    unpriced_hours: float = 0.0
+    runs: dict[str, str] = field(default_factory=dict)
+    """Runs in which it was blamed: id to name."""
+    gpus: set[str] = field(default_factory=set)
+    """GPUs that were blamed."""
+    trained_gpu_hours: float | None = None
+    """GPU time trained on the host in all analysed runs, blamed or not; ``None``: not known."""
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it was blamed again and again."""
+        return self.host is not None and len(self.runs) >= REPEATED
+
+    @property
+    def rate(self) -> float | None:
+        """GPU-hours that the jobs lost per GPU-hour trained on the host: above 1 where one host held up many."""
+        return self.gpu_hours / self.trained_gpu_hours if self.trained_gpu_hours else None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLedger:
+    """The sum, and what is not in it."""
+
+    hosts: list[HostLoss]
+    """Repeat offenders first, then by GPU-hours."""
+    counted: list[RunSummary]
+    """Runs whose verdict is in the sum, also those that lost nothing."""
+    not_analysed: list[RunSummary]
+    unreadable: list[RunSummary]
+    too_little: list[RunSummary]
+    """Analysed, with too little data for a verdict."""
+    without_gpus: list[RunSummary]
+    undated: list[RunSummary]
+    """Left out of a window of time, for when they started is not known."""
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of all hosts."""
+        return sum(host.gpu_hours for host in self.hosts)
+
+
+def told(source: RunSource) -> list[Told]:
+    """All runs, with what is known of them; nothing is worked out. Raises ``RankscopeError``."""
+    return [Told(run, _known(source, run)) for run in source.runs()]
+
+
+def _known(source: RunSource, run: RunSummary) -> Brief | None:
+    try:
+        return source.known_brief(run)
+    except RankscopeError:
+        return None  # damaged in the cache: as if it were not there
+
+
+def cluster_ledger(runs: Iterable[Told], *, since_unix_ns: int | None = None) -> ClusterLedger:
+    """Sum over the runs that started at ``since_unix_ns`` or later; ``None``: all."""
+    ledger = ClusterLedger([], [], [], [], [], [], [])
+    hosts: dict[str | None, HostLoss] = {}
+    trained: dict[str, float] = {}
+    for one in runs:
+        start = one.run.start_unix_ns
+        if since_unix_ns is not None and start is not None and start < since_unix_ns:
+            continue
+        place = _place(ledger, one, undated=since_unix_ns is not None and start is None)
+        place.append(one.run)
+        if one.brief is None or place is not ledger.counted:
+            continue
+        for host, hours in one.brief.host_gpu_hours.items():
+            trained[host] = trained.get(host, 0.0) + hours
+        for lost in one.brief.lost_by:
+            _add(hosts.setdefault(lost.host, HostLoss(lost.host)), lost, one.run, one.brief.currency)
+    for loss in hosts.values():
+        loss.trained_gpu_hours = None if loss.host is None else trained.get(loss.host)
+    ledger.hosts.extend(sorted(hosts.values(), key=lambda loss: (not loss.repeated, -loss.gpu_hours, loss.host or "")))
+    return ledger
+
+
+def _place(ledger: ClusterLedger, one: Told, *, undated: bool) -> list[RunSummary]:
+    """Where a run is counted."""
+    if one.run.problem is not None:
+        return ledger.unreadable
+    if undated:
+        return ledger.undated
+    if one.brief is None:
+        return ledger.not_analysed
+    if one.brief.kind == "insufficient_data":
+        return ledger.too_little
+    return ledger.counted if one.brief.on_gpus or one.brief.lost_by else ledger.without_gpus
+
+
+def _add(loss: HostLoss, lost: Lost, run: RunSummary, currency: str | None) -> None:
+    cause: Cause = lost.cause or "unknown"
+    loss.gpu_hours += lost.gpu_hours
+    loss.by_cause[cause] = loss.by_cause.get(cause, 0.0) + lost.gpu_hours
+    if lost.cost is None or currency is None:
+        loss.unpriced_hours += lost.gpu_hours
+    else:
+        loss.cost[currency] = loss.cost.get(currency, 0.0) + lost.cost
+    loss.runs[run.run_id] = run.name
+    if lost.gpu_uuid is not None:
+        loss.gpus.add(lost.gpu_uuid)
+
+
+def total_cost(hosts: Sequence[HostLoss]) -> dict[str, float]:
+    """By currency."""
+    found: dict[str, float] = {}
+    for host in hosts:
+        for currency, amount in host.cost.items():
+            found[currency] = found.get(currency, 0.0) + amount
+    return found

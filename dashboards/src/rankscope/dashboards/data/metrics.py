@@ -1,0 +1,94 @@
+"""What the heat map can show: one value per rank and step, with its unit, where it comes from and which end of it is bad."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from rankscope.analysis import steps as recorded
+
+Worst = Literal["highest", "lowest"]
+"""The end of a metric that somebody looks for: of many steps or ranks in one cell that value stands for all."""
+
+Origin = Literal["records", "judged", "windows", "collectives", "samples"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What people call it and its unit: ``us``, ``ratio``, ``celsius``, ``watts``, ``hertz``, ``bytes``, or a thing counted."""
+
+    label: str
+    unit: str
+    worst: Worst = "highest"
+    origin: Origin = "records"
+
+
+METRICS: Final[dict[str, Metric]] = {
+    **{name: Metric(metric.label, metric.unit) for name, metric in recorded.METRICS.items()},
+    "imposed_wait_us": Metric("wait imposed on others", "us", origin="judged"),
+    "profiled_imposed_wait_us": Metric("wait imposed on others, in profiled steps", "us", origin="collectives"),
+    "window_us": Metric("profiled step", "us", origin="windows"),
+    "compute_us": Metric("compute", "us", origin="windows"),
+    "communication_us": Metric("communication", "us", origin="windows"),
+    "overlap_us": Metric("communication hidden by compute", "us", origin="windows"),
+    "overlap_ratio": Metric("share of communication hidden", "ratio", "lowest", "windows"),
+    "exposed_communication_us": Metric("exposed communication", "us", origin="windows"),
+    "memcpy_us": Metric("copies", "us", origin="windows"),
+    "exposed_memcpy_us": Metric("exposed copies", "us", origin="windows"),
+    "idle_us": Metric("idle", "us", origin="windows"),
+    "recompute_us": Metric("activation recomputation", "us", origin="windows"),
+    "idle_starved_us": Metric("idle, as nothing was launched", "us", origin="windows"),
+    "temperature_celsius": Metric("GPU temperature", "celsius", origin="samples"),
+    "temperature_margin_celsius": Metric("thermal headroom", "celsius", "lowest", "samples"),
+    "power_watts": Metric("GPU power", "watts", origin="samples"),
+    "sm_clock_hertz": Metric("SM clock", "hertz", "lowest", "samples"),
+    "utilization_ratio": Metric("GPU use", "ratio", "lowest", "samples"),
+    "memory_used_bytes": Metric("GPU memory used", "bytes", origin="samples"),
+}
+"""``imposed_wait_us`` is told from the step records alone: at each step the rank whose own time is longest is charged with what
+the others were blocked for. ``profiled_imposed_wait_us`` is told from matched collectives, in profiled steps only."""
+
+WHY_UNKNOWN: Final[dict[Origin, str]] = {
+    "records": "the recorder had no signal for it",
+    "judged": "no ranks could be compared: that takes two with own times in the same five steps",
+    "windows": "no step was profiled, or not with this in it; rankscope capture RUN asks a live run for it",
+    "collectives": "no collective of a profiled step could be matched across the ranks; rankscope capture RUN profiles steps",
+    "samples": "there are no hardware samples of the ranks' GPUs; rankscope run takes them where rankscope exporter runs",
+}
+"""Why a metric may be missing, and how to get it."""
+
+
+def of_origin(origin: Origin) -> list[str]:
+    """Metrics by where they come from."""
+    return [name for name, metric in METRICS.items() if metric.origin == origin]
+
+
+def why_unknown(metric: str) -> str:
+    """Why nothing is known of it in a run, where that is so."""
+    return WHY_UNKNOWN[METRICS[metric].origin]
+
+
+def worst_of(metric: str) -> np.ufunc:
+    """Takes the worst of values; NaN only where all are."""
+    known = METRICS.get(metric)
+    return np.fmin if known is not None and known.worst == "lowest" else np.fmax
+
+
+def choices(known: Collection[str]) -> list[dict[str, str | bool]]:
+    """Of a selector: those that a run has, then the others, which cannot be chosen, with why."""
+    there: list[dict[str, str | bool]] = [
+        {"value": name, "label": _capital(metric.label), "disabled": False} for name, metric in METRICS.items() if name in known
+    ]
+    missing: list[dict[str, str | bool]] = [
+        {"value": name, "label": f"{_capital(metric.label)} (not known: {why_unknown(name)})", "disabled": True}
+        for name, metric in METRICS.items()
+        if name not in known
+    ]
+    return [*there, *missing]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,19 @@
+"""How far something has got that takes long."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What is being done, and how much of it is; ``of`` is 0 where that is not known."""
+
+    what: str
+    done: int = 0
+    of: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        counted = f": {self.done:,} of {self.of:,}" if self.of else ""
+        return f"{self.what[:1].upper()}{self.what[1:]}{counted}"

@@ -1,0 +1,53 @@
+"""Would alerts have fired? Worked out once for a run: one replay evaluates all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.alerts.replay import How
+from rankscope.alerts.replay_result import Replay
+from rankscope.alerts.run_replay import replay_alerts
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.inert import inert_record
+from rankscope.runs.errors import InputError
+
+REPLAY: Final = "replay.json"
+
+
+def make_replay(run: Path, folder: Path, tell: Callable[[Progress], None]) -> None:
+    """Replay the watcher and the shipped rules of Prometheus over ``run``, into ``folder``.
+
+    Raises ``RankscopeError``, and ``OSError`` for what cannot be written.
+    """
+    began: list[int] = []
+
+    def seen(moment_unix_ns: int, end_unix_ns: int) -> None:
+        if not began:
+            began.append(moment_unix_ns)
+        whole = max(1, end_unix_ns - began[0])
+        # It goes on for a while after the last record: a watcher waits for more.
+        tell(
+            Progress(
+                "replaying the watcher, percent of the run's time",
+                max(0, min(99, 100 * (moment_unix_ns - began[0]) // whole)),
+                100,
+            )
+        )
+
+    tell(Progress("replaying the watcher: reading the run"))
+    result = replay_alerts(
+        run, [], by=None, how=How(progress=seen), progress=lambda what: tell(Progress(f"replaying Prometheus' rules: {what}"))
+    )
+    (folder / REPLAY).write_bytes(msgspec.json.encode(inert_record(result)))
+
+
+def read_replay(folder: Path) -> Replay:
+    """What was written. Raises ``InputError``."""
+    try:
+        return msgspec.json.decode((folder / REPLAY).read_bytes(), type=Replay)
+    except (OSError, msgspec.DecodeError) as error:
+        raise InputError(folder, f"the cached replay cannot be read: {error}") from error

@@ -1,0 +1,86 @@
+"""Everything there is to show of one run, read when it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from rankscope.alerts.replay_result import Replay
+from rankscope.analysis.result import Analysis
+from rankscope.dashboards.data.alert_record import AlertsFound
+from rankscope.dashboards.data.alerts import about_run
+from rankscope.dashboards.data.blame import BlameBook
+from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.hardware import Hardware
+from rankscope.dashboards.data.scenarios import Scenarios
+from rankscope.dashboards.data.source import RunSource, RunSummary, StepMatrices
+from rankscope.dashboards.data.topology import Topology
+from rankscope.dashboards.data.trend import Trend
+from rankscope.runs.errors import RankscopeError
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run of a source, each part of it read once.
+
+    Whatever is read may raise ``RankscopeError``, and ``NotReadyError`` while it is being made.
+    """
+
+    source: RunSource
+    summary: RunSummary
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """The verdict and its evidence."""
+        return self.source.analysis(self.summary.run_id)
+
+    @cached_property
+    def blame(self) -> BlameBook:
+        """Who delayed whom and why."""
+        return self.source.blame(self.summary.run_id)
+
+    @cached_property
+    def scenarios(self) -> Scenarios:
+        """What-if."""
+        return self.source.scenarios(self.summary.run_id)
+
+    @cached_property
+    def replay(self) -> Replay:
+        """All alerts replayed over the run."""
+        return self.source.replay(self.summary.run_id)
+
+    @cached_property
+    def steps(self) -> StepMatrices:
+        """Per-step values."""
+        return self.source.steps(self.summary.run_id)
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Where the ranks are."""
+        return self.source.topology(self.summary.run_id)
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """GPUs of the run's hosts and their samples."""
+        return self.source.hardware(self.summary.run_id)
+
+    @cached_property
+    def events(self) -> Events:
+        """What happened to these GPUs."""
+        return self.source.events(self.summary.run_id)
+
+    @property
+    def alerts(self) -> AlertsFound:
+        """Alerts about the run, its GPUs and its hosts. What cannot be read is a problem among them."""
+        found = self.source.alerts(self.summary.run_id)
+        try:
+            ranks = self.analysis.ranks
+        except RankscopeError:
+            ranks = []  # what runs where is not known (yet)
+        gpus, hosts = {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}, {rank.host for rank in ranks if rank.host}
+        return about_run(found, self.summary.run_id, gpus=gpus, hosts=hosts)
+
+    @property
+    def trend(self) -> Trend:
+        """All ranks together, step by step."""
+        return self.source.trend(self.summary.run_id)

@@ -1,0 +1,78 @@
+"""What-if of a run, made beside the server: the answer, and what any combination of ranks and causes is answered from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.analysis.whatif.combinations import Combinations, combinations, read_combinations
+from rankscope.analysis.whatif.outcome import Terms
+from rankscope.analysis.whatif.result import WhatIf
+from rankscope.analysis.whatif.run_answer import whatif_with_chain
+from rankscope.dashboards.data.progress import Progress
+from rankscope.runs.errors import InputError
+from rankscope.runs.named import NamedRun
+from rankscope.runs.reader import RunReader
+
+SCENARIOS: Final = "whatif.json"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer, and how hours and money are counted."""
+
+    result: WhatIf
+    accelerated: bool
+    """Ranks run on accelerators, so that lost time is GPU time."""
+    price_per_gpu_hour: float | None
+    """As recorded with the run."""
+    currency: str | None
+    made_unix_ns: int
+    """When the run was read: what came later is not in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenarios:
+    """What there is to ask."""
+
+    answer: Answer
+    combinations: Combinations | None
+    """``None``: only what ``answer`` has, one part at a time; profiled steps do not tell more."""
+
+
+def make_scenarios(run: Path, folder: Path, tell: Callable[[Progress], None]) -> None:
+    """Play the last attempt of ``run``, into ``folder``. Raises ``InputError``, and ``OSError`` for what cannot be written."""
+    now = time.time_ns()
+    reader = RunReader(run)
+    attempts = reader.attempts()
+    infos = reader.infos(attempts[-1]) if attempts else {}
+    terms = Terms(accelerated=True, world_size=1)
+    result, chain = whatif_with_chain(
+        NamedRun(run, None),
+        terms,
+        lambda done, of: tell(Progress("playing the run without its stragglers: reading ranks", done, of)),
+    )
+    if chain is not None:
+        tell(Progress("what-if: playing combinations"))
+        combinations(chain.graph, chain.ranks, chain.causes).write(folder)
+    answer = Answer(
+        result=result,
+        accelerated=any(info.device_kind != "cpu" for info in infos.values()),
+        price_per_gpu_hour=reader.info.price_per_gpu_hour,
+        currency=reader.info.currency,
+        made_unix_ns=now,
+    )
+    (folder / SCENARIOS).write_bytes(msgspec.json.encode(answer))
+
+
+def read_scenarios(folder: Path) -> Scenarios:
+    """What ``make_scenarios`` wrote. Raises ``InputError``."""
+    try:
+        answer = msgspec.json.decode((folder / SCENARIOS).read_bytes(), type=Answer)
+        return Scenarios(answer, read_combinations(folder))
+    except (OSError, ValueError) as error:
+        raise InputError(folder, f"the cached what-if cannot be read: {error}") from error

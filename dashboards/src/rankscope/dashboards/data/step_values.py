@@ -1,0 +1,84 @@
+"""Per rank and step what windows and comparisons of ranks tell, as matrices like those of the step records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.own_time import imposed_by_step, judged_groups
+from rankscope.analysis.peers import peer_groups
+from rankscope.analysis.reduce import Reduction
+from rankscope.analysis.run_evidence import RunEvidence
+from rankscope.dashboards.data.metrics import of_origin
+from rankscope.runs.records import StepBreakdown
+
+Values = NDArray[np.float32]
+
+_WINDOW_METRICS: Final = of_origin("windows")
+
+
+@dataclass(frozen=True, slots=True)
+class StepValues:
+    """Metrics of some steps; matrices are [ranks, steps], NaN where nothing is known."""
+
+    steps: NDArray[np.int64]
+    """Ascending."""
+    metrics: dict[str, Values]
+
+
+def window_values(run: RunEvidence) -> StepValues:
+    """What profiled steps tell, of those that have step records; metrics of which nothing is known are left out."""
+    ranks, windows = run.ranks, run.windows
+    profiled = {row.step for reduction in windows.values() for row in reduction.breakdowns}
+    steps = np.intersect1d(run.table.steps, np.array(sorted(profiled), np.int64))
+    metrics = _breakdowns(ranks, windows, steps)
+    if run.blame.steps:
+        metrics["profiled_imposed_wait_us"] = _imposed(run, steps)
+    return StepValues(steps, {name: values for name, values in metrics.items() if np.isfinite(values).any()})
+
+
+def imposed_values(run: RunEvidence) -> Iterator[tuple[NDArray[np.int64], Values]]:
+    """``imposed_wait_us`` of each group of ranks that could be compared: the steps, and [ranks, steps], NaN for the others."""
+    for judged in judged_groups(run.table, peer_groups(run.ranks, run.infos)):
+        last, wait = imposed_by_step(judged)
+        values = np.full((len(run.ranks), len(wait)), np.nan, np.float32)
+        values[judged.rows] = 0
+        values[judged.rows[last], np.arange(len(wait))] = wait
+        yield judged.table.steps, values
+
+
+def _breakdowns(ranks: Sequence[int], windows: Mapping[int, Reduction], steps: NDArray[np.int64]) -> dict[str, Values]:
+    values = {name: np.full((len(ranks), len(steps)), np.nan, np.float32) for name in _WINDOW_METRICS}
+    column = {int(step): at for at, step in enumerate(steps)}
+    for row, rank in enumerate(ranks):
+        for one in windows[rank].breakdowns:
+            if (at := column.get(one.step)) is not None:
+                for name, matrix in values.items():
+                    value = _value(one, name)
+                    matrix[row, at] = np.nan if value is None else value
+    return values
+
+
+def _value(one: StepBreakdown, metric: str) -> float | None:
+    if metric == "overlap_ratio":
+        return one.overlap_us / one.communication_us if one.communication_us > 0 else None
+    value: float | None = getattr(one, metric)
+    return value
+
+
+def _imposed(run: RunEvidence, steps: NDArray[np.int64]) -> Values:
+    """0 for a rank that took part in a step's matched collectives and made nobody wait."""
+    column = {int(step): at for at, step in enumerate(steps)}
+    row = {rank: at for at, rank in enumerate(run.ranks)}
+    values = np.full((len(row), len(steps)), np.nan, np.float32)
+    for match in (*run.matching.matches, *run.matching.directed):
+        if match.rule != "pair" and match.step in column:
+            values[[row[rank] for rank in match.ranks if rank in row], column[match.step]] = 0
+    for (rank, step), imposed in run.blame.imposed_at_us.items():
+        if step in column:
+            values[row[rank], column[step]] = imposed
+    return values

@@ -1,0 +1,262 @@
+"""Step matrices on disk, cut into tiles that several processes map into memory: only what is looked at is read.
+
+A metric is a file of blocks, each [ranks, ``BLOCK_STEPS``] in single precision, one after the other, so that a run that goes on
+only writes at the end. Beside it lies the same with every ``COARSE`` steps as one, the worst of them (``metrics``): from it the
+whole of a long run is drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.dashboards.data.metrics import worst_of
+from rankscope.dashboards.data.source import Part
+from rankscope.runs.errors import InputError
+
+BLOCK_STEPS: Final = 256
+COARSE: Final = 16
+"""Steps in a column of the coarse file; a block has a whole number of them."""
+
+_META: Final = "tiles.json"
+
+Values = NDArray[np.float32]
+
+
+class TilesMeta(msgspec.Struct, frozen=True):
+    """What the files hold; replaced as a whole after they were written."""
+
+    ranks: list[int]
+    """The rows, ascending."""
+    columns: int
+    """Steps that are there; the last block may have room for more."""
+    metrics: list[str]
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where a part lies, and in how many columns."""
+
+    first: int
+    columns: int
+    steps_per_column: int
+
+
+class Tiles:
+    """Reads what a ``TileWriter`` has written into ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            self.meta = msgspec.json.decode((folder / _META).read_bytes(), type=TilesMeta)
+            self.steps: NDArray[np.int64] = np.fromfile(folder / f"steps.{self.meta.generation}.i64", np.int64, self.meta.columns)
+            whole = len(self.steps) == self.meta.columns and all(map(self._is_whole, self.meta.metrics))
+        except (OSError, msgspec.DecodeError) as error:
+            raise InputError(folder, f"cached matrices cannot be read: {error}") from error
+        if not whole:
+            raise InputError(folder, "cached matrices cannot be read: they are cut off")
+        self.ranks: NDArray[np.int64] = np.array(self.meta.ranks, dtype=np.int64)
+
+    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
+        """Columns ``first`` to ``last`` (exclusive): each step where they are at most ``most_columns``, else the coarse ones that
+        overlap them.
+        """
+        frame = self.frame(first, last, most_columns=most_columns)
+        every, width = frame.steps_per_column, frame.columns
+        if metric not in self.meta.metrics or not width:
+            return Part(np.full((len(self.ranks), width), np.nan, np.float32), frame.first, every)
+        blocks = self._blocks(metric, every)
+        per_block = BLOCK_STEPS // every
+        begin = frame.first // every
+        low, high = begin // per_block, -(-(begin + width) // per_block)
+        joined = blocks[low:high].transpose(1, 0, 2).reshape(len(self.ranks), -1)
+        return Part(joined[:, begin - low * per_block :][:, :width], frame.first, every)
+
+    def frame(self, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Frame:
+        """What ``part`` would give, without values."""
+        last = self.meta.columns if last is None else min(last, self.meta.columns)
+        first = max(0, min(first, last))
+        every = 1 if last - first <= most_columns else COARSE
+        first = first // every * every
+        return Frame(first, -(-(last - first) // every), every)
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """Those of which anything is known."""
+        return self.meta.metrics
+
+    def of_rank(self, metric: str, row: int) -> Values:
+        """All columns of one row."""
+        if metric not in self.meta.metrics:
+            return np.full(self.meta.columns, np.nan, np.float32)
+        return self._blocks(metric, 1)[:, row].reshape(-1)[: self.meta.columns]
+
+    def _is_whole(self, metric: str) -> bool:
+        values = _blocks_of(self.meta.columns) * len(self.meta.ranks) * BLOCK_STEPS
+        files = ((every, self._folder / _file(metric, every, self.meta.generation)) for every in (1, COARSE))
+        return all(file.stat().st_size >= values // every * np.dtype(np.float32).itemsize for every, file in files)
+
+    def _blocks(self, metric: str, every: int) -> Values:
+        shape = (_blocks_of(self.meta.columns), len(self.ranks), BLOCK_STEPS // every)
+        try:
+            return np.memmap(self._folder / _file(metric, every, self.meta.generation), np.float32, "r", shape=shape)
+        except (OSError, ValueError) as error:
+            raise InputError(self._folder, f"cached matrices cannot be read: {error}") from error
+
+
+class TileWriter:
+    """Writes the matrices that ``Tiles`` reads into ``folder``, row by row; what is not written is NaN.
+
+    ``publish`` shows readers what has been written since; those that have the files open go on with what they know.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ranks: list[int] = []
+        self._steps: NDArray[np.int64] = np.empty(0, np.int64)
+        self._metrics: set[str] = set()
+        self._generation = _generation(folder) + 1
+        """Part of the files' names: what readers have open is never moved."""
+        self._open: dict[tuple[str, int], Values] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def fill(
+        self, ranks: Sequence[int], steps: NDArray[np.int64], matrices: Iterable[tuple[str, NDArray[np.floating[Any]]]]
+    ) -> None:
+        """Write whole metrics [ranks, steps] at once, where nothing is written yet."""
+        self._ranks, self._steps = list(ranks), np.asarray(steps, np.int64)
+        count = _blocks_of(len(self._steps))
+        for metric, matrix in matrices:
+            self._metrics.add(metric)
+            with contextlib.ExitStack() as files:
+                names = (_file(metric, every, self._generation) for every in (1, COARSE))
+                fine, coarse = (files.enter_context((self.folder / name).open("wb")) for name in names)
+                for number in range(count):
+                    block = np.full((len(self._ranks), BLOCK_STEPS), np.nan, np.float32)
+                    part = matrix[:, number * BLOCK_STEPS : (number + 1) * BLOCK_STEPS]
+                    block[:, : part.shape[1]] = part
+                    fine.write(block.data)
+                    coarse.write(worst_of(metric).reduce(block.reshape(len(block), -1, COARSE), axis=2).data)
+
+    def add_ranks(self, ranks: Iterable[int]) -> None:
+        """Make room for ranks, those that are there already among them."""
+        together = sorted({*self._ranks, *ranks})
+        if together != self._ranks:
+            self._move(together, self._steps)
+
+    def add_steps(self, steps: NDArray[np.int64]) -> None:
+        """Make room for steps, those that are there already among them."""
+        new = np.setdiff1d(steps, self._steps)
+        if len(new) and len(self._steps) and new[0] < self._steps[-1]:
+            self._move(self._ranks, np.union1d(self._steps, new))
+        elif len(new):
+            self._steps = np.concatenate([self._steps, new])
+            for metric in self._metrics:
+                self._lengthen(metric)
+
+    def add(self, rank: int, steps: NDArray[np.int64], values: Mapping[str, Values]) -> None:
+        """Write metrics of one rank in ``steps``; what is there twice counts as it is the last time."""
+        if not len(steps):
+            return
+        self.add_steps(steps)
+        row, at = self._ranks.index(rank), np.searchsorted(self._steps, steps)
+        for metric, told in values.items():
+            if metric not in self._metrics:
+                self._metrics.add(metric)
+                self._lengthen(metric)
+            self._write(metric, row, at, told)
+
+    def put(self, metric: str, steps: NDArray[np.int64], values: Values) -> None:
+        """Write what is known of a metric, [ranks, steps], for all ranks at once."""
+        if not len(steps):
+            return
+        self.add_steps(steps)
+        if metric not in self._metrics:
+            self._metrics.add(metric)
+            self._lengthen(metric)
+        fine, coarse = (self._map(metric, every) for every in (1, COARSE))
+        block, column = np.divmod(np.searchsorted(self._steps, steps), BLOCK_STEPS)
+        for number in np.unique(block):
+            mine = block == number
+            held = fine[number]
+            held[:, column[mine]] = np.where(np.isnan(values[:, mine]), held[:, column[mine]], values[:, mine])
+            coarse[number] = worst_of(metric).reduce(held.reshape(len(held), -1, COARSE), axis=2)
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The rows, ascending."""
+        return self._ranks
+
+    def publish(self) -> None:
+        """Let readers see it."""
+        steps = f"steps.{self._generation}.i64"
+        self._steps.tofile(self.folder / steps)
+        meta = TilesMeta(self._ranks, len(self._steps), sorted(self._metrics), self._generation)
+        temporary = self.folder / f".{_META}"
+        temporary.write_bytes(msgspec.json.encode(meta))
+        temporary.replace(self.folder / _META)
+        for file in self.folder.glob("*.*.*"):
+            if f".{self._generation}." not in file.name and file.suffix in (".f32", ".i64"):
+                file.unlink(missing_ok=True)
+
+    def _write(self, metric: str, row: int, at: NDArray[np.intp], told: Values) -> None:
+        """Into the blocks that ``at`` is in, and what the coarse ones show of these."""
+        fine, coarse = (self._map(metric, every) for every in (1, COARSE))
+        block, column = np.divmod(at, BLOCK_STEPS)
+        fine[block, row, column] = told
+        first, last = int(block.min()), int(block.max()) + 1
+        rows = fine[first:last, row].reshape(-1, BLOCK_STEPS // COARSE, COARSE)
+        coarse[first:last, row] = worst_of(metric).reduce(rows, axis=2)
+
+    def _map(self, metric: str, every: int) -> Values:
+        shape = (_blocks_of(len(self._steps)), len(self._ranks), BLOCK_STEPS // every)
+        held = self._open.get((metric, every))
+        if held is None or held.shape != shape:
+            held = np.memmap(self.folder / _file(metric, every, self._generation), np.float32, "r+", shape=shape)
+            self._open[metric, every] = held
+        return held
+
+    def _lengthen(self, metric: str) -> None:
+        """Have blocks for all steps."""
+        for every in (1, COARSE):
+            block = np.full(len(self._ranks) * BLOCK_STEPS // every, np.nan, np.float32)
+            with (self.folder / _file(metric, every, self._generation)).open("ab") as file:
+                for _ in range(_blocks_of(len(self._steps)) - file.tell() // block.nbytes):
+                    file.write(block.data)
+
+    def _move(self, ranks: list[int], steps: NDArray[np.int64]) -> None:
+        """Other rows or columns: everything is written once more, beside what readers may have open."""
+        old, before = self._generation, (self._ranks, self._steps)
+        self._open.clear()
+        self._ranks, self._steps, self._generation = ranks, steps, old + 1
+        at = np.searchsorted(steps, before[1])
+        for metric in self._metrics:
+            self._lengthen(metric)
+            shape = (_blocks_of(len(before[1])), len(before[0]), BLOCK_STEPS)
+            held = np.memmap(self.folder / _file(metric, 1, old), np.float32, "r", shape=shape)
+            for row, rank in enumerate(before[0]):
+                self._write(metric, ranks.index(rank), at, held[:, row].reshape(-1)[: len(at)])
+
+
+def _generation(folder: Path) -> int:
+    """Of what another writer has left there."""
+    try:
+        return msgspec.json.decode((folder / _META).read_bytes(), type=TilesMeta).generation
+    except (OSError, msgspec.DecodeError):
+        return 0
+
+
+def _blocks_of(columns: int) -> int:
+    return -(-columns // BLOCK_STEPS)
+
+
+def _file(metric: str, every: int, generation: int) -> str:
+    return f"{metric}.{every}.{generation}.f32"

@@ -1,0 +1,137 @@
+"""A run over its steps, all ranks together: percentiles of step and own time, who is slowest, how much is done, when it changed.
+
+Sorting a thousand ranks at ten thousand steps takes longer than anybody waits for a figure, so it is done once, beside the
+matrices; of a run that goes on only for what is new.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.change_points import ChangePoint, change_points
+from rankscope.dashboards.data.source import StepMatrices
+from rankscope.dashboards.data.whole import replace_file
+from rankscope.runs.errors import InputError
+
+PERCENTILES: Final = (5, 25, 50, 75, 95, 100)
+MEDIAN: Final = PERCENTILES.index(50)
+HIGHEST: Final = PERCENTILES.index(100)
+
+_AT_ONCE: Final = 256
+_BY_STEP: Final = ("wall_us", "own_us", "slowest", "samples", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Every array has one entry per step in its last dimension. NaN is not known."""
+
+    steps: NDArray[np.int64]
+    wall_us: NDArray[np.float32]
+    """[``PERCENTILES`` over the ranks, steps]."""
+    own_us: NDArray[np.float32]
+    """The same."""
+    slowest: NDArray[np.int64]
+    """The rank with the longest own time; -1: not known."""
+    samples: NDArray[np.float32]
+    """Mean of the ranks that told them."""
+    tokens: NDArray[np.float32]
+    profiled: NDArray[np.bool_]
+    """The profiler was on, on some rank: its cost is in the times."""
+    changes: tuple[ChangePoint, ...] = ()
+    """Lasting changes of the median step time, without profiled steps."""
+
+
+def trend_of(matrices: StepMatrices, profiled: NDArray[np.int64], *, before: Trend | None = None, since: float = 0) -> Trend:
+    """``profiled``: step numbers. What ``before`` knows of the same ranks is taken from there, of the steps before ``since``."""
+    steps = np.asarray(matrices.steps, np.int64)
+    first = 0
+    if before is not None:
+        first = min(int(np.searchsorted(steps, since)), len(before.steps))
+        if not np.array_equal(before.steps[:first], steps[:first]):
+            first = 0
+    parts = [_part(matrices, low, min(low + _AT_ONCE, len(steps))) for low in range(first, len(steps), _AT_ONCE)]
+    if first and before is not None:
+        parts.insert(0, {name: getattr(before, name)[..., :first] for name in _BY_STEP})
+    arrays: dict[str, NDArray[Any]] = {
+        name: np.concatenate([part[name] for part in parts], axis=-1) for name in _BY_STEP
+    } if parts else _part(matrices, 0, 0)  # fmt: skip
+    is_profiled = np.isin(steps, profiled)
+    typical = np.where(is_profiled, np.nan, arrays["wall_us"][MEDIAN])
+    return Trend(steps=steps, **arrays, profiled=is_profiled, changes=tuple(change_points(typical)))
+
+
+def write_trend(trend: Trend, file: Path) -> None:
+    """Replace what is there. Raises ``OSError``."""
+    arrays = {name: getattr(trend, name) for name in ("steps", *_BY_STEP, "profiled")}
+    changes = np.array([(one.at, one.before, one.after) for one in trend.changes]).reshape(-1, 3)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays, changes=changes)
+    replace_file(file, buffer.getvalue())
+
+
+def read_trend(file: Path) -> Trend:
+    """What ``write_trend`` wrote. Raises ``InputError``."""
+    try:
+        with file.open("rb") as opened, np.load(opened) as arrays:
+            found = dict(arrays)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(file, f"the cached trend cannot be read: {error}") from error
+    changes = tuple(ChangePoint(int(at), before, after) for at, before, after in found.pop("changes").tolist())
+    return Trend(**found, changes=changes)
+
+
+def _part(matrices: StepMatrices, first: int, last: int) -> dict[str, NDArray[Any]]:
+    def values(metric: str) -> NDArray[np.float32]:
+        return matrices.part(metric, first, last, most_columns=_AT_ONCE).values
+
+    own = values("own_us")
+    return {
+        "wall_us": _percentiles(values("wall_us")),
+        "own_us": _percentiles(own),
+        "slowest": _slowest(own, np.asarray(matrices.ranks)),
+        "samples": _mean(values("samples")),
+        "tokens": _mean(values("tokens")),
+    }
+
+
+def _percentiles(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[ranks, steps] to [``PERCENTILES``, steps], between values in a straight line."""
+    found = np.full((len(PERCENTILES), values.shape[1]), np.nan, np.float32)
+    known = np.isfinite(values).sum(axis=0)
+    some = np.flatnonzero(known)
+    ordered = np.sort(values[:, some], axis=0)  # what is not known comes last
+    for row, percentile in enumerate(PERCENTILES):
+        place = percentile / 100 * (known[some] - 1)
+        low = np.floor(place).astype(np.intp)
+        columns = np.arange(len(some))
+        below, above = ordered[low, columns], ordered[np.ceil(place).astype(np.intp), columns]
+        found[row, some] = below + (above - below) * (place - low)
+    return found
+
+
+def _slowest(own: NDArray[np.float32], ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+    known = np.isfinite(own).any(axis=0)
+    found = np.full(own.shape[1], -1, np.int64)
+    found[known] = ranks[np.nanargmax(own[:, known], axis=0)] if known.any() else -1
+    return found
+
+
+def _mean(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    known = np.isfinite(values).sum(axis=0)
+    sums = values.sum(axis=0, where=np.isfinite(values), dtype=np.float64)
+    means: NDArray[np.float64] = np.divide(sums, known, out=np.full(len(known), np.nan), where=known > 0)
+    return means.astype(np.float32)
+
+
+def stretches(flags: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """First index of each run of true values, and the index after its last."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

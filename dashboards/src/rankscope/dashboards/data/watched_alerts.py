@@ -1,0 +1,103 @@
+"""Alerts that a watcher found in runs: what it wrote into each, and its state file where it is this user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.alerts.findings_log import FindingRecord
+from rankscope.alerts.ledger import LEDGER_SCHEMA, Entry, Ledger
+from rankscope.alerts.state import default_state_file
+from rankscope.dashboards.data.alert_record import AlertRecord, alert_record
+from rankscope.runs.errors import InputError
+from rankscope.runs.paths import findings_file
+from rankscope.runs.segments import decode_blocks, open_regular, read_blocks
+
+READ_BYTES: Final = 8 * 2**20
+"""Of the end of a ``findings.jsonl``: some thousand alerts."""
+_MOST_STATE: Final = 64 * 2**20
+
+
+def findings_of(run: Path, *, over: bool) -> list[AlertRecord]:
+    """Alerts in ``findings.jsonl`` of a run, by their beginning; ``over``: the run has ended. Raises ``InputError``."""
+    found: list[AlertRecord] = []
+    open_: dict[str, int] = {}
+    for line in _findings(findings_file(run)):
+        known = open_.pop(line.fingerprint, None)
+        if line.status == "resolved" and known is not None:
+            found[known] = replace(found[known], state="resolved", ended_unix_ns=line.time_unix_ns)
+        elif line.status == "firing":
+            # Of two watchers the first to see it has said it already; a watcher that was gone never said that it ended.
+            if known is None:
+                known = len(found)
+                found.append(
+                    alert_record(
+                        line.labels,
+                        line.annotations,
+                        state="lost" if over else "firing",
+                        started_unix_ns=line.time_unix_ns,
+                        teller="watcher",
+                    )
+                )
+            open_[line.fingerprint] = known
+    return sorted(found, key=lambda alert: alert.started_unix_ns)
+
+
+def revision_of(run: Path) -> str:
+    """Changes with ``findings.jsonl`` of a run."""
+    try:
+        told = findings_file(run).stat()
+    except OSError:
+        return ""
+    return f"{told.st_mtime_ns} {told.st_size} {told.st_ino}"
+
+
+def followed(watched: Path) -> list[Entry]:
+    """What the watcher of ``watched``, a run or a folder of runs, follows just now, as far as this user's state files tell.
+
+    Raises ``InputError``.
+    """
+    path = default_state_file(watched)
+    try:
+        with open_regular(path) as file:
+            ledger = msgspec.json.decode(file.read(_MOST_STATE), type=Ledger)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(path, f"not the state of a watcher: {error}") from error
+    if ledger.schema != LEDGER_SCHEMA:
+        raise InputError(path, f"written in format {ledger.schema!r}; this version reads {LEDGER_SCHEMA!r}")
+    return ledger.entries
+
+
+def alert_of(entry: Entry, *, seen_unix_ns: int) -> AlertRecord:
+    """An alert that a watcher follows. One that is pending has no time of its own: it was so at ``seen_unix_ns``."""
+    return alert_record(
+        entry.alert.labels,
+        entry.alert.annotations,
+        state=entry.track.state,
+        started_unix_ns=seen_unix_ns if entry.starts_at_unix_ns is None else entry.starts_at_unix_ns,
+        ended_unix_ns=entry.ends_at_unix_ns,
+        teller="watcher",
+    )
+
+
+def _findings(path: Path) -> Iterator[FindingRecord]:
+    """The last lines of a file; those that cannot be used are left out."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - READ_BYTES))
+            decoder = msgspec.json.Decoder(FindingRecord)
+            for records, _ in decode_blocks((lines for lines, _ in read_blocks(file)), decoder):
+                yield from records
+    except FileNotFoundError:
+        return  # nothing was found, or nobody watched
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error)) from error
