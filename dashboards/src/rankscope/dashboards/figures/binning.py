@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rankscope.dashboards.data.metrics import Worst
 
 MAX_ROWS: Final = 256
 MAX_COLUMNS: Final = 480
@@ -17,15 +19,17 @@ class Binned:
     """A matrix of blocks."""
 
     values: NDArray[np.float32]
-    """[rows, columns], the highest value of each block, NaN where the whole block is missing."""
+    """[rows, columns], the worst value of each block, NaN where the whole block is missing."""
     rows_per_bin: int
     columns_per_bin: int
 
 
-def bin_highest(matrix: NDArray[np.float64], *, max_rows: int = MAX_ROWS, max_columns: int = MAX_COLUMNS) -> Binned:
+def bin_worst(
+    matrix: NDArray[np.floating[Any]], *, worst: Worst = "highest", max_rows: int = MAX_ROWS, max_columns: int = MAX_COLUMNS
+) -> Binned:
     """Reduce ``matrix`` [ranks, steps] to at most ``max_rows`` x ``max_columns`` blocks of equal size, the last ones cut off.
 
-    The highest value stands for a block: one slow rank or step among a thousand must stay visible, an average would hide it.
+    The worst value stands for a block: one slow rank or step among a thousand must stay visible, an average would hide it.
     """
     rows, columns = matrix.shape
     high = max(1, -(-rows // max_rows))
@@ -35,5 +39,5 @@ def bin_highest(matrix: NDArray[np.float64], *, max_rows: int = MAX_ROWS, max_co
     padded = np.full((-(-rows // high) * high, -(-columns // wide) * wide), np.nan)
     padded[:rows, :columns] = matrix
     blocks = padded.reshape(padded.shape[0] // high, high, padded.shape[1] // wide, wide)
-    highest = np.fmax.reduce(np.fmax.reduce(blocks, axis=3), axis=1)  # fmax: NaN only where all are
-    return Binned(values=highest.astype(np.float32), rows_per_bin=high, columns_per_bin=wide)
+    reduce = (np.fmin if worst == "lowest" else np.fmax).reduce  # NaN only where all are
+    return Binned(values=reduce(reduce(blocks, axis=3), axis=1).astype(np.float32), rows_per_bin=high, columns_per_bin=wide)

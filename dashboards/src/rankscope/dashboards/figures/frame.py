@@ -7,6 +7,7 @@ from typing import Any, Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.dashboards.figures.palette import Palette
+from rankscope.dashboards.inert import MAX_TEXT, plotly_text
 
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
@@ -31,6 +32,7 @@ def framed(figure: go.Figure, colors: Palette, *, height: int) -> go.Figure:
         "tickfont": {"color": colors.muted, "size": 12},
         "title": {"font": {"color": colors.muted, "size": 12}},
         "automargin": True,
+        "separatethousands": True,
     }
     figure.update_layout(
         template=None,
@@ -60,12 +62,15 @@ def hatched(color: str, hatch: str, colors: Palette) -> dict[str, Any]:
 
 
 def note(text: str, colors: Palette, *, height: int = 160) -> go.Figure:
-    """A figure without data that says in ``text`` what is missing and how to get it. ``<br>`` breaks lines."""
+    """A figure without data that says in ``text`` what is missing and how to get it.
+
+    ``<br>`` breaks lines; nothing else in it is understood: it may be the message of an error, with a name in it.
+    """
     figure = framed(go.Figure(), colors, height=height)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     figure.add_annotation(
-        text=text,
+        text="<br>".join(plotly_text(line, MAX_TEXT) for line in text.split("<br>")),
         x=0.5,
         y=0.5,
         xref="paper",

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from rankscope.dashboards.figures.binning import bin_highest
+from rankscope.dashboards.data.metrics import Worst
+from rankscope.dashboards.figures.binning import bin_worst
 from rankscope.dashboards.figures.breakdown import rank_label
 from rankscope.dashboards.figures.frame import framed, note
 from rankscope.dashboards.figures.palette import Palette
-from rankscope.dashboards.figures.units import time_unit
+from rankscope.dashboards.figures.units import shown_unit
 
 CLIP_PERCENTILE: Final = 99.5
 """The scale ends here: one step with a checkpoint in it must not make all others look alike. Hovering shows the true value."""
 
 NO_STEP: Final = "No step has been recorded yet.<br>The map fills as soon as ranks finish their first training steps."
 
-_MICROSECONDS: Final = "us"
 _WIDEST_SPAN: Final = 4096
+_NAMED: Final = 6
+"""Ranks of a row of cells that are named."""
 _EVERY_STEP_UP_TO: Final = 12
 """With more steps the axis labels whole ones only in any case."""
 _FRAMED_UP_TO: Final = 64
@@ -29,89 +32,215 @@ _FRAMED_UP_TO: Final = 64
 
 
 def step_heatmap(
-    matrix: NDArray[np.float64],
+    matrix: NDArray[np.floating[Any]],
     ranks: Sequence[int] | NDArray[np.int64],
     steps: Sequence[int] | NDArray[np.int64],
     colors: Palette,
     *,
     label: str,
     unit: str,
+    worst: Worst = "highest",
+    why_unknown: str = "the recorder had no signal for it",
+    order: Sequence[int] | None = None,
+    steps_per_column: int = 1,
     blamed: int | None = None,
     picked: int | None = None,
 ) -> go.Figure:
-    """Heat map of ``matrix`` [ranks, steps] in ``unit`` (for ``us``: whichever reads best). NaN stays a visible hole.
+    """Heat map of ``matrix`` [ranks, steps] in ``unit`` (of ``data.metrics``, shown as it reads best). NaN stays a visible hole.
 
-    Large matrices are binned (``bin_highest``) and sent as float32, so that a page of any run stays under a megabyte and hovering
+    ``steps``: of each column the first, where one is of ``steps_per_column`` steps that have been recorded. ``order``: rows of
+    the matrix in the order in which they are to be shown, from above; by rank without one. Ranks without a row come last then.
+
+    Large matrices are binned (``bin_worst``) and sent as float32, so that a page of any run stays under a megabyte and hovering
     still shows values, not colours.
     """
     if matrix.size == 0:
         return note(NO_STEP, colors)
     if not np.isfinite(matrix).any():
         return note(
-            f"{label} is not known for any step of this run:<br>the recorder had no signal for it. Choose another metric.", colors
+            f"{label[:1].upper()}{label[1:]} is not known for any of these steps:<br>{why_unknown}.<br>Choose another metric.",
+            colors,
         )
     if _too_sparse(np.asarray(ranks)) or _too_sparse(np.asarray(steps)):
         return note(
             "The numbers of ranks or steps have gaps too wide to draw:<br>the run's files look damaged.",
             colors,
         )
-    size, shown_unit = time_unit(float(np.nanmax(matrix))) if unit == _MICROSECONDS else (1.0, unit)
-    values, first_rank, first_step = _with_holes(matrix / size, np.asarray(ranks), np.asarray(steps))
-    binned = bin_highest(values)
-    rows, columns = binned.values.shape
-    finite = binned.values[np.isfinite(binned.values)]
-    lowest, highest = _scale(finite)
+    cells = step_cells(matrix, ranks, steps, worst=worst, order=order, steps_per_column=steps_per_column)
+    size, in_unit = shown_unit(unit, float(np.nanmax(cells.values)))
+    values = cells.values / np.float32(size)
+    rows, columns = values.shape
+    wide = cells.steps_per_cell
+    lowest, highest = color_scale(values[np.isfinite(values)], worst)
+    positions = _positions(cells.rank_of_row, cells.ranks_per_cell, by_rank=order is None)
     figure = go.Figure(
         go.Heatmap(
-            z=binned.values,
-            x=first_step + np.arange(columns, dtype=np.int32) * binned.columns_per_bin,
-            y=first_rank + np.arange(rows, dtype=np.int32) * binned.rows_per_bin,
+            z=values,
+            x=cells.at,
+            y=positions,
             zmin=lowest,
             zmax=highest,
-            colorscale=[[index / (len(colors.sequential) - 1), color] for index, color in enumerate(colors.sequential)],
-            colorbar={
-                "title": {"text": shown_unit, "side": "top", "font": {"size": 12, "color": colors.muted}},
-                "tickfont": {"color": colors.muted, "size": 11},
-                "thickness": 10,
-                "outlinewidth": 0,
-                "len": 1,
-                "xpad": 6,
-            },
+            reversescale=worst == "lowest",  # what is bad has the same colours in every metric
+            **coloring(in_unit, colors),
             hoverongaps=True,
-            hovertemplate=_hover(label, shown_unit, binned.rows_per_bin, binned.columns_per_bin),
+            hovertemplate=_hover(
+                label,
+                in_unit,
+                worst,
+                rows=cells.ranks_per_cell,
+                columns=wide,
+                by_rank=order is None,
+            ),
         )
     )
     framed(figure, colors, height=min(520, max(220, 90 + 26 * rows)))
     figure.update_layout(plot_bgcolor=colors.missing)
-    half = binned.rows_per_bin / 2
-    marked = sorted(
-        {rank for rank in (blamed, picked) if rank is not None and 0 <= rank - first_rank < rows * binned.rows_per_bin}
-    )
-    tops = [first_rank + (rank - first_rank) // binned.rows_per_bin * binned.rows_per_bin for rank in marked]
-    ticks = _rank_ticks(first_rank, rows * binned.rows_per_bin, dict(zip(tops, marked, strict=True)))
-    figure.update_yaxes(
-        title_text="rank",
-        tickmode="array",
-        tickvals=list(ticks),
-        ticktext=[rank_label(rank, blamed, picked, word="") for rank in ticks.values()],
-        range=[first_rank + rows * binned.rows_per_bin - half, first_rank - half],
-        showgrid=False,
-        zeroline=False,
-    )
-    figure.update_xaxes(title_text="step", showgrid=False, zeroline=False)
-    if columns * binned.columns_per_bin <= _EVERY_STEP_UP_TO:
+    _rows_axis(figure, positions, cells.rank_of_row, colors, blamed=blamed, picked=picked)
+    # Marks above the map must not make it wider than its cells.
+    ends = [float(cells.at[0]) - wide / 2, float(cells.at[-1]) + wide / 2]
+    figure.update_xaxes(title_text="step", showgrid=False, zeroline=False, range=ends)
+    if columns * wide <= _EVERY_STEP_UP_TO:
         figure.update_xaxes(dtick=1)  # there is no step 0.5
-    for top in tops if rows <= _FRAMED_UP_TO else ():
-        figure.add_shape(
-            type="rect", xref="x domain", x0=0, x1=1, y0=top - half, y1=top + half, line={"color": colors.emphasis, "width": 2}
-        )
     return figure
 
 
-def _scale(finite: NDArray[np.float32]) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True)
+class StepCells:
+    """What a map shows: every cell the worst of some ranks and steps."""
+
+    values: NDArray[np.float32]
+    """[rows, columns], NaN where nothing is known."""
+    rank_of_row: NDArray[np.int64]
+    """All ranks from 0 in the order in which they are shown; each row of cells has the next ``ranks_per_cell``."""
+    ranks_per_cell: int
+    at: NDArray[np.integer[Any]]
+    """[columns], the first step of each."""
+    steps_per_cell: int
+
+    def ranks(self, row: int) -> list[int]:
+        """Of a row of cells."""
+        found: list[int] = self.rank_of_row[row * self.ranks_per_cell : (row + 1) * self.ranks_per_cell].tolist()
+        return found
+
+    def row(self, position: str | float) -> int:
+        """Row of cells that lies there on the axis, as a click tells it."""
+        positions = _positions(self.rank_of_row, self.ranks_per_cell, by_rank=not isinstance(position, str))
+        return positions.index(position)  # type: ignore[arg-type]  # a float is one of the ints
+
+
+def step_cells(
+    matrix: NDArray[np.floating[Any]],
+    ranks: Sequence[int] | NDArray[np.int64],
+    steps: Sequence[int] | NDArray[np.int64],
+    *,
+    worst: Worst = "highest",
+    order: Sequence[int] | None = None,
+    steps_per_column: int = 1,
+) -> StepCells:
+    """Cells of ``matrix``; see ``step_heatmap``."""
+    # Of many steps in a column there is none that nobody recorded.
+    shown = np.asarray(steps) if steps_per_column == 1 else np.arange(len(steps))
+    values, first_step = _with_holes(matrix, np.asarray(ranks), shown)
+    rank_of_row = _rank_of_row(len(values), np.asarray(ranks), order)
+    binned = bin_worst(values if order is None else values[rank_of_row], worst=worst)
+    at = first_step + np.arange(binned.values.shape[1], dtype=np.int32) * binned.columns_per_bin
+    return StepCells(
+        binned.values,
+        rank_of_row,
+        binned.rows_per_bin,
+        at if steps_per_column == 1 else np.asarray(steps)[at],
+        binned.columns_per_bin * steps_per_column,
+    )
+
+
+def coloring(in_unit: str, colors: Palette) -> dict[str, Any]:
+    """Colours of a map of values and the bar that says what they mean."""
+    return {
+        "colorscale": [[index / (len(colors.sequential) - 1), color] for index, color in enumerate(colors.sequential)],
+        "colorbar": {
+            "title": {"text": in_unit, "side": "top", "font": {"size": 12, "color": colors.muted}},
+            "tickfont": {"color": colors.muted, "size": 11},
+            "thickness": 10,
+            "outlinewidth": 0,
+            "len": 1,
+            "xpad": 6,
+        },
+    }
+
+
+def _rows_axis(
+    figure: go.Figure,
+    positions: list[int] | list[str],
+    rank_of_row: NDArray[np.int64],
+    colors: Palette,
+    *,
+    blamed: int | None,
+    picked: int | None,
+) -> None:
+    """Labels about sixteen rows and those of the marked ranks, and frames the latter where there is room.
+
+    By rank the axis is the rank's number. In another order it has a category for each row of cells, which lie at 0, 1, 2 …
+    """
+    bins = len(positions)
+    per_bin = -(-len(rank_of_row) // bins)
+    by_rank = isinstance(positions[0], int)
+    row_of = {int(rank): row for row, rank in enumerate(rank_of_row)}
+    marks = [rank for rank in (blamed, picked) if rank is not None and rank in row_of]
+    marked = {row_of[rank] // per_bin: rank for rank in sorted(marks)}
+    at = per_bin if by_rank else 1
+    ticks = _rank_ticks(rank_of_row[::per_bin], marked)
+    half = at / 2
+    figure.update_yaxes(
+        title_text="rank",
+        type="linear" if by_rank else "category",
+        tickmode="array",
+        tickvals=[positions[number] for number in ticks],
+        ticktext=[rank_label(rank, blamed, picked, word="") for rank in ticks.values()],
+        range=[bins * at - half, -half],
+        showgrid=False,
+        zeroline=False,
+        fixedrange=True,  # dragging chooses steps
+    )
+    for number in marked if bins <= _FRAMED_UP_TO else ():
+        figure.add_shape(
+            type="rect",
+            xref="x domain",
+            x0=0,
+            x1=1,
+            y0=number * at - half,
+            y1=number * at + half,
+            line={"color": colors.emphasis, "width": 2},
+        )
+
+
+def _rank_of_row(rows: int, ranks: NDArray[np.int64], order: Sequence[int] | None) -> NDArray[np.int64]:
+    """The ranks 0 to ``rows`` - 1 in the order in which they are shown."""
+    everybody = np.arange(rows)
+    if order is None:
+        return everybody
+    first = ranks[np.asarray(order, dtype=np.intp)]
+    return np.concatenate([first, np.setdiff1d(everybody, first)])
+
+
+def _positions(rank_of_row: NDArray[np.int64], per_bin: int, *, by_rank: bool) -> list[int] | list[str]:
+    """Of each row of cells: its first rank; or the ranks in it, in words."""
+    if by_rank:
+        return [int(rank) for rank in rank_of_row[::per_bin]]
+    bins = (rank_of_row[at : at + per_bin].tolist() for at in range(0, len(rank_of_row), per_bin))
+    return [
+        ", ".join(map(str, ranks[:_NAMED])) + (f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else "")
+        for ranks in bins
+    ]
+
+
+def color_scale(finite: NDArray[np.float32], worst: Worst) -> tuple[float, float]:
     """Ends of the colour scale. At least a quarter of the typical value, so that noise does not look like a finding."""
+    least = max(0.25 * abs(float(np.median(finite))), 1e-9)
+    if worst == "lowest":
+        highest = float(finite.max())
+        return min(float(np.percentile(finite, 100 - CLIP_PERCENTILE)), highest - least), highest
     lowest = float(finite.min())
-    return lowest, max(float(np.percentile(finite, CLIP_PERCENTILE)), lowest + max(0.25 * abs(float(np.median(finite))), 1e-9))
+    return lowest, max(float(np.percentile(finite, CLIP_PERCENTILE)), lowest + least)
 
 
 def _too_sparse(numbers: NDArray[np.int64]) -> bool:
@@ -120,27 +249,34 @@ def _too_sparse(numbers: NDArray[np.int64]) -> bool:
 
 
 def _with_holes(
-    matrix: NDArray[np.float64], ranks: NDArray[np.int64], steps: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], int, int]:
-    """``matrix`` over all ranks from 0 and all steps from the first, NaN where there was no row or column; with both firsts.
+    matrix: NDArray[np.floating[Any]], ranks: NDArray[np.int64], steps: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], int]:
+    """``matrix`` over all ranks from 0 and all steps from the first, NaN where there was no row or column; with the first step.
 
     A rank without any record is a hole in the map, not a row that is not there.
     """
     first_step = int(steps[0])
-    whole = np.full((int(ranks[-1]) + 1, int(steps[-1]) - first_step + 1), np.nan)
+    whole = np.full((int(ranks[-1]) + 1, int(steps[-1]) - first_step + 1), np.nan, np.float32)
     whole[np.ix_(ranks, steps - first_step)] = matrix
-    return whole, 0, first_step
+    return whole, first_step
 
 
-def _hover(label: str, unit: str, rows_per_bin: int, columns_per_bin: int) -> str:
-    rank = "rank %{y}" + (f" and the {rows_per_bin - 1} after it" if rows_per_bin > 1 else "")
-    step = "step %{x}" + (f" and the {columns_per_bin - 1} after it" if columns_per_bin > 1 else "")
-    highest = "" if rows_per_bin == columns_per_bin == 1 else "highest "
-    return f"<b>{rank}</b><br>{step}<br>{highest}{label.lower()}: <b>%{{z:,.2f}} {unit}</b><extra></extra>"
+def _hover(label: str, unit: str, worst: Worst, *, rows: int, columns: int, by_rank: bool) -> str:
+    """For cells of so many rows and columns; by rank the axis names the first rank of a cell, else all of them."""
+    rank = "rank %{y}"
+    if rows > 1:
+        rank = f"rank %{{y}} and the {rows - 1} after it" if by_rank else "ranks %{y}"
+    step = "step %{x}" + (f" and the {columns - 1} after it" if columns > 1 else "")
+    which = f"{worst} " if rows * columns > 1 else ""
+    return f"<b>{rank}</b><br>{step}<br>{which}{label}: <b>%{{z:,.2f}} {unit}</b><extra></extra>"
 
 
-def _rank_ticks(first: int, span: int, marked: dict[int, int]) -> dict[int, int]:
-    """Position to rank for about sixteen labels; ``marked`` positions are among them, unmarked ones next to them are not."""
-    every = max(1, -(-span // 16))
-    regular = {rank: rank for rank in range(first, first + span, every) if all(abs(rank - top) > every // 2 for top in marked)}
+def _rank_ticks(first_ranks: NDArray[np.int64], marked: dict[int, int]) -> dict[int, int]:
+    """Row of cells to rank for about sixteen labels; ``marked`` rows are among them, unmarked ones next to them are not."""
+    every = max(1, -(-len(first_ranks) // 16))
+    regular = {
+        number: int(first_ranks[number])
+        for number in range(0, len(first_ranks), every)
+        if all(abs(number - other) > every // 2 for other in marked)
+    }
     return dict(sorted({**regular, **marked}.items()))

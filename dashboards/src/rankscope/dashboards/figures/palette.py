@@ -26,6 +26,13 @@ class Palette:
     exposed_communication: str
     exposed_memcpy: str
     idle: str
+    straggler_wait: str
+    input: str
+    pipeline_bubble: str
+    unmatched: str
+    """Communication of which waiting cannot be told apart."""
+    not_told: str
+    """Time that was spent somehow: the records do not say on what."""
     missing: str
     sequential: tuple[str, ...]
     """Low to high: low recedes into the surface, high stands out."""
@@ -43,6 +50,11 @@ PALETTES: Final[dict[Scheme, Palette]] = {
         exposed_communication="#D55E00",
         exposed_memcpy="#E69F00",
         idle="#c9d0d9",
+        straggler_wait="#CC79A7",
+        input="#009E73",
+        pipeline_bubble="#c7b800",
+        unmatched="#009E73",
+        not_told="#dfe8f5",
         missing="#aeb7c2",
         sequential=("#fff5e1", "#fdd9a5", "#fdae6b", "#ee7a41", "#cc4a24", "#96291c", "#5e0f14"),
     ),
@@ -57,6 +69,11 @@ PALETTES: Final[dict[Scheme, Palette]] = {
         exposed_communication="#ef7d2b",
         exposed_memcpy="#f2b430",
         idle="#465263",
+        straggler_wait="#d98cb9",
+        input="#2bb58c",
+        pipeline_bubble="#f0e442",
+        unmatched="#1fb98c",
+        not_told="#2b3950",
         missing="#5c6878",
         sequential=("#22192b", "#4a1d3a", "#7f2740", "#b53f38", "#e0662b", "#f79b2e", "#fde28a"),
     ),

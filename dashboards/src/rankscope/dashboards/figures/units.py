@@ -1,4 +1,4 @@
-"""The unit in which a time reads best."""
+"""The unit in which a value reads best."""
 
 from __future__ import annotations
 
@@ -17,6 +17,26 @@ def time_unit(longest_us: float) -> tuple[float, str]:
     if longest_us >= 10e6:
         return _UNITS[2]
     return _UNITS[3] if longest_us >= 1_000 else _UNITS[4]
+
+
+_SHOWN: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
+    "hertz": ((10e9, 1e9, "GHz"), (0.0, 1e6, "MHz")),
+    "bytes": ((2.0**30, 2.0**30, "GiB"), (0.0, 2.0**20, "MiB")),
+    "watts": ((10e3, 1e3, "kW"), (0.0, 1.0, "W")),
+    "ratio": ((0.0, 0.01, "%"),),
+    "celsius": ((0.0, 1.0, "°C"),),
+}
+"""Unit of a metric to: from which value on, what one is in that unit, and what it is called; the largest first."""
+
+
+def shown_unit(unit: str, largest: float) -> tuple[float, str]:
+    """(what one is in ``unit``, unit to show) for an axis that reaches to ``largest``; an unknown unit is shown as it is."""
+    if unit == "us":
+        return time_unit(largest)
+    for least, size, name in _SHOWN.get(unit, ()):
+        if largest >= least:
+            return size, name
+    return 1.0, unit
 
 
 def duration(us: float) -> str:

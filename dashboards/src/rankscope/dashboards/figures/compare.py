@@ -1,0 +1,279 @@
+"""What changed from one run to the others: step times, parts of the step, hosts and ranks, with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from rankscope.analysis.compare.result import CompareResult, Comparison, Quantity, RankShift, Side
+from rankscope.dashboards.data.comparing import PERCENTS, Compared
+from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table
+from rankscope.dashboards.figures.frame import framed, note
+from rankscope.dashboards.figures.palette import Palette
+from rankscope.dashboards.figures.units import duration, time_unit
+from rankscope.dashboards.inert import plotly_text
+
+_DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_ROLES: Final = ("compute", "exposed_communication", "overlap", "exposed_memcpy", "text", "muted")
+_SYMBOLS: Final = {"worse": "triangle-right", "better": "triangle-left"}
+SHOWN: Final = 40
+"""Rows of a figure; all are in its table."""
+_MOST_LETTERS: Final = 36
+"""Of a name at an axis or in a legend; all of it is in the hover text or in the table."""
+
+
+def side_name(side: Side) -> str:
+    """``A: bert``; names alone need not differ."""
+    return f"{side.label}: {side.name}"
+
+
+def step_distributions(compared: Compared, colors: Palette) -> Drawn:
+    """Share of steps that took at most so long, a line per side; told apart by their dashes as well."""
+    told = [(side, one) for side, one in zip(compared.result.sides, compared.distributions, strict=True) if one.percentiles_us]
+    if not told:
+        says = "No side has a usable step: there is nothing to compare."
+        return Drawn(note(says, colors), NO_TABLE, says)
+    size, unit = time_unit(max(one.percentiles_us[99] for _, one in told))
+    figure = go.Figure()
+    for index, (side, one) in enumerate(told):
+        figure.add_scatter(
+            x=[value / size for value in one.percentiles_us],
+            y=list(PERCENTS),
+            mode="lines",
+            name=plotly_text(side_name(side), _MOST_LETTERS),
+            line={
+                "color": getattr(colors, _ROLES[index % len(_ROLES)]),
+                "dash": _DASHES[index % len(_DASHES)],
+                "width": 2.5,
+                "shape": "hv",
+            },
+            hovertemplate=f"<b>{side.label}</b><br>%{{y}}% of steps take at most %{{x:,.4g}} {unit}<extra></extra>",
+        )
+    framed(figure, colors, height=340)
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    lowest, highest = min(one.percentiles_us[0] for _, one in told), max(one.percentiles_us[99] for _, one in told)
+    room = 0.05 * (highest - lowest) or 0.05 * highest
+    # One step with a checkpoint in it would press all others together: what is beyond the 99th percentile is in the CSV.
+    figure.update_xaxes(title_text=f"step time, {unit}", range=[(lowest - room) / size, (highest + room) / size])
+    figure.update_yaxes(title_text="% of steps", range=[0, 101])
+    rows = [
+        (side.label, side.run_id, percent, value)
+        for side, one in told
+        for percent, value in zip(PERCENTS, one.percentiles_us, strict=True)
+    ]
+    medians = ", ".join(f"{side.label} {duration(one.percentiles_us[50])}" for side, one in told)
+    return Drawn(figure, Table(("side", "run", "percentile [%]", "step time [us]"), rows), f"Median step time: {medians}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One difference with its interval, in microseconds; ``None``: not tested."""
+
+    name: str
+    difference: float
+    low: float | None
+    high: float | None
+    outcome: str
+
+
+def part_differences(comparison: Comparison, colors: Palette) -> Drawn:
+    """B minus A of each part of the average step, with the interval that noise leaves; they add up to the step's."""
+    chosen = [one for one in comparison.quantities if one.role in ("step", "part") and one.difference is not None]
+    if not chosen:
+        says = f"{comparison.b} cannot be compared with {comparison.a}: {_why(comparison.quantities)}."
+        return Drawn(note(says, colors), NO_TABLE, says)
+    rows = [_quantity_row(one) for one in chosen]
+    figure = _intervals(rows, colors, f"{comparison.b} minus {comparison.a}, per {comparison.per}")
+    return Drawn(figure, quantities_table(comparison), comparison.summary)
+
+
+def own_times(comparison: Comparison, colors: Palette) -> Drawn:
+    """What is inside the parts: own, blocked and CPU time, and of the profiled steps compute, communication and idle."""
+    chosen = [
+        one
+        for one in comparison.quantities
+        if one.role in ("inside", "window") and one.unit == "us" and one.difference is not None
+    ]
+    if not chosen:
+        says = "Neither own times nor profiled steps are known of both sides."
+        return Drawn(note(says, colors), NO_TABLE, says)
+    rows = [_quantity_row(one) for one in chosen]
+    figure = _intervals(rows, colors, f"{comparison.b} minus {comparison.a}, per {comparison.per}")
+    largest = max(rows, key=lambda row: abs(row.difference))
+    says = f"Largest difference: {largest.name}, {_signed(largest.difference)} ({largest.outcome})."
+    return Drawn(figure, quantities_table(comparison), says)
+
+
+def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette, *, by: str) -> Drawn:
+    """How much own time above its peers' changed, per rank, or per host as the mean of its ranks.
+
+    A rank that moved between the runs counts for the host that it is on in B: that is what a node swap looks like.
+    """
+    if not comparison.ranks:
+        why = (
+            "ranks are compared by number, so not between world sizes"
+            if len({side.world_size for side in sides}) > 1
+            else "own times are not known, or ranks have no peers that do the same work"
+        )
+        says = f"Ranks cannot be compared: {why}."
+        return Drawn(note(says, colors), NO_TABLE, says)
+    rows = host_rows(comparison.ranks) if by == "host" else [_rank_row(rank) for rank in comparison.ranks]
+    rows.sort(key=lambda row: -abs(row.difference))
+    shown = rows[:SHOWN]
+    figure = _intervals(shown, colors, f"own time above the peers',<br>{comparison.b} minus {comparison.a}, per {comparison.per}")
+    worse = [row.name for row in rows if row.outcome == "worse"]
+    more = f" The {SHOWN} that changed most of {len(rows):,} are drawn." if len(rows) > SHOWN else ""
+    says = f"Slower than before, against their peers: {', '.join(worse[:8]) or 'none'}.{more}"
+    return Drawn(figure, _ranks_table(comparison), says)
+
+
+def host_rows(ranks: Sequence[RankShift]) -> list[_Row]:
+    """The mean change of each host's ranks. It is called worse where a rank became so and none better."""
+    hosts: dict[str, list[RankShift]] = {}
+    for rank in ranks:
+        name = rank.host_b or "host not known"
+        if rank.host_a and rank.host_a != rank.host_b:
+            name = f"{name} (before {rank.host_a})"
+        hosts.setdefault(name, []).append(rank)
+    rows = []
+    for name, members in hosts.items():
+        outcomes = {rank.outcome for rank in members} & {"worse", "better"}
+        mean = sum(rank.excess_b_us - rank.excess_a_us for rank in members) / len(members)
+        rows.append(_Row(name, mean, None, None, "mixed" if len(outcomes) > 1 else next(iter(outcomes), "same")))
+    return rows
+
+
+def quantities_table(comparison: Comparison) -> Table:
+    """All quantities, with what was tested."""
+    columns = (
+        "quantity", "role", "unit", "A", "B", "difference", "average: low", "average: high", "typical: difference",
+        "typical: low", "typical: high", "p value", "outcome", "why",
+    )  # fmt: skip
+    return Table(
+        columns,
+        [
+            (
+                one.label,
+                one.role,
+                one.unit,
+                one.a,
+                one.b,
+                one.difference,
+                *((None, None) if one.average is None else (one.average.low, one.average.high)),
+                *(
+                    (None,) * 4
+                    if one.typical is None
+                    else (one.typical.difference, one.typical.low, one.typical.high, one.typical.p_value)
+                ),
+                one.outcome,
+                one.why,
+            )
+            for one in comparison.quantities
+        ],
+    )
+
+
+def _ranks_table(comparison: Comparison) -> Table:
+    return Table(
+        (
+            "rank",
+            "host in A",
+            "host in B",
+            "own A [us]",
+            "own B [us]",
+            "above peers A [us]",
+            "above peers B [us]",
+            "phase",
+            "outcome",
+        ),
+        [
+            (
+                one.rank,
+                one.host_a,
+                one.host_b,
+                one.own_a_us,
+                one.own_b_us,
+                one.excess_a_us,
+                one.excess_b_us,
+                one.phase,
+                one.outcome,
+            )
+            for one in comparison.ranks
+        ],
+    )
+
+
+def _quantity_row(one: Quantity) -> _Row:
+    shift = one.average
+    low, high = (None, None) if shift is None else (shift.low, shift.high)
+    return _Row(one.label, one.difference or 0.0, low, high, one.outcome)
+
+
+def _rank_row(one: RankShift) -> _Row:
+    shift = one.average
+    low, high = (None, None) if shift is None else (shift.low, shift.high)
+    host = f" on {one.host_b}" if one.host_b else ""
+    return _Row(f"rank {one.rank}{host}", one.excess_b_us - one.excess_a_us, low, high, one.outcome)
+
+
+def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
+    """A mark per row at its difference, with a line from low to high; its shape says the outcome, too."""
+    size, unit = time_unit(max(abs(value) for row in rows for value in (row.difference, row.low, row.high) if value is not None))
+    figure = go.Figure()
+    looks = {"worse": colors.exposed_communication, "better": colors.compute}
+    for group in ("worse", "better", "other"):
+        at = [index for index, row in enumerate(rows) if (row.outcome if row.outcome in looks else "other") == group]
+        if not at:
+            continue
+        chosen = [rows[index] for index in at]
+        figure.add_scatter(
+            x=[row.difference / size for row in chosen],
+            y=at,
+            mode="markers",
+            name={"worse": "worse", "better": "better"}.get(group, "not shown to be real, or too small"),
+            marker={"size": 11, "color": looks.get(group, colors.muted), "symbol": _SYMBOLS.get(group, "circle-open")},
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [None if row.high is None else (row.high - row.difference) / size for row in chosen],
+                "arrayminus": [None if row.low is None else (row.difference - row.low) / size for row in chosen],
+                "color": looks.get(group, colors.muted),
+                "thickness": 2,
+                "width": 5,
+            },
+            customdata=[(plotly_text(row.name), _interval(row), row.outcome) for row in chosen],
+            hovertemplate=f"<b>%{{customdata[0]}}</b><br>%{{x:+,.4g}} {unit}, %{{customdata[1]}}"
+            "<br>%{customdata[2]}<extra></extra>",
+        )
+    framed(figure, colors, height=120 + 26 * len(rows))
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    figure.update_xaxes(title_text=f"{title}, {unit}", zeroline=True, zerolinecolor=colors.muted, zerolinewidth=2)
+    figure.update_yaxes(
+        tickvals=list(range(len(rows))),
+        ticktext=[plotly_text(row.name, _MOST_LETTERS) for row in rows],
+        range=[len(rows) - 0.5, -0.5],
+        showgrid=True,
+    )
+    return figure
+
+
+def _interval(row: _Row) -> str:
+    if row.low is None or row.high is None:
+        return "no interval"
+    return f"between {_signed(row.low)} and {_signed(row.high)}"
+
+
+def _signed(us: float) -> str:
+    return f"{'-' if us < 0 else '+'}{duration(abs(us))}"
+
+
+def _why(quantities: Sequence[Quantity]) -> str:
+    return next((one.why for one in quantities if one.why), "not one usable step on both sides")
+
+
+def compared_with(result: CompareResult) -> Comparison | None:
+    """The comparison that is drawn: of the second side; the others are in the text."""
+    return result.comparisons[0] if result.comparisons else None

@@ -1,0 +1,106 @@
+"""A gauge of every GPU over time: a hot GPU is a line, a hot moment a column, a hot host a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from rankscope.dashboards.data.gpu_columns import TimeColumns, Values
+from rankscope.dashboards.data.hardware import Gpu
+from rankscope.dashboards.data.metrics import Metric
+from rankscope.dashboards.figures.binning import Binned, bin_worst
+from rankscope.dashboards.figures.frame import framed, note
+from rankscope.dashboards.figures.heatmap import color_scale, coloring
+from rankscope.dashboards.figures.palette import Palette
+from rankscope.dashboards.figures.time_axis import time_axis
+from rankscope.dashboards.figures.units import shown_unit
+
+_LABELS: Final = 20
+"""Rows that are labelled."""
+
+
+def gpu_label(gpu: Gpu) -> str:
+    """Host and number; its uuid where it has no number, or is a MIG device."""
+    number = gpu.gpu_uuid if gpu.index is None or gpu.parent_uuid is not None else f"GPU {gpu.index}"
+    return f"{gpu.host} · {number}"
+
+
+@dataclass(frozen=True, slots=True)
+class MapRows:
+    """Rows of cells: each a GPU, or of very many some that follow each other."""
+
+    binned: Binned
+    labels: list[str]
+
+    @classmethod
+    def of(cls, values: Values, gpus: Sequence[Gpu], metric: Metric) -> MapRows:
+        """Rows of ``values`` [GPUs, columns]."""
+        binned = bin_worst(values, worst=metric.worst)
+        each = binned.rows_per_bin
+        names = [escape(gpu_label(gpu)) for gpu in gpus]
+        return cls(binned, [_joined(names[first : first + each]) for first in range(0, len(names), each)])
+
+
+def _joined(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
+def gpu_map(
+    rows: MapRows, columns: TimeColumns, colors: Palette, *, metric: Metric, why_unknown: str, picked: int | None = None
+) -> go.Figure:
+    """Heat map of a gauge, the worst value in each cell. ``picked``: row of the GPU that is picked out."""
+    values = rows.binned.values
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return note(f"No {metric.label} is known in this time:<br>{why_unknown}.", colors)
+    size, unit = shown_unit(metric.unit, float(finite.max()))
+    lowest, highest = color_scale(finite / size, metric.worst)
+    each = " to the next column" if columns.steps_each > 1 else ""
+    which = f"{metric.worst} " if rows.binned.rows_per_bin > 1 or columns.steps_each > 1 else ""
+    figure = go.Figure(
+        go.Heatmap(
+            z=(values / size).astype(np.float32),
+            x=columns.at.astype(np.float32),
+            y=rows.labels,
+            zmin=lowest,
+            zmax=highest,
+            reversescale=metric.worst == "lowest",
+            **coloring(unit, colors),
+            hoverongaps=True,
+            hovertemplate=f"<b>%{{y}}</b><br>{'step' if columns.steps_each else 'second'} %{{x}}{each}<br>"
+            f"{which}{metric.label}: <b>%{{z:,.1f}} {unit}</b><extra></extra>",
+        )
+    )
+    count = len(rows.labels)
+    framed(figure, colors, height=min(560, max(200, 110 + 20 * count)))
+    figure.update_layout(plot_bgcolor=colors.missing)
+    figure.update_xaxes(**time_axis(columns, cells=True))
+    figure.update_yaxes(**_rows_axis(rows.labels, picked, rows.binned.rows_per_bin))
+    if picked is not None:
+        at = picked // rows.binned.rows_per_bin
+        figure.add_shape(
+            type="rect", xref="x domain", x0=0, x1=1, y0=at - 0.5, y1=at + 0.5, line={"color": colors.emphasis, "width": 2}
+        )
+    return figure
+
+
+def _rows_axis(labels: Sequence[str], picked: int | None, each: int) -> dict[str, Any]:
+    every = max(1, -(-len(labels) // _LABELS))
+    at = None if picked is None else picked // each
+    shown = [row for row in range(0, len(labels), every) if at is None or abs(row - at) > every // 2]
+    ticks = sorted({*shown, *([] if at is None else [at])})
+    return {
+        "type": "category",
+        "tickmode": "array",
+        "tickvals": [labels[row] for row in ticks],
+        "ticktext": [f"<b>▸ {labels[row]}</b>" if row == at else labels[row] for row in ticks],
+        "range": [len(labels) - 0.5, -0.5],
+        "fixedrange": True,
+        "showgrid": False,
+        "zeroline": False,
+    }

@@ -1,0 +1,141 @@
+"""When alerts of a replay would have been pending, fired and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from rankscope.alerts.replay_result import Replay, Replayed, Spell
+from rankscope.dashboards.figures.alert_times import moment
+from rankscope.dashboards.figures.drawn import Drawn, Table
+from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.palette import Palette
+from rankscope.dashboards.figures.units import duration
+from rankscope.dashboards.inert import plotly_text
+
+SHOWN: Final = 24
+"""Rows; the table has all."""
+
+COLUMNS: Final = (
+    "alert", "told by", "about", "pending [unix ns]", "fired [unix ns]", "ended [unix ns]", "fired after the run began [s]",
+    "summary",
+)  # fmt: skip
+
+TELLERS: Final = {"watcher": "watcher", "prometheus": "Prometheus"}
+
+
+def spells_of(replay: Replay, rule: str | None) -> list[tuple[Replayed, Spell]]:
+    """Of one alert, or of all, in order of time."""
+    spells = [(one, spell) for one in chosen(replay, rule) for spell in one.spells]
+    return sorted(spells, key=lambda told: told[1].pending_unix_ns)
+
+
+def chosen(replay: Replay, rule: str | None) -> list[Replayed]:
+    """One alert, by whoever evaluates it, or all."""
+    return [one for one in replay.rules if rule in (None, one.rule)]
+
+
+def about(spell: Spell) -> str:
+    """What an alert is about: ``rank 3 on node-1``."""
+    labels = spell.labels
+    rank, host = labels.get("rank"), labels.get("host")
+    return " ".join(part for part in (f"rank {rank}" if rank else "", f"on {host}" if host else "") if part) or "the run"
+
+
+def nothing_fired(replay: Replay, rule: str | None) -> str:
+    """In words, with what limits it."""
+    asked = chosen(replay, rule)
+    what = rule or "No alert"
+    if all(one.not_evaluated is not None for one in asked):
+        says = f"{what} could be replayed." if rule is None else f"{what} could not be replayed."
+    else:
+        says = f"{what} would have fired." if rule is None else f"{what} would not have fired."
+    return " ".join([says, *not_evaluated(asked), *replay.notes])
+
+
+def not_evaluated(asked: Sequence[Replayed]) -> list[str]:
+    """Why nothing can be said of some, each reason once."""
+    reasons: dict[str, list[str]] = {}
+    for one in asked:
+        if one.not_evaluated is not None:
+            reasons.setdefault(one.not_evaluated, []).append(f"{one.rule} ({TELLERS[one.source]})")
+    return [f"{', '.join(rules)}: {reason}." for reason, rules in reasons.items()]
+
+
+def replay_times(replay: Replay, rule: str | None, colors: Palette) -> Drawn:
+    """Bars of the times at which an alert would have been pending, and would have fired, in a row per alert and what it is
+    about; ``rule``: one of them, ``None``: all.
+    """
+    spells = spells_of(replay, rule)
+    table = Table(COLUMNS, [_row(one, spell, replay) for one, spell in spells])
+    if not spells:
+        says = nothing_fired(replay, rule)
+        return Drawn(note(says, colors), table, says)
+    rows = list(dict.fromkeys(_label(*told) for told in spells))[:SHOWN]
+    drawn = [(rows.index(_label(*told)), told[1]) for told in spells if _label(*told) in rows]
+    end = max(replay.end_unix_ns, *(spell.ended_unix_ns or 0 for _, spell in drawn))
+    pending = [(row, spell.pending_unix_ns, spell.fired_unix_ns or spell.ended_unix_ns or end) for row, spell in drawn]
+    firing = [(row, spell.fired_unix_ns, spell.ended_unix_ns or end) for row, spell in drawn if spell.fired_unix_ns is not None]
+    figure = go.Figure()
+    for name, color, hatch, bars in (
+        ("Pending", colors.exposed_memcpy, ".", pending),
+        ("Fires", colors.exposed_communication, "", firing),
+    ):
+        figure.add_bar(
+            base=[moment(first) for _, first, _ in bars],
+            x=[(last - first) / 1e6 for _, first, last in bars],
+            y=[row for row, *_ in bars],
+            orientation="h",
+            name=name,
+            showlegend=bool(bars),
+            marker=hatched(color, hatch, colors),
+            customdata=[
+                [duration((first - replay.start_unix_ns) / 1e3), duration((last - first) / 1e3)] for _, first, last in bars
+            ],
+            hovertemplate=f"<b>{name}</b> from %{{customdata[0]}} after the run began, for %{{customdata[1]}}<extra></extra>",
+        )
+    # What ended at once, as in a run shorter than an evaluation, has no bar that could be seen.
+    figure.add_scatter(
+        x=[moment(first) for _, first, _ in firing],
+        y=[row for row, *_ in firing],
+        mode="markers",
+        name="Fired",
+        showlegend=bool(firing),
+        marker={"symbol": "triangle-up", "size": 11, "color": colors.emphasis},
+        hoverinfo="skip",
+    )
+    margin = max(10**9, (end - replay.start_unix_ns) // 50)
+    framed(figure, colors, height=100 + 30 * max(len(rows), 2))
+    figure.update_layout(barmode="overlay", bargap=0.35, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    figure.update_xaxes(type="date", title_text="time (UTC)", range=[moment(replay.start_unix_ns - margin), moment(end + margin)])
+    figure.update_yaxes(
+        tickmode="array",
+        tickvals=list(range(len(rows))),
+        ticktext=[plotly_text(row) for row in rows],
+        range=[len(rows) - 0.5, -0.5],
+        showgrid=False,
+        zeroline=False,
+    )
+    fired = sum(spell.fired_unix_ns is not None for _, spell in spells)
+    says = f"Alerts that would have fired: {fired}; pending without firing: {len(spells) - fired}."
+    return Drawn(figure, table, says)
+
+
+def _label(one: Replayed, spell: Spell) -> str:
+    return f"{one.rule} {about(spell)} ({TELLERS[one.source]})"
+
+
+def _row(one: Replayed, spell: Spell, replay: Replay) -> tuple[str | int | float | None, ...]:
+    fired = spell.fired_unix_ns
+    return (
+        one.rule,
+        TELLERS[one.source],
+        about(spell),
+        spell.pending_unix_ns,
+        fired,
+        spell.ended_unix_ns,
+        None if fired is None else (fired - replay.start_unix_ns) / 1e9,
+        spell.annotations.get("summary"),
+    )

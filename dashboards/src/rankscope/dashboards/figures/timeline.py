@@ -1,0 +1,264 @@
+"""What all ranks did when: a lane each on one clock, as bars where there are few parts, else as one heat map of what prevails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from rankscope.dashboards.data.lanes import NOBODY, Kind, Numbers, Parts
+from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.palette import Palette
+from rankscope.runs.records import PHASES
+
+COLUMNS: Final = 400
+MOST_LANES: Final = 128
+"""Of more ranks some are drawn."""
+MOST_BARS: Final = 1500
+"""More parts than that are drawn as a heat map: each bar is an element of the page."""
+_MOST_TEXT: Final = 600_000
+"""Characters of hover texts; beyond them cells have a word and the number of the collective alone."""
+_NS_PER_MS: Final = 1e6
+
+FIRST_PHASE: Final = len(Kind)
+"""Kinds from here on are phases of a step, in the order of ``PHASES``."""
+NOTHING: Final = FIRST_PHASE + len(PHASES)
+
+
+@dataclass(frozen=True, slots=True)
+class KindLook:
+    """How a kind of time is drawn and called; ``color`` is a role of the palette."""
+
+    label: str
+    word: str
+    color: str
+    hatch: str = ""
+
+
+LOOKS: Final[tuple[KindLook, ...]] = (
+    KindLook("Compute", "Compute", "compute"),
+    KindLook("Compute hiding communication", "Overlap", "overlap", "/"),
+    KindLook("Transfer", "Transfer", "exposed_communication", "x"),
+    KindLook("Waiting for later ranks", "Waiting", "straggler_wait", "\\"),
+    KindLook("Communication, waiting not told apart", "Communication", "unmatched", "|"),
+    KindLook("Copies", "Copies", "exposed_memcpy", "."),
+    KindLook("Idle", "Idle", "idle"),
+    KindLook("In a step, not told apart", "Not told", "not_told", "-"),
+)
+"""In the order of ``Kind``."""
+_PHASE_LABELS: Final = {"data": "Data", "h2d": "Copy to the device", "between_steps": "Between steps"}
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """What is drawn: labels from above, and the parts of each."""
+
+    labels: list[str]
+    parts: Parts
+    """``kind``: of ``Kind``, or a phase; ``about``: index into ``texts``, or ``NOBODY``."""
+    texts: Sequence[str]
+    """What parts are called."""
+    ranks: list[int]
+    """Of each lane."""
+    detailed: int = 0
+    """Lanes at the top that are all labelled: those of ranks in detail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Lanes cut into columns."""
+
+    edges: Numbers
+    """[columns + 1], nanoseconds."""
+    times: NDArray[np.float64]
+    """[lanes, columns, kinds], nanoseconds: over the columns they add up to those of the parts."""
+    prevailing: NDArray[np.uint8]
+    """[lanes, columns] the kind with most of the time; ``NOTHING`` where there is none."""
+    about: Numbers
+    """[lanes, columns] what a part of that kind is about."""
+
+
+def kind_label(kind: int) -> str:
+    """What people call it."""
+    if kind < FIRST_PHASE:
+        return LOOKS[kind].label
+    if kind == NOTHING:
+        return "No record"
+    name = PHASES[kind - FIRST_PHASE]
+    return _PHASE_LABELS.get(name, name.capitalize())
+
+
+def cut(parts: Parts, lanes: int, first: int, past: int, columns: int = COLUMNS) -> Cells:
+    """``parts``, which lie in ``[first, past)`` nanoseconds, cut into at most ``columns`` columns of about equal width."""
+    columns = min(columns, past - first)
+    edges = first + np.linspace(0, past - first, columns + 1).round().astype(np.int64)
+    edges[-1] = past  # which floating point may miss where a clock jumped by years
+    begin = np.searchsorted(edges, parts.start, side="right") - 1
+    until = np.searchsorted(edges, parts.end, side="left")
+    counts = np.maximum(until - begin, 0)
+    which = np.repeat(np.arange(len(parts.lane)), counts)
+    column = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts) + begin[which]
+    inside = np.minimum(parts.end[which], edges[column + 1]) - np.maximum(parts.start[which], edges[column])
+    lane, kind = parts.lane[which], parts.kind[which]
+    cell = lane * columns + column
+    flat = np.bincount(cell * NOTHING + kind, weights=inside, minlength=lanes * columns * NOTHING).astype(np.float64)
+    times = flat.reshape(lanes, columns, NOTHING)
+    prevailing = np.where(times.any(axis=2), times.argmax(axis=2), NOTHING).astype(np.uint8)
+    about = np.full(lanes * columns, NOBODY)
+    shown = prevailing.ravel()[cell] == kind
+    about[cell[shown]] = parts.about[which][shown]
+    return Cells(edges, times, prevailing, about.reshape(lanes, columns))
+
+
+def timeline(
+    lanes: Lanes,
+    first: int,
+    past: int,
+    colors: Palette,
+    *,
+    bounds: Sequence[tuple[str, int]] = (),
+    chosen: NDArray[np.int64] | None = None,
+) -> go.Figure:
+    """The lanes from ``first`` to ``past`` (nanoseconds since the window began; ``lanes.parts`` lie in there).
+
+    ``bounds``: names and begins of steps. ``chosen``: [n, 3] lane, begin and end of what is framed.
+    """
+    if not len(lanes.parts.lane):
+        return note("Nothing was recorded in this part of the window.<br>Double-click to see all of it.", colors)
+    figure = go.Figure()
+    # Keeps the axis as wide as what is shown, also where nothing is at its ends.
+    figure.add_scatter(
+        x=[first / _NS_PER_MS, past / _NS_PER_MS], y=[0, 0], mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False
+    )
+    if len(lanes.parts.lane) <= MOST_BARS:
+        _add_bars(figure, lanes, colors)
+    else:
+        _add_cells(figure, lanes, first, past, colors)
+    if chosen is not None and len(chosen):
+        _add_frames(figure, chosen, first, past, colors)
+    count = len(lanes.labels)
+    framed(figure, colors, height=min(760, max(180, 70 + (30 if count <= 24 else 12) * count)))
+    figure.update_layout(
+        barmode="overlay",
+        uniformtext={"minsize": 9, "mode": "hide"},
+        showlegend=False,
+        hovermode="closest",
+        plot_bgcolor=colors.surface,
+    )
+    every = max(1, -(-count // 32))
+    # Without those right below the ones that are all labelled, which would stand on each other.
+    ticks = [*range(lanes.detailed), *range(lanes.detailed + (every if lanes.detailed and every > 1 else 0), count, every)]
+    figure.update_yaxes(
+        tickmode="array",
+        tickvals=ticks,
+        ticktext=[lanes.labels[at] for at in ticks],
+        range=[count - 0.5, -0.5],
+        showgrid=False,
+        zeroline=False,
+        fixedrange=True,  # dragging chooses time
+    )
+    figure.update_xaxes(title_text="ms since the window began", showgrid=False, zeroline=False)
+    for name, at in bounds:
+        if first <= at < past:
+            figure.add_vline(x=at / _NS_PER_MS, line={"color": colors.muted, "width": 1, "dash": "dot"})
+            figure.add_annotation(
+                x=at / _NS_PER_MS, y=1, yref="paper", yanchor="bottom", xanchor="left", text=name, showarrow=False,
+                font={"size": 11, "color": colors.muted},
+            )  # fmt: skip
+    figure.update_layout(margin={"l": 8, "r": 8, "t": 24, "b": 8})
+    return figure
+
+
+def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
+    parts = lanes.parts
+    for kind in np.unique(parts.kind).tolist():
+        mine = parts.kind == kind
+        label = kind_label(kind)
+        names = [lanes.texts[at] if at != NOBODY else label for at in parts.about[mine].tolist()]
+        wide = (parts.end - parts.start)[mine]
+        figure.add_bar(
+            x=wide / _NS_PER_MS,
+            base=parts.start[mine] / _NS_PER_MS,
+            y=parts.lane[mine],
+            orientation="h",
+            width=0.86,
+            name=label,
+            marker=_marker(kind, colors),
+            text=[_short(name) for name in names],
+            textposition="inside",
+            insidetextanchor="start",
+            textangle=0,
+            textfont={"size": 11},
+            hovertext=[
+                f"<b>{lanes.labels[lane]}</b><br>{label}: {length / _NS_PER_MS:,.3f} ms<br>{name}"
+                for lane, length, name in zip(parts.lane[mine].tolist(), wide.tolist(), names, strict=True)
+            ],
+            hoverinfo="text",
+        )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 28 else f"{name[:27]}…"
+
+
+def _marker(kind: int, colors: Palette) -> dict[str, Any]:
+    if kind >= FIRST_PHASE:
+        return {"color": phase_color(kind, colors), "line": {"width": 0.5, "color": colors.surface}}
+    look = LOOKS[kind]
+    return {**hatched(getattr(colors, look.color), look.hatch, colors), "line": {"width": 0.5, "color": colors.surface}}
+
+
+def phase_color(kind: int, colors: Palette) -> str:
+    """Phases are named in their bars; next to each other they differ."""
+    return colors.grid if (kind - FIRST_PHASE) % 2 else colors.missing
+
+
+def _add_cells(figure: go.Figure, lanes: Lanes, first: int, past: int, colors: Palette) -> None:
+    cells = cut(lanes.parts, len(lanes.labels), first, past)
+    shades = [
+        *(getattr(colors, look.color) for look in LOOKS),
+        *(phase_color(FIRST_PHASE + at, colors) for at in range(len(PHASES))),
+        colors.surface,
+    ]
+    figure.add_heatmap(
+        z=cells.prevailing,
+        x=(cells.edges[:-1] + cells.edges[1:]) / 2 / _NS_PER_MS,
+        y=np.arange(len(lanes.labels)),
+        zmin=-0.5,
+        zmax=NOTHING + 0.5,
+        colorscale=[[(at + side) / len(shades), shade] for at, shade in enumerate(shades) for side in (0, 1)],
+        showscale=False,
+        text=_hover_texts(cells, lanes),
+        hovertemplate="<b>%{text}</b><br>at %{x:,.2f} ms<extra></extra>",
+    )
+
+
+def _hover_texts(cells: Cells, lanes: Lanes) -> list[list[str]]:
+    """What prevails in each cell and what that belongs to; with many lanes as briefly as can be, the lane's name left out."""
+    kinds = [kind_label(kind) for kind in range(NOTHING + 1)]
+    names = {at: f"<br>{name}" for at, name in enumerate(lanes.texts)}
+    lengths = np.array([len(name) for name in names.values()] or [0])
+    if lengths[cells.about[cells.about != NOBODY]].sum() + cells.about.size * 40 > _MOST_TEXT:
+        kinds = [LOOKS[kind].word if kind < FIRST_PHASE else label for kind, label in enumerate(kinds)]
+        names = {at: f" #{at}" for at in names}
+    names[NOBODY] = ""
+    return [
+        [f"{kinds[kind]}{names[at]}" for kind, at in zip(row, about, strict=True)]
+        for row, about in zip(cells.prevailing.tolist(), cells.about.tolist(), strict=True)
+    ]
+
+
+def _add_frames(figure: go.Figure, chosen: NDArray[np.int64], first: int, past: int, colors: Palette) -> None:
+    """One line around all of them: a shape each would be thousands."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for lane, start, end in chosen.tolist():
+        left, right = max(start, first) / _NS_PER_MS, min(end, past) / _NS_PER_MS
+        if left < right:
+            x += [left, right, right, left, left, None]
+            y += [lane - 0.46, lane - 0.46, lane + 0.46, lane + 0.46, lane - 0.46, None]
+    figure.add_scatter(x=x, y=y, mode="lines", line={"color": colors.emphasis, "width": 1.5}, hoverinfo="skip", showlegend=False)
