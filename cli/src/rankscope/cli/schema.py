@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from rankscope.alerts.findings_log import FindingRecord
+from rankscope.alerts.replay_result import Replay
 from rankscope.analysis.compare.result import CompareResult
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.perfetto.result import ExportResult
@@ -27,6 +28,7 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "capture": CaptureResult,
     "dump": DumpResult,
     "export": ExportResult,
+    "replay": Replay,
 }
 
 

@@ -7,11 +7,13 @@ from importlib.resources import files
 import dash
 import flask
 
-from rankscope.dashboards.callbacks import drawing, following, routing, selection, table
+from rankscope.dashboards import capture_api, login, unforeseen
+from rankscope.dashboards.access import Access
+from rankscope.dashboards.callbacks import alerts, drawing, exporting, following, listing, many, routing, saving, selection
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.pages.shell import INDEX, shell
-from rankscope.dashboards.security import protect
+from rankscope.dashboards.security import OURSELVES, protect
 from rankscope.dashboards.url_state import run_path
 from rankscope.runs.errors import RankscopeError
 
@@ -22,6 +24,7 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
     Everything a page needs is served from the installed packages: no request leaves the host.
     """
     config = config or DashboardConfig()
+    access = Access(config)
     app = dash.Dash(
         "rankscope.dashboards",
         assets_folder=str(files("rankscope.dashboards") / "assets"),
@@ -32,12 +35,16 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
         title=config.title,
         update_title="",  # the title does not flicker while a callback runs
     )
-    app.layout = shell()
+    app.layout = shell(with_login=config.token is not None)
     routing.register(app, source, config)
-    selection.register(app)
+    listing.register(app, source)
+    many.register(app, source)
+    alerts.register(app, source)
+    selection.register(app, source)
     drawing.register(app, source)
     following.register(app, source)
-    table.register(app)
+    saving.register(app, source)
+    exporting.register(app, source)
 
     def healthy() -> flask.Response:
         return flask.Response("ok\n", mimetype="text/plain")
@@ -53,8 +60,11 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
         return flask.redirect(run_path(runs[0].run_id)) if len(runs) == 1 else None
 
     app.server.add_url_rule("/-/healthy", view_func=healthy)
+    login.register(app.server, access)
+    unforeseen.register(app.server)
+    capture_api.register(app.server, source, config)
+    protect(app, access)
     app.server.before_request(to_the_only_run)
-    protect(app, allow_any_host=config.allow_any_host)
     _make_ready(app)
     return app
 
@@ -65,4 +75,4 @@ def _make_ready(app: dash.Dash) -> None:
     Dash learns which scripts it may serve while it builds the page; a worker that has not built one would refuse them all.
     """
     with app.server.test_client() as browser:
-        browser.get("/run/")
+        browser.get("/run/", environ_overrides={OURSELVES: True})

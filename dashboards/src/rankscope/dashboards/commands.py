@@ -1,18 +1,42 @@
-"""``rankscope dashboard``. What needs the extra is imported when the command runs, so that its help is quick."""
+"""``rankscope dashboard`` and ``rankscope report``. What needs the extra is imported when one runs, so that its help is quick."""
 
 from __future__ import annotations
 
+import os
+import re
+from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
+from rankscope.alerts.http_url import http_url
 from rankscope.analysis.locations import local_path
-from rankscope.runs.errors import MissingError
+from rankscope.runs.errors import MissingError, RankscopeError
+
+if TYPE_CHECKING:
+    from rankscope.dashboards.config import DashboardConfig
 
 DEFAULT_PATH: Final = "rankscope-runs"
 """Where ``rankscope run`` records by default."""
+PROMETHEUS_S: Final = 5.0
+"""Somebody waits for the page."""
+
+_LOOK_AGAIN_S: Final = 1.0
+
+
+class HostName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
+    """A name or address as browsers send it, without a port; ``.NAME``: also what ends with it."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check it."""
+        if re.fullmatch(r"\.?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]", value) is None:
+            self.fail(f"{value!r} is not a host's name or address, without a port, such as runs.example.org", param, ctx)
+        return str(value)
 
 
 @click.command(
@@ -22,6 +46,15 @@ Examples:
   rankscope dashboard                              all runs in rankscope-runs
   rankscope dashboard RUN --open                   one run, in the browser
   rankscope dashboard /shared/runs --listen 127.0.0.1:9000
+\b
+For other machines, with a token (make one: openssl rand -hex 32 > token):
+  rankscope dashboard RUNS --token-file token --listen 10.0.0.7:8050
+\b
+Behind a proxy on this machine that logs people in:
+  rankscope dashboard RUNS --trusted-proxy-header X-Forwarded-User \\
+      --allow-host runs.example.org
+\b
+The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
 """
 )
 @click.argument("path", default=DEFAULT_PATH, callback=lambda _context, _option, value: local_path(value))
@@ -30,33 +63,109 @@ Examples:
 )
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes that answer.")
 @click.option("--open/--no-open", "open_browser", default=False, show_default=True, help="Open the page in the browser.")
-@click.option("--allow-remote", is_flag=True, help="Serve to other machines, and under any host name. There is no login.")
-def dashboard(path: Path, listen: tuple[str, int], workers: int, open_browser: bool, allow_remote: bool) -> None:
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Ask for the token in FILE: who has it sees the pages and may ask runs for captures.",
+)
+@click.option(
+    "--trusted-proxy-header", metavar="NAME", help="Header in which a proxy says who it has logged in: they see the pages."
+)
+@click.option(
+    "--trusted-proxy",
+    "trusted_proxies",
+    multiple=True,
+    metavar="ADDR[/BITS]",
+    help="Where that header is believed from; may be repeated.  [default: this machine]",
+)
+@click.option(
+    "--allow-host",
+    "allowed_hosts",
+    type=HostName(),
+    multiple=True,
+    help="A name under which to answer, besides localhost and the address listened on; may be repeated.",
+)
+@click.option(
+    "--prometheus",
+    "prometheus_url",
+    type=http_url,
+    metavar="URL",
+    help="Prometheus that scrapes the nodes, http://host:9090: hardware readings and alerts come from there as well.",
+)
+@click.option(
+    "--prometheus-token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="One line: a bearer token, or USER:PASSWORD.  [default: $RANKSCOPE_PROMETHEUS_TOKEN]",
+)
+@click.option(
+    "--prometheus-ca", type=click.Path(path_type=Path, dir_okay=False), help="Certificate of the authority of an https address."
+)
+def dashboard(
+    *,
+    path: Path,
+    listen: tuple[str, int],
+    workers: int,
+    open_browser: bool,
+    token_file: Path | None,
+    trusted_proxy_header: str | None,
+    trusted_proxies: tuple[str, ...],
+    allowed_hosts: tuple[str, ...],
+    prometheus_url: str | None,
+    prometheus_token_file: Path | None,
+    prometheus_ca: Path | None,
+) -> None:
     """Serve the pages that show the evidence: verdict, bars, heat map, tables.
 
     PATH is a run directory, or a folder of run directories (default: rankscope-runs). Live runs are followed. Ctrl-C ends it.
     """
     host, port = listen
-    if not is_loopback(host) and not allow_remote:
-        raise click.UsageError(
-            f"{host} can be reached from other machines and there is no login: whoever reaches the port can read every run. "
-            "Listen on 127.0.0.1 and use an SSH tunnel or an authenticating proxy, or add --allow-remote if you mean it."
-        )
+    # Out of the environment of everything that is started from here.
+    secret = os.environ.pop("RANKSCOPE_DASHBOARD_TOKEN", None)
+    named = _names_of(host)
+    if not is_loopback(host):
+        if token_file is None and secret is None and (trusted_proxy_header is None or not trusted_proxies):
+            raise click.UsageError(
+                f"{host} can be reached from other machines, so it must be known who may read the runs: add --token-file FILE "
+                "(make one with: openssl rand -hex 32 > FILE), or --trusted-proxy-header NAME with --trusted-proxy ADDR for a "
+                "proxy that logs people in; or listen on 127.0.0.1 and use an SSH tunnel."
+            )
+        if not named and not allowed_hosts:
+            raise click.UsageError(
+                f"{host} is every address of this machine: say under which names people reach it, with --allow-host NAME."
+            )
+        allowed_hosts = (*allowed_hosts, *named)
+    if prometheus_url is None and (prometheus_token_file or prometheus_ca):
+        raise click.UsageError("--prometheus-token-file and --prometheus-ca are about a Prometheus: give --prometheus URL")
     try:
         from rankscope.dashboards import server
         from rankscope.dashboards.app import create_app
-        from rankscope.dashboards.config import DashboardConfig
         from rankscope.dashboards.data.disk import DiskRuns
+        from rankscope.dashboards.data.making import MadeBeside
+        from rankscope.dashboards.data.store import Store, cache_folder
+
+        prometheus = idle_gpus = None
+        if prometheus_url is not None:
+            from rankscope.alerts.prometheus import Prometheus, Server
+            from rankscope.dashboards.data.prometheus_idle import IdleNow
+
+            prometheus = Prometheus(
+                Server(url=prometheus_url, token_file=prometheus_token_file, ca_file=prometheus_ca), answer_s=PROMETHEUS_S
+            )
+            idle_gpus = IdleNow(prometheus)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("rankscope"):
             raise
         raise MissingError(
             f"`rankscope dashboard` needs the Python package {error.name!r}: pip install 'rankscope[dashboards]'"
         ) from error
-    source = DiskRuns(path)
+    config = replace(_config(token_file, secret, trusted_proxy_header, trusted_proxies, allowed_hosts), idle_gpus=idle_gpus)
+    source = DiskRuns(path, MadeBeside(Store(cache_folder())), prometheus=prometheus, look_again_s=_LOOK_AGAIN_S)
     sock = bind(host, port)
-    app = create_app(source, DashboardConfig(allow_any_host=allow_remote))
-    url = f"http://{host_port(host, sock.getsockname()[1])}/"
+    app = create_app(source, config)
+    # Every address is none that a browser could go to.
+    reached = host if named else next((name.strip("[]") for name in allowed_hosts if not name.startswith(".")), "127.0.0.1")
+    url = f"http://{host_port(reached, sock.getsockname()[1])}/"
 
     def announce() -> None:
         click.echo(f"rankscope dashboard of {path}: {url}  (Ctrl-C ends it)", err=True)
@@ -64,3 +173,90 @@ def dashboard(path: Path, listen: tuple[str, int], workers: int, open_browser: b
             click.launch(url)
 
     server.serve(app, sock, workers=workers, ready=announce)
+
+
+def _names_of(host: str) -> tuple[str, ...]:
+    """As a browser names the address listened on; none when that is every address."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return (host,)
+    if address.is_unspecified:
+        return ()
+    return (f"[{address.compressed}]" if address.version == 6 else address.compressed,)
+
+
+def _config(
+    token_file: Path | None,
+    secret: str | None,
+    proxy_header: str | None,
+    proxies: tuple[str, ...],
+    allowed_hosts: tuple[str, ...],
+) -> DashboardConfig:
+    from rankscope.dashboards.config import DashboardConfig
+    from rankscope.dashboards.token import VARIABLE, read_token, token_of
+    from rankscope.dashboards.trusted_proxy import TrustedProxy
+
+    if proxies and proxy_header is None:
+        raise click.UsageError(
+            "--trusted-proxy needs --trusted-proxy-header NAME: the header in which the proxy says who is there."
+        )
+    try:
+        proxy = None if proxy_header is None else TrustedProxy.parse(proxy_header, proxies)
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from error
+    token = read_token(token_file) if token_file is not None else None if secret is None else token_of(secret, VARIABLE)
+    return DashboardConfig(token=token, proxy=proxy, allowed_hosts=allowed_hosts)
+
+
+class _Steps(click.ParamType[Any]):
+    """As in the address of a page: ``100-119``, first and last."""
+
+    name = "A-B"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """First and last step."""
+        found = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", str(value), re.ASCII)
+        if found is None:
+            self.fail(f"{value!r} is no range of steps such as 100-119", param, ctx)
+        first, last = int(found[1]), int(found[2])
+        if last < first:
+            self.fail(f"{value!r} has no step in it", param, ctx)
+        return first, last
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  rankscope report RUN                      into report.html
+  rankscope report RUN -o bert.html --rank 3 --steps 1000-1200
+  rankscope report RUN -o - | ssh host 'cat >report.html'
+
+The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH sets the time it says it was made at.
+"""
+)
+@click.argument("path", metavar="RUN", callback=lambda _context, _option, value: local_path(value))
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    default="report.html",
+    show_default=True,
+    metavar="FILE",
+    help="Where to write; a file of that name is replaced; - is standard output.",
+)
+@click.option("--rank", type=click.IntRange(0), help="Pick out this rank in every view.")
+@click.option("--steps", type=_Steps(), help="Zoom into steps A to B, both included.")
+@click.option("--metric", help="Metric of the heat map, such as wall_us.  [default: own_us]")
+def report(path: Path, *, target: str, rank: int | None, steps: tuple[int, int] | None, metric: str | None) -> None:
+    """The pages of a run as one file that needs neither a server nor a network: for a ticket, a mail, an archive.
+
+    RUN is a run directory; one that goes on is reported as it is now.
+    """
+    from rankscope.dashboards.report.command import Wish, write_report
+
+    done = write_report(path, target, Wish(rank, steps, metric))
+    click.echo(done.sentence, err=target == "-")
+    if done.faults:
+        raise RankscopeError(f"the report is written, but not all of it could be drawn: {'; '.join(done.faults)}")

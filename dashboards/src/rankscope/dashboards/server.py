@@ -29,6 +29,8 @@ class _Server(BaseApplication):  # type: ignore[misc]
             "graceful_timeout": 1,
             "keepalive": 5,
             "loglevel": "warning",
+            "forwarded_allow_ips": "",  # who may say what in which header is ours to decide: trusted_proxy.py
+            "header_map": "drop",  # X_Forwarded_User is not X-Forwarded-User
             "control_socket_disable": True,  # nobody asked for a second way in
             "post_worker_init": _end_at_once,
         }

@@ -3,62 +3,152 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Self
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
 DEFAULT_METRIC: Final = "own_us"
 STATE_VERSION: Final = 1
 """Written as ``v`` once there is a second version; an address without ``v`` is of version 1."""
 
-_METRIC: Final = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
-_RANK: Final = re.compile(r"[0-9]{1,7}", re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
+_RANGE: Final = re.compile(r"([0-9]{1,15})-([0-9]{1,15})", re.ASCII)
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
+_PRICE: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?", re.ASCII)
+_CURRENCY: Final = re.compile(r"[A-Za-z]{3}", re.ASCII)
+_LONGEST: Final = 256
+_MOST: Final = 64
+"""Items of a list."""
 
 
 @dataclass(frozen=True, slots=True)
-class OverviewState:
-    """What is selected on a run's page."""
+class PageState:
+    """What is selected on the pages of a run; what a view does not know of it, it leaves alone."""
 
     rank: int | None = None
     """The rank picked out in every view."""
     metric: str = DEFAULT_METRIC
-    """The heat map's metric, a name from ``rankscope.analysis.steps.METRICS``."""
+    """The heat map's metric."""
+    steps: tuple[int, int] | None = None
+    """First and last step number that are shown; ``None``: all."""
+    sort: str = "rank"
+    """What the heat map's rows are in the order of."""
+    group: str | None = None
+    """A process group by its name."""
+    window: int | None = None
+    """A captured window by its first step."""
+    span: tuple[int, int] | None = None
+    """Part of the window, microseconds since its begin."""
+    collective: str | None = None
+    """A collective of the window, ``GROUP:SEQUENCE``."""
+    without: tuple[str, ...] = ()
+    """What is thought away: ``rank:3``, ``stage:1``, ``cause:input``."""
+    gpu: str | None = None
+    """A GPU by its UUID."""
+    host: str | None = None
+    gauge: str = "temperature_celsius"
+    """What is shown of GPUs over time."""
+    step: int | None = None
+    """The step picked out."""
+    price: float | None = None
+    """Of a GPU-hour; ``None``: as recorded with the run."""
+    replay: str | None = None
+    """An alert by its name to replay over the run, or ``all``."""
+    currency: str | None = None
+    """Its three letters; ``None``: as recorded with the run."""
 
     @property
     def search(self) -> str:
         """Query part of the address, ``""`` or starting with ``?``; what is at its default is left out."""
-        parts: dict[str, str] = {}
-        if self.rank is not None:
-            parts["rank"] = str(self.rank)
-        if self.metric != DEFAULT_METRIC:
-            parts["metric"] = self.metric
-        return f"?{urlencode(parts)}" if parts else ""
+        parts = {
+            name: _CODECS[name].text(value) for name, default in _DEFAULTS.items() if (value := getattr(self, name)) != default
+        }
+        return f"?{urlencode(parts, safe=',:')}" if parts else ""
 
     @classmethod
-    def parse(cls, search: str | None) -> OverviewState:
+    def parse(cls, search: str | None) -> Self:
         """State from a query part. What is missing, malformed or of a newer version gets its default: links never break."""
+        state = cls()
+        if not isinstance(search, str):  # whoever posts without a browser may send anything
+            return state
         try:
-            given = parse_qs((search or "").removeprefix("?"), max_num_fields=32)
+            given = parse_qs(search.removeprefix("?"), max_num_fields=32)
         except ValueError:
-            return cls()
+            return state
         if given.get("v", [str(STATE_VERSION)])[-1] != str(STATE_VERSION):
-            return cls()
-        rank = given.get("rank", [""])[-1]
-        metric = given.get("metric", [""])[-1]
-        return cls(
-            rank=int(rank) if _RANK.fullmatch(rank) else None,
-            metric=metric if _METRIC.fullmatch(metric) else DEFAULT_METRIC,
-        )
+            return state
+        for name in _DEFAULTS:
+            if name in given:
+                state = state.having(name, given[name][-1])
+        return state
+
+    def having(self, name: str, text: str | None) -> Self:
+        """The same with one field as its text says; its default for what cannot be understood, or for ``None``."""
+        value = None if text is None or len(text) > _LONGEST * _MOST else _CODECS[name].value(text)
+        change: dict[str, Any] = {name: _DEFAULTS[name] if value is None else value}
+        return replace(self, **change)
+
+    def text(self, name: str) -> str | None:
+        """A field as it stands in the address; ``None`` where nothing is selected."""
+        value = getattr(self, name)
+        return None if value is None or value == () else _CODECS[name].text(value)
 
 
-def run_path(run_id: str) -> str:
-    """Path of a run's page; ``rankscope.runs.links.overview_url`` is the same with a host in front."""
-    return f"/run/{quote(run_id, safe='')}"
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    text: Callable[[Any], str]
+    value: Callable[[str], Any]
+    """``None`` for what cannot be understood."""
 
 
-def run_id_of(pathname: str | None) -> str | None:
-    """The run id in the path of a run's page; ``None`` when it is another page."""
+def _range(text: str) -> tuple[int, int] | None:
+    found = _RANGE.fullmatch(text)
+    return (first, last) if found and (first := int(found[1])) <= (last := int(found[2])) else None
+
+
+def _items(text: str) -> tuple[str, ...]:
+    """Without the empty ones, each once."""
+    return tuple(dict.fromkeys(item for item in text.split(",") if 0 < len(item) <= _LONGEST))[:_MOST]
+
+
+_WHOLE: Final = _Codec(str, lambda text: int(text) if _NUMBER.fullmatch(text) else None)
+_SPAN: Final = _Codec(lambda value: f"{value[0]}-{value[1]}", _range)
+_WORD: Final = _Codec(str, lambda text: text if _NAME.fullmatch(text) else None)
+_TEXT: Final = _Codec(str, lambda text: text if 0 < len(text) <= _LONGEST else None)
+_AMOUNT: Final = _Codec(lambda value: f"{value:.10g}", lambda text: float(text) if _PRICE.fullmatch(text) else None)
+_LETTERS: Final = _Codec(str, lambda text: text.upper() if _CURRENCY.fullmatch(text) else None)
+_LIST: Final = _Codec(",".join, _items)
+
+_CODECS: Final[dict[str, _Codec]] = {
+    "rank": _WHOLE,
+    "metric": _WORD,
+    "steps": _SPAN,
+    "sort": _WORD,
+    "group": _TEXT,
+    "window": _WHOLE,
+    "span": _SPAN,
+    "collective": _TEXT,
+    "without": _LIST,
+    "gpu": _TEXT,
+    "host": _TEXT,
+    "gauge": _WORD,
+    "step": _WHOLE,
+    "price": _AMOUNT,
+    "replay": _TEXT,
+    "currency": _LETTERS,
+}
+_DEFAULTS: Final = {field.name: field.default for field in fields(PageState)}
+
+
+def run_path(run_id: str, view: str = "") -> str:
+    """Path of a page of a run; ``rankscope.runs.links.overview_url`` is the first with a host in front."""
+    return f"/run/{quote(run_id, safe='', errors='surrogateescape')}{f'/{view}' if view else ''}"
+
+
+def run_of(pathname: str | None) -> tuple[str, str] | None:
+    """Run id and view in the path of a run's page; ``None`` when it is another page."""
     parts = (pathname or "/").strip("/").split("/")
-    if len(parts) == 2 and parts[0] == "run" and parts[1]:
-        return unquote(parts[1])
+    if len(parts) in (2, 3) and parts[0] == "run" and parts[1]:
+        return unquote(parts[1], errors="surrogateescape"), parts[2] if len(parts) == 3 else ""
     return None

@@ -16,6 +16,19 @@
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     rankscope: {
+      // What somebody dragged over, or "all" after a double click; no other change of a figure's layout counts.
+      zoomed: function (layout) {
+        if (layout && layout["xaxis.autorange"]) {
+          return "all";
+        }
+        if (layout && "xaxis.range[0]" in layout) {
+          return [layout["xaxis.range[0]"], layout["xaxis.range[1]"]];
+        }
+        return dash_clientside.no_update;
+      },
+      saveGrid: function (clicks) {
+        return Boolean(clicks);
+      },
       scheme: function (choice) {
         chosen = choice || "auto";
         try {

@@ -1,73 +1,107 @@
-"""Figures, drawn for the run as it is, the selection in the address and the colour scheme."""
+"""Figures, texts and tables of a run's views, made for the run as it is, the selection in the address and the colour scheme."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-import plotly.graph_objects as go  # type: ignore[import-untyped]
-from dash import Dash, Input, Output, no_update
+from dash import ALL, MATCH, Dash, Input, Output, State, ctx, html, no_update
 
-from rankscope.analysis.steps import METRICS
-from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.figures.breakdown import breakdown_bars
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import NotReadyError, RunSource
+from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn
 from rankscope.dashboards.figures.frame import note
-from rankscope.dashboards.figures.heatmap import step_heatmap
-from rankscope.dashboards.figures.imposed import imposed_bars
-from rankscope.dashboards.figures.palette import palette
-from rankscope.dashboards.url_state import DEFAULT_METRIC, OverviewState
+from rankscope.dashboards.figures.palette import Palette, palette
+from rankscope.dashboards.pages.live import identity, not_yet
+from rankscope.dashboards.url_state import PageState
+from rankscope.dashboards.views.registry import FIGURES, GRIDS, PARTS
 from rankscope.runs.errors import RankscopeError
+
+_LOG = logging.getLogger(__name__)
+
+OUR_FAULT = "This could not be drawn: an error in rankscope, not in the run. The log of the server says more."
 
 
 def register(app: Dash, source: RunSource) -> None:
     """Add the callbacks that draw."""
+    each: Any = MATCH
+    every: Any = ALL
 
     @app.callback(
-        Output("breakdown-bars", "figure"),
-        Output("imposed-bars", "figure"),
+        Output(identity("figure", each), "figure"),
+        Output(identity("says", each), "children"),
+        Output(identity("figure-again", each), "disabled"),
         Input("run", "data"),
         Input("address", "search"),
         Input("scheme", "data"),
+        Input(identity("figure-again", each), "n_intervals"),
+        State(identity("figure", each), "id"),
     )
-    def draw_ranks(run: dict[str, str] | None, search: str | None, scheme: str | None) -> tuple[Any, Any]:
-        if run is None:
-            return no_update, no_update
-        return rank_figures(source, run["run_id"], OverviewState.parse(search), scheme)
+    def draw_figure(
+        run: dict[str, str] | None, search: str | None, scheme: str | None, _again: int | None, which: dict[str, str]
+    ) -> tuple[Any, Any, Any]:
+        if run is None or which["name"] not in FIGURES:
+            return no_update, no_update, no_update
+        drawn, ready = draw(source, run["run_id"], which["name"], PageState.parse(search), palette(scheme))
+        return drawn.figure, drawn.says, ready
 
-    @app.callback(Output("step-heatmap", "figure"), Input("run", "data"), Input("address", "search"), Input("scheme", "data"))
-    def draw_steps(run: dict[str, str] | None, search: str | None, scheme: str | None) -> Any:
-        return no_update if run is None else step_figure(source, run["run_id"], OverviewState.parse(search), scheme)
+    @app.callback(
+        Output(identity("part", each), "children"),
+        Input("run", "data"),
+        Input("address", "search"),
+        Input({"type": "part-again", "name": each, "of": every}, "n_intervals"),
+        State(identity("part", each), "id"),
+        prevent_initial_call=True,  # the page has it already
+    )
+    def write_part(run: dict[str, str] | None, search: str | None, again: list[int | None], which: dict[str, str]) -> Any:
+        if run is None or which["name"] not in PARTS:
+            return no_update
+        if isinstance(ctx.triggered_id, dict) and not any(again):
+            return no_update  # what will ask again has only just come
+        try:
+            return PARTS[which["name"]](RunData(source, source.summary(run["run_id"])), PageState.parse(search))
+        except NotReadyError as error:
+            return not_yet(which["name"], error.progress)
+        except RankscopeError as error:
+            return html.P(str(error), className="reason")
+        except Exception:  # noqa: BLE001  one text of many: the others are written, and the log has the trace
+            _LOG.exception("part %s of run %s", which["name"], run["run_id"])
+            return html.P(OUR_FAULT, className="reason", role="alert")
+
+    _register_grids(app, source)
 
 
-def rank_figures(source: RunSource, run_id: str, state: OverviewState, scheme: str | None) -> tuple[go.Figure, go.Figure]:
-    """Breakdown and imposed wait of a run, or notes with what is wrong."""
-    colors = palette(scheme)
+def _register_grids(app: Dash, source: RunSource) -> None:
+    each: Any = MATCH
+
+    @app.callback(
+        Output(identity("grid", each), "rowData"),
+        Input("run", "data"),
+        Input("address", "search"),
+        State(identity("grid", each), "id"),
+        prevent_initial_call=True,
+    )
+    def fill_grid(run: dict[str, str] | None, search: str | None, which: dict[str, str]) -> Any:
+        if run is None or which["name"] not in GRIDS:
+            return no_update
+        try:
+            return GRIDS[which["name"]](RunData(source, source.summary(run["run_id"])), PageState.parse(search))
+        except RankscopeError:
+            return no_update  # the page says elsewhere what is wrong
+
+
+def draw(source: RunSource, run_id: str, name: str, state: PageState, colors: Palette) -> tuple[Drawn, bool]:
+    """A figure of a run, or a note with what is wrong; and whether it is what it will be: if not, ask again."""
     try:
-        analysis = source.analysis(run_id)
+        return FIGURES[name](RunData(source, source.summary(run_id)), state, colors), True
+    except NotReadyError as error:
+        return _instead(f"{error.progress.sentence} …", colors), False
     except RankscopeError as error:
-        return note(str(error), colors), note(str(error), colors)
-    blamed = analysis.verdict.rank
-    return (
-        breakdown_bars(analysis.ranks, colors, blamed=blamed, picked=state.rank),
-        imposed_bars(analysis.imposed_wait, colors, world_size=analysis.source.world_size, blamed=blamed, picked=state.rank),
-    )
+        return _instead(str(error), colors), True
+    except Exception:  # noqa: BLE001  one figure of many: the others are drawn, and the log has the trace
+        _LOG.exception("figure %s of run %s", name, run_id)
+        return _instead(OUR_FAULT, colors), True
 
 
-def step_figure(source: RunSource, run_id: str, state: OverviewState, scheme: str | None) -> go.Figure:
-    """Heat map of a run, or a note with what is wrong."""
-    colors = palette(scheme)
-    name = state.metric if state.metric in METRICS else DEFAULT_METRIC
-    try:
-        table = source.steps(run_id)
-        blamed = source.analysis(run_id).verdict.rank
-    except RankscopeError as error:
-        return note(str(error), colors)
-    return step_heatmap(
-        table.matrix(name),
-        table.ranks,
-        table.steps,
-        colors,
-        label=METRICS[name].label,
-        unit=METRICS[name].unit,
-        blamed=blamed,
-        picked=state.rank,
-    )
+def _instead(text: str, colors: Palette) -> Drawn:
+    return Drawn(note(text, colors), NO_TABLE, text)

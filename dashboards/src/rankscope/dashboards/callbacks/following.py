@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from dash import Dash, Input, Output, State, no_update
 
+from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.pages.overview import LIVE, rank_options, run_head
-from rankscope.dashboards.pages.rank_table import grid_style, rank_rows
-from rankscope.dashboards.pages.verdict import verdict_card
+from rankscope.dashboards.pages.run_page import LIVE, run_head, shown
+from rankscope.dashboards.views.registry import view_of
 from rankscope.runs.errors import RankscopeError
+
+AS_IT_WAS: Final = "The run cannot be read at the moment; what is shown is as it was before."
 
 
 def register(app: Dash, source: RunSource) -> None:
-    """Add the callback that asks whether the run has changed; only then is anything analysed or sent."""
+    """Add the callback that asks whether the run has changed; only then is anything drawn or sent."""
 
     @app.callback(
         Output("run", "data"),
         Output("run-head", "children"),
-        Output("verdict", "children"),
-        Output("rank-table", "rowData"),
-        Output("rank-table", "style"),
-        Output("rank-pick", "data"),
         Output("poll", "disabled"),
+        Output("run-away", "children"),
         Input("poll", "n_intervals"),
         State("run", "data"),
+        State("run-away", "children"),
         prevent_initial_call=True,
     )
-    def follow(_ticks: int | None, run: dict[str, str] | None) -> tuple[Any, ...]:
-        unchanged = (no_update,) * 7
-        if run is None:
-            return unchanged
+    def follow(_ticks: int | None, before: dict[str, str] | None, away: str | None) -> tuple[Any, Any, Any, Any]:
+        view = None if before is None else view_of(before["view"])
+        if before is None or view is None:
+            return (no_update,) * 4
         try:
-            now = source.summary(run["run_id"])
-            # A run falls silent without changing its files.
-            if (now.revision, now.status) == (run["revision"], run.get("status")):
-                return no_update, run_head(now), *(no_update,) * 4, now.status not in LIVE
-            analysis = source.analysis(run["run_id"])
-        except RankscopeError:
-            return unchanged  # being moved or written; the page keeps what it has and asks again
-        rows = rank_rows(analysis)
-        return (
-            {**run, "revision": now.revision, "status": now.status},
-            run_head(now),
-            verdict_card(now, analysis),
-            rows,
-            grid_style(rows),
-            rank_options(analysis),
-            now.status not in LIVE,
-        )
+            run = RunData(source, source.summary(before["run_id"]))
+            now = shown(run, view)
+        except RankscopeError as error:
+            # Being moved or written: the page keeps what it has and asks again.
+            return no_update, no_update, no_update, f"{AS_IT_WAS} {error}"
+        if now == before:
+            return no_update, no_update, no_update, "" if away else no_update
+        return now, run_head(run), now["status"] not in LIVE, ""

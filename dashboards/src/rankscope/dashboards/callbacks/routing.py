@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from dash import MATCH, ClientsideFunction, Dash, Input, Output, State, no_update
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, no_update
 from dash.development.base_component import Component
 
+from rankscope.dashboards.callbacks.drawing import OUR_FAULT
 from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.data.source import RunSource, UnknownRunError
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
+from rankscope.dashboards.inert import shown
 from rankscope.dashboards.pages import problem
-from rankscope.dashboards.pages.overview import overview_page
-from rankscope.dashboards.pages.runs import list_revision, run_list, runs_page, verdict_line
-from rankscope.dashboards.url_state import run_id_of
+from rankscope.dashboards.pages.run_page import run_page
+from rankscope.dashboards.pages.site import SitePage, site_links, site_page
+from rankscope.dashboards.url_state import run_of
+from rankscope.dashboards.views.registry import view_of
+from rankscope.dashboards.views.view import View
 from rankscope.runs.errors import RankscopeError
+
+_LOG = logging.getLogger(__name__)
 
 
 def register(app: Dash, source: RunSource, config: DashboardConfig) -> None:
@@ -23,33 +31,18 @@ def register(app: Dash, source: RunSource, config: DashboardConfig) -> None:
         Output("page", "children"),
         Output("page-title", "data"),
         Input("url", "pathname"),
+        Input({"type": problem.AGAIN, "of": ALL}, "n_intervals"),
         State("url", "search"),
     )
-    def show_page(pathname: str | None, search: str | None) -> tuple[Component, str]:
+    def show_page(pathname: str | None, again: list[int | None], search: str | None) -> tuple[Any, Any]:
+        if again and not any(again) and ctx.triggered_id != "url":
+            return no_update, no_update  # the page that will ask again has only just come
         page, name = page_for(pathname, search, source, config)
         return page, f"{name} · {config.title}"
 
-    @app.callback(
-        Output("run-list", "children"),
-        Output("run-list-revision", "data"),
-        Input("run-list-poll", "n_intervals"),
-        State("run-list-revision", "data"),
-        prevent_initial_call=True,
-    )
-    def refresh_list(_ticks: int | None, seen: str | None) -> tuple[Any, Any]:
-        try:
-            runs = source.runs()
-        except RankscopeError:
-            return no_update, no_update  # the folder is away for the moment; what is on the page stays
-        revision = list_revision(runs)
-        return (no_update, no_update) if revision == seen else (run_list(runs), revision)
-
-    @app.callback(Output({"type": "run-verdict", "run": MATCH}, "children"), Input({"type": "run-verdict", "run": MATCH}, "id"))
-    def show_verdict(identifier: dict[str, str]) -> list[Component] | str:
-        try:
-            return verdict_line(source.summary(identifier["run"]), source.analysis(identifier["run"]))
-        except RankscopeError as error:
-            return str(error)
+    @app.callback(Output("site-links", "children"), Input("url", "pathname"))
+    def show_links(pathname: str | None) -> list[Component]:
+        return site_links(pathname)
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "scheme"),
@@ -64,25 +57,43 @@ def register(app: Dash, source: RunSource, config: DashboardConfig) -> None:
 
 def page_for(pathname: object, search: str | None, source: RunSource, config: DashboardConfig) -> tuple[Component, str]:
     """The page of an address and its name; never raises for what a user may type or a run may hold."""
-    if pathname is None or pathname in ("", "/"):
-        return _list(source, config), "Runs"
+    try:
+        return _page_for(pathname, search, source, config)
+    except Exception:  # noqa: BLE001  without a page nothing would tell that there is none; the log has the trace
+        _LOG.exception("page %s", shown(str(pathname)))
+        return problem.problem_page("This page could not be made", OUR_FAULT), "Error"
+
+
+def _page_for(pathname: object, search: str | None, source: RunSource, config: DashboardConfig) -> tuple[Component, str]:
+    if (page := site_page(pathname)) is not None:
+        return _site(page, search, source, config), page.title
     # Whoever posts to the app without a browser may send anything.
-    run_id = run_id_of(pathname) if isinstance(pathname, str) else None
-    if run_id is None:
+    run_id, slug = (run_of(pathname) if isinstance(pathname, str) else None) or ("", "")
+    view = view_of(slug)
+    if not run_id or view is None:
         return problem.unknown_page(str(pathname)), "Not found"
     try:
-        run = source.summary(run_id)
-        if run.problem is not None:
-            return problem.unreadable_run(run.name, run.problem), run.name
-        return overview_page(run, source.analysis(run_id), search, config), run.name
+        return _run_page(RunData(source, source.summary(run_id)), view, search, config)
     except UnknownRunError:
         return problem.unknown_run(run_id), "Not found"
     except RankscopeError as error:
         return problem.unreadable_run(run_id, str(error)), run_id
 
 
-def _list(source: RunSource, config: DashboardConfig) -> Component:
+def _run_page(data: RunData, view: View, search: str | None, config: DashboardConfig) -> tuple[Component, str]:
+    run = data.summary
+    if run.problem is not None:
+        return problem.unreadable_run(run.name, run.problem), run.name
     try:
-        return runs_page(source.runs(), config)
+        return run_page(data, view, search, config), run.name
+    except NotReadyError as error:
+        return problem.not_ready(run.name, error.progress), run.name
+
+
+def _site(page: SitePage, search: str | None, source: RunSource, config: DashboardConfig) -> Component:
+    try:
+        return page.make(source, search, config)
+    except NotReadyError as error:
+        return problem.not_ready(page.subject or page.title, error.progress)
     except RankscopeError as error:
-        return problem.problem_page("The runs cannot be read", str(error))
+        return problem.problem_page(f"{page.title}: this cannot be shown", str(error))

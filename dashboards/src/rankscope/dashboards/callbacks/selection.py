@@ -4,57 +4,95 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Input, Output, State, ctx, no_update
+from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, ctx, no_update
 
-from rankscope.dashboards.figures.binning import MAX_ROWS
-from rankscope.dashboards.url_state import OverviewState
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.pages.live import identity
+from rankscope.dashboards.pages.run_page import view_links
+from rankscope.dashboards.url_state import PageState
+from rankscope.dashboards.views.registry import PICKS, ROW_PICKS, ZOOMS
+from rankscope.runs.errors import RankscopeError
 
 
-def register(app: Dash) -> None:
-    """Add the callback that keeps the selectors, clicks in figures and the address in step."""
+def register(app: Dash, source: RunSource) -> None:
+    """Add the callbacks that keep controls, clicks in figures and the address in step."""
+    each: Any = MATCH
+    every: Any = ALL
 
     @app.callback(
         Output("address", "search"),
-        Output("metric", "value"),
-        Output("rank-pick", "value"),
-        Input("metric", "value"),
-        Input("rank-pick", "value"),
-        Input("breakdown-bars", "clickData"),
-        Input("imposed-bars", "clickData"),
-        Input("step-heatmap", "clickData"),
+        Output(identity("control", every), "value"),
+        Output("views", "children"),
+        Input(identity("control", every), "value"),
+        Input(identity("figure", every), "clickData"),
+        Input(identity("zoomed", every), "data"),
+        Input(identity("grid", every), "cellClicked"),
         Input("address", "search"),
-        State("rank-pick", "data"),
+        State(identity("control", every), "id"),
+        State("run", "data"),
         prevent_initial_call=True,
     )
-    def select(  # noqa: PLR0917  Dash passes inputs by position
-        metric: str | None, rank: str | None, bar: Any, imposed: Any, cell: Any, search: str | None, ranks: list[Any] | None
-    ) -> tuple[Any, Any, Any]:
-        now = OverviewState.parse(search)
-        wanted = now
-        match ctx.triggered_id:
-            case "metric" | "rank-pick":
-                wanted = OverviewState(rank=_number(rank), metric=metric or now.metric)
-            case "breakdown-bars":
-                wanted = OverviewState(rank=_clicked(bar, "hovertext"), metric=now.metric)
-            case "imposed-bars":
-                wanted = OverviewState(rank=_clicked(imposed, "hovertext"), metric=now.metric)
-            # A row of a binned map is several ranks: which one was meant is not known.
-            case "step-heatmap" if ranks is not None and len(ranks) <= MAX_ROWS:
-                wanted = OverviewState(rank=_clicked(cell, "y"), metric=now.metric)
+    def select(
+        values: list[Any],
+        _clicks: list[Any],
+        _zooms: list[Any],
+        _rows: list[Any],
+        search: str | None,
+        controls: list[dict[str, str]],
+        run: dict[str, str] | None,
+    ) -> tuple[Any, list[Any], Any]:
+        if run is None:
+            return no_update, [no_update] * len(values), no_update
+        now = PageState.parse(search)
+        wanted = _wanted(now, source, run)
+        shown = [_control(wanted, control["name"], value) for control, value in zip(controls, values, strict=True)]
         return (
             no_update if wanted == now else wanted.search,
-            no_update if wanted.metric == metric else wanted.metric,
-            no_update if wanted.rank == _number(rank) else None if wanted.rank is None else str(wanted.rank),
+            shown,
+            view_links(run["run_id"], run["view"], wanted),
         )
 
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "zoomed"),
+        Output(identity("zoomed", each), "data"),
+        Input(identity("figure", each), "relayoutData"),
+        prevent_initial_call=True,
+    )
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
 
-
-def _clicked(data: Any, field: str) -> int | None:
-    """The rank of a clicked mark; ``None`` when the mark has none."""
+def _wanted(now: PageState, source: RunSource, run: dict[str, str]) -> PageState:
+    """What is selected after what has just happened."""
+    triggered: Any = ctx.triggered_id
+    if not isinstance(triggered, dict):
+        return now
+    value, name = ctx.triggered[0]["value"], triggered["name"]
     try:
-        return int(data["points"][0][field])
-    except (TypeError, KeyError, IndexError, ValueError):
+        match triggered["type"]:
+            case "control":
+                return now.having(name, text_of(value))
+            case "figure" if name in PICKS and value:
+                return PICKS[name](RunData(source, source.summary(run["run_id"])), now, value["points"][0])
+            case "zoomed" if name in ZOOMS and value:
+                return ZOOMS[name](now, None if value == "all" else (float(value[0]), float(value[1])))
+            case "grid" if name in ROW_PICKS and value:
+                return ROW_PICKS[name](RunData(source, source.summary(run["run_id"])), now, str(value["rowId"]))
+    except (KeyError, IndexError, TypeError, ValueError, RankscopeError):
+        pass  # a mark that stands for nothing, or a run that is gone
+    return now
+
+
+def text_of(value: Any) -> str | None:
+    """A control's value as it stands in the address; ``None`` when nothing is chosen."""
+    if value is None or value in ("", []):
         return None
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _control(state: PageState, name: str, value: Any) -> Any:
+    text = state.text(name)
+    if text == text_of(value):
+        return no_update
+    if isinstance(value, list):
+        return [] if text is None else text.split(",")
+    return "" if text is None and isinstance(value, int) else text

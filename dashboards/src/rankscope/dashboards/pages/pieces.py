@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import html
 from dash.development.base_component import Component
 
 from rankscope.dashboards.data.source import RunSummary, Status
+from rankscope.dashboards.inert import MAX_TEXT, shown
 from rankscope.dashboards.pages.aria import aria
 from rankscope.dashboards.pages.wording import STATUS_LABELS
 
 COMMAND = re.compile(r"(?:(?P<before>[^`]*): )?(?P<command>(?:rankscope|torchrun|nvidia-smi|dcgmi) .+)")
 """Advice that is a command, or ends with one after a colon."""
+MAX_BADGE = 80
+"""Characters of a label; all of a longer text is in its title."""
 
 
 def badge(text: str, *, tone: str = "plain", title: str | None = None) -> Component:
     """A label. Tones: plain, good, fair, bad, unknown, live, simulated; each has a sign besides its colour."""
-    return html.Span(text, className=f"badge badge-{tone}", title=title)
+    short = shown(text, MAX_BADGE)
+    return html.Span(short, className=f"badge badge-{tone}", title=title or (None if short == text else shown(text, MAX_TEXT)))
+
+
+STATUS_TONES: Final[dict[Status, str]] = {
+    "starting": "live", "live": "live", "silent": "fair", "finished": "plain", "failed": "bad", "unreadable": "bad",
+}  # fmt: skip
 
 
 def status_badges(run: RunSummary) -> list[Component]:
     """How the run is doing, and whether it is simulated."""
-    tones: dict[Status, str] = {
-        "starting": "live", "live": "live", "silent": "fair", "finished": "plain", "failed": "bad", "unreadable": "bad",
-    }  # fmt: skip
     label = STATUS_LABELS[run.status]
-    badges = [badge(f"{label}: {run.losses}" if run.status == "failed" else label, tone=tones[run.status])]
+    badges = [badge(f"{label}: {run.losses}" if run.status == "failed" else label, tone=STATUS_TONES[run.status])]
     if run.losses is not None and run.status != "failed":
         badges.append(badge(run.losses, tone="bad"))
     if run.unrecorded is not None:
@@ -35,6 +42,15 @@ def status_badges(run: RunSummary) -> list[Component]:
     if run.simulated:
         badges.append(badge("Simulated GPUs", tone="simulated", title="The GPU readings of this run are made up"))
     return badges
+
+
+def simulated_band() -> Component:
+    """Said above everything that is shown of a run whose GPUs are simulated."""
+    return html.Div(
+        [html.Strong("SIMULATED GPUS"), " The GPU readings of this run are made up. The times of its ranks were measured."],
+        className="simulated-band",
+        role="note",
+    )
 
 
 def advice(text: str) -> Component:
@@ -51,8 +67,14 @@ def advice(text: str) -> Component:
         variant="subtle",
         **aria(label=f"Copy the command {command}"),
     )
-    line = html.Div([html.Code(command), button], className="advice-command")
+    line = html.Div([html.Code(_options(command)), button], className="advice-command")
     return html.Div([f"{match['before']}:", line] if match["before"] else line, className="advice")
+
+
+def _options(command: str) -> list[Component | str]:
+    """Each option by itself: a line does not end behind its first dash."""
+    parts = re.split(r"(?<=\s)(-\S+)", command)
+    return [html.Span(part, className="option") if at % 2 else part for at, part in enumerate(parts)]
 
 
 def legend(entries: list[tuple[str, str]]) -> Component:

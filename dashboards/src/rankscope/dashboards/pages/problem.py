@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from dash.development.base_component import Component
+
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.inert import shown
+from rankscope.dashboards.pages.aria import aria
 
 
 def problem_page(title: str, reason: str, *, hint: str | None = None) -> Component:
@@ -23,18 +30,47 @@ def problem_page(title: str, reason: str, *, hint: str | None = None) -> Compone
     )
 
 
+def not_ready(name: str, progress: Progress) -> Component:
+    """What is asked for is being worked out. The page asks again by itself (``AGAIN``)."""
+    known = progress.of > 0
+    return html.Div(
+        html.Section(
+            [
+                html.H1(f"{name} is being analysed", className="sentence"),
+                html.P(f"{progress.sentence}.", className="reason", **aria(live="polite")),
+                dmc.Progress(
+                    value=100 * progress.done / progress.of if known else 100,
+                    animated=not known,
+                    striped=not known,
+                    **aria(label="Progress of the analysis"),
+                ),
+                html.P(
+                    "A run is analysed once, and again when it has changed; then its pages are there at once.", className="help"
+                ),
+                dcc.Interval(id={"type": AGAIN, "of": name}, interval=AGAIN_MS),
+            ],
+            className="card verdict tone-unknown",
+        ),
+        className="stack",
+    )
+
+
+AGAIN: Final = "again"
+AGAIN_MS: Final = 700
+
+
 def unknown_run(run_id: str) -> Component:
     """There is no run of that id here."""
     return problem_page(
         "There is no such run",
-        f"Nothing here has the run id {run_id!r}.",
+        f"Nothing here has the run id {shown(run_id)!r}.",
         hint="It may have been moved or removed, or this dashboard was started on another folder.",
     )
 
 
 def unknown_page(pathname: str) -> Component:
     """The address belongs to no page."""
-    return problem_page("There is no such page", f"Nothing lives at {pathname}.")
+    return problem_page("There is no such page", f"Nothing lives at {shown(pathname)}.")
 
 
 def unreadable_run(name: str, reason: str) -> Component:

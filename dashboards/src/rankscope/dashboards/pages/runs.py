@@ -4,84 +4,119 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any, Final
 
+import dash_ag_grid as dag  # type: ignore[import-untyped]
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from rankscope.analysis.result import Analysis
 from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.data.source import RunSummary
+from rankscope.dashboards.data.source import RunSource, RunSummary
+from rankscope.dashboards.many_state import MOST_COMPARED, ListState, compare_path
 from rankscope.dashboards.pages import wording
-from rankscope.dashboards.pages.pieces import advice, badge, status_badges
-from rankscope.dashboards.url_state import run_path
+from rankscope.dashboards.pages.aria import aria
+from rankscope.dashboards.pages.grid import DEFAULT_COLUMN, OPTIONS, csv_params, in_order
+from rankscope.dashboards.pages.pieces import advice
+from rankscope.dashboards.pages.run_rows import COLUMNS, GOING_ON, first_row
 
-SHOWN = 200
-"""Newest runs that are listed."""
-WITH_VERDICT = 24
-"""Newest runs that are analysed for the list; the others when they are opened."""
+LOOK_MS: Final = 1000
+"""How often the browser looks which of the rows in view have no verdict yet; only then is anything sent."""
 
 
-def runs_page(runs: Sequence[RunSummary], config: DashboardConfig) -> Component:
-    """The list; it looks for new runs by itself."""
+def runs_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
+    """The list; it looks for new runs by itself. Raises ``RankscopeError``."""
+    runs = source.runs()
     return html.Div(
         [
             html.H1("Runs", className="page-title"),
-            html.Div(run_list(runs), id="run-list"),
+            html.Div(_empty(), id="runs-empty", hidden=bool(runs)),
+            html.Div(_list(source, runs, ListState.parse(search)), id="runs-list", className="card", hidden=not runs),
+            dcc.Location(id="list-address", refresh="callback-nav", search=search or ""),
             dcc.Store(id="run-list-revision", data=list_revision(runs)),
+            dcc.Store(id="runs-asked"),
+            dcc.Store(id="runs-answered"),
+            dcc.Interval(id="runs-look", interval=LOOK_MS),
             dcc.Interval(id="run-list-poll", interval=int(config.poll_interval_s * 1000)),
         ],
-        className="stack",
+        className="stack wide",
     )
 
 
 def list_revision(runs: Sequence[RunSummary]) -> str:
-    """Changes when the list would look different."""
-    return hashlib.blake2b(repr([(run.run_id, run.revision, run.status) for run in runs]).encode(), digest_size=12).hexdigest()
+    """Changes when rows come, go or would look different, but for those of runs that go on: these are asked for again."""
+    told = [(run.run_id, run.status, None if run.status in GOING_ON else run.revision) for run in runs]
+    return hashlib.blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def run_list(runs: Sequence[RunSummary]) -> list[Component]:
+def list_rows(source: RunSource, runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """One row per run, in the order given."""
-    if not runs:
-        return [_empty()]
-    rows: list[Component] = [_row(run, with_verdict=index < WITH_VERDICT) for index, run in enumerate(runs[:SHOWN])]
-    hidden = len(runs) - SHOWN
-    more = [html.P(f"{wording.count(hidden, 'older run')} not listed.", className="help")] if hidden > 0 else []
-    return [html.Ul(rows, className="runs"), *more]
+    return [first_row(source, run) for run in runs]
 
 
-def _row(run: RunSummary, *, with_verdict: bool) -> Component:
-    size = wording.count(run.world_size, "rank") if run.world_size is not None else "size not known"
-    facts = [wording.moment(run.start_unix_ns), size, *([wording.count(run.hosts, "host")] if run.hosts else [])]
-    folder = Path(run.path).name
-    title: list[Component] = [dcc.Link(run.name, href=run_path(run.run_id), className="run-name")]
-    if folder != run.name:  # jobs of one name are told apart by their folders
-        title.append(html.Code(folder, className="path", title=run.path))
-    if run.problem is not None:
-        verdict: Component = html.Div(run.problem, className="run-verdict help")
-    elif with_verdict:
-        verdict = html.Div("Looking …", id={"type": "run-verdict", "run": run.run_id}, className="run-verdict help")
-    else:
-        verdict = html.Div("Open it to see its verdict.", className="run-verdict help")
-    return html.Li(
-        [
-            html.Div([*title, *status_badges(run)], className="run-head"),
-            verdict,
-            *([] if run.problem is not None else [html.Div(" · ".join(facts), className="run-facts")]),
-        ],
-        className="card run",
+def counted(runs: Sequence[RunSummary]) -> str:
+    """How many there are."""
+    live = sum(run.status == "live" for run in runs)
+    return wording.count(len(runs), "run") + (f", {live:,} live" if live else "")
+
+
+def _list(source: RunSource, runs: Sequence[RunSummary], state: ListState) -> list[Component]:
+    return [
+        html.Div(
+            [
+                dmc.TextInput(
+                    id="runs-q",
+                    value=state.q,
+                    placeholder="Search in all columns",
+                    debounce=300,
+                    size="sm",
+                    className="runs-q",
+                    **aria(label="Search runs"),
+                ),
+                html.Span(counted(runs), id="runs-count", className="help", **aria(live="polite")),
+                html.Div(
+                    [
+                        html.Div(compare_link([]), id="runs-compare"),
+                        dmc.Button("Save as CSV", id="runs-csv", size="compact-sm", variant="default"),
+                    ],
+                    className="tools",
+                ),
+            ],
+            className="runs-tools",
+        ),
+        dag.AgGrid(
+            id="runs-grid",
+            rowData=list_rows(source, runs),
+            columnDefs=in_order(COLUMNS, state),
+            defaultColDef={**DEFAULT_COLUMN, "floatingFilter": False},
+            getRowId="params.data.id",
+            csvExportParams=csv_params("rankscope-runs"),
+            dashGridOptions={
+                **OPTIONS,
+                "ensureDomOrder": True,  # as screen readers go through it
+                "rowHeight": 40,
+                "quickFilterText": state.q,
+                "rowSelection": {
+                    "mode": "multiRow",
+                    "headerCheckbox": False,
+                    "isRowSelectable": {"function": "params.data != null && !params.data.problem"},
+                },
+                "selectionColumnDef": {"pinned": "left", "width": 46},
+                "localeText": {"noRowsToShow": "No run matches"},
+            },
+            style={"width": "100%", "height": "max(320px, calc(100dvh - 220px))"},
+        ),
+    ]
+
+
+def compare_link(run_ids: Sequence[str]) -> Component:
+    """The way to the comparison of the selected runs, or how to get one."""
+    if 2 <= len(run_ids) <= MOST_COMPARED:
+        return dcc.Link(f"Compare {len(run_ids)} runs", href=compare_path(run_ids), className="button compact")
+    too_many = len(run_ids) > MOST_COMPARED
+    return html.Span(
+        f"At most {MOST_COMPARED} runs can be compared" if too_many else "Select two runs to compare", className="help"
     )
-
-
-def verdict_line(run: RunSummary, analysis: Analysis) -> list[Component]:
-    """Verdict of a run in the list, and the first of what is missing or damaged."""
-    verdict, warnings = analysis.verdict, analysis.source.warnings
-    tone = wording.verdict_tone(verdict.kind, may_be_well=run.may_be_well)
-    line: list[Component] = [badge(wording.KIND_LABELS[verdict.kind], tone=tone), html.Span(verdict.summary)]
-    if warnings:
-        more = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
-        line.append(html.Div(f"{warnings[0]}{more}", className="run-warning"))
-    return line
 
 
 def _empty() -> Component:

@@ -18,7 +18,7 @@ INDEX = """<!DOCTYPE html>
         {%metas%}
         <title>{%title%}</title>
         <link rel="icon" type="image/svg+xml" href="/assets/icons/rankscope.svg">
-        <script src="/assets/early.js"></script>
+        <script src="/assets/early.js" data-plotly="/_dash-component-suites/plotly/package_data/plotly.min.js"></script>
         {%css%}
     </head>
     <body>
@@ -36,8 +36,8 @@ DARK_SHADES = [
 """Mantine's dark greys, in the hue of assets/style.css."""
 
 
-def shell() -> Component:
-    """The app's layout."""
+def shell(*, with_login: bool = False) -> Component:
+    """The app's layout; ``with_login``: there is a page for logging in and out."""
     layout: Component = dmc.MantineProvider(
         id="provider",
         theme={
@@ -60,6 +60,8 @@ def shell() -> Component:
                         href="/",
                         className="brand",
                     ),
+                    html.Nav(id="site-links", className="site-links", **aria(label="Pages")),
+                    *([html.A("Log in or out", href="/login", className="login")] if with_login else []),
                     dmc.SegmentedControl(
                         id="scheme-choice",
                         data=[

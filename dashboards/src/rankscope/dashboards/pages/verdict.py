@@ -9,7 +9,7 @@ from rankscope.alerts.findings import reading
 from rankscope.analysis.result import Analysis, Finding, Source, Verdict
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.pages import wording
-from rankscope.dashboards.pages.aria import aria
+from rankscope.dashboards.pages.facts import fact
 from rankscope.dashboards.pages.pieces import advice, badge
 
 MAX_FINDINGS = 6
@@ -20,31 +20,21 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Component]:
     verdict = analysis.verdict
     tone = wording.verdict_tone(verdict.kind, may_be_well=run.may_be_well)
     parts: list[Component] = []
-    if analysis.source.simulated:
-        parts.append(_simulated_band())
     parts += [
         html.Div(_badges(analysis, tone), className="badges"),
-        html.H1(verdict.summary, className="sentence", id="verdict-sentence"),
+        html.H2(verdict.summary, className="sentence", id="verdict-sentence"),
         html.Dl(_facts(analysis), className="facts"),
     ]
     # Whoever reads this has the dashboard open.
     steps = [text for text in verdict.next if not text.startswith("rankscope dashboard")]
     if steps:
-        parts.append(html.Div([html.H2("Do next"), html.Div([advice(text) for text in steps])], className="next"))
+        parts.append(html.Div([html.H3("Do next"), html.Div([advice(text) for text in steps])], className="next"))
     others = [finding for finding in analysis.findings if finding.summary != verdict.summary]
     if others or any(finding.evidence for finding in analysis.findings):
         parts.append(_findings(analysis.findings))
     if analysis.source.warnings:
         parts.append(_warnings(analysis.source.warnings))
     return [html.Div(parts, className=f"verdict tone-{tone}")]
-
-
-def _simulated_band() -> Component:
-    return html.Div(
-        [html.Strong("SIMULATED GPUS"), " The GPU readings of this run are made up. The times of its ranks were measured."],
-        className="simulated-band",
-        role="note",
-    )
 
 
 def _badges(analysis: Analysis, tone: str) -> list[Component]:
@@ -86,21 +76,21 @@ def _facts(analysis: Analysis) -> list[Component]:
     # Where nobody is to blame there is no loss to speak of, and often nothing that could be doubted; where somebody is, what is
     # not known is said to be unknown.
     if verdict.confidence is not None or verdict.rank is not None:
-        facts.append(_fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence))
+        facts.append(fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence))
     if verdict.slowdown is not None or verdict.rank is not None:
         facts.append(
-            _fact("Steps take", wording.slowdown(verdict.slowdown), why="Step time as it is over step time without the cause")
+            fact("Steps take", wording.slowdown(verdict.slowdown), why="Step time as it is over step time without the cause")
         )
     on_gpus = any(rank.device_kind != "cpu" for rank in analysis.ranks)
     if verdict.gpu_hours_lost is not None or (verdict.rank is not None and on_gpus):
         facts.append(
-            _fact("GPU time lost", wording.gpu_hours(verdict.gpu_hours_lost), why="Excess time x number of ranks, so far")
+            fact("GPU time lost", wording.gpu_hours(verdict.gpu_hours_lost), why="Excess time x number of ranks, so far")
         )
     if verdict.cost is not None:
-        facts.append(_fact("Cost so far", wording.money(verdict.cost.amount, verdict.cost.currency)))
+        facts.append(fact("Cost so far", wording.money(verdict.cost.amount, verdict.cost.currency)))
     facts += [
         _evidence(verdict, source),
-        _fact(
+        fact(
             "Coverage",
             wording.percent(source.coverage),
             why="Ranks x steps with evidence over those expected",
@@ -122,26 +112,15 @@ def _ranks_there(source: Source) -> str:
 def _evidence(verdict: Verdict, source: Source) -> Component:
     why, steps = "Which records the verdict rests on", _steps(verdict, source)
     if verdict.evidence_source is None:
-        return _fact("Evidence", steps, why=why)
+        return fact("Evidence", steps, why=why)
     names = {"steps": "step records", "windows": "profiled steps", "traces": "traces"}
-    return _fact("Evidence", names[verdict.evidence_source], why=why, detail=steps)
+    return fact("Evidence", names[verdict.evidence_source], why=why, detail=steps)
 
 
 def _steps(verdict: Verdict, source: Source) -> str:
     if verdict.steps is None or verdict.steps[1] <= verdict.steps[0]:
         return wording.count(source.steps, "step")
     return f"steps {verdict.steps[0]} to {verdict.steps[1] - 1}"
-
-
-def _fact(name: str, value: str, *, why: str | None = None, meter: float | None = None, detail: str | None = None) -> Component:
-    shown: list[str | Component] = [value]
-    if detail is not None:
-        shown.append(html.Small(detail))
-    if meter is not None:
-        filled = min(max(meter, 0.0), 1.0)
-        shown.append(html.Span(html.Span(style={"width": f"{100 * filled:.0f}%"}), className="meter", **aria(hidden="true")))
-    unknown = " unknown" if value == wording.UNKNOWN else ""
-    return html.Div([html.Dt(name), html.Dd(shown, className=f"value{unknown}")], className="fact", title=why)
 
 
 def _findings(findings: list[Finding]) -> Component:
@@ -160,5 +139,5 @@ def _findings(findings: list[Finding]) -> Component:
 
 def _warnings(warnings: list[str]) -> Component:
     return html.Div(
-        [html.H2("Missing or damaged"), html.Ul([html.Li(warning) for warning in warnings])], className="warnings", role="note"
+        [html.H3("Missing or damaged"), html.Ul([html.Li(warning) for warning in warnings])], className="warnings", role="note"
     )

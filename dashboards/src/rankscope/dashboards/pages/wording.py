@@ -94,6 +94,11 @@ def money(amount: float, currency: str) -> str:
     return f"{amount:,.2f} {currency}" if amount >= 0.01 or amount == 0 else f"{amount:.2g} {currency}"
 
 
+def rate(per_second: float) -> str:
+    """``1.25/s``, ``123,100/s``."""
+    return f"{per_second:,.0f}/s" if per_second >= 1000 else f"{per_second:.4g}/s"
+
+
 def milliseconds(us: float | None) -> float | None:
     """Microseconds to milliseconds; not known stays not known."""
     return None if us is None else us / 1e3

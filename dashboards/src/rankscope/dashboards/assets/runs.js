@@ -1,0 +1,94 @@
+// The list of runs: what its cells look like, and which of the rows in view have no verdict yet.
+(function () {
+  var LIVE_EVERY = 3; // looks
+  var PATIENCE_MS = 15000;
+  var NARROW_PX = 760;
+  var ALWAYS = ["name", "state", "verdict"];
+  var asked = { number: 0, at: 0 };
+  var narrow = null;
+
+  function grid() {
+    try {
+      return window.dash_ag_grid.getApi("runs-grid");
+    } catch (error) {
+      return null; // not there yet, or not any more
+    }
+  }
+
+  // With fewer columns on a narrow screen.
+  function fit(api) {
+    var now = window.innerWidth < NARROW_PX;
+    if (api.rankscopeNarrow !== now) {
+      api.rankscopeNarrow = now;
+      var others = api.getColumns().map((column) => column.getColId()).filter((id) => !ALWAYS.includes(id) && !id.startsWith("ag-Grid"));
+      api.setColumnsVisible(others, !now);
+      api.setColumnsPinned(["name"], now ? null : "left");
+    }
+  }
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    rankscope_runs: {
+      look: function (looks, answered) {
+        var api = grid();
+        if (!api || api.isDestroyed()) {
+          return dash_clientside.no_update;
+        }
+        fit(api);
+        if (asked.number !== answered && asked.number && Date.now() - asked.at < PATIENCE_MS) {
+          return dash_clientside.no_update; // one question at a time
+        }
+        var ids = api
+          .getRenderedNodes()
+          .map((node) => node.data)
+          .filter((row) => row && (row.ask || (row.live && looks % LIVE_EVERY === 0)))
+          .map((row) => row.id);
+        if (!ids.length) {
+          return dash_clientside.no_update;
+        }
+        asked = { number: looks, at: Date.now() };
+        return { number: looks, ids: ids };
+      },
+    },
+  });
+
+  // The arrow keys go from cell to cell; Enter opens the run of the row they are in.
+  document.addEventListener("keydown", function (event) {
+    var cell = event.key === "Enter" && event.target.closest("#runs-grid .ag-cell");
+    var row = cell && cell.closest(".ag-row").getAttribute("row-index");
+    var link = row && document.querySelector('#runs-grid .ag-row[row-index="' + row + '"] .run-link');
+    if (link && event.target === cell) {
+      link.click();
+    }
+  });
+
+  function badge(text, tone) {
+    return React.createElement("span", { className: "badge badge-" + tone }, text);
+  }
+
+  window.dashAgGridComponentFunctions = Object.assign({}, window.dashAgGridComponentFunctions, {
+    RunName: function (props) {
+      var row = props.data;
+      return row.href
+        ? React.createElement(window.dash_core_components.Link, { href: row.href, className: "run-link", children: row.name, title: row.name })
+        : React.createElement("span", null, row.name);
+    },
+    RunState: function (props) {
+      var row = props.data;
+      return React.createElement(
+        "span",
+        { className: "cell-badges" },
+        badge(row.state, row.state_tone),
+        row.simulated ? badge("Simulated", "simulated") : null
+      );
+    },
+    RunVerdict: function (props) {
+      var row = props.data;
+      return React.createElement(
+        "span",
+        { className: "cell-badges" },
+        row.kind ? badge(row.kind, row.tone) : null,
+        React.createElement("span", { className: row.kind ? "cell-text" : "cell-text help" }, row.verdict || "Not analysed yet")
+      );
+    },
+  });
+})();

@@ -1,0 +1,50 @@
+"""The page of all alerts: new ones, search, order, the selected one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Input, Output, State, no_update
+
+from rankscope.dashboards.callbacks.listing import register_choices
+from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.pages.alert_rows import revision_of_rows
+from rankscope.dashboards.pages.alerts import alert_notes, alert_rows, counted, picked
+from rankscope.runs.errors import RankscopeError
+
+
+def register(app: Dash, source: RunSource) -> None:
+    """Add the callbacks."""
+    register_choices(app, "alerts", "alerts-address")
+
+    @app.callback(
+        Output("alerts-grid", "rowData"),
+        Output("alerts-count", "children"),
+        Output("alerts-notes", "children"),
+        Output("alerts-empty", "hidden"),
+        Output("alerts-list", "hidden"),
+        Output("alerts-revision", "data"),
+        Output("many-shown", "data", allow_duplicate=True),
+        Input("alerts-poll", "n_intervals"),
+        State("alerts-revision", "data"),
+        prevent_initial_call=True,
+    )
+    def refresh(ticks: int | None, seen: str | None) -> tuple[Any, ...]:
+        try:
+            found = source.all_alerts()
+            revision = revision_of_rows(found.alerts, found.problems)
+            if revision == seen:
+                return (no_update,) * 7
+            rows = alert_rows(source, found)
+        except RankscopeError:
+            return (no_update,) * 7  # the folder is away for the moment; what is on the page stays
+        there = bool(found.alerts)
+        return rows, counted(found), alert_notes(found), there, not there, revision, {"search": "", "ticks": ticks}
+
+    @app.callback(Output("alerts-picked", "children"), Input("alerts-grid", "selectedRows"), prevent_initial_call=True)
+    def pick(rows: Any) -> Any:
+        row = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
+        try:
+            return picked(source.all_alerts(), row.get("id"))
+        except RankscopeError:
+            return no_update

@@ -1,0 +1,135 @@
+"""The list of runs: new runs, verdicts of those in view, search, order, selection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, no_update
+
+from rankscope.dashboards.data.lately import Lately
+from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.many_state import ListState
+from rankscope.dashboards.pages.run_rows import asked_row
+from rankscope.dashboards.pages.runs import compare_link, counted, list_revision, list_rows
+from rankscope.runs.errors import RankscopeError
+
+MOST_ASKED: Final = 24
+"""Rows that are told of in one answer."""
+MOST_FOLLOWED: Final = 8
+"""Live runs among them whose verdict is kept up to date: each takes a process beside the server."""
+
+
+def register(app: Dash, source: RunSource) -> None:
+    """Add the callbacks of the list."""
+    lately = Lately(source.runs)
+
+    @app.callback(
+        Output("runs-grid", "rowData"),
+        Output("runs-count", "children"),
+        Output("runs-empty", "hidden"),
+        Output("runs-list", "hidden"),
+        Output("run-list-revision", "data"),
+        Input("run-list-poll", "n_intervals"),
+        State("run-list-revision", "data"),
+        prevent_initial_call=True,
+    )
+    def refresh_list(_ticks: int | None, seen: str | None) -> tuple[Any, ...]:
+        try:
+            runs = lately.get()
+        except RankscopeError:
+            return (no_update,) * 5  # the folder is away for the moment; what is on the page stays
+        revision = list_revision(runs)
+        if revision == seen:
+            return (no_update,) * 5
+        return list_rows(source, runs), counted(runs), bool(runs), not runs, revision
+
+    @app.callback(
+        Output("runs-grid", "rowTransaction"),
+        Output("runs-answered", "data"),
+        Input("runs-asked", "data"),
+        prevent_initial_call=True,
+    )
+    def answer(asked: Any) -> tuple[Any, Any]:
+        if not isinstance(asked, dict) or not isinstance(asked.get("ids"), list):
+            return no_update, no_update
+        rows = asked_rows(source, [str(run_id) for run_id in asked["ids"][:MOST_ASKED]])
+        return ({"update": rows, "async": False} if rows else no_update), asked.get("number")
+
+    register_choices(app, "runs", "list-address")
+
+    @app.callback(Output("runs-compare", "children"), Input("runs-grid", "selectedRows"), prevent_initial_call=True)
+    def selected(rows: Any) -> Any:
+        return compare_link([str(row["id"]) for row in rows or [] if isinstance(row, dict) and "id" in row])
+
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope_runs", "look"),
+        Output("runs-asked", "data"),
+        Input("runs-look", "n_intervals"),
+        State("runs-answered", "data"),
+        prevent_initial_call=True,
+    )
+
+
+def register_choices(app: Dash, table: str, address: str) -> None:
+    """Search and order of a table follow the address, and it follows them; all rows can be saved."""
+    search_box, grid = f"{table}-q", f"{table}-grid"
+
+    @app.callback(
+        Output(address, "search"),
+        Output(search_box, "value"),
+        Output(grid, "dashGridOptions"),
+        Output(grid, "columnState"),
+        Input(search_box, "value"),
+        Input(grid, "columnState"),
+        Input(address, "search"),
+        prevent_initial_call=True,
+    )
+    def select(q: Any, columns: Any, search: str | None) -> tuple[Any, Any, Any, Any]:
+        now = ListState.parse(search)
+        shown = sorted_as(columns, now)
+        # Both choices at once: somebody may have made the second while the first was under way.
+        wanted = now if ctx.triggered_id == address else replace(shown, q=str(q or ""))
+        options = Patch()
+        options["quickFilterText"] = wanted.q
+        return (
+            no_update if wanted == now else wanted.search,
+            no_update if wanted.q == q else wanted.q,
+            options if ctx.triggered_id != grid else no_update,
+            no_update if wanted == shown or not columns else [_column(column, wanted) for column in columns],
+        )
+
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "saveGrid"),
+        Output(grid, "exportDataAsCsv"),
+        Input(f"{table}-csv", "n_clicks"),
+        prevent_initial_call=True,
+    )
+
+
+def asked_rows(source: RunSource, run_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of runs in view; those that are gone are left out: the list will know."""
+    rows = []
+    followed = 0
+    for run_id in run_ids:
+        try:
+            run = source.summary(run_id)
+        except RankscopeError:
+            continue
+        followed += run.status == "live"
+        rows.append(asked_row(source, run, follow=followed <= MOST_FOLLOWED))
+    return rows
+
+
+def sorted_as(columns: Any, now: ListState) -> ListState:
+    """The state with the order that the table has; as it is while the table has not said."""
+    if not isinstance(columns, list):
+        return now
+    order = next(((one["colId"], one["sort"]) for one in columns if isinstance(one, dict) and one.get("sort")), None)
+    return ListState(now.q, *((None, False) if order is None else (str(order[0]), order[1] == "desc")))
+
+
+def _column(column: dict[str, Any], state: ListState) -> dict[str, Any]:
+    order = "desc" if state.descending else "asc"
+    return {**column, "sort": order if column.get("colId") == state.sort else None, "sortIndex": None}

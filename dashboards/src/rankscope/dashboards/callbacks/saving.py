@@ -1,0 +1,55 @@
+"""Taking figures and tables away."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+from urllib.parse import quote
+
+import flask
+from dash import MATCH, ClientsideFunction, Dash, Input, Output
+
+from rankscope.dashboards.callbacks.drawing import draw
+from rankscope.dashboards.data.source import RunSource, UnknownRunError
+from rankscope.dashboards.figures.drawn import Table
+from rankscope.dashboards.figures.palette import palette
+from rankscope.dashboards.inert import safe_cell
+from rankscope.dashboards.pages.live import identity
+from rankscope.dashboards.url_state import PageState
+from rankscope.dashboards.views.registry import FIGURES
+
+
+def register(app: Dash, source: RunSource) -> None:
+    """Add the numbers of figures at ``/run/RUN_ID/data/FIGURE.csv``, and the button of tables."""
+    each: Any = MATCH
+
+    def figure_data(run_id: str, name: str) -> flask.Response:
+        if name not in FIGURES:
+            flask.abort(404)
+        state = PageState.parse(flask.request.query_string.decode("utf-8", "replace"))
+        try:
+            drawn, ready = draw(source, run_id, name, state, palette(None))
+        except UnknownRunError:
+            flask.abort(404)
+        if not drawn.table.columns:
+            return flask.Response(f"{drawn.says}\n", 404 if ready else 503, mimetype="text/plain")
+        file = quote(f"{run_id}-{name}.csv", safe="")
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{file}"}
+        return flask.Response(csv_of(drawn.table), mimetype="text/csv", headers=headers)
+
+    app.server.add_url_rule("/run/<run_id>/data/<name>.csv", view_func=figure_data)
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "saveGrid"),
+        Output(identity("grid", each), "exportDataAsCsv"),
+        Input(identity("save-grid", each), "n_clicks"),
+        prevent_initial_call=True,
+    )
+
+
+def csv_of(table: Table) -> str:
+    """A header and the rows; what is not known is empty, and no name is a formula."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerows([safe_cell(cell) for cell in row] for row in (table.columns, *table.rows))
+    return text.getvalue()

@@ -1,0 +1,115 @@
+"""The state of the pages about many runs is their address, as on the pages of a run (``url_state``)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Self, get_args
+from urllib.parse import quote, unquote_plus
+
+By = Literal["host", "rank"]
+
+MOST_COMPARED: Final = 12
+"""Runs in one comparison."""
+
+_LONGEST: Final = 256
+_FIELD: Final = re.compile(r"(-?)([a-z][a-z_]{0,31})", re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
+_DAYS: Final = re.compile(r"([0-9]{1,4})d", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ListState:
+    """Of a table, such as the list of runs: ``?q=bert&sort=-lost``."""
+
+    q: str = ""
+    sort: str | None = None
+    """A column; ``None``: the order in which the rows come."""
+    descending: bool = False
+
+    @property
+    def search(self) -> str:
+        """Query part of the address; ``""`` at the defaults."""
+        sort = None if self.sort is None else f"{'-' if self.descending else ''}{self.sort}"
+        return _search(q=self.q or None, sort=sort)
+
+    @classmethod
+    def parse(cls, search: object) -> Self:
+        """What cannot be understood gets its default: links never break."""
+        given = _given(search)
+        sort = _FIELD.fullmatch(given.get("sort", ""))
+        return cls(
+            q=unquote_plus(given.get("q", ""))[:_LONGEST],
+            sort=sort[2] if sort else None,
+            descending=bool(sort and sort[1]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompareState:
+    """Of a comparison: ``?runs=ID,ID&by=rank``, or ``?runs=ID&at=5000`` for one run before and after a step."""
+
+    runs: tuple[str, ...] = ()
+    at: int | None = None
+    by: By = "host"
+    """What changes are shown of: hosts, or ranks."""
+
+    @property
+    def search(self) -> str:
+        """Query part of the address."""
+        at = None if self.at is None else str(self.at)
+        return _search(runs=self.runs or None, at=at, by=None if self.by == "host" else self.by)
+
+    @classmethod
+    def parse(cls, search: object) -> Self:
+        """What cannot be understood gets its default."""
+        given = _given(search)
+        runs = [unquote_plus(run) for run in given.get("runs", "").split(",")]
+        by = given.get("by")
+        return cls(
+            runs=tuple(dict.fromkeys(run for run in runs if 0 < len(run) <= _LONGEST)),
+            at=int(given["at"]) if _NUMBER.fullmatch(given.get("at", "")) else None,
+            by=next((one for one in get_args(By) if one == by), "host"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """Of the ledger: ``?since=30d``."""
+
+    days: int | None = None
+    """Runs that started in so many days before now; ``None``: all."""
+
+    @property
+    def search(self) -> str:
+        """Query part of the address."""
+        return _search(since=None if self.days is None else f"{self.days}d")
+
+    @classmethod
+    def parse(cls, search: object) -> Self:
+        """What cannot be understood gets its default."""
+        found = _DAYS.fullmatch(_given(search).get("since", ""))
+        return cls(int(found[1]) if found and int(found[1]) else None)
+
+
+def compare_path(run_ids: Sequence[str], at: int | None = None) -> str:
+    """Address of a comparison."""
+    return f"/compare{CompareState(tuple(run_ids), at).search}"
+
+
+def _given(search: object) -> dict[str, str]:
+    """Values by name, not unquoted yet: a comma may be part of a run's id. Anything may be posted without a browser."""
+    if not isinstance(search, str) or len(search) > _LONGEST * 64:
+        return {}
+    pairs = (part.partition("=") for part in search.removeprefix("?").split("&"))
+    return {name: value for name, _, value in pairs}
+
+
+def _search(**values: str | Sequence[str] | None) -> str:
+    parts = [
+        f"{name}={quote(value, safe='') if isinstance(value, str) else ','.join(quote(item, safe='') for item in value)}"
+        for name, value in values.items()
+        if value is not None
+    ]
+    return f"?{'&'.join(parts)}" if parts else ""

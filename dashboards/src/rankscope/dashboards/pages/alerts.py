@@ -1,0 +1,153 @@
+"""Alerts of all runs: those that fire first, then those that are past."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import dash_ag_grid as dag  # type: ignore[import-untyped]
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from rankscope.dashboards.config import DashboardConfig
+from rankscope.dashboards.data.alert_record import AlertsFound
+from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.many_state import ListState
+from rankscope.dashboards.pages import wording
+from rankscope.dashboards.pages.alert_list import alert_article
+from rankscope.dashboards.pages.alert_rows import COLUMNS, alert_row, revision_of_rows, row_id
+from rankscope.dashboards.pages.aria import aria
+from rankscope.dashboards.pages.grid import DEFAULT_COLUMN, OPTIONS, csv_params, in_order
+from rankscope.dashboards.pages.live import figure
+from rankscope.dashboards.pages.pieces import advice, section
+
+MOST_ROWS: Final = 2_000
+"""More alerts than that nobody goes through; the figure's CSV has all of them."""
+POLL_MS: Final = 10_000
+
+
+def alerts_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
+    """The page; it looks for new alerts by itself. Raises ``RankscopeError``."""
+    del config
+    found = source.all_alerts()
+    return html.Div(
+        [
+            html.Div([html.H1("Alerts", className="page-title"), html.Div(alert_notes(found), id="alerts-notes")]),
+            html.Div(_empty(), id="alerts-empty", hidden=bool(found.alerts)),
+            html.Div(
+                _shown(source, found, ListState.parse(search)), id="alerts-list", className="stack inner", hidden=not found.alerts
+            ),
+            dcc.Location(id="alerts-address", refresh="callback-nav", search=search or ""),
+            dcc.Store(id="many-shown", data={"search": search or ""}),
+            dcc.Store(id="alerts-revision", data=revision_of_rows(found.alerts, found.problems)),
+            dcc.Interval(id="alerts-poll", interval=POLL_MS),
+        ],
+        className="stack wide",
+    )
+
+
+def alert_notes(found: AlertsFound) -> list[Component]:
+    """What could not be learnt, and what is not in the table."""
+    notes: list[Component] = [html.P(problem, className="reason", role="note") for problem in found.problems]
+    if len(found.alerts) > MOST_ROWS:
+        left = f"{len(found.alerts) - MOST_ROWS:,} older alerts are not in the table; the CSV of the figure has all of them."
+        notes.append(html.P(left, className="help"))
+    return notes
+
+
+def alert_rows(source: RunSource, found: AlertsFound) -> list[dict[str, Any]]:
+    """One row per alert, those that fire first. Raises ``RankscopeError``."""
+    names = {run.run_id: run.name for run in source.runs()}
+    now = time.time_ns()
+    return [alert_row(alert, names, now_unix_ns=now) for alert in found.alerts[:MOST_ROWS]]
+
+
+def counted(found: AlertsFound) -> str:
+    """How many there are."""
+    firing = sum(alert.state == "firing" for alert in found.alerts)
+    return f"{wording.count(len(found.alerts), 'alert')}, {firing:,} firing"
+
+
+def picked(found: AlertsFound, identifier: object) -> list[Component]:
+    """All that the alert of a row says, with its runbook."""
+    alert = next((alert for alert in found.alerts[:MOST_ROWS] if row_id(alert) == identifier), None)
+    if alert is None:
+        return [html.P("Select a row to read what it rests on and its runbook.", className="help")]
+    return [alert_article(alert)]
+
+
+def _shown(source: RunSource, found: AlertsFound, state: ListState) -> list[Component]:
+    return [
+        html.Div([_tools(found, state), _grid(source, found, state)], className="card"),
+        section(
+            "alert-picked",
+            "The selected alert",
+            "What it says, what that rests on, and what to do.",
+            [html.Div(picked(found, None), id="alerts-picked", **aria(live="polite"))],
+        ),
+        section(
+            "alert-counts",
+            "When alerts began",
+            "How many began at what time, by severity. Many at once have one cause: look for what they have in common.",
+            [figure("alert-counts", "Bars of how many alerts began over time", many=True)],
+        ),
+    ]
+
+
+def _tools(found: AlertsFound, state: ListState) -> Component:
+    return html.Div(
+        [
+            dmc.TextInput(
+                id="alerts-q",
+                value=state.q,
+                placeholder="Search in all columns",
+                debounce=300,
+                size="sm",
+                className="runs-q",
+                **aria(label="Search alerts"),
+            ),
+            html.Span(counted(found), id="alerts-count", className="help", **aria(live="polite")),
+            html.Div(dmc.Button("Save as CSV", id="alerts-csv", size="compact-sm", variant="default"), className="tools"),
+        ],
+        className="runs-tools",
+    )
+
+
+def _grid(source: RunSource, found: AlertsFound, state: ListState) -> Component:
+    grid: Component = dag.AgGrid(
+        id="alerts-grid",
+        rowData=alert_rows(source, found),
+        columnDefs=in_order(COLUMNS, state),
+        defaultColDef={**DEFAULT_COLUMN, "floatingFilter": False},
+        getRowId="params.data.id",
+        csvExportParams=csv_params("rankscope-alerts"),
+        dashGridOptions={
+            **OPTIONS,
+            "ensureDomOrder": True,  # as screen readers go through it
+            "rowHeight": 40,
+            "quickFilterText": state.q,
+            "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
+            "localeText": {"noRowsToShow": "No alert matches"},
+        },
+        style={"width": "100%", "height": f"max(240px, min({100 + 41 * len(found.alerts)}px, calc(70dvh - 120px)))"},
+    )
+    return grid
+
+
+def _empty() -> Component:
+    return html.Section(
+        [
+            html.H2("No alert is known"),
+            html.P(
+                "Nothing was found, or nobody watched: a watcher writes what it finds into each run. Start one beside the jobs:",
+                className="help",
+            ),
+            advice("rankscope alerts watch RUNS"),
+            html.P(
+                "Alerts about hardware come from a Prometheus with rankscope's rules (rankscope alerts rules):", className="help"
+            ),
+            advice("rankscope dashboard RUNS --prometheus URL"),
+        ],
+        className="card empty",
+    )

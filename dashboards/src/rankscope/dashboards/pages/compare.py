@@ -1,0 +1,219 @@
+"""Comparing runs: what got better or worse, whether it is real, where in the step, on which host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from rankscope.analysis.compare.result import CompareResult, Comparison, Side
+from rankscope.dashboards.config import DashboardConfig
+from rankscope.dashboards.data.comparing import Compared
+from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.figures.compare import compared_with, side_name
+from rankscope.dashboards.figures.units import duration
+from rankscope.dashboards.many_state import MOST_COMPARED, CompareState
+from rankscope.dashboards.pages import wording
+from rankscope.dashboards.pages.live import figure
+from rankscope.dashboards.pages.pieces import badge, section, simulated_band
+from rankscope.dashboards.pages.problem import problem_page
+from rankscope.dashboards.url_state import run_path
+from rankscope.runs.errors import RankscopeError
+
+TONES = {
+    "worse": "bad",
+    "better": "good",
+    "mixed": "fair",
+    "same": "plain",
+    "undecided": "unknown",
+    "insufficient_data": "unknown",
+}
+LABELS = {
+    "worse": "Worse", "better": "Better", "mixed": "Mixed", "same": "Same", "undecided": "Undecided",
+    "insufficient_data": "Not enough data", "untested": "Not tested",
+}  # fmt: skip
+
+
+def compare_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
+    """The page of a comparison. Raises ``NotReadyError`` while it is being made, else ``RankscopeError``."""
+    del config
+    state = CompareState.parse(search)
+    if (wrong := not_comparable(state)) is not None:
+        return problem_page("There is nothing to compare", wrong, hint="Select two runs or more in the list, then Compare.")
+    compared = compared_of(source, state)
+    result = compared.result
+    return html.Div(
+        [
+            html.H1("Compare", className="page-title"),
+            html.Section(_verdicts(result), className="card verdicts", id="compare-verdict"),
+            section("sides", "What is compared", "The first is what the others are compared with.", [_sides(result.sides)]),
+            section(
+                "distribution",
+                "Step times",
+                "A point says which share of steps took at most so long: a curve further right is slower; a long flat top "
+                "means rare slow steps.",
+                [figure("compare-steps", "Curves of the distribution of step times, one per run", height=340, many=True)],
+            ),
+            *(_scaling() if result.scaling is not None else _differences(result, state)),
+            # Of scaling there is nothing to choose that would have to go into the address.
+            *([] if result.scaling is not None else [_address(search)]),
+            dcc.Store(id="many-shown", data={"search": search or ""}),
+        ],
+        className="stack",
+    )
+
+
+def _address(search: str | None) -> Component:
+    return dcc.Location(id="compare-address", refresh="callback-nav", search=search or "")
+
+
+def not_comparable(state: CompareState) -> str | None:
+    """Why what the address names cannot be compared, in words; ``None`` when it can be tried."""
+    if not state.runs:
+        return "The address names no run."
+    if len(state.runs) == 1 and state.at is None:
+        return (
+            "The address names one run: name another, or with at=STEP a step of this one, to compare what was before and after."
+        )
+    if len(state.runs) > 1 and state.at is not None:
+        return "A step (at=STEP) divides one run into before and after; the address names several."
+    if len(state.runs) > MOST_COMPARED:
+        return f"The address names {len(state.runs)} runs; at most {MOST_COMPARED} are compared at once."
+    return None
+
+
+def compared_of(source: RunSource, state: CompareState) -> Compared:
+    """What the address asks for. Raises as ``compare_page`` does."""
+    if (wrong := not_comparable(state)) is not None:
+        raise RankscopeError(wrong)
+    return source.compared(state.runs, state.at)
+
+
+def _verdicts(result: CompareResult) -> list[Component]:
+    """One block per comparison, or the scaling's sentence."""
+    parts: list[Component] = [simulated_band()] if any(side.simulated for side in result.sides) else []
+    if result.scaling is not None:
+        parts += [html.Div(badge("Scaling"), className="badges"), html.H2(result.scaling.summary, className="sentence small")]
+    for one in result.comparisons:
+        parts.append(
+            html.Div(
+                [
+                    html.Div(
+                        [badge(LABELS[one.outcome], tone=TONES[one.outcome]), f"{one.b} against {one.a}"], className="badges"
+                    ),
+                    html.H2(one.summary, className="sentence small"),
+                    *([html.P(f"Also different: {'; '.join(one.differs)}", className="help")] if one.differs else []),
+                ]
+            )
+        )
+    parts.append(
+        html.P(
+            f"Real: what the noise within the runs does not explain; all intervals of a comparison hold at once with "
+            f"{result.confidence:.0%}. What matters: at least {result.min_change:.2%} of the step. How much runs differ "
+            "between which nothing was changed, no test on two runs can tell: compare two runs of the same code first.",
+            className="help",
+        )
+    )
+    return parts
+
+
+def _sides(sides: Sequence[Side]) -> Component:
+    head = html.Tr(
+        [
+            html.Th("Side", scope="col"),
+            html.Th("Ranks", scope="col", className="number"),
+            html.Th("Steps compared", scope="col", className="number"),
+            html.Th("Mean step", scope="col", className="number"),
+            html.Th("Throughput", scope="col", className="number"),
+            html.Th("Left out, missing", scope="col"),
+        ]
+    )
+    return html.Div(
+        html.Table([html.Thead(head), html.Tbody([_side(side) for side in sides])], className="ledger"), className="scrolls"
+    )
+
+
+def _side(side: Side) -> Component:
+    left = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in side.left_out.items() if count]
+    return html.Tr(
+        [
+            html.Td([html.Strong(f"{side.label} "), dcc.Link(side.name, href=run_path(side.run_id))], className="names"),
+            html.Td(f"{side.ranks:,} of {side.world_size:,}", className="number"),
+            html.Td(f"{side.used_steps:,} ({side.steps[0]:,} to {side.steps[1] - 1:,})", className="number"),
+            html.Td("-" if side.step_us is None else duration(side.step_us), className="number"),
+            html.Td(_throughput(side), className="number"),
+            html.Td("; ".join([*left, *side.warnings]) or "nothing", className="names"),
+        ]
+    )
+
+
+def _throughput(side: Side) -> str:
+    if side.tokens_per_s is not None:
+        return f"{side.tokens_per_s:,.0f} tokens/s"
+    return "-" if side.samples_per_s is None else f"{side.samples_per_s:,.1f} samples/s"
+
+
+def _scaling() -> list[Component]:
+    return [
+        section(
+            "scaling",
+            "Scaling efficiency",
+            "Work per second against the smallest run, over what as many times the ranks would ideally do. Bars at the points "
+            "are intervals.",
+            [
+                figure(
+                    "scaling-efficiency", "Line of the efficiency over the world size, against the ideal", height=320, many=True
+                )
+            ],
+        ),
+        section(
+            "losses",
+            "Where the efficiency went",
+            "What a unit of work takes more rank-time for than in the smallest run; the parts add up to 100% minus the "
+            "efficiency.",
+            [figure("scaling-losses", "Bars of the parts of the lost efficiency per world size", height=340, many=True)],
+        ),
+    ]
+
+
+def _differences(result: CompareResult, state: CompareState) -> list[Component]:
+    comparison = compared_with(result)
+    assert comparison is not None, "every comparison that is not of scaling has one"
+    which = f" Drawn: {_names(result, comparison)}." if len(result.comparisons) > 1 else ""
+    return [
+        section(
+            "parts",
+            "Where in the step",
+            "Parts of the average step; they add up to it. The line is the interval that noise leaves: across 0 it may be "
+            f"nothing.{which}",
+            [figure("compare-parts", "Differences of the parts of the step, with intervals", height=300, many=True)],
+        ),
+        section(
+            "inside",
+            "Inside the parts, and in profiled steps",
+            "Own time is what a rank needs for itself. Compute, communication and idle time are of the profiled steps only.",
+            [figure("compare-own", "Differences of own, blocked and device times, with intervals", height=300, many=True)],
+        ),
+        section(
+            "changed",
+            "On which host",
+            "How much longer than its peers' a rank's own time became: after a node swap, look at the host that came.",
+            [figure("compare-ranks", "Changes of own time above the peers', per host or rank", height=300, many=True)],
+            tools=[
+                dmc.SegmentedControl(
+                    id="compare-by",
+                    data=[{"value": "host", "label": "Hosts"}, {"value": "rank", "label": "Ranks"}],
+                    value=state.by,
+                    size="xs",
+                )
+            ],
+        ),
+    ]
+
+
+def _names(result: CompareResult, comparison: Comparison) -> str:
+    names = {side.label: side_name(side) for side in result.sides}
+    others = wording.count(len(result.comparisons) - 1, "other comparison")
+    return f"{names[comparison.b]} against {names[comparison.a]}; {others} in words above"

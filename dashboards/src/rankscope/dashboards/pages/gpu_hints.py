@@ -1,0 +1,91 @@
+"""Where the readings of GPUs come from, and what is missing in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from dash import html
+from dash.development.base_component import Component
+
+from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.hardware import Gpu
+from rankscope.dashboards.data.readings import Readings
+from rankscope.dashboards.pages.pieces import badge
+from rankscope.dashboards.pages.wording import count, moment
+
+STALE_NS: Final = 60 * 10**9
+"""A GPU without a sample for so long, while there are newer records, is said to be stale."""
+
+_NAMED: Final = 8
+
+
+def gpu_hints(readings: Readings, events: Events, steps: tuple[int, int] | None) -> list[Component]:
+    """What is shown and what is not, the source first; without any samples how to get them."""
+    gpus, index = readings.hardware.gpus, readings.hardware.index
+    if not gpus:
+        return [
+            html.P(["Nothing is known of this run's GPUs: ", index.why_none or "there are no samples", "."]),
+            html.P(
+                [
+                    "Start ",
+                    html.Code("rankscope exporter"),
+                    " on every host, then the job with ",
+                    html.Code("rankscope run"),
+                    ": it takes samples by itself. ",
+                    html.Code("--exporter-url URL"),
+                    " names an exporter elsewhere; ",
+                    html.Code("--no-hardware"),
+                    " switches it off.",
+                ],
+                className="help",
+            ),
+        ]
+    first = min((gpu.first_unix_ns for gpu in gpus if gpu.first_unix_ns), default=None)
+    last = max((gpu.last_unix_ns for gpu in gpus if gpu.last_unix_ns), default=None)
+    hosts = len({gpu.host for gpu in gpus})
+    shown = "" if steps is None else f" Shown: steps {steps[0]:,} to {steps[1]:,}."
+    where = f"{count(len(gpus), 'GPU')} on {count(hosts, 'host')}"
+    source = f"Source: {readings.origin}. {where}, {moment(first)} to {moment(last)}.{shown}"
+    simulated = [badge("Simulated GPUs", tone="simulated", title="These readings are made up")]
+    said = list(_said(readings, events, last))
+    return [
+        html.P([*(simulated if any(gpu.simulated for gpu in gpus) else []), " ", source], className="help"),
+        *([html.Ul([html.Li(line) for line in said], className="help")] if said else []),
+    ]
+
+
+def _said(readings: Readings, events: Events, last: int | None) -> Iterator[str]:
+    gpus, index = readings.hardware.gpus, readings.hardware.index
+    if index.unsampled_ranks:
+        yield f"No samples of the GPUs of {_ranks(index.unsampled_ranks)}: rankscope exporter must run on their hosts, too."
+    yield from (f"Samples are missing now and then: {reason}." for reason in index.missing)
+    stale = [gpu for gpu in gpus if last is not None and gpu.last_unix_ns is not None and last - gpu.last_unix_ns > STALE_NS]
+    if stale:
+        yield f"Stale: the newest sample of {_gpus(stale)} is more than a minute older than that of the others."
+    clock = readings.hardware.clock
+    if last is not None and clock is not None and int(clock.starts_ns[-1]) - last > STALE_NS:
+        yield f"Stale: the newest sample of all is of {moment(last)}, the last step began {moment(int(clock.starts_ns[-1]))}."
+    if some := [gpu for gpu in gpus if gpu.parent_uuid is not None]:
+        yield (
+            f"{count(len(some), 'MIG device')}: they share clock, heat and power with their GPU, whose readings stand for them; "
+            "sums of power count each GPU once."
+        )
+    if not any(gpu.throttle_samples for gpu in gpus):
+        yield "Why clocks were held down is not known: no sample tells it."
+    if clock is None:
+        yield "No step has a time (yet): what is shown is over the time of day."
+    elif index.clock_host is not None and len({gpu.host for gpu in gpus}) > 1:
+        yield f"Steps are placed by the clock of {index.clock_host}; hosts with other clocks are off by as much as these differ."
+    if events.left_out:
+        yield f"{events.left_out:,} more events in this run are left out."
+
+
+def _ranks(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - _NAMED:,} more" if len(ranks) > _NAMED else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:_NAMED]))}{more}"
+
+
+def _gpus(gpus: list[Gpu]) -> str:
+    names = [f"{gpu.host} GPU {gpu.gpu_uuid if gpu.index is None else gpu.index}" for gpu in gpus[:_NAMED]]
+    return ", ".join(names) + (f" and {len(gpus) - _NAMED:,} more" if len(gpus) > _NAMED else "")

@@ -1,0 +1,237 @@
+"""The cluster's ledger: GPU time lost per host and cause over weeks of runs, and GPUs that are held and not used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from rankscope.dashboards.config import DashboardConfig
+from rankscope.dashboards.data.idle import IdleGpus, by_holder
+from rankscope.dashboards.data.ledger import DAY_NS, ClusterLedger, HostLoss, cluster_ledger, told, total_cost
+from rankscope.dashboards.data.source import RunSource, RunSummary
+from rankscope.dashboards.figures.ledger import LOOKS, NO_HOST
+from rankscope.dashboards.many_state import LedgerState
+from rankscope.dashboards.pages import wording
+from rankscope.dashboards.pages.live import figure
+from rankscope.dashboards.pages.pieces import advice, badge, section
+from rankscope.dashboards.url_state import run_path
+from rankscope.runs.errors import RankscopeError
+
+SHOWN: Final = 200
+"""Hosts in the table; all are in the CSV."""
+_NAMED: Final = 6
+
+WINDOWS: Final = (("", "All runs"), ("1", "Last day"), ("7", "Last 7 days"), ("30", "Last 30 days"), ("90", "Last 90 days"))
+
+
+def ledger_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
+    """The page. Raises ``RankscopeError``."""
+    state = LedgerState.parse(search)
+    ledger = ledger_of(source, state)
+    days = "" if state.days is None else str(state.days)
+    known = {value for value, _ in WINDOWS}
+    options = [*WINDOWS, *([(days, f"Last {days} days")] if days not in known else [])]
+    return html.Div(
+        [
+            html.H1("Ledger", className="page-title"),
+            section(
+                "ledger",
+                "GPU time lost, by host and cause",
+                "Summed over the verdicts of all runs here: what each says was lost, charged to the host of the rank it blames. "
+                "A host that several runs blame comes first (⚑): drain it, and look at what its runs have in common.",
+                [
+                    html.Div(ledger_body(ledger), id="ledger-body"),
+                    figure("ledger-bars", "Bars of the GPU-hours lost per host, by cause", many=True),
+                ],
+                tools=[
+                    dmc.Select(
+                        id="ledger-since",
+                        label="Runs started in",
+                        data=[{"value": value, "label": label} for value, label in options],
+                        value=days,
+                        allowDeselect=False,
+                        size="xs",
+                        w=150,
+                        comboboxProps={"withinPortal": True},
+                    )
+                ],
+            ),
+            section(
+                "idle",
+                "Held and not used",
+                "GPUs that a job holds and no process uses, by who holds them: ask them, or let the scheduler take them back.",
+                _idle(config.idle_gpus),
+            ),
+            dcc.Location(id="ledger-address", refresh="callback-nav", search=search or ""),
+            dcc.Store(id="many-shown", data={"search": search or ""}),
+            dcc.Interval(id="ledger-work", interval=1500, disabled=True),
+        ],
+        className="stack",
+    )
+
+
+def ledger_of(source: RunSource, state: LedgerState) -> ClusterLedger:
+    """The ledger of the window of time in the address, up to now. Raises ``RankscopeError``."""
+    since = None if state.days is None else time.time_ns() - state.days * DAY_NS
+    return cluster_ledger(told(source), since_unix_ns=since)
+
+
+def ledger_body(ledger: ClusterLedger) -> list[Component]:
+    """Sum, coverage, and a row per host."""
+    parts: list[Component] = [html.Dl(_facts(ledger), className="facts"), _coverage(ledger)]
+    if ledger.hosts:
+        parts.append(_table(ledger.hosts))
+    return [html.Div(parts, className="stack inner")]
+
+
+def _facts(ledger: ClusterLedger) -> list[Component]:
+    cost = total_cost(ledger.hosts)
+    facts = [
+        ("GPU time lost", wording.gpu_hours(ledger.gpu_hours) if ledger.counted else wording.UNKNOWN),
+        (
+            "Cost of it",
+            ", ".join(wording.money(amount, currency) for currency, amount in sorted(cost.items())) or wording.UNKNOWN,
+        ),
+        ("Repeat offenders", wording.count(sum(host.repeated for host in ledger.hosts), "host")),
+        ("Runs counted", f"{len(ledger.counted):,} of {_all(ledger):,}"),
+    ]
+    return [
+        html.Div(
+            [html.Dt(name), html.Dd(value, className="value unknown" if value == wording.UNKNOWN else "value")], className="fact"
+        )
+        for name, value in facts
+    ]
+
+
+def _all(ledger: ClusterLedger) -> int:
+    return sum(len(runs) for _, runs in _left_out(ledger)) + len(ledger.counted)
+
+
+def _left_out(ledger: ClusterLedger) -> list[tuple[str, list[RunSummary]]]:
+    return [
+        ("not analysed", ledger.not_analysed),
+        ("unreadable", ledger.unreadable),
+        ("too little data for a verdict", ledger.too_little),
+        ("without GPUs, so without GPU time", ledger.without_gpus),
+        ("without a known start, so in no window of time", ledger.undated),
+    ]
+
+
+def _coverage(ledger: ClusterLedger) -> Component:
+    """What is not in the sum, by name."""
+    lines: list[Component] = [html.Li(_missing(why, runs)) for why, runs in _left_out(ledger) if runs]
+    if not lines:
+        return html.Div(
+            "Every run is counted." if ledger.counted else "There is no run in this window of time.", className="help"
+        )
+    button = dmc.Button(
+        "Analyse them", id="ledger-analyse", size="compact-xs", variant="default", disabled=not ledger.not_analysed
+    )
+    return html.Div(
+        [html.Strong("Not in the sum"), html.Ul(lines), html.Div(button, hidden=not ledger.not_analysed)], className="covers"
+    )
+
+
+def _missing(why: str, runs: Sequence[RunSummary]) -> list[Component | str]:
+    """``3 runs not analysed yet: a, b and c``, each a link unless it cannot be read."""
+    parts: list[Component | str] = [f"{wording.count(len(runs), 'run')} {why}: "]
+    for index, run in enumerate(runs[:_NAMED]):
+        parts += [", " if index else "", html.Span(run.name, title=run.problem) if run.problem else _link(run.run_id, run.name)]
+    if len(runs) > _NAMED:
+        parts.append(f" and {len(runs) - _NAMED:,} more")
+    return parts
+
+
+def _link(run_id: str, name: str) -> Component:
+    return dcc.Link(name, href=run_path(run_id))
+
+
+def _table(hosts: Sequence[HostLoss]) -> Component:
+    head = html.Tr(
+        [
+            html.Th("Host", scope="col"),
+            html.Th("GPU time lost", scope="col", className="number"),
+            html.Th("Per GPU-h trained on it", scope="col", className="number"),
+            html.Th("Cost", scope="col", className="number"),
+            html.Th("Causes", scope="col"),
+            html.Th("Blamed in", scope="col"),
+        ]
+    )
+    more = [html.P(f"{len(hosts) - SHOWN:,} more hosts are in the CSV.", className="help")] if len(hosts) > SHOWN else []
+    body = html.Tbody([_row(host) for host in hosts[:SHOWN]])
+    return html.Div([html.Table([html.Thead(head), body], className="ledger"), *more], className="scrolls")
+
+
+def _row(host: HostLoss) -> Component:
+    causes = sorted(host.by_cause.items(), key=lambda item: -item[1])
+    runs = list(host.runs.items())
+    links: list[Component | str] = []
+    for index, (run_id, run_name) in enumerate(runs[:_NAMED]):
+        links += [", " if index else "", _link(run_id, run_name)]
+    if len(runs) > _NAMED:
+        links.append(f" and {len(runs) - _NAMED:,} more")
+    name: list[Component | str] = [host.host or NO_HOST]
+    if host.repeated:
+        name += [" ", badge(f"⚑ {len(runs)} runs", tone="bad", title="Blamed in several runs")]
+    if host.gpus:
+        name.append(html.Div(f"{wording.count(len(host.gpus), 'GPU')}: {', '.join(sorted(host.gpus)[:2])}", className="help"))
+    return html.Tr(
+        [
+            html.Td(name, className="names"),
+            html.Td(wording.gpu_hours(host.gpu_hours), className="number"),
+            html.Td("-" if host.rate is None else f"{host.rate:,.3g} GPU-h", className="number"),
+            html.Td(_cost(host), className="number"),
+            html.Td("; ".join(f"{LOOKS[cause][0]} {wording.gpu_hours(hours)}" for cause, hours in causes)),
+            html.Td(links, className="names"),
+        ]
+    )
+
+
+def _cost(host: HostLoss) -> str:
+    if not host.cost:
+        return "-"
+    text = ", ".join(wording.money(amount, currency) for currency, amount in sorted(host.cost.items()))
+    return f"{text} + {wording.gpu_hours(host.unpriced_hours)} without a price" if host.unpriced_hours else text
+
+
+def _idle(idle_gpus: IdleGpus | None) -> list[Component]:
+    if idle_gpus is None:
+        return [
+            html.P("Not known: this needs a Prometheus that scrapes rankscope's exporter. Start with:", className="help"),
+            advice("rankscope dashboard PATH --prometheus URL"),
+        ]
+    try:
+        holders = by_holder(idle_gpus())
+    except RankscopeError as error:
+        return [html.P(str(error), className="reason")]
+    if not holders:
+        return [html.P("No GPU is held without being used right now.", className="help")]
+    head = html.Tr(
+        [
+            html.Th("User", scope="col"),
+            html.Th("Account", scope="col"),
+            html.Th("Idle GPUs", scope="col", className="number"),
+            html.Th("Idle GPU-hours in 24 h", scope="col", className="number"),
+            html.Th("Hosts", scope="col"),
+            html.Th("Jobs", scope="col"),
+        ]
+    )
+    rows = [
+        html.Tr(
+            [
+                html.Td(holder.user or wording.UNKNOWN),
+                html.Td(holder.account or wording.UNKNOWN),
+                html.Td(f"{holder.gpus:,}", className="number"),
+                html.Td("-" if holder.idle_hours is None else f"{holder.idle_hours:,.1f}", className="number"),
+                html.Td(", ".join(holder.hosts) or "-", className="names"),
+                html.Td(", ".join(holder.jobs) or "-", className="names"),
+            ]
+        )
+        for holder in holders
+    ]
+    return [html.Div(html.Table([html.Thead(head), html.Tbody(rows)], className="ledger"), className="scrolls")]

@@ -1,0 +1,57 @@
+"""Pages that are not of one run, by their path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from rankscope.dashboards.config import DashboardConfig
+from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.pages.alerts import alerts_page
+from rankscope.dashboards.pages.aria import aria
+from rankscope.dashboards.pages.compare import compare_page
+from rankscope.dashboards.pages.ledger import ledger_page
+from rankscope.dashboards.pages.runs import runs_page
+
+
+@dataclass(frozen=True, slots=True)
+class SitePage:
+    """One page. ``make`` gets the query part of the address; it may raise ``RankscopeError``."""
+
+    path: str
+    title: str
+    make: Callable[[RunSource, str | None, DashboardConfig], Component]
+    subject: str = ""
+    """What is being worked out while it is not ready; only some pages take long."""
+    in_navigation: bool = True
+
+
+SITE: Final = (
+    SitePage("/", "Runs", runs_page),
+    SitePage("/compare", "Compare", compare_page, subject="The comparison", in_navigation=False),
+    SitePage("/alerts", "Alerts", alerts_page),
+    SitePage("/ledger", "Ledger", ledger_page),
+)
+
+
+def site_page(pathname: object) -> SitePage | None:
+    """The page at a path."""
+    path = "/" if pathname in (None, "") else pathname
+    return next((page for page in SITE if page.path == path), None)
+
+
+def site_links(pathname: object) -> list[Component]:
+    """The navigation in the head of every page."""
+    here = site_page(pathname)
+    return [
+        html.Span(
+            dcc.Link(page.title, href=page.path, className="site-link current" if page is here else "site-link"),
+            **aria(current="page" if page is here else "false"),
+        )
+        for page in SITE
+        if page.in_navigation
+    ]

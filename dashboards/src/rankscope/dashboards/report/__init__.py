@@ -1,0 +1,1 @@
+"""A run's views as one file that needs no server: ``rankscope report``."""

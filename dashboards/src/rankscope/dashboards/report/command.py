@@ -1,0 +1,181 @@
+"""What ``rankscope report`` does: from a run directory to a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import click
+
+from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.data.making import MadeHere
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.store import Store
+from rankscope.dashboards.report.document import Report, metrics_offered, report
+from rankscope.dashboards.url_state import PageState
+from rankscope.runs.errors import InputError
+from rankscope.runs.named import named_run, refuse_folder_of_runs
+from rankscope.runs.reader import RunReader
+from rankscope.runs.writer import replacing
+
+STANDARD_OUTPUT: Final = "-"
+WHATIF_RECORDS: Final = 1_000_000
+"""Of larger runs the report has no what-if."""
+SOURCE_DATE_EPOCH: Final = "SOURCE_DATE_EPOCH"
+"""https://reproducible-builds.org/specs/source-date-epoch/"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be selected; ``None``: as the page has it by default."""
+
+    rank: int | None = None
+    steps: tuple[int, int] | None = None
+    metric: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of it, and what could not be drawn."""
+
+    sentence: str
+    faults: list[str]
+
+
+def write_report(path: Path, target: str, wish: Wish) -> Done:
+    """Write the report of the run at ``path`` to the file ``target``, which is replaced as a whole.
+
+    Raises ``InputError`` for what is no run or cannot be read or written, ``click.UsageError`` for a wish that cannot be met.
+    """
+    folder = _run_at(path)
+    _check_target(target, folder)
+    made_unix_ns = _made_unix_ns()
+    with _progress() as tell, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch:
+        too_long: dict[str, str] = {}
+        making = MadeHere(
+            Store(Path(scratch)),
+            len(os.sched_getaffinity(0)),
+            tell=lambda progress: tell(progress.sentence),
+            once=True,
+            too_long=too_long,
+        )
+        source = DiskRuns(folder, making)
+        tell(Progress("looking at the run").sentence)
+        run = RunData(source, source.runs()[0])
+        records = run.analysis.source.ranks * run.analysis.source.steps
+        if records > WHATIF_RECORDS:
+            too_long["whatif"] = (
+                f"Left out of the report: playing {records:,} step records through takes minutes and gigabytes. "
+                f"`rankscope whatif {folder}` does it, and so does the page."
+            )
+        made = report(run, _state(run, wish), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
+        _write(made, target)
+    where = "standard output" if target == STANDARD_OUTPUT else target
+    return Done(f"Report of {run.summary.name} written to {where} ({len(made.file) / 1e6:,.1f} MB).", made.faults)
+
+
+def _run_at(path: Path) -> Path:
+    named = named_run(path)
+    if named is None:
+        if not path.exists():
+            raise InputError(path, "no such file or folder")
+        refuse_folder_of_runs(path)
+        raise InputError(
+            path,
+            "not a run that `rankscope run` recorded; of traces, `rankscope analyze` gives the verdict "
+            "and `rankscope export --perfetto` a timeline",
+        )
+    attempts = RunReader(named.path).attempts()
+    if named.attempt is not None and named.attempt != attempts[-1]:
+        raise InputError(path, f"a report is of the last attempt, {attempts[-1]}; name the run, {named.path}")
+    return named.path
+
+
+def _check_target(target: str, run: Path) -> None:
+    """Before anything is read: what may have taken minutes is not to fail at its end."""
+    if target == STANDARD_OUTPUT:
+        if sys.stdout.isatty():
+            raise click.BadParameter("standard output is a terminal; give a file", param_hint="--output")
+        return
+    file = Path(target)
+    if file.is_dir():
+        raise click.BadParameter(f"{target!r} is a folder; give a file such as report.html", param_hint="--output")
+    if file.exists() and not file.is_file():
+        raise click.BadParameter(f"{target!r} is no regular file; give - for standard output", param_hint="--output")
+    if not file.parent.is_dir():
+        raise InputError(file.parent, "no such folder")
+    # Beside the run's own files it would be taken for a change of the run.
+    if Path(os.path.realpath(run)) in Path(os.path.realpath(file)).parents:
+        raise click.BadParameter(f"{target!r} lies in the run itself; give a place outside of it", param_hint="--output")
+
+
+def _made_unix_ns() -> int:
+    text = os.environ.get(SOURCE_DATE_EPOCH)
+    if text is None:
+        return time.time_ns()
+    if not (text.isascii() and text.isdecimal() and len(text) <= 12):
+        raise click.UsageError(f"{SOURCE_DATE_EPOCH} is {text!r}, which is no number of seconds since 1970")
+    return int(text) * 1_000_000_000
+
+
+def _state(run: RunData, wish: Wish) -> PageState:
+    """What is selected. That it is there is looked up first: a page goes on without, a report would be of something else."""
+    state = PageState()
+    if wish.rank is not None:
+        there = [rank.rank for rank in run.analysis.ranks]
+        if wish.rank not in there:
+            raise click.BadParameter(f"rank {wish.rank} is not in this run, which has {_range(there)}", param_hint="--rank")
+        state = replace(state, rank=wish.rank)
+    if wish.steps is not None:
+        steps = [int(step) for step in run.steps.steps]
+        if not any(wish.steps[0] <= step <= wish.steps[1] for step in steps):
+            raise click.BadParameter(f"this run has no such step; it has {_range(steps)}", param_hint="--steps")
+        state = replace(state, steps=wish.steps)
+    if wish.metric is not None:
+        offered = metrics_offered(run)
+        if wish.metric not in offered:
+            raise click.BadParameter(f"{wish.metric!r} is none of {', '.join(offered)}", param_hint="--metric")
+        state = replace(state, metric=wish.metric)
+    return state
+
+
+def _range(numbers: list[int]) -> str:
+    return f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
+
+
+def _write(made: Report, target: str) -> None:
+    if target == STANDARD_OUTPUT:
+        sys.stdout.buffer.write(made.file)
+        return
+    try:
+        # A link is followed: it is not what should be replaced.
+        with replacing(Path(os.path.realpath(target))) as file:
+            file.write(made.file)
+    except OSError as error:
+        raise InputError(target, error.strerror or str(error)) from error
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """On a terminal, one line that is written over and gone in the end."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+
+    def say(what: str) -> None:
+        click.echo(f"\r\x1b[K{what} …", nl=False, err=True)
+
+    try:
+        yield say
+    finally:
+        with contextlib.suppress(OSError):
+            click.echo("\r\x1b[K", nl=False, err=True)

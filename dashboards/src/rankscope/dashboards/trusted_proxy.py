@@ -1,0 +1,65 @@
+"""A proxy in front that has asked people who they are and says so in a header."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final
+
+import flask
+
+from rankscope.dashboards.inert import shown
+
+Network = IPv4Network | IPv6Network
+
+LOOPBACK: Final[tuple[Network, ...]] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
+MAX_USER: Final = 100
+
+_HEADER: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedProxy:
+    """``header`` is believed from ``networks``, and from nobody else. The proxy must remove it from what it is sent."""
+
+    header: str
+    networks: tuple[Network, ...] = LOOPBACK
+
+    @classmethod
+    def parse(cls, header: str, addresses: Sequence[str]) -> TrustedProxy:
+        """Of options; without addresses the proxy is on this machine. Raises ``ValueError`` with what is wrong."""
+        if _HEADER.fullmatch(header) is None:
+            raise ValueError(f"{header!r} is not the name of a header such as X-Forwarded-User: letters, digits and '-'")
+        return cls(header, tuple(map(_network, addresses)) or LOOPBACK)
+
+    def is_sender(self, request: flask.Request) -> bool:
+        """Whether the request comes from the proxy."""
+        try:
+            address = ip_address(request.remote_addr or "")
+        except ValueError:
+            return False
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return any(address in network for network in self.networks)
+
+    def user(self, request: flask.Request) -> str | None:
+        """Who the proxy says is there."""
+        if not self.is_sender(request):
+            return None
+        return shown(request.headers.get(self.header, "").strip(), MAX_USER) or None
+
+    def is_https(self, request: flask.Request) -> bool:
+        """Whether people reach the proxy by HTTPS."""
+        return self.is_sender(request) and request.headers.get("X-Forwarded-Proto", "").strip().lower() == "https"
+
+
+def _network(text: str) -> Network:
+    try:
+        network = ip_network(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not an address such as 10.0.0.5, or a network such as 10.0.0.0/24: {error}") from error
+    if network.prefixlen == 0:
+        raise ValueError(f"{text} is everybody: name the address of the proxy")
+    return network

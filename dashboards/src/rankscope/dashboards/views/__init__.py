@@ -1,0 +1,1 @@
+"""What can be seen of a run: each view a module, all of them in ``registry``."""

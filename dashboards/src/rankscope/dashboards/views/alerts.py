@@ -1,0 +1,126 @@
+"""Alerts that fire and that are past."""
+
+from __future__ import annotations
+
+import time
+from shlex import quote
+from typing import Final
+
+from dash import html
+from dash.development.base_component import Component
+
+from rankscope.alerts.run_replay import KNOWN
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.figures.alert_times import alert_table, alert_times
+from rankscope.dashboards.figures.drawn import Drawn
+from rankscope.dashboards.figures.palette import Palette
+from rankscope.dashboards.figures.replay_times import replay_times
+from rankscope.dashboards.inert import shown
+from rankscope.dashboards.pages.alert_list import alert_list
+from rankscope.dashboards.pages.live import figure, not_yet, part, select
+from rankscope.dashboards.pages.pieces import advice, section
+from rankscope.dashboards.pages.replay_list import replay_list
+from rankscope.dashboards.url_state import PageState
+from rankscope.dashboards.views.view import Help, View
+from rankscope.runs.errors import RankscopeError
+
+ALL: Final = "all"
+"""In the address: all alerts."""
+_CHOICES: Final = [
+    {"value": ALL, "label": "All alerts"},
+    *({"value": rule, "label": rule} for rule in KNOWN),
+]
+
+
+def _times(run: RunData, _state: PageState, colors: Palette) -> Drawn:
+    alerts = run.alerts.alerts
+    firing = sum(alert.state == "firing" for alert in alerts)
+    return Drawn(
+        alert_times(alerts, colors, now_unix_ns=time.time_ns()),
+        alert_table(alerts),
+        f"Alerts: {firing} firing, {len(alerts) - firing} pending or past" if alerts else "No alert is known",
+    )
+
+
+def _list(run: RunData, _state: PageState) -> list[Component]:
+    return alert_list(run.alerts)
+
+
+def _rule(state: PageState) -> str | None:
+    """The alert that is chosen; ``None``: all. Raises ``RankscopeError`` when there is nothing to replay."""
+    if state.replay is None:
+        raise RankscopeError("Nothing is replayed: choose an alert, or all.")
+    if state.replay == ALL:
+        return None
+    if state.replay not in KNOWN:
+        raise RankscopeError(f"There is no alert {shown(state.replay)!r}; there are {', '.join(KNOWN)}.")
+    return state.replay
+
+
+def _replay_times(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    rule = _rule(state)
+    return replay_times(run.replay, rule, colors)
+
+
+def _replay(run: RunData, state: PageState) -> list[Component]:
+    path = quote(run.summary.path)
+    commands = [
+        advice(f"The same on the command line: rankscope alerts replay {path}"),
+        advice(f"A watcher that is slower to fire: rankscope alerts replay {path} --by watcher --fire-after 6 --interval 10s"),
+    ]
+    if state.replay is None:
+        return commands
+    rule = _rule(state)
+    return [*replay_list(run.replay, rule), *commands]
+
+
+def _replay_when_there(run: RunData, state: PageState) -> list[Component]:
+    try:
+        return _replay(run, state)
+    except NotReadyError as error:
+        return not_yet("alert-replay", error.progress)
+    except RankscopeError as error:
+        return [html.P(str(error), className="reason")]
+
+
+def _layout(run: RunData, state: PageState) -> list[Component]:
+    return [
+        section(
+            "alert-times",
+            "When alerts fired",
+            "One row per alert and what it is about. What began or ended together has one cause.",
+            [figure("alert-times", "Bars of the times at which alerts fired")],
+        ),
+        section(
+            "alert-list",
+            "What they say",
+            "Those that fire come first, then the newest. Do what the runbook says.",
+            [part("alert-list", _list(run, state))],
+        ),
+        section(
+            "alert-replay",
+            "Would it have fired?",
+            "The watcher and Prometheus' rules over this run, as it grew, also if nobody watched it then. Nobody is told, and "
+            "the run is not touched. Of a large run it takes minutes, beside this page; it is kept until the run changes.",
+            [
+                figure("replay-times", "Bars of the times at which alerts would have been pending and fired", height=160),
+                part("alert-replay", _replay_when_there(run, state)),
+            ],
+            tools=[select("replay", "Replay", _CHOICES, state, width=230, nothing="choose an alert")],
+        ),
+    ]
+
+
+VIEW: Final = View(
+    slug="alerts",
+    label="Alerts",
+    help=Help(
+        shows="Alerts about this run, its GPUs and hosts, from the watcher's files and, with --prometheus, from Prometheus.",
+        formula="The watcher fires after three evaluations with a finding, a rule after its time; both tell of one alert once.",
+        do="Open the runbook of what fires. With no alert where there should have been one, replay them over the run.",
+    ),
+    layout=_layout,
+    figures={"alert-times": _times, "replay-times": _replay_times},
+    parts={"alert-list": _list, "alert-replay": _replay},
+)

@@ -1,0 +1,385 @@
+"""The GPUs of a run's hosts: heat, power, clocks and what happened to them, over the steps of the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from html import unescape
+from typing import Any, Final
+
+import numpy as np
+from dash import html
+from dash.development.base_component import Component
+
+from rankscope.analysis.hardware import bare
+from rankscope.dashboards.data.events import HardwareEvent
+from rankscope.dashboards.data.gpu_columns import TimeColumns, figures_of, means_in, source_of, time_columns, worst_in
+from rankscope.dashboards.data.hardware import Gpu, Hardware
+from rankscope.dashboards.data.metrics import METRICS, Metric, of_origin, why_unknown
+from rankscope.dashboards.data.readings import Readings, readings_of
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.figures.binning import bin_worst
+from rankscope.dashboards.figures.cells import CellRows
+from rankscope.dashboards.figures.drawn import Drawn, Table
+from rankscope.dashboards.figures.gpu_lines import GAUGES, NAMES, OwnTime, gpu_lines
+from rankscope.dashboards.figures.gpu_map import MapRows, gpu_label, gpu_map
+from rankscope.dashboards.figures.group_power import GroupPower, group_power_bars
+from rankscope.dashboards.figures.headline import finish
+from rankscope.dashboards.figures.palette import Palette
+from rankscope.dashboards.pages.gpu_hints import gpu_hints
+from rankscope.dashboards.pages.gpu_table import gpu_grid, gpu_rows
+from rankscope.dashboards.pages.live import figure, part, rank_choice, select
+from rankscope.dashboards.pages.pieces import section
+from rankscope.dashboards.pages.sheet import save_sheet
+from rankscope.dashboards.url_state import PageState
+from rankscope.dashboards.views.picks import steps_of_drag
+from rankscope.dashboards.views.view import Help, View
+from rankscope.runs.errors import RankscopeError
+
+_FOUND_NONE: Final = "no samples of its GPUs"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What all pieces of the view start from."""
+
+    readings: Readings
+    columns: TimeColumns
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.readings.hardware
+
+    @property
+    def simulated(self) -> str:
+        """To be put behind a sentence."""
+        return " (SIMULATED)" if self.is_simulated else ""
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether any of what is shown is made up."""
+        return any(gpu.simulated for gpu in self.hardware.gpus)
+
+
+def _shown(run: RunData, state: PageState) -> _Shown:
+    readings = readings_of(run)
+    if not readings.hardware.gpus:
+        raise RankscopeError(f"Nothing is known of this run's GPUs: {readings.hardware.index.why_none or _FOUND_NONE}")
+    return _Shown(readings, time_columns(readings.hardware, state.steps))
+
+
+def _gauge(state: PageState) -> tuple[str, Metric]:
+    name = state.gauge if state.gauge in of_origin("samples") else PageState().gauge
+    return name, METRICS[name]
+
+
+def _picked(run: RunData, state: PageState, hardware: Hardware) -> Gpu:
+    """The GPU of the address; or that of its rank, or of the rank that is blamed; or the first that something happened to."""
+    gpus = hardware.gpus
+    if state.gpu is not None:
+        found = next((gpu for gpu in gpus if bare(gpu.gpu_uuid) == bare(state.gpu)), None)
+        if found is None:
+            raise RankscopeError(f"There are no samples of GPU {state.gpu}. Pick one in the table.")
+        return found
+    if state.rank is not None:
+        found = next((gpu for gpu in gpus if state.rank in gpu.ranks), None)
+        if found is None:
+            raise RankscopeError(f"There are no samples of the GPU of rank {state.rank}. Pick one in the table.")
+        return found
+    blamed = run.analysis.verdict.rank
+    hit = {event.gpu_uuid for event in run.events.events}
+    choices = (
+        next((gpu for gpu in gpus if blamed in gpu.ranks), None),
+        next((gpu for gpu in gpus if gpu.gpu_uuid in hit), None),
+    )
+    return next((gpu for gpu in choices if gpu is not None), gpus[0])
+
+
+def _map(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    shown, (name, metric) = _shown(run, state), _gauge(state)
+    gpus, columns = shown.hardware.gpus, shown.columns
+    rows = MapRows.of(worst_in(shown.hardware, name, columns), gpus, metric)
+    picked = None
+    if state.gpu is not None or state.rank is not None:
+        picked = next((row for row, gpu in enumerate(gpus) if gpu.gpu_uuid == state.gpu or state.rank in gpu.ranks), None)
+    picture = gpu_map(rows, columns, colors, metric=metric, why_unknown=why_unknown(name), picked=picked)
+    finish(picture, colors, steps=state.steps, simulated=shown.is_simulated)
+    x = "first step" if columns.steps_each else "time since first sample [s]"
+    table = Table(
+        ("GPU", x, "begin [unix ns]", f"{metric.label}, {metric.worst} [{metric.unit}]"),
+        CellRows(
+            [(label,) for label in rows.labels],
+            list(zip(columns.at.tolist(), columns.edges_ns[:-1].tolist(), strict=True)),
+            rows.binned.values,
+        ),
+    )
+    hosts = len({gpu.host for gpu in gpus})
+    return Drawn(
+        picture, table, f"{metric.label} of {len(gpus):,} GPUs on {hosts:,} hosts{shown.simulated}; {_worst(rows, metric)}"
+    )
+
+
+def _worst(rows: MapRows, metric: Metric) -> str:
+    values = rows.binned.values
+    if not np.isfinite(values).any():
+        return "not known"
+    at = np.nanargmin(values) if metric.worst == "lowest" else np.nanargmax(values)
+    row = int(np.unravel_index(at, values.shape)[0])
+    return f"the {metric.worst} is on {rows.labels[row]}"
+
+
+def _lines(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    shown = _shown(run, state)
+    gpu, columns = _picked(run, state, shown.hardware), shown.columns
+    first, last = columns.span_unix_ns
+    source = source_of(shown.hardware, gpu, "temperature_celsius")
+    series = shown.hardware.series(source.gpu_uuid, since_unix_ns=first, until_unix_ns=last)
+    if source is not gpu:
+        own = shown.hardware.series(gpu.gpu_uuid, since_unix_ns=first, until_unix_ns=last)
+        if len(own.unix_ns) == len(series.unix_ns) and (own.unix_ns == series.unix_ns).all():
+            own_values = {gauge: own.values[gauge] for gauge in gpu.gauges}
+            series = replace(series, values={**series.values, **own_values})
+    uuids = {gpu.gpu_uuid, source.gpu_uuid}
+    events = [event for event in run.events.events if event.gpu_uuid in uuids and _overlaps(event, first, last)]
+    picture = gpu_lines(series, events, _own_time(run, gpu, columns), columns, colors)
+    finish(picture, colors, title=_whose(gpu), steps=state.steps, simulated=shown.is_simulated)
+    table = Table(
+        ("time [unix ns]", "step", *(f"{NAMES[gauge]} [{METRICS[gauge].unit}]" for gauge in GAUGES)),
+        [
+            (int(at), math.floor(step) if columns.steps_each else None, *(_cell(series.values[gauge][row]) for gauge in GAUGES))
+            for row, (at, step) in enumerate(zip(series.unix_ns, columns.along(series.unix_ns), strict=True))
+        ],
+    )
+    shared = f"; heat, power and clock are those of the whole GPU {source.gpu_uuid}" if source is not gpu else ""
+    happened = f"{len(events):,} events" if len(events) != 1 else "1 event"
+    return Drawn(picture, table, f"{_whose(gpu)}{shared}{shown.simulated}: {len(series.unix_ns):,} points, {happened}")
+
+
+def _whose(gpu: Gpu) -> str:
+    ranks = ", ".join(map(str, gpu.ranks))
+    return f"{gpu_label(gpu)}, {f'rank {ranks}' if ranks else 'no rank of the run'}"
+
+
+def _cell(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _overlaps(event: HardwareEvent, first: int, last: int) -> bool:
+    return event.unix_ns <= last and event.until_unix_ns >= first
+
+
+def _own_time(run: RunData, gpu: Gpu, columns: TimeColumns) -> OwnTime | None:
+    """Of the first rank on the GPU; the worst of each few steps."""
+    table = run.steps
+    numbers, ranks = np.asarray(table.steps), np.asarray(table.ranks)
+    if not gpu.ranks or gpu.ranks[0] not in ranks or not columns.steps_each:
+        return None
+    low, high = np.searchsorted(numbers, (columns.at[0], columns.at[-1] + columns.steps_each))
+    part = table.part("own_us", int(low), int(high))
+    row = int(np.searchsorted(ranks, gpu.ranks[0]))
+    binned = bin_worst(part.values[row : row + 1])
+    at = numbers[part.first :: part.steps_per_column * binned.columns_per_bin][: binned.values.shape[1]]
+    return OwnTime(gpu.ranks[0], at, binned.values[0])
+
+
+def _host_power(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    shown = _shown(run, state)
+    unsampled = _unsampled(run, shown.hardware, "host")
+    hosts = {gpu.gpu_uuid: gpu.host for gpu in shown.hardware.gpus}
+    return _power(shown, colors, _Groups("host", hosts, unsampled, state.host))
+
+
+def _rack_power(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    shown = _shown(run, state)
+    racks = {place.rank: f"rack {place.coordinates['rack']}" for place in run.topology.places if "rack" in place.coordinates}
+    hosts = {gpu.host: racks[rank] for gpu in shown.hardware.gpus for rank in gpu.ranks if rank in racks}
+    groups = {gpu.gpu_uuid: hosts.get(gpu.host, "rack not known") for gpu in shown.hardware.gpus}
+    return _power(shown, colors, _Groups("rack", groups, _unsampled(run, shown.hardware, "rack")))
+
+
+def _unsampled(run: RunData, hardware: Hardware, by: str) -> dict[str, int]:
+    """GPUs that ranks train on and no sample is of, by host or rack."""
+    missing = set(hardware.index.unsampled_ranks)
+    found: dict[str, set[str]] = {}
+    for place in run.topology.places:
+        if place.rank in missing and place.gpu_uuid is not None and place.host is not None:
+            rack = f"rack {place.coordinates['rack']}" if "rack" in place.coordinates else "rack not known"
+            found.setdefault(place.host if by == "host" else rack, set()).add(bare(place.gpu_uuid))
+    return {group: len(uuids) for group, uuids in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Hosts or racks."""
+
+    what: str
+    of: Mapping[str, str]
+    """GPU to its group."""
+    unsampled: Mapping[str, int]
+    """Group to its GPUs that no sample is of."""
+    picked: str | None = None
+
+
+def _power(shown: _Shown, colors: Palette, grouping: _Groups) -> Drawn:
+    what, group_of, unsampled = grouping.what, grouping.of, grouping.unsampled
+    watts = means_in(shown.hardware, "power_watts", shown.columns)
+    margins = worst_in(shown.hardware, "temperature_margin_celsius", shown.columns)
+    groups, headroom = [], {}
+    for name in sorted({*group_of.values(), *unsampled}):
+        rows = [row for row, gpu in enumerate(shown.hardware.gpus) if gpu.parent_uuid is None and group_of[gpu.gpu_uuid] == name]
+        groups.append(_sum(name, watts[rows], len(rows) + unsampled.get(name, 0)))
+        known = margins[rows][np.isfinite(margins[rows])]
+        headroom[name] = float(known.min()) if len(known) else None
+    groups.sort(key=lambda group: -(group.median_watts or -1))
+    table = Table(
+        (what, "GPUs known", "GPUs", "power, median [W]", "power, highest [W]", "least thermal headroom [celsius]"),
+        [(one.name, one.known, one.gpus, one.median_watts, one.highest_watts, headroom[one.name]) for one in groups],
+    )
+    partial = sum(not group.is_whole for group in groups)
+    says = f"Power of {len(groups):,} {what}s{shown.simulated}"
+    says += f", of {partial:,} only a part of their GPUs" if partial else ""
+    known_headroom = [(value, name) for name, value in headroom.items() if value is not None]
+    says += f"; least thermal headroom {min(known_headroom)[0]:.0f} °C on {min(known_headroom)[1]}" if known_headroom else (
+        "; thermal headroom is not known: the GPUs do not tell it, or an older rankscope took the samples"
+    )  # fmt: skip
+    picture = group_power_bars(groups, colors, picked=grouping.picked)
+    finish(picture, colors, simulated=shown.is_simulated)
+    return Drawn(picture, table, says)
+
+
+def _sum(name: str, watts: np.ndarray[Any, np.dtype[np.float32]], gpus: int) -> GroupPower:
+    """Over the moments at which the most GPUs are known: another number of them is another sum."""
+    counts = np.isfinite(watts).sum(axis=0)
+    most = int(counts.max(initial=0))
+    if not most:
+        return GroupPower(name, 0, gpus, None, None)
+    sums = np.nansum(watts[:, counts == most], axis=0)
+    return GroupPower(name, most, gpus, float(np.median(sums)), float(sums.max()))
+
+
+def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:
+    try:
+        shown = _shown(run, state)
+    except RankscopeError:
+        return []  # said above the table
+    gpus, figures = shown.hardware.gpus, figures_of(shown.hardware, shown.columns)
+    of = {(gpu.host, bare(gpu.gpu_uuid)): one for gpu, one in zip(gpus, figures, strict=True)}
+    parents = ((gpu, of.get((gpu.host, bare(gpu.parent_uuid)))) for gpu in gpus if gpu.parent_uuid is not None)
+    return gpu_rows(gpus, figures, {gpu.gpu_uuid: whole for gpu, whole in parents if whole is not None})
+
+
+def _hints(run: RunData, state: PageState) -> list[Component]:
+    readings = readings_of(run)
+    return gpu_hints(readings, run.events, state.steps)
+
+
+def _racks_hint(racks: bool) -> list[Component]:
+    if racks:
+        return [figure("rack-power", "Bars of the power of each rack")]
+    return [
+        html.P(
+            "Racks are not known. Give every rank its own as a coordinate, such as RANKSCOPE_COORDINATES=dp=3,rack=7, and there "
+            "are bars of racks here.",
+            className="help",
+        )
+    ]
+
+
+def _with_gpu(state: PageState, gpu: Gpu) -> PageState:
+    return replace(state, gpu=gpu.gpu_uuid, rank=gpu.ranks[0] if gpu.ranks else None)
+
+
+def _pick_row(run: RunData, state: PageState, row: str) -> PageState:
+    return _with_gpu(state, next(gpu for gpu in readings_of(run).hardware.gpus if gpu.gpu_uuid == row))
+
+
+def _pick_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+    """Of several GPUs in a row of cells the one whose value is shown."""
+    shown, (name, metric) = _shown(run, state), _gauge(state)
+    values = worst_in(shown.hardware, name, shown.columns)
+    rows = MapRows.of(values, shown.hardware.gpus, metric)
+    each, first = rows.binned.rows_per_bin, rows.labels.index(str(point["y"])) * rows.binned.rows_per_bin
+    column = int(np.argmin(np.abs(shown.columns.at - float(point["x"]))))
+    cell = values[first : first + each, column]
+    if each > 1 and np.isfinite(cell).any():
+        first += int(np.nanargmin(cell) if metric.worst == "lowest" else np.nanargmax(cell))
+    return _with_gpu(state, shown.hardware.gpus[first])
+
+
+def _pick_host(_run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+    host = str(point["y"]).removeprefix("<b>▸ ").removesuffix("</b>")
+    return replace(state, host=unescape(host))
+
+
+def _layout(run: RunData, state: PageState) -> list[Component]:
+    known = {gauge for gpu in readings_of(run).hardware.gpus for gauge in gpu.gauges}
+    return [
+        part("gpu-hints", _hints(run, state)),
+        section(
+            "gpus",
+            "Every GPU over time",
+            "A hot or slow GPU is a line, a moment that hit all a column, a host with bad cooling a block. Grey: no sample. "
+            "Click a row to see its GPU below; drag over steps to zoom, double-click to see all again.",
+            [figure("gpu-map", "Heat map of the chosen gauge by GPU and step; the table below has the medians", height=320)],
+            tools=[select("gauge", "Gauge", _gauges(known), state), rank_choice(state)],
+        ),
+        section(
+            "gpu",
+            "One GPU, and the own time of its rank",
+            "Shaded: its clock was held down or dropped; the lines at the top say by what. A clock that drops where own time "
+            "rises is a cause; own time that rises alone is not the GPU's.",
+            [
+                figure(
+                    "gpu-lines", "Temperature, power, SM clock and use of the picked GPU, own time of its rank below", height=480
+                )
+            ],
+        ),
+        section(
+            "gpu-table",
+            "All GPUs",
+            "Medians and extremes are of the steps shown; throttling, errors and links of the whole run. A dash means not known. "
+            "Click a row to pick its GPU.",
+            [gpu_grid(_rows(run, state), file_name=f"rankscope-{run.summary.run_id}-gpus")],
+            tools=[save_sheet("gpu-table")],
+        ),
+        section(
+            "power",
+            "Power of hosts and racks",
+            "The sum over the GPUs of each at the same time. Hatched: some of its GPUs are not known, so it is more than that.",
+            [figure("host-power", "Bars of the power of each host"), *_racks_hint("rack" in run.topology.dimensions)],
+        ),
+    ]
+
+
+def _gauges(known: Iterable[str]) -> list[dict[str, Any]]:
+    there = set(known)
+    return [
+        {
+            "value": name,
+            "label": METRICS[name].label[:1].upper() + METRICS[name].label[1:] + ("" if name in there else " (not known)"),
+            "disabled": name not in there,
+        }
+        for name in of_origin("samples")
+    ]
+
+
+VIEW: Final = View(
+    slug="hardware",
+    label="Hardware",
+    help=Help(
+        shows="What the GPUs of the run's hosts did while it trained: heat, power, clocks, use, throttling, errors and links.",
+        formula="Samples of each host's exporter, put on the steps by the clock of one host: a sample stands until the next one, "
+        "but not longer than three times their usual distance. Where several share a cell, the worst counts: the highest, "
+        "of clocks, use and headroom the lowest. Power of a host is the sum of the means of its GPUs.",
+        do="Look for a GPU that is hotter or slower than its neighbours, pick it, and see whether own time rises where its clock "
+        "drops.",
+    ),
+    layout=_layout,
+    figures={"gpu-map": _map, "gpu-lines": _lines, "host-power": _host_power, "rack-power": _rack_power},
+    parts={"gpu-hints": _hints},
+    grids={"gpu-table": _rows},
+    picks={"gpu-map": _pick_cell, "host-power": _pick_host},
+    zooms={"gpu-map": steps_of_drag, "gpu-lines": steps_of_drag},
+    row_picks={"gpu-table": _pick_row},
+)

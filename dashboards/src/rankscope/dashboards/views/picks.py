@@ -1,0 +1,25 @@
+"""Selecting by a click on a figure, or by dragging over it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.url_state import PageState
+
+
+def rank_of_bar(_run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+    """The rank that a bar's hover text names; none for the bar of a mean."""
+    text = str(point["hovertext"])
+    return replace(state, rank=int(text) if text.isdecimal() else None)
+
+
+def steps_of_drag(state: PageState, across: tuple[float, float] | None) -> PageState:
+    """The steps that were dragged over; all of them after a double click."""
+    if across is None:
+        return replace(state, steps=None)
+    first, last = max(0, math.ceil(across[0])), max(0, math.floor(across[1]))
+    return replace(state, steps=(first, max(first, last)))

@@ -1,0 +1,39 @@
+"""All views of a run, in the order of their links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from rankscope.dashboards.views import alerts, blame, hardware, overlap, overview, ranks, timeline, whatif
+from rankscope.dashboards.views.view import View
+
+VIEWS: Final[tuple[View, ...]] = (
+    overview.VIEW,
+    ranks.VIEW,
+    overlap.VIEW,
+    blame.VIEW,
+    timeline.VIEW,
+    whatif.VIEW,
+    hardware.VIEW,
+    alerts.VIEW,
+)
+
+T = TypeVar("T")
+
+
+def _all(of: Callable[[View], Mapping[str, T]]) -> dict[str, T]:
+    return {name: made for view in VIEWS for name, made in of(view).items()}
+
+
+FIGURES: Final = _all(lambda view: view.figures)
+PARTS: Final = _all(lambda view: view.parts)
+GRIDS: Final = _all(lambda view: view.grids)
+PICKS: Final = _all(lambda view: view.picks)
+ZOOMS: Final = _all(lambda view: view.zooms)
+ROW_PICKS: Final = _all(lambda view: view.row_picks)
+
+
+def view_of(slug: str) -> View | None:
+    """The view whose address ends with ``slug``."""
+    return next((view for view in VIEWS if view.slug == slug), None)
