@@ -9,11 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # A busy machine may take any time for an example.
 settings.register_profile("any time", deadline=None)
@@ -40,6 +44,16 @@ INSTALL_HINTS = {
     ),
 }
 
+BROWSER_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
 
 def _skip_or_fail(reason: str) -> None:
     """On a developer's machine a missing part skips the test; in CI it is a failure."""
@@ -60,6 +74,18 @@ def require_program() -> Callable[[str], str]:
         return path
 
     return require
+
+
+@pytest.fixture(scope="module")
+def browser(require_program: Callable[[str], str]) -> Iterator[Browser]:
+    """The system's Chromium. Not for longer than a file of tests: while Playwright runs nobody else can run an event loop."""
+    path = require_program("chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=BROWSER_ARGUMENTS)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")

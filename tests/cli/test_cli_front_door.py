@@ -242,7 +242,12 @@ def test_doctor_says_how_to_get_what_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("verb", "module", "extra"),
-    [("analyze", "numpy", "analysis"), ("alerts", "httpx", "alerts"), ("dashboard", "dash", "dashboards")],
+    [
+        ("analyze", "numpy", "analysis"),
+        ("alerts", "httpx", "alerts"),
+        ("dashboard", "dash", "dashboards"),
+        ("report", "dash", "dashboards"),
+    ],
 )
 def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Path, verb: str, module: str, extra: str) -> None:
     # given an interpreter in which the extra's package cannot be imported

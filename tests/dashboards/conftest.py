@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import dash
 import msgspec
 import numpy as np
 import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page
 
+from rankscope.alerts.replay_result import Replay
 from rankscope.analysis.result import (
     Analysis,
     CollectiveMatching,
@@ -23,8 +33,20 @@ from rankscope.analysis.result import (
     Source,
     Verdict,
 )
-from rankscope.analysis.steps import StepTable
-from rankscope.dashboards.data.source import RunSummary, StepMatrices, UnknownRunError
+from rankscope.analysis.steps import METRICS, StepTable
+from rankscope.dashboards.data.alert_record import AlertsFound
+from rankscope.dashboards.data.blame import BlameBook
+from rankscope.dashboards.data.brief import Brief, brief_of
+from rankscope.dashboards.data.comparing import Compared
+from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.hardware import Hardware, nothing
+from rankscope.dashboards.data.scenarios import Scenarios
+from rankscope.dashboards.data.source import Part, RunSummary, StepMatrices, UnknownRunError
+from rankscope.dashboards.data.topology import Place, Topology
+from rankscope.dashboards.data.trend import Trend, trend_of
+from rankscope.dashboards.data.window_data import WindowData
+from rankscope.dashboards.data.windows import Window, Windows
+from rankscope.runs.errors import RankscopeError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import (
     AttemptInfo,
@@ -37,6 +59,8 @@ from rankscope.runs.records import (
     StepRecord,
 )
 from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+
+T = TypeVar("T")
 
 START_NS = 1_790_000_000_000_000_000
 SLOW_RANK = 2
@@ -265,17 +289,46 @@ def analysis() -> Analysis:
     )
 
 
+class Matrices:
+    """A step table as the pages get it, all of it in memory."""
+
+    def __init__(self, table: StepTable) -> None:
+        self._table = table
+        self.ranks, self.steps = table.ranks, table.steps
+        self.profiled = table.steps[table.profiled.any(axis=0)]
+        self.metrics = [metric for metric in METRICS if np.isfinite(table.matrix(metric)).any()]
+
+    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
+        """Every step of it, however many."""
+        del most_columns
+        shape = (len(self.ranks), len(self.steps))
+        matrix = self._table.matrix(metric) if metric in METRICS else np.full(shape, np.nan)
+        return Part(matrix[:, first:last].astype(np.float32), first, 1)
+
+
 class MemoryRuns:
     """``RunSource`` over what the test put in; ``problems`` are raised instead of an answer."""
 
     def __init__(self) -> None:
         self.summaries: dict[str, RunSummary] = {}
         self.analyses: dict[str, Analysis] = {}
-        self.tables: dict[str, StepMatrices] = {}
+        self.tables: dict[str, Matrices] = {}
+        self.blames: dict[str, BlameBook] = {}
+        self.whatifs: dict[str, Scenarios] = {}
+        self.topologies: dict[str, Topology] = {}
+        self.samples: dict[str, Hardware] = {}
+        self.happened: dict[str, Events] = {}
+        self.versions: dict[str, str] = {}
+        """Of a run whose analysis is not of the files as they are now."""
         self.problems: dict[str, Exception] = {}
+        self.replays: dict[str, Replay] = {}
+        self.alerts_found: dict[str, AlertsFound] = {}
         self.analysed = 0
+        self.known: set[str] = set()
+        """Runs that have been analysed before."""
+        self.comparison: Compared | None = None
 
-    def put(self, analysis: Analysis, table: StepMatrices, **summary: Any) -> None:
+    def put(self, analysis: Analysis, table: StepTable | Matrices, **summary: Any) -> None:
         """Add or replace the run ``run_id`` (default ``run-1``)."""
         run = replace(
             RunSummary(
@@ -286,7 +339,9 @@ class MemoryRuns:
         )  # fmt: skip
         self.summaries[run.run_id] = run
         self.analyses[run.run_id] = analysis
-        self.tables[run.run_id] = table
+        self.tables[run.run_id] = table if isinstance(table, Matrices) else Matrices(table)
+        nothing_told = BlameBook(matrix_source=None, matrix_steps=0, groups=[], groups_left_out=0, ranks=[], timeline=None)
+        self.blames.setdefault(run.run_id, nothing_told)
 
     def runs(self) -> list[RunSummary]:
         return list(self.summaries.values())
@@ -296,16 +351,159 @@ class MemoryRuns:
             raise UnknownRunError(run_id)
         return self.summaries[run_id]
 
+    def version(self, run_id: str) -> str:
+        if run_id in self.problems:
+            raise self.problems[run_id]
+        return self.versions.get(run_id, self.summary(run_id).revision)
+
     def analysis(self, run_id: str) -> Analysis:
         self.analysed += 1
         if run_id in self.problems:
             raise self.problems[run_id]
         return self.analyses[run_id]
 
+    def brief(self, run_id: str) -> Brief:
+        return brief_of(self.analysis(run_id))
+
+    def alerts(self, run_id: str) -> AlertsFound:
+        return self.alerts_found.get(run_id, AlertsFound([], []))
+
+    def all_alerts(self) -> AlertsFound:
+        if "alerts" in self.problems:
+            raise self.problems["alerts"]
+        found = list(self.alerts_found.values())
+        return AlertsFound([alert for one in found for alert in one.alerts], [said for one in found for said in one.problems])
+
+    def known_brief(self, run: RunSummary) -> Brief | None:
+        return brief_of(self.analyses[run.run_id]) if run.run_id in self.known else None
+
+    def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
+        for run_id in run_ids:
+            self.summary(run_id)
+        del at
+        if "compare" in self.problems:
+            raise self.problems["compare"]
+        assert self.comparison is not None
+        return self.comparison
+
+    def blame(self, run_id: str) -> BlameBook:
+        return self._or_problem(self.blames, run_id)
+
+    def replay(self, run_id: str) -> Replay:
+        return self._or_problem(self.replays, run_id)
+
+    def scenarios(self, run_id: str) -> Scenarios:
+        return self._or_problem(self.whatifs, run_id)
+
+    def _or_problem(self, of: Mapping[str, T], run_id: str) -> T:
+        if run_id in self.problems:
+            raise self.problems[run_id]
+        if run_id not in of:
+            raise RankscopeError("the test has not put this in")
+        return of[run_id]
+
+    def windows(self, run: RunSummary) -> Windows:
+        del run
+        return Windows(recorded=0)
+
+    def window(self, run: RunSummary, window: Window) -> WindowData:
+        raise UnknownRunError(f"{run.run_id}: {window}")
+
+    def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
+        raise UnknownRunError(f"{run.run_id}: {window} of {rank}")
+
+    def perfetto(self, run: RunSummary, window: Window) -> Path:
+        raise UnknownRunError(f"{run.run_id}: {window}")
+
     def steps(self, run_id: str) -> StepMatrices:
         if run_id in self.problems:
             raise self.problems[run_id]
         return self.tables[run_id]
+
+    def trend(self, run_id: str) -> Trend:
+        if run_id in self.problems:
+            raise self.problems[run_id]
+        return trend_of(self.tables[run_id], self.tables[run_id].profiled)
+
+    def topology(self, run_id: str) -> Topology:
+        return self.topologies.get(run_id, Topology([Place(int(rank)) for rank in self.tables[run_id].ranks]))
+
+    def hardware(self, run_id: str) -> Hardware:
+        return self.samples.get(run_id, nothing("there are no hardware samples"))
+
+    def events(self, run_id: str) -> Events:
+        return self.happened.get(run_id, Events(why_none="there are no hardware samples"))
+
+
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
+    """``serve(path)`` starts the command, with a cache of its own, and returns its address."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(path: Path) -> str:
+        command = [sys.executable, "-m", "rankscope", "dashboard", str(path), "--listen", "127.0.0.1:0"]
+        process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1", "XDG_CACHE_HOME": cache}
+        )
+        processes.append(process)
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        match = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert match is not None, line
+        return match[0]
+
+    yield start
+    for process in processes:
+        process.terminate()
+        process.wait(timeout=30)
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@contextmanager
+def _opened(browser: Browser, url: str, **context: Any) -> Iterator[Page]:
+    """A page that must not complain nor ask anybody else for anything."""
+    host = "{0.scheme}://{0.netloc}".format(urlsplit(url))
+    complaints: list[str] = []
+    with browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **context}) as session:
+        page = session.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", lambda message: complaints.append(message.text) if _is_complaint(message) else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: complaints.append(request.url) if _elsewhere(request.url, host) else None)
+        page.on(
+            "response",
+            lambda response: complaints.append(f"{response.status} {response.url}") if response.status >= 400 else None,
+        )
+        page.goto(url)
+        yield page
+        page.wait_for_load_state("networkidle")
+        assert complaints == []
+
+
+def _is_complaint(message: ConsoleMessage) -> bool:
+    """Dash's table asks its grid once more for the selection when its page is left in that moment: nobody is worse off."""
+    return message.type in {"error", "warning"} and "as the grid has been destroyed" not in message.text
+
+
+def _elsewhere(url: str, host: str) -> bool:
+    return not url.startswith((f"{host}/", "data:", "blob:"))
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Callable[..., AbstractContextManager[Page]]:
+    """``with opened(url, **context) as page``: a page that must not complain nor ask anybody else for anything."""
+    return partial(_opened, browser)
+
+
+@pytest.fixture
+def a_step() -> StepRecord:
+    """A step in which nothing is slow."""
+    return step_record(0, 0, slow_rank=None, noise=0)
 
 
 @pytest.fixture
@@ -356,6 +554,96 @@ class Caller:
         )
         if answer.status_code == 204:
             return {}
+        assert answer.status_code == 200, answer.text
+        response: dict[str, Any] = msgspec.json.decode(answer.data)["response"]
+        return response
+
+    def drawn(self, name: str, search: str = "", *, scheme: str | None = None, run_id: str = "run-1") -> dict[str, Any]:
+        """What a figure of a run is drawn as."""
+        figure: dict[str, Any] = self._piece("figure", name, "figure", search, scheme, run_id)
+        return figure
+
+    def written(self, name: str, search: str = "", *, run_id: str = "run-1") -> Any:
+        """What a part of a run's page says."""
+        return self._piece("part", name, "children", search, None, run_id)
+
+    def rows(self, name: str, search: str = "", *, run_id: str = "run-1") -> list[dict[str, Any]]:
+        """Rows of a table of a run's page."""
+        rows: list[dict[str, Any]] = self._piece("grid", name, "rowData", search, None, run_id)
+        return rows
+
+    def _piece(self, kind: str, name: str, what: str, search: str, scheme: str | None, run_id: str) -> Any:  # noqa: PLR0917
+        known = {
+            "run": {"run_id": run_id, "version": "a", "view": ""},
+            "address": search,
+            "scheme": scheme,
+            json.dumps({"name": name, "type": kind}, separators=(",", ":")): {"name": name, "type": kind},
+        }
+        mine = f'{{"name":["MATCH"],"type":"{kind}"}}.{what}'
+        spec = next(spec for spec in self._specs if mine in spec["output"])
+        text = spec["output"].replace('["MATCH"]', json.dumps(name))
+
+        def filled(item: dict[str, Any]) -> dict[str, Any]:
+            key = item["id"].replace('["MATCH"]', json.dumps(name))
+            return {"id": json.loads(key) if key.startswith("{") else key, "property": item["property"], "value": known.get(key)}
+
+        outputs = [
+            {"id": json.loads(output.rsplit(".", 1)[0]), "property": output.rsplit(".", 1)[1]}
+            for output in text.strip(".").split("...")
+        ]
+        answer = self.http.post(
+            "/_dash-update-component",
+            json={
+                "output": spec["output"],
+                "outputs": outputs if text.startswith("..") else outputs[0],
+                "inputs": [filled(item) for item in spec["inputs"]],
+                "state": [filled(item) for item in spec["state"]],
+                "changedPropIds": ["run.data"],
+            },
+        )
+        assert answer.status_code == 200, answer.text
+        response = msgspec.json.decode(answer.data)["response"]
+        return response[json.dumps({"name": name, "type": kind}, separators=(",", ":"))][what]
+
+    def selected(
+        self, happened: tuple[str, str, Any], search: str = "", *, controls: Mapping[str, Any] | None = None, view: str = "ranks"
+    ) -> dict[str, Any]:
+        """What changes after ``happened``: (type of the piece, its name, what it tells); ``("address", "", None)`` for none."""
+        kind, name, told = happened
+        shown = dict(controls or {})
+        prop = {"control": "value", "figure": "clickData", "zoomed": "data", "grid": "cellClicked"}.get(kind, "search")
+        if kind == "control":
+            shown[name] = told
+
+        def several(of: str, what: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+            return [{"id": {"type": of, "name": key}, "property": what, "value": value} for key, value in values.items()]
+
+        values = several("control", "value", shown)
+        identifier = json.dumps({"name": name, "type": kind}, separators=(",", ":"))
+        spec = next(spec for spec in self._specs if spec["output"].startswith("..address.search"))
+        answer = self.http.post(
+            "/_dash-update-component",
+            json={
+                "output": spec["output"],
+                "outputs": [
+                    {"id": "address", "property": "search"},
+                    [{"id": item["id"], "property": "value"} for item in values],
+                    {"id": "views", "property": "children"},
+                ],
+                "inputs": [
+                    values,
+                    several("figure", "clickData", {name: told} if kind == "figure" else {}),
+                    several("zoomed", "data", {name: told} if kind == "zoomed" else {}),
+                    several("grid", "cellClicked", {name: told} if kind == "grid" else {}),
+                    {"id": "address", "property": "search", "value": search},
+                ],
+                "state": [
+                    [{"id": item["id"], "property": "id", "value": item["id"]} for item in values],
+                    {"id": "run", "property": "data", "value": {"run_id": "run-1", "version": "a", "view": view}},
+                ],
+                "changedPropIds": ["address.search" if kind == "address" else f"{identifier}.{prop}"],
+            },
+        )
         assert answer.status_code == 200, answer.text
         response: dict[str, Any] = msgspec.json.decode(answer.data)["response"]
         return response

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,9 +18,9 @@ from rankscope.analysis.steps import StepTable
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.pages import wording
 from rankscope.dashboards.pages.rank_table import COLUMNS
 from rankscope.runs.errors import InputError
+from rankscope.runs.records import StepRecord
 
 PAGE = "page.children"
 START_NS = 1_790_000_000_000_000_000
@@ -57,23 +59,6 @@ def open_page(client: Any, path: str, search: str = "") -> Any:
     return response["page"]["children"]
 
 
-def listed_verdict(client: Any, run_id: str = "run-1") -> Any:
-    """What the list says of a run once it has been analysed."""
-    identifier = {"type": "run-verdict", "run": run_id}
-    key = json.dumps(identifier, sort_keys=True, separators=(",", ":"))
-    output = next(spec["output"] for spec in client.http.get("/_dash-dependencies").json if "run-verdict" in spec["output"])
-    answer = client.http.post(
-        "/_dash-update-component",
-        json={
-            "output": output,
-            "outputs": {"id": identifier, "property": "children"},
-            "inputs": [{"id": identifier, "property": "id", "value": identifier}],
-            "changedPropIds": [f"{key}.id"],
-        },
-    )
-    return next(iter(answer.json["response"].values()))
-
-
 def test_the_page_of_a_run_says_who_why_how_much_what_next(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
     page = open_page(client, "/run/run-1")
@@ -88,7 +73,7 @@ def test_the_page_of_a_run_says_who_why_how_much_what_next(memory_runs: Any, cal
 
 
 def test_the_table_has_every_rank_and_keeps_unknown_apart_from_zero(memory_runs: Any, caller: Any) -> None:
-    rows = find(open_page(caller(create_app(memory_runs)), "/run/run-1"), "rank-table")["rowData"]
+    rows = caller(create_app(memory_runs)).rows("rank-table")
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     assert [row["imposed_ms"] for row in rows] == [7.0, 0.0, 360.0, None]
     assert rows[2]["own_ms"] == pytest.approx(76.5)
@@ -129,63 +114,7 @@ def test_an_unreadable_run_shows_the_reason(memory_runs: Any, caller: Any) -> No
     memory_runs.problems["run-1"] = InputError("runs/bert/run.json", "not JSON", place="byte 4")
     client = caller(create_app(memory_runs))
     assert "runs/bert/run.json: byte 4: not JSON" in texts(open_page(client, "/run/run-1"))
-    drawn = client("step-heatmap.figure", {"run.data": {"run_id": "run-1", "revision": "a"}}, triggered="run.data")
-    assert "not JSON" in drawn["step-heatmap"]["figure"]["layout"]["annotations"][0]["text"]
-
-
-def test_the_list_shows_each_run_with_its_verdict(memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any) -> None:
-    memory_runs.put(analysis, table, run_id="bad", name="broken", status="unreadable", problem="broken/run.json: not JSON")
-    client = caller(create_app(memory_runs))
-    said = texts(open_page(client, "/"))
-    assert "bert-base" in said
-    assert "/run/run-1" in said
-    assert "broken/run.json: not JSON" in said
-
-    assert "makes the other 3 ranks wait" in texts(listed_verdict(client))
-
-
-def test_runs_of_one_name_are_told_apart_by_folder_and_second(
-    tmp_path: Path, write_run: Callable[..., Path], caller: Any
-) -> None:
-    for second in (1, 2):
-        write_run(tmp_path / f"job-{second}", run_id=f"run-{second}", start_unix_ns=START_NS + second * 10**9, steps=3)
-    said = texts(open_page(caller(create_app(DiskRuns(tmp_path))), "/"))
-    for second in (1, 2):
-        assert f"job-{second}" in said
-        assert wording.moment(START_NS + second * 10**9) in said
-    assert wording.moment(START_NS) != wording.moment(START_NS + 10**9)
-
-
-@pytest.mark.parametrize(
-    ("about", "expected"),
-    [
-        ({"status": "failed", "losses": "rank 1 killed"}, "Ended badly: rank 1 killed"),
-        ({"status": "live", "losses": "rank 1 killed"}, "rank 1 killed"),
-        ({"status": "silent"}, "Silent"),
-    ],
-)
-def test_a_run_that_lost_ranks_says_so_first_and_is_never_green(
-    memory_runs: Any, analysis: Analysis, caller: Any, about: dict[str, Any], expected: str
-) -> None:
-    table = memory_runs.tables["run-1"]
-    sound = msgspec.structs.replace(
-        analysis,
-        source=msgspec.structs.replace(analysis.source, warnings=["rank 1 killed before the end of training", "and so on"]),
-        verdict=Verdict(kind="balanced", summary="No rank stands out."),
-    )
-    memory_runs.put(sound, table, **about)
-    memory_runs.put(analysis, table, run_id="another")
-    client = caller(create_app(memory_runs))
-    page, listed, verdict = open_page(client, "/run/run-1"), open_page(client, "/"), listed_verdict(client)
-
-    for said in (texts(find(page, "run-head")), texts(listed)):
-        assert expected in said
-    assert texts(page).index(expected) < texts(page).index("No rank stands out.")
-    assert "rank 1 killed before the end of training (and 1 more)" in texts(verdict)
-    for shown in (page, verdict):
-        assert "Balanced" in texts(shown)
-        assert "badge-plain" in json.dumps(shown)
-        assert "good" not in json.dumps(shown)
+    assert "not JSON" in client.drawn("step-heatmap")["layout"]["annotations"][0]["text"]
 
 
 def test_a_recorder_that_gave_up_is_said(memory_runs: Any, caller: Any) -> None:
@@ -203,22 +132,6 @@ def test_every_column_has_a_dash_for_what_is_not_known() -> None:
     assert all("null ? '-'" in column["valueFormatter"]["function"] for column in COLUMNS)
 
 
-def test_an_empty_folder_says_how_to_record_a_run_and_looks_again(
-    tmp_path: Path, write_run: Callable[..., Path], caller: Any
-) -> None:
-    client = caller(create_app(DiskRuns(tmp_path)))
-    page = open_page(client, "/")
-    assert "rankscope run -- torchrun" in texts(page)
-    seen = find(page, "run-list-revision")["data"]
-    values = {"run-list-poll.n_intervals": 1, "run-list-revision.data": seen}
-    assert client("run-list.children", values, triggered="run-list-poll.n_intervals") == {}
-
-    write_run(tmp_path / "first", steps=12)
-
-    after = client("run-list.children", values, triggered="run-list-poll.n_intervals")
-    assert "bert-base" in texts(after["run-list"]["children"])
-
-
 def test_the_only_run_is_the_front_page(memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any) -> None:
     client = caller(create_app(memory_runs))
     answer = client.http.get("/")
@@ -230,56 +143,68 @@ def test_the_only_run_is_the_front_page(memory_runs: Any, analysis: Analysis, ta
 def test_figures_follow_run_address_and_scheme(memory_runs: Any, table: StepTable, caller: Any) -> None:
     client = caller(create_app(memory_runs))
 
-    def draw(search: str, scheme: str | None) -> dict[str, Any]:
-        values = {"run.data": {"run_id": "run-1", "revision": "a"}, "address.search": search, "scheme.data": scheme}
-        heat: dict[str, Any] = client("step-heatmap.figure", values, triggered="run.data")["step-heatmap"]["figure"]
-        return heat
-
-    default, wall, dark = draw("", None), draw("?metric=wall_us&rank=1", "light"), draw("", "dark")
+    default, wall, dark = (
+        client.drawn("step-heatmap", search, scheme=scheme)
+        for search, scheme in (("", None), ("?metric=wall_us&rank=1", "light"), ("", "dark"))
+    )
     assert "own time" in default["data"][0]["hovertemplate"]
     assert "step time" in wall["data"][0]["hovertemplate"]
     assert wall["layout"]["yaxis"]["ticktext"] == ["0", "<b>▸ 1</b>", "<b>⚑ 2</b>", "3"]
     assert dark["data"][0]["colorscale"] != default["data"][0]["colorscale"]
-    assert draw("?metric=no_such_metric", None) == default, "a link with an unknown metric still shows something"
+    assert client.drawn("step-heatmap", "?metric=no_such_metric") == default, (
+        "a link with an unknown metric still shows something"
+    )
 
 
 def test_selection_goes_into_the_address_and_back(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
-    ranks = [{"value": str(rank), "label": f"rank {rank}"} for rank in range(4)]
+    shown = {"metric": "own_us", "rank": ""}
 
-    def select(triggered: str, **values: Any) -> dict[str, Any]:
-        given = {
-            "metric.value": "own_us",
-            "rank-pick.data": ranks,
-            "address.search": "",
-            **{k.replace("__", "."): v for k, v in values.items()},
-        }
-        answer: dict[str, Any] = client(
-            "address.search", {k.replace("_pick", "-pick"): v for k, v in given.items()}, triggered=triggered
-        )
-        return answer
+    def address_after(*happened: Any) -> str | None:
+        search: str | None = client.selected(happened, controls=shown).get("address", {}).get("search")
+        return search
 
-    chosen = select("metric.value", metric__value="wall_us")
-    assert chosen["address"]["search"] == "?metric=wall_us"
-    picked = select("rank-pick.value", rank_pick__value="3")
-    assert picked["address"]["search"] == "?rank=3"
-    clicked = select("breakdown-bars.clickData", **{"breakdown-bars__clickData": {"points": [{"hovertext": "2"}]}})
-    assert clicked == {"address": {"search": "?rank=2"}, "rank-pick": {"value": "2"}}
-    mean = select("breakdown-bars.clickData", **{"breakdown-bars__clickData": {"points": [{"hovertext": "mean"}]}})
-    assert mean == {}, "the bar of the mean is no rank"
-    back = select("address.search", address__search="?rank=1&metric=data_us")
-    assert back == {"metric": {"value": "data_us"}, "rank-pick": {"value": "1"}}
+    assert address_after("control", "metric", "wall_us") == "?metric=wall_us"
+    assert address_after("control", "rank", 3) == "?rank=3"
+    assert address_after("figure", "breakdown-bars", {"points": [{"hovertext": "2"}]}) == "?rank=2"
+    assert address_after("figure", "breakdown-bars", {"points": [{"hovertext": "mean"}]}) is None, "the mean is no rank"
+    assert address_after("figure", "step-heatmap", {"points": [{"x": 1, "y": 3}]}) == "?rank=3&step=1"
+    assert address_after("figure", "step-heatmap", {"points": ["nonsense"]}) is None
+    assert address_after("grid", "rank-table", {"rowId": "2", "colId": "host"}) == "?rank=2"
+    assert address_after("grid", "rank-table", {"rowId": "nonsense"}) is None
+    assert address_after("zoomed", "step-heatmap", [4.2, 9.7]) == "?steps=5-9"
+    assert address_after("zoomed", "step-heatmap", "all") is None
+
+    back = client.selected(("address", "", None), "?rank=1&metric=data_us", controls=shown)
+    assert back[json.dumps({"name": "metric", "type": "control"}, separators=(",", ":"))]["value"] == "data_us"
+    assert back[json.dumps({"name": "rank", "type": "control"}, separators=(",", ":"))]["value"] == "1"
+    assert "address" not in back
 
 
-def test_a_click_in_a_binned_map_picks_nobody(memory_runs: Any, caller: Any) -> None:
+def test_what_is_selected_goes_along_to_the_other_views(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
-    values = {
-        "metric.value": "own_us",
-        "rank-pick.data": [{"value": str(rank), "label": ""} for rank in range(1024)],
-        "address.search": "",
-        "step-heatmap.clickData": {"points": [{"x": 1, "y": 608}]},
-    }
-    assert client("address.search", values, triggered="step-heatmap.clickData") == {}
+    links = client.selected(("control", "rank", 3), controls={"rank": ""})["views"]["children"]
+    assert "/run/run-1/overlap?rank=3" in texts(links)
+
+
+def test_a_click_in_a_binned_map_picks_whose_value_the_cell_shows(
+    memory_runs: Any, analysis: Analysis, a_step: StepRecord, caller: Any
+) -> None:
+    slow = msgspec.structs.replace(a_step, wall_us=2 * a_step.wall_us)
+    memory_runs.put(analysis, StepTable.from_records(0, {rank: [slow if rank == 209 else a_step] for rank in range(300)}))
+    client = caller(create_app(memory_runs))
+    clicked = client.selected(("figure", "step-heatmap", {"points": [{"x": a_step.step, "y": 208}]}), controls={"rank": ""})
+    assert clicked["address"]["search"] == f"?rank=209&step={a_step.step}"
+
+
+def test_the_numbers_of_a_figure_can_be_saved(memory_runs: Any, caller: Any) -> None:
+    http = caller(create_app(memory_runs)).http
+    answer = http.get("/run/run-1/data/imposed-bars.csv?rank=1")
+    assert answer.headers["Content-Disposition"].endswith("run-1-imposed-bars.csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert [(row["rank"], float(row["imposed wait [us]"])) for row in rows] == [("2", 360_000.0), ("0", 7_000.0), ("1", 0.0)]
+    for path in ("/run/run-1/data/nothing.csv", "/run/nothing/data/imposed-bars.csv"):
+        assert http.get(path).status_code == 404
 
 
 def test_a_live_run_is_followed_until_it_ends(memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any) -> None:
@@ -302,22 +227,41 @@ def test_a_live_run_is_followed_until_it_ends(memory_runs: Any, analysis: Analys
 
     memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], status="silent")
     assert "Silent" in texts(poll()["run-head"]["children"])
-    assert "verdict" in poll(), "its verdict is seen in another light"
+    assert "run" in poll(), "its verdict is seen in another light"
 
     later = msgspec.structs.replace(analysis, verdict=msgspec.structs.replace(analysis.verdict, summary="All is well now."))
     memory_runs.put(later, table, status="finished", revision="b")
     changed = poll()
-    assert changed["run"]["data"]["revision"] == "b"
-    assert "All is well now." in texts(changed["verdict"]["children"])
+    assert changed["run"]["data"]["version"] == "b"
+    assert "All is well now." in texts(client.written("verdict"))
     assert changed["poll"]["disabled"] is True
     assert "Finished" in texts(changed["run-head"]["children"])
+
+
+def test_the_page_waits_for_the_analysis_of_what_has_changed(
+    memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any
+) -> None:
+    memory_runs.put(analysis, table, status="live")
+    client = caller(create_app(memory_runs))
+    seen = find(open_page(client, "/run/run-1"), "run")["data"]
+
+    def poll() -> dict[str, Any]:
+        answer: dict[str, Any] = client("run.data", {"poll.n_intervals": 1, "run.data": seen}, triggered="poll.n_intervals")
+        return answer
+
+    memory_runs.put(analysis, table, status="live", revision="b")
+    memory_runs.versions["run-1"] = "a"
+    assert "run" not in poll(), "the files have changed, the analysis has not"
+
+    memory_runs.versions["run-1"] = "b"
+    assert poll()["run"]["data"]["version"] == "b", "now it has, and nothing else"
 
 
 def test_a_run_that_vanishes_while_watched_keeps_its_page(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
     memory_runs.summaries.clear()
-    values = {"poll.n_intervals": 1, "run.data": {"run_id": "run-1", "revision": "a"}}
-    assert client("run.data", values, triggered="poll.n_intervals") == {}
+    values = {"poll.n_intervals": 1, "run.data": {"run_id": "run-1", "version": "a", "view": ""}}
+    assert set(client("run.data", values, triggered="poll.n_intervals")) == {"run-away"}, "which says so"
 
 
 def test_a_finished_run_is_not_polled(memory_runs: Any, caller: Any) -> None:
@@ -337,8 +281,7 @@ def test_a_run_without_a_step_says_what_is_missing(tmp_path: Path, write_run: Ca
     write_run(tmp_path / "run", ranks=0)
     client = caller(create_app(DiskRuns(tmp_path)))
     assert "Not enough data" in texts(open_page(client, "/run/run-1"))
-    values = {"run.data": {"run_id": "run-1", "revision": "a"}, "address.search": ""}
-    heat = client("step-heatmap.figure", values, triggered="run.data")["step-heatmap"]["figure"]
+    heat = client.drawn("step-heatmap")
     assert "No step has been recorded yet" in heat["layout"]["annotations"][0]["text"]
 
 
@@ -370,10 +313,31 @@ def test_every_response_forbids_what_pages_do_not_need(memory_runs: Any, caller:
 def test_only_loopback_names_are_answered_unless_told_otherwise(memory_runs: Any, caller: Any) -> None:
     elsewhere = {"Host": "evil.example"}
     client = caller(create_app(memory_runs))
-    assert client.http.get("/-/healthy", headers=elsewhere).status_code == 400
-    assert client.http.get("/-/healthy", headers={"Host": "127.0.0.1:8050"}).status_code == 200
-    remote = caller(create_app(memory_runs, DashboardConfig(allow_any_host=True)))
-    assert remote.http.get("/-/healthy", headers=elsewhere).status_code == 200
+    for path in ("/", "/run/run-1", "/_dash-layout", "/login", "/assets/style.css"):
+        refused = client.http.get(path, headers=elsewhere)
+        assert refused.status_code == 400
+        assert "--allow-host" in refused.text
+    assert client.http.get("/_dash-layout", headers={"Host": "127.0.0.1:8050"}).status_code == 200
+    remote = caller(create_app(memory_runs, DashboardConfig(allowed_hosts=("evil.example",))))
+    assert remote.http.get("/_dash-layout", headers=elsewhere).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200), ("127.0.0.1:8050", 200), ("[::1]:8050", 200), ("runs.example.org:443", 200), ("a.runs.test", 200),
+        ("evil.example", 400), ("localhost.evil.example", 400), ("evilruns.test", 400), ("localhost@evil.example", 400),
+        ("127.0.0.1.evil.example:8050", 400), ("", 400), ("[", 400),
+    ],
+)  # fmt: skip
+def test_a_name_is_answered_as_a_whole(memory_runs: Any, host: str, status: int) -> None:
+    config = DashboardConfig(allowed_hosts=("runs.example.org", ".runs.test"))
+    http = create_app(memory_runs, config).server.test_client()
+    assert http.get("/_dash-layout", headers={"Host": host}).status_code == status
+
+
+def test_a_probe_may_ask_under_any_name(memory_runs: Any, caller: Any) -> None:
+    assert caller(create_app(memory_runs)).http.get("/-/healthy", headers={"Host": "10.0.0.7"}).text == "ok\n"
 
 
 def test_nothing_in_the_page_points_elsewhere(memory_runs: Any, caller: Any) -> None:
@@ -386,6 +350,5 @@ def test_a_thousand_ranks_make_a_small_page(memory_runs: Any, analysis: Analysis
     ranks = [msgspec.structs.replace(analysis.ranks[0], rank=rank) for rank in range(1024)]
     memory_runs.put(msgspec.structs.replace(analysis, ranks=ranks), table)
     client = caller(create_app(memory_runs))
-    assert len(json.dumps(open_page(client, "/run/run-1"))) < 700_000
-    values = {"run.data": {"run_id": "run-1", "revision": "a"}}
-    assert len(json.dumps(client("breakdown-bars.figure", values, triggered="run.data"))) < 100_000
+    assert len(json.dumps(open_page(client, "/run/run-1/ranks"))) < 700_000
+    assert len(json.dumps(client.drawn("breakdown-bars"))) < 100_000

@@ -4,95 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.slow
 
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+Opened = Callable[..., AbstractContextManager[Page]]
 PATIENCE_MS = 60_000
 
 
-@pytest.fixture(scope="module")
-def browser(require_program: Callable[[str], str]) -> Iterator[Browser]:
-    path = require_program("chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Path], str]]:
-    """``serve(path)`` starts the command and returns its address."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(path: Path) -> str:
-        command = [sys.executable, "-m", "rankscope", "dashboard", str(path), "--listen", "127.0.0.1:0"]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-        processes.append(process)
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        match = re.search(r"http://127\.0\.0\.1:\d+", line)
-        assert match is not None, line
-        return match[0]
-
-    yield start
-    for process in processes:
-        process.terminate()
-        process.wait(timeout=30)
-        assert process.stderr is not None
-        process.stderr.close()
-
-
-@contextmanager
-def opened(browser: Browser, url: str, **context: Any) -> Iterator[Page]:
-    """A page that must not complain nor ask anybody else for anything."""
-    host = url.split("/run/", maxsplit=1)[0].rstrip("/")
-    complaints: list[str] = []
-    with browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **context}) as session:
-        page = session.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("console", lambda message: complaints.append(message.text) if message.type in {"error", "warning"} else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: complaints.append(request.url) if _elsewhere(request.url, host) else None)
-        page.on(
-            "response",
-            lambda response: complaints.append(f"{response.status} {response.url}") if response.status >= 400 else None,
-        )
-        page.goto(url)
-        yield page
-        page.wait_for_load_state("networkidle")
-        assert complaints == []
-
-
-def _elsewhere(url: str, host: str) -> bool:
-    return not url.startswith((f"{host}/", "data:", "blob:"))
-
-
 def ready(page: Page) -> None:
-    """Wait until everything is drawn."""
-    expect(page.locator("#verdict-sentence")).to_be_visible(timeout=PATIENCE_MS)
-    for graph in ("#step-heatmap", "#breakdown-bars", "#imposed-bars"):
-        expect(page.locator(f"{graph} .main-svg").first).to_be_visible(timeout=PATIENCE_MS)
-    expect(page.locator("#rank-table .ag-row").first).to_be_attached(timeout=PATIENCE_MS)
+    """Wait until the map and the table of ranks are drawn."""
+    expect(page.locator("#step-heatmap .main-svg").first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.locator(".ag-row").first).to_be_attached(timeout=PATIENCE_MS)
 
 
 def heat(page: Page) -> dict[str, Any]:
@@ -115,20 +44,21 @@ def wait_for_heat(page: Page, text: str) -> None:
 
 
 def test_the_page_names_the_rank_and_bothers_nobody_else(
-    tmp_path: Path, write_run: Callable[..., Path], browser: Browser, serve: Callable[[Path], str]
+    tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     url = serve(write_run(tmp_path / "run"))
-    with opened(browser, url) as page:
-        ready(page)
+    with opened(url) as page:
         expect(page).to_have_url(f"{url}/run/run-1")
-        expect(page).to_have_title("bert-base · rankscope")
-        expect(page.locator("#verdict-sentence")).to_contain_text("Rank 2")
+        expect(page).to_have_title("bert-base · rankscope", timeout=PATIENCE_MS)
+        expect(page.locator("#verdict-sentence")).to_contain_text("Rank 2", timeout=PATIENCE_MS)
         expect(page.locator("#verdict")).to_contain_text("Straggler")
-        assert "<b>⚑ 2</b>" in heat(page)["ticks"]
-        assert page.locator("#rank-table").inner_text().count("node-1") == 2
+        page.get_by_role("link", name="Ranks × steps").click()
+        ready(page)
+        wait_for_heat(page, "<b>⚑ 2</b>")
+        assert page.locator("#table-section").inner_text().count("node-1") == 2
 
         with page.expect_download() as download:
-            page.get_by_role("button", name="Save as CSV").click()
+            page.get_by_role("button", name="Save as CSV", exact=True).click()
         with download.value.path().open(encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
         assert download.value.suggested_filename == "rankscope-run-1.csv"
@@ -137,10 +67,10 @@ def test_the_page_names_the_rank_and_bothers_nobody_else(
 
 
 def test_selections_live_in_the_address_and_the_back_button_undoes_them(
-    tmp_path: Path, write_run: Callable[..., Path], browser: Browser, serve: Callable[[Path], str]
+    tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     url = serve(write_run(tmp_path / "run"))
-    with opened(browser, f"{url}/run/run-1?rank=1") as page:
+    with opened(f"{url}/run/run-1/ranks?rank=1") as page:
         ready(page)
         wait_for_heat(page, "▸ 1")
         assert "own time" in heat(page)["hover"]
@@ -148,11 +78,11 @@ def test_selections_live_in_the_address_and_the_back_button_undoes_them(
         page.get_by_role("textbox", name="Metric").click()
         page.get_by_role("option", name="Step time", exact=True).click()
         wait_for_heat(page, "step time")
-        expect(page).to_have_url(f"{url}/run/run-1?rank=1&metric=wall_us")
+        expect(page).to_have_url(f"{url}/run/run-1/ranks?rank=1&metric=wall_us")
 
         page.go_back()
         wait_for_heat(page, "own time")
-        expect(page).to_have_url(f"{url}/run/run-1?rank=1")
+        expect(page).to_have_url(f"{url}/run/run-1/ranks?rank=1")
         expect(page.get_by_role("textbox", name="Metric")).to_have_value("Own time")
 
         page.reload()
@@ -161,10 +91,10 @@ def test_selections_live_in_the_address_and_the_back_button_undoes_them(
 
 
 def test_the_colour_scheme_is_chosen_and_remembered(
-    tmp_path: Path, write_run: Callable[..., Path], browser: Browser, serve: Callable[[Path], str]
+    tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     url = serve(write_run(tmp_path / "run"))
-    with opened(browser, url, color_scheme="light") as page:
+    with opened(f"{url}/run/run-1/ranks", color_scheme="light") as page:
         ready(page)
         assert page.locator("html").get_attribute("data-mantine-color-scheme") == "light"
         light = heat(page)["scale"]
@@ -186,48 +116,49 @@ def test_the_colour_scheme_is_chosen_and_remembered(
 
 
 def test_a_narrow_screen_does_not_scroll_sideways(
-    tmp_path: Path, write_run: Callable[..., Path], browser: Browser, serve: Callable[[Path], str]
+    tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     write_run(tmp_path / "a", run_id="a")
     write_run(tmp_path / "b", run_id="b")
     url = serve(tmp_path)
-    with opened(browser, url, viewport={"width": 360, "height": 740}) as page:
-        expect(page.locator(".run")).to_have_count(2)
-        expect(page.locator(".run").first).to_contain_text("Straggler", timeout=PATIENCE_MS)
+    with opened(url, viewport={"width": 360, "height": 740}) as page:
+        expect(page.locator(".run-link")).to_have_count(2)
+        expect(page.locator("#runs-grid")).to_contain_text("Finished", timeout=PATIENCE_MS)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        page.locator("a.run-name").first.click()
-        ready(page)
+        page.locator("a.run-link").first.click()
+        expect(page.locator("#verdict-sentence")).to_be_visible(timeout=PATIENCE_MS)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         page.locator(".brand").click()
-        expect(page.locator(".run")).to_have_count(2)
+        expect(page.locator(".run-link")).to_have_count(2)
 
 
 def test_a_live_run_shows_new_steps_by_itself(
-    tmp_path: Path, write_run: Callable[..., Path], browser: Browser, serve: Callable[[Path], str]
+    tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     run = write_run(tmp_path / "run", ranks=0)
     url = serve(run)
-    with opened(browser, url) as page:
+    with opened(url) as page:
         expect(page.locator("#verdict")).to_contain_text("Not enough data", timeout=PATIENCE_MS)
 
         write_run(run)
 
         expect(page.locator("#verdict-sentence")).to_contain_text("Rank 2", timeout=PATIENCE_MS)
         expect(page.locator("#run-head")).to_contain_text("Finished", timeout=PATIENCE_MS)
+        page.get_by_role("link", name="Ranks × steps").click()
         ready(page)
         wait_for_heat(page, "<b>⚑ 2</b>")
 
 
 def test_the_keyboard_reaches_everything_that_can_be_chosen(
-    tmp_path: Path, write_run: Callable[..., Path], browser: Browser, serve: Callable[[Path], str]
+    tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     url = serve(write_run(tmp_path / "run"))
-    with opened(browser, url) as page:
+    with opened(f"{url}/run/run-1/ranks") as page:
         ready(page)
         reached: set[str] = set()
         for _ in range(40):
             page.keyboard.press("Tab")
             name = "document.activeElement.id || document.activeElement.className || document.activeElement.name"
             reached.add(str(page.evaluate(name)))
-        for wanted in ("skip", "brand", "metric", "rank-pick", "save-csv"):
+        for wanted in ("skip", "brand", "view-link", "metric", "control", "save", "save-grid"):
             assert any(wanted in name for name in reached), (wanted, reached)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+TOKEN = "0123456789abcdef0123456789abcdef"
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -132,11 +134,74 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:8050", ":8050", "[::]:8050", "192.0.2.1:80", "example.org:80"])
-def test_other_machines_are_let_in_only_on_demand(tmp_path: Path, address: str, cli: Cli) -> None:
+def test_other_machines_are_let_in_only_when_it_is_known_who_may_read(tmp_path: Path, address: str, cli: Cli) -> None:
     done = cli("dashboard", tmp_path, "--listen", address)
     assert done.returncode == 2
-    assert "no login" in done.stderr
-    assert "--allow-remote" in done.stderr
+    for way_out in ("--token-file FILE", "--trusted-proxy-header NAME", "openssl rand", "SSH tunnel"):
+        assert way_out in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--listen", "0.0.0.0:0", "--token-file", "TOKEN"], "--allow-host NAME"),
+        (["--listen", "192.0.2.1:0", "--trusted-proxy-header", "X-Forwarded-User"], "--trusted-proxy ADDR"),
+        (["--trusted-proxy", "10.0.0.5"], "needs --trusted-proxy-header"),
+        (["--trusted-proxy-header", "X_User"], "not the name of a header"),
+        (["--trusted-proxy-header", "X-User", "--trusted-proxy", "proxy.example"], "not an address"),
+        (["--trusted-proxy-header", "X-User", "--trusted-proxy", "0.0.0.0/0"], "is everybody"),
+        (["--allow-host", "http://runs.example"], "not a host's name"),
+        (["--allow-host", "*"], "not a host's name"),
+    ],
+)
+def test_who_may_see_it_is_said_in_full_or_it_does_not_start(tmp_path: Path, options: list[str], said: str, cli: Cli) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    done = cli("dashboard", tmp_path, *(str(tmp_path / "token") if option == "TOKEN" else option for option in options))
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+    assert TOKEN not in done.stderr
+
+
+@pytest.mark.parametrize("secret", ["hunter2", "a" * 64, "two words of many letters in all"])
+def test_a_weak_token_is_refused_and_not_shown(tmp_path: Path, secret: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text(f"{secret}\n")
+    from_file = cli("dashboard", tmp_path, "--token-file", tmp_path / "token")
+    monkeypatch.setenv("RANKSCOPE_DASHBOARD_TOKEN", secret)
+    from_environment = cli("dashboard", tmp_path)
+    for done, where in ((from_file, str(tmp_path / "token")), (from_environment, "RANKSCOPE_DASHBOARD_TOKEN")):
+        assert done.returncode == 3
+        assert done.stderr.count("\n") == 1
+        assert where in done.stderr
+        assert "openssl rand -hex 32" in done.stderr
+        assert secret not in done.stderr
+
+
+def test_an_empty_token_is_none_that_was_forgotten(tmp_path: Path, cli: Cli) -> None:
+    done = cli("dashboard", tmp_path, env={"RANKSCOPE_DASHBOARD_TOKEN": ""})
+    assert done.returncode == 3
+    assert "RANKSCOPE_DASHBOARD_TOKEN: a token is one word" in done.stderr
+
+
+def test_a_token_file_that_is_not_there_is_one_line(tmp_path: Path, cli: Cli) -> None:
+    done = cli("dashboard", tmp_path, "--token-file", tmp_path / "nothing")
+    assert done.returncode == 3
+    assert done.stderr == f"rankscope: {tmp_path / 'nothing'}: No such file or directory; name another file with --token-file\n"
+
+
+@pytest.mark.slow
+def test_every_worker_knows_the_sessions_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKSCOPE_DASHBOARD_TOKEN", TOKEN)
+    with serving(tmp_path, "--workers", "3") as (process, url):
+        # the token is not passed on to what it starts, nor kept where others look
+        assert TOKEN not in " ".join(Path(f"/proc/{process.pid}/cmdline").read_text().split("\0"))
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(f"{url}_dash-layout")
+        jar = urllib.request.HTTPCookieProcessor()
+        browser = urllib.request.build_opener(urllib.request.ProxyHandler({}), jar)
+        browser.open(f"{url}login", data=f"token={TOKEN}".encode(), timeout=30).close()
+        for _ in range(12):  # whichever worker it is
+            with browser.open(f"{url}_dash-layout", timeout=30) as answer:
+                assert answer.status == 200
 
 
 @pytest.mark.parametrize("address", ["8050", "127.0.0.1", "127.0.0.1:99999", "::1:80", "localhost:http", ""])

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.analysis.engine import analyze
-from rankscope.analysis.result import Analysis
 from rankscope.dashboards.data.disk import SILENT_AFTER_S, DiskRuns
 from rankscope.dashboards.data.footprint import footprint
 from rankscope.dashboards.data.memo import Memo
@@ -42,7 +40,7 @@ def test_a_run_directory_is_a_list_of_one(tmp_path: Path, write_run: WriteRun) -
     source = DiskRuns(run)
     assert [summary.run_id for summary in source.runs()] == ["run-1"]
     assert source.analysis("run-1").verdict.rank == 2
-    assert source.steps("run-1").matrix("own_us").shape == (4, 60)
+    assert source.steps("run-1").part("own_us").values.shape == (4, 60)
 
 
 def test_a_path_that_is_no_folder_is_said_so(tmp_path: Path) -> None:
@@ -179,32 +177,6 @@ def test_an_unchanged_run_is_analysed_once(tmp_path: Path, write_run: WriteRun) 
     os.utime(run / "run.json", ns=(1, 1))
     assert source.analysis("run-1") is not analysis, "what changed is analysed again"
     assert source.steps("run-1") is not table
-
-
-def test_a_live_run_that_is_costly_to_analyse_is_given_a_rest(
-    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = write_run(tmp_path / "run", steps=12, finished=False)
-    now = [footprint(run).newest_unix_ns / 1e9]
-
-    def slow_analyze(paths: list[Path]) -> Analysis:
-        now[0] += 10
-        return analyze(paths)
-
-    monkeypatch.setattr("rankscope.dashboards.data.disk.analyze", slow_analyze)
-    source = DiskRuns(run, clock_s=lambda: now[0])
-    first = source.analysis("run-1")
-
-    with next(rank_dir(run, 0, 1).glob("steps-*.jsonl")).open("ab") as file:
-        file.write(b"{}\n")
-    assert source.analysis("run-1") is first, "it has just been analysed, and that took long"
-    now[0] += 45
-    second = source.analysis("run-1")
-    assert second is not first
-
-    write_run(run, steps=0, finished=True)
-    assert source.summary("run-1").status == "finished"
-    assert source.analysis("run-1") is not second, "the last word is never held back"
 
 
 def test_concurrent_callers_share_one_computation() -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result import Analysis, ImposedWait
 from rankscope.analysis.steps import StepTable
-from rankscope.dashboards.figures.binning import bin_highest
+from rankscope.dashboards.figures.binning import bin_worst
 from rankscope.dashboards.figures.breakdown import ALL_UP_TO, NOTABLE, PARTS, breakdown_bars
 from rankscope.dashboards.figures.frame import GRAPH_CONFIG
 from rankscope.dashboards.figures.heatmap import step_heatmap
@@ -167,7 +167,7 @@ def test_a_thousand_ranks_by_a_thousand_steps_fit_in_two_megabytes_and_keep_the_
     st.integers(1, 9),
 )
 def test_binning_keeps_the_highest_value_of_every_block(matrix: NDArray[np.float64], max_rows: int, max_columns: int) -> None:
-    binned = bin_highest(matrix, max_rows=max_rows, max_columns=max_columns)
+    binned = bin_worst(matrix, max_rows=max_rows, max_columns=max_columns)
     high, wide = binned.rows_per_bin, binned.columns_per_bin
     assert binned.values.shape[0] <= max_rows
     assert binned.values.shape[1] <= max_columns

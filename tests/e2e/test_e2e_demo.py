@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -107,24 +108,15 @@ def alive(pid: int) -> bool:
 
 
 def test_a_person_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
-    require_program: Callable[[str], str], live_demo: tuple[subprocess.Popen[str], dict[str, str]]
+    browser: Browser, live_demo: tuple[subprocess.Popen[str], dict[str, str]]
 ) -> None:
-    from playwright.sync_api import sync_playwright
-
     process, urls = live_demo
     assert ":8050/" not in urls["dashboard"]
     children = descendants(process.pid)
     assert len(children) >= 3
     # when a person opens the page
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=require_program("chromium"),
-            args=[
-                "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-                "--disable-component-update", "--disable-sync",
-            ],
-        )  # fmt: skip
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
+    with browser.new_context(viewport={"width": 1440, "height": 900}) as session:
+        page = session.new_page()
         errors: list[str] = []
         requests: list[str] = []
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
@@ -134,7 +126,6 @@ def test_a_person_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
         page.get_by_text("Rank 2").first.wait_for(timeout=60_000)
         page.wait_for_load_state("networkidle")
         body = page.inner_text("body").lower()
-        browser.close()
     # then it names rank 2 and its cause, says that the hardware is simulated, and asked nobody else for anything
     assert "rank 2" in body
     assert "input" in body

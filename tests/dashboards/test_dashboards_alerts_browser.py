@@ -1,0 +1,115 @@
+"""Alerts of all runs, and a replay, in a real browser, served by the real command."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from rankscope.alerts.alert import fingerprint
+from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_MS = 60_000
+AT = 1_790_000_000_000_000_000
+Open = Callable[..., AbstractContextManager[Page]]
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No state file, and no cache, of whoever runs the tests."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def found_in(run: Path, run_id: str, rank: int, *, ended: bool, name: str = "TrainingStraggler") -> None:
+    labels = {"alertname": name, "severity": "warning", "run_id": run_id, "rank": str(rank), "host": "node-1"}
+    for status, seconds in (("firing", 0), *((("resolved", 60),) if ended else ())):
+        append_finding(
+            run,
+            FindingRecord(
+                schema=FINDING_SCHEMA,
+                time_unix_ns=AT + (rank * 100 + seconds) * 10**9,
+                status=status,
+                fingerprint=fingerprint(labels),
+                labels=labels,
+                annotations={"summary": f"=Rank {rank} <b>is slow</b>.", "evidence": "imposed wait 39 ms"},
+            ),
+        )
+
+
+def test_alerts_of_all_runs_are_searched_read_saved_and_followed(
+    tmp_path: Path, write_run: Callable[..., Path], opened: Open, serve: Callable[[Path], str]
+) -> None:
+    # Given a run that has ended, and one that goes on and in which something fires
+    root = tmp_path / "runs"
+    over = write_run(root / "a", run_id="a", name="over")
+    live = write_run(root / "b", run_id="b", name="live", finished=False)
+    found_in(over, "a", 3, ended=True)
+    found_in(live, "b", 2, ended=False)
+    url = serve(root)
+    with opened(f"{url}/alerts") as page:
+        # Then what fires comes first, though the other is younger
+        rows = page.locator(".ag-center-cols-container .ag-row")
+        expect(rows).to_have_count(2)
+        expect(rows.first).to_contain_text("Fires")
+        expect(page.locator("#alerts-count")).to_have_text("2 alerts, 1 firing")
+        expect(page.locator("#alert-counts")).to_contain_text("2 alerts, 1 of them firing")
+
+        # And it can be read, with its runbook, by keyboard as well
+        rows.first.locator(".ag-cell").nth(1).click()
+        expect(page.locator("#alerts-picked")).to_contain_text("=Rank 2 <b>is slow</b>.")
+        expect(page.locator("#alerts-picked summary", has_text="Runbook")).to_be_visible()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Space")
+        expect(page.locator("#alerts-picked")).to_contain_text("=Rank 3")
+
+        # And saved, so that no spreadsheet takes it for a formula
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Save as CSV", exact=True).click()
+        with download.value.path().open(encoding="utf-8-sig") as file:
+            assert [row["What it says"] for row in csv.DictReader(file)] == [
+                "'=Rank 2 <b>is slow</b>.",
+                "'=Rank 3 <b>is slow</b>.",
+            ]
+
+        # And searched
+        page.get_by_label("Search alerts").fill("over")
+        expect(rows).to_have_count(1)
+        expect(page).to_have_url(f"{url}/alerts?q=over")
+        page.get_by_label("Search alerts").fill("")
+        expect(rows).to_have_count(2)
+
+        # And a new one comes by itself
+        found_in(over, "a", 1, ended=True)
+        expect(rows).to_have_count(3, timeout=PATIENCE_MS)
+
+        # And the run's page opens with the rank picked out
+        page.get_by_role("link", name="live").click()
+        expect(page).to_have_url(f"{url}/run/b?rank=2")
+
+
+def test_a_run_is_replayed_from_its_page(
+    tmp_path: Path, write_run: Callable[..., Path], opened: Open, serve: Callable[[Path], str]
+) -> None:
+    root = tmp_path / "runs"
+    write_run(root / "a", run_id="a", steps=400, windows=False)
+    write_run(root / "b", run_id="b")
+    url = serve(root)
+    with opened(f"{url}/run/a/alerts") as page:
+        expect(page.locator("#replay-times")).to_contain_text("Nothing is replayed", timeout=PATIENCE_MS)
+
+        page.get_by_role("textbox", name="Replay").click()
+        page.get_by_role("option", name="TrainingStraggler").click()
+
+        expect(page).to_have_url(f"{url}/run/a/alerts?replay=TrainingStraggler")
+        expect(page.locator("#alert-replay-section table")).to_contain_text("into the run", timeout=PATIENCE_MS)
+        expect(page.locator("#replay-times")).to_contain_text("Alerts that would have fired: ", timeout=PATIENCE_MS)
+        expect(page.locator("#replay-times .ytick").first).to_contain_text("TrainingStraggler rank 2 on node-1 (watcher)")
+        page.reload()
+        expect(page.locator("#alert-replay-section table")).to_contain_text("into the run", timeout=PATIENCE_MS)

@@ -1,0 +1,101 @@
+"""Whatever lies in a run's folder, every page says what is wrong with it, and none is an error of ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import plotly.io.json  # type: ignore[import-untyped]
+import pytest
+from dash.development.base_component import Component
+from tests.bad_runs import BAD_RUNS
+
+from rankscope.alerts.growing_run import GrowingRun
+from rankscope.dashboards.callbacks import drawing, many
+from rankscope.dashboards.callbacks.routing import page_for
+from rankscope.dashboards.config import DashboardConfig
+from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.figures.drawn import Drawn
+from rankscope.dashboards.figures.palette import PALETTES
+from rankscope.dashboards.report.document import report
+from rankscope.dashboards.url_state import PageState, run_path
+from rankscope.dashboards.views.registry import FIGURES, GRIDS, PARTS, VIEWS
+from rankscope.runs.errors import RankscopeError
+
+WriteRun = Callable[..., Path]
+
+EVERYTHING = (
+    "?rank=1&steps=5-25&window=20&without=rank:2,stage:0,cause:input&group=default_pg&span=0-50000&collective=default_pg:20"
+    "&gpu=GPU-00000000-5d1f-4a52-9c3e-0123456789ab&host=node-0&price=1.5&currency=EUR"
+)
+COLORS = PALETTES["light"]
+
+
+def drawn(figure: Drawn) -> str:
+    """As it goes to a browser."""
+    return figure.says + str(plotly.io.json.to_json_plotly(figure.figure))
+
+
+def written(page: Component) -> str:
+    return str(plotly.io.json.to_json_plotly(page))
+
+
+def piece(make: Callable[[RunData, PageState], object], source: DiskRuns, run_id: str, state: PageState) -> str:
+    """A text or the rows of a table, or the line that is said instead."""
+    try:
+        return str(plotly.io.json.to_json_plotly(make(RunData(source, source.summary(run_id)), state)))
+    except RankscopeError as error:
+        return str(error)
+
+
+def everything(source: DiskRuns, run_id: str) -> Iterator[str]:
+    """All pages, figures, texts and tables there are."""
+    config = DashboardConfig()
+    for path, search in (
+        ("/", None),
+        ("/ledger", None),
+        ("/compare", f"?runs=other,{run_id}"),
+        ("/compare", f"?runs={run_id}&at=25"),
+    ):
+        yield written(page_for(path, search, source, config)[0])
+    for name in many.FIGURES:
+        yield drawn(many.draw(source, name, f"?runs=other,{run_id}", COLORS)[0])
+    for search in ("", EVERYTHING):
+        state = PageState.parse(search)
+        for view in VIEWS:
+            yield written(page_for(run_path(run_id, view.slug), search, source, config)[0])
+        for name in FIGURES:
+            yield drawn(drawing.draw(source, run_id, name, state, COLORS)[0])
+        for make in (*PARTS.values(), *GRIDS.values()):
+            yield piece(make, source, run_id, state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BAD_RUNS)
+def test_every_page_of_a_bad_run_is_there_and_nothing_is_our_fault(
+    tmp_path: Path, write_run: WriteRun, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    run = write_run(tmp_path / "runs" / "bad", steps=32)
+    write_run(tmp_path / "runs" / "other", run_id="other", steps=32, ranks=2, slow_rank=None)
+    BAD_RUNS[name](run)
+    source = DiskRuns(tmp_path / "runs")
+    (summary,) = (found for found in source.runs() if found.path == str(run))
+    for said in everything(source, summary.run_id):
+        assert drawing.OUR_FAULT not in said
+        assert "Traceback" not in said
+    if name == "device cuda of one":
+        assert report(RunData(source, summary), PageState(), made_unix_ns=0, tell=lambda _: None).faults == []
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("name", ["clock at the end", "clock past int64", "1e308", "windows too large", "collectives at the end"])
+def test_a_run_that_is_replayed_comes_to_its_end_whatever_its_clocks_say(tmp_path: Path, write_run: WriteRun, name: str) -> None:
+    run = write_run(tmp_path / "run", steps=32)
+    BAD_RUNS[name](run)
+    now_ns = time.time_ns()
+    (tmp_path / "growing").mkdir()
+    growing = GrowingRun(run, tmp_path / "growing", latest_unix_ns=now_ns)
+    growing.advance(now_ns)
+    assert growing.next_unix_ns is None

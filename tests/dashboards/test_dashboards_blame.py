@@ -1,0 +1,178 @@
+"""Who delayed whom: what is worked out of a run, its figures, and what a click selects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from rankscope.dashboards.data.blame import BlameBook, CauseTimeline, WaitGroup
+from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.figures.causes import NO_STEPS, cause_bars, cause_timeline
+from rankscope.dashboards.figures.palette import palette
+from rankscope.dashboards.figures.wait_matrix import NOBODY, wait_cells, wait_matrix
+from rankscope.dashboards.url_state import PageState
+from rankscope.dashboards.views.blame import VIEW
+
+COLORS = palette("light")
+SLOW = 2
+
+
+def opened(path: Path) -> RunData:
+    source = DiskRuns(path)
+    return RunData(source, source.runs()[0])
+
+
+def text_of(components: Sequence[object]) -> str:
+    return " ".join(str(component) for component in components)
+
+
+def group_of(names: list[str], *, by_host: bool = False, cells: list[tuple[int, int, float]] | None = None) -> WaitGroup:
+    """``cells``: victim, origin, microseconds."""
+    cells = [(0, 1, 5_000.0), (2, 1, 8_000.0)] if cells is None else cells
+    return WaitGroup(
+        key="dp", label="dp", ranks=len(names), imposed_us=sum(cell[2] for cell in cells), by_host=by_host, names=names,
+        worst=list(range(len(names))), victims=[cell[0] for cell in cells], origins=[cell[1] for cell in cells],
+        waited_us=[cell[2] for cell in cells],
+    )  # fmt: skip
+
+
+def test_windows_tell_pairs_and_step_records_tell_causes(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given a run whose rank 2 loads data slowly, when it is worked out, then all waited for rank 2, for its input."""
+    book = opened(write_run(tmp_path / "run")).blame
+
+    assert book.matrix_source == "windows"
+    cells = wait_cells(book.groups[0])
+    assert np.nansum(cells[:, SLOW]) > 0.9 * np.nansum(cells)
+    assert np.isnan(np.diag(cells)).all()
+    worst = book.ranks[0]
+    assert worst.rank == SLOW
+    assert worst.steps_us is not None
+    assert worst.causes_us["input"] > 0.9 * worst.steps_us
+    assert worst.direct_us == pytest.approx(book.groups[0].imposed_us, rel=0.1)
+    assert worst.knock_on_us == 0
+
+
+def test_causes_add_up_to_the_imposed_wait_of_the_analysis(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given step records only, when causes are told apart, then their sums are the imposed wait, by rank and over the steps."""
+    run = opened(write_run(tmp_path / "run", windows=False))
+    book = run.blame
+
+    imposed = {row.rank: row.imposed_us for row in run.analysis.imposed_wait}
+    assert {rank.rank: sum(rank.causes_us.values()) for rank in book.ranks} == pytest.approx(
+        {rank.rank: imposed[rank.rank] for rank in book.ranks}, rel=1e-4
+    )
+    assert book.timeline is not None
+    assert sum(map(sum, book.timeline.causes_us.values())) == pytest.approx(sum(imposed.values()), rel=1e-4)
+    assert book.matrix_source == "steps"
+    assert book.groups[0].imposed_us == pytest.approx(sum(imposed.values()), rel=1e-4)
+    assert book.ranks[0].direct_us is None
+
+
+def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given more ranks than fit, when the matrix is made, then it is of hosts, and nothing of the waiting is missing."""
+    run = opened(write_run(tmp_path / "run", ranks=70, steps=12, windows=False))
+    group = run.blame.groups[0]
+
+    assert group.by_host
+    assert len(group.names) == 35
+    assert sum(group.waited_us) == pytest.approx(group.imposed_us, rel=1e-4)
+    assert group.worst[group.names.index("node-1")] == SLOW
+    assert "host by host" in text_of(VIEW.parts["about-matrix"](run, PageState()))
+
+
+def test_the_view_says_that_groups_take_a_window(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given step records only, when the matrix is shown, then it says that they do not tell groups."""
+    run = opened(write_run(tmp_path / "run", windows=False))
+
+    assert "Groups take a profiled window" in text_of(VIEW.parts["about-matrix"](run, PageState()))
+
+
+@pytest.mark.parametrize("name", list(VIEW.figures))
+def test_figures_without_evidence_say_what_is_missing(tmp_path: Path, write_run: Callable[..., Path], name: str) -> None:
+    """Given a run of one rank, when a figure is drawn, then it is a note."""
+    drawn = VIEW.figures[name](opened(write_run(tmp_path / "run", ranks=1, windows=False, slow_rank=None)), PageState(), COLORS)
+
+    assert not drawn.figure.data
+    assert drawn.figure.layout.annotations
+    assert not drawn.table.rows
+
+
+def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given a straggler, when the figures are drawn, then tables and sentences tell the same."""
+    run = opened(write_run(tmp_path / "run"))
+    drawn = {name: make(run, PageState(), COLORS) for name, make in VIEW.figures.items()}
+
+    assert drawn["wait-matrix"].table.columns == ("rank that waited", "rank waited for", "wait [us]")
+    assert {row[1] for row in drawn["wait-matrix"].table.rows[:3]} == {str(SLOW)}
+    assert f"Rank {SLOW}" in drawn["cause-bars"].says
+    assert "slow input" in drawn["cause-bars"].says
+    assert f"rank {SLOW}" in drawn["cause-timeline"].says
+    assert all(len(row) == len(one.table.columns) for one in drawn.values() for row in one.table.rows)
+
+
+def test_the_ledger_has_dashes_for_what_is_not_known(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given step records only, when the ledger is filled, then direct and knock-on are not known, not 0."""
+    (worst, *_) = VIEW.grids["blame-ledger"](opened(write_run(tmp_path / "run", windows=False)), PageState())
+
+    assert worst["rank"] == SLOW
+    assert worst["host"] == "node-1"
+    assert worst["direct_ms"] is None
+    assert worst["input_ms"] > 0
+
+
+def test_a_click_on_a_cell_picks_who_was_waited_for(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given matrices of ranks and of hosts, when a cell is clicked, then the delaying rank is picked."""
+    run, pick = opened(write_run(tmp_path / "run")), VIEW.picks["wait-matrix"]
+    ranks = wait_matrix(group_of(["0", "1", "2"]), COLORS)
+    hosts = wait_matrix(msgspec.structs.replace(group_of(["a 7", "<b>b", "c"], by_host=True), worst=[11, 12, 13]), COLORS)
+
+    assert pick(run, PageState(), {"x": ranks.data[0].x[1]}) == PageState(rank=1)
+    assert pick(run, PageState(), {"x": hosts.data[0].x[0]}) == PageState(rank=11)
+    assert "<" not in str(hosts.data[0].x[1])
+
+
+def test_a_group_without_waits_is_a_note() -> None:
+    """Given a group in which nobody waited, when it is drawn, then it says so."""
+    assert wait_matrix(group_of(["0", "1"], cells=[]), COLORS).layout.annotations[0].text == NOBODY
+
+
+def test_an_unknown_group_in_the_address_is_the_first(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given an old link, when its group is not there any more, then the first group is drawn."""
+    run = opened(write_run(tmp_path / "run"))
+    make = VIEW.figures["wait-matrix"]
+
+    assert make(run, replace(PageState(), group="gone"), COLORS).says == make(run, PageState(), COLORS).says
+
+
+def test_the_timeline_is_per_step_and_names_who_is_charged() -> None:
+    """Given bins of steps, when they are drawn, then heights are per step and hovering names the rank."""
+    timeline = CauseTimeline(
+        first=[0, 10], last=[9, 14], steps=[10, 5], causes_us={"input": [50_000.0, 50_000.0], "gc": [0.0, 10_000.0]},
+        worst=[3, 1], worst_share=[1.0, 0.6],
+    )  # fmt: skip
+
+    figure = cause_timeline(timeline, COLORS)
+
+    assert [trace.name for trace in figure.data] == ["Slow input", "Garbage collection"]
+    assert figure.data[0].y == pytest.approx([5.0, 10.0])
+    assert figure.data[0].hovertext[1] == "steps 10 to 14<br>most of it: rank 1 (60%)"
+
+
+def test_without_step_records_causes_are_not_known() -> None:
+    """Given no ranks that could be judged, when causes are drawn, then it is said what it takes."""
+    assert cause_bars([], COLORS).layout.annotations[0].text == NO_STEPS
+    assert cause_timeline(None, COLORS).layout.annotations[0].text == NO_STEPS
+
+
+def test_a_book_survives_being_written(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given a run, when it is opened twice, then the second reads what the first made."""
+    source = DiskRuns(write_run(tmp_path / "run"))
+
+    assert isinstance(source.blame("run-1"), BlameBook)
+    assert source.blame("run-1") is source.blame("run-1")

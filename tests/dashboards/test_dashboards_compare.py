@@ -1,0 +1,202 @@
+"""Comparing runs on a page: what is said, what is drawn, what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.analysis.compare.result import RankShift
+from rankscope.analysis.result import Analysis
+from rankscope.analysis.steps import StepTable
+from rankscope.dashboards.app import create_app
+from rankscope.dashboards.callbacks.many import draw
+from rankscope.dashboards.callbacks.routing import page_for
+from rankscope.dashboards.config import DashboardConfig
+from rankscope.dashboards.data.comparing import Compared
+from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.data.making import MadeBeside
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
+from rankscope.dashboards.data.store import Store
+from rankscope.dashboards.figures.compare import host_rows
+from rankscope.dashboards.figures.palette import palette
+from rankscope.runs.errors import RankscopeError
+
+WriteRun = Callable[..., Path]
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def source(folder: Path, write_run: WriteRun) -> DiskRuns:
+    """A sound run, one with a slow loader, a larger one, and one that is too short."""
+    if not (folder / "sound").exists():
+        write_run(folder / "sound", run_id="sound", name="monday", slow_rank=None, steps=120)
+        write_run(folder / "slow", run_id="slow", name="tuesday", slow_rank=2, steps=120)
+        write_run(folder / "large", run_id="large", name="eight", slow_rank=None, ranks=8, steps=120)
+        write_run(folder / "short", run_id="short", name="short", slow_rank=None, steps=8)
+    return DiskRuns(folder)
+
+
+def said(source: Any, search: str) -> str:
+    page: Any = page_for("/compare", search, source, DashboardConfig())[0]
+    return json.dumps(page.to_plotly_json(), default=lambda one: one.to_plotly_json(), ensure_ascii=False)
+
+
+def test_the_page_says_what_became_worse_and_shows_where(source: DiskRuns) -> None:
+    page = said(source, "?runs=sound,slow")
+    for expected in ("Worse", "B is slower than A", "monday", "tuesday", "/run/slow", "4 of 4", "samples/s", "compare-parts"):
+        assert expected in page, expected
+    parts, ready = draw(source, "compare-parts", "?runs=sound,slow", palette(None))
+    assert ready
+    assert parts.says.startswith("B is slower than A")
+    worse = next(trace for trace in parts.figure.data if trace.name == "worse")
+    names = [one[0] for one in worse.customdata]
+    assert "step time" in names
+    step = next(row for row in parts.table.rows if row[1] == "step")
+    assert step[5] == pytest.approx(40_000, rel=0.05), "the loader of rank 2 takes so much longer"
+    assert all(len(row) == len(parts.table.columns) for row in parts.table.rows)
+
+
+def test_the_other_way_round_it_became_better(source: DiskRuns) -> None:
+    assert "Better" in said(source, "?runs=slow,sound")
+
+
+def test_the_distributions_are_of_the_compared_steps(source: DiskRuns) -> None:
+    drawn, _ = draw(source, "compare-steps", "?runs=sound,slow", palette("dark"))
+    sound, slow = drawn.figure.data
+    assert (sound.name, slow.name) == ("A: monday", "B: tuesday")
+    assert sound.line.dash != slow.line.dash, "not by colour alone"
+    assert list(sound.x) == sorted(sound.x)
+    assert slow.x[50] > 1.5 * sound.x[50]
+    assert drawn.says.startswith("Median step time: A ")
+    assert len(drawn.table.rows) == 2 * 101
+
+
+def test_changes_are_shown_per_host_and_per_rank(source: DiskRuns) -> None:
+    hosts, _ = draw(source, "compare-ranks", "?runs=sound,slow", palette(None))
+    ranks, _ = draw(source, "compare-ranks", "?runs=sound,slow&by=rank", palette(None))
+    assert set(hosts.figure.layout.yaxis.ticktext) == {"node-0", "node-1"}
+    assert ranks.figure.layout.yaxis.ticktext[0] == "rank 2 on node-1"
+    assert "rank 2 on node-1" in ranks.says
+
+
+def test_a_swapped_node_is_named_with_the_one_it_replaced() -> None:
+    def shift(rank: int, host_a: str, host_b: str, change: float, outcome: Any) -> RankShift:
+        return RankShift(
+            rank=rank, host_a=host_a, host_b=host_b, own_a_us=1.0, own_b_us=1.0, excess_a_us=0.0, excess_b_us=change,
+            typical=None, average=None, phase=None, outcome=outcome,
+        )  # fmt: skip
+
+    rows = host_rows([shift(0, "n1", "n9", 4.0, "worse"), shift(1, "n1", "n9", 2.0, "worse"), shift(2, "n2", "n2", 0.0, "same")])
+    assert [(row.name, row.difference, row.outcome) for row in rows] == [("n9 (before n1)", 3.0, "worse"), ("n2", 0.0, "same")]
+
+
+def test_runs_of_two_sizes_are_judged_by_their_scaling(source: DiskRuns) -> None:
+    page = said(source, "?runs=sound,large")
+    assert "scaling-efficiency" in page
+    assert "compare-parts" not in page
+    drawn, _ = draw(source, "scaling-efficiency", "?runs=sound,large", palette(None))
+    measured, ideal = drawn.figure.data
+    assert list(ideal.y) == [100, 100]
+    assert measured.y[0] == pytest.approx(100)
+    losses, _ = draw(source, "scaling-losses", "?runs=sound,large", palette(None))
+    by_part: list[Any] = [row[3] for row in losses.table.rows if row[1] == 8]
+    efficiency: Any = drawn.table.rows[1][5]
+    assert sum(by_part) == pytest.approx(1 - efficiency, abs=1e-9), "the parts add up to what is lost"
+    note, _ = draw(source, "compare-parts", "?runs=sound,large", palette(None))
+    assert "scaling efficiency" in note.says
+
+
+def test_one_run_is_compared_before_and_after_a_step(source: DiskRuns) -> None:
+    page = said(source, "?runs=sound&at=60")
+    assert "after against before" in page
+    assert "step 600 does not divide it" in said(source, "?runs=sound&at=600")
+
+
+def test_too_short_a_run_says_what_is_missing(source: DiskRuns) -> None:
+    page = said(source, "?runs=sound,short")
+    assert "Not enough data" in page
+    drawn, _ = draw(source, "compare-steps", "?runs=sound,short", palette(None))
+    assert drawn.figure.data[0].name == "A: monday"
+
+
+@pytest.mark.parametrize(
+    ("search", "expected"),
+    [
+        ("", "names no run"),
+        ("?runs=sound", "names one run"),
+        ("?runs=sound,slow&at=3", "several"),
+        (f"?runs={','.join(map(str, range(13)))}", "at most 12"),
+        ("?runs=sound,nope", "there is no run 'nope'"),
+        ("?runs=sound,sound", "names one run"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(source: DiskRuns, search: str, expected: str) -> None:
+    page = said(source, search)
+    assert expected in page
+    assert "See all runs" in page
+    drawn, ready = draw(source, "compare-parts", search, palette(None))
+    assert ready
+    assert not drawn.table.columns
+
+
+def test_a_comparison_that_is_being_made_says_how_far_and_asks_again(
+    memory_runs: Any, analysis: Analysis, table: StepTable
+) -> None:
+    memory_runs.put(analysis, table, run_id="b")
+    memory_runs.problems["compare"] = NotReadyError(Progress("reading the runs", 1, 2))
+    page = said(memory_runs, "?runs=run-1,b")
+    assert "Reading the runs: 1 of 2" in page
+    assert '"type": "again"' in page
+    assert draw(memory_runs, "compare-steps", "?runs=run-1,b", palette(None))[1] is False
+
+
+def test_the_choice_of_hosts_or_ranks_is_in_the_address(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+
+    def choose(triggered: str, search: str) -> Any:
+        values = {"compare-by.value": "rank", "compare-address.search": search}
+        return client("compare-by.value", values, triggered=triggered)
+
+    chosen = choose("compare-by.value", "?runs=a,b")
+    assert chosen["compare-address"]["search"] == chosen["many-shown"]["data"]["search"] == "?runs=a,b&by=rank"
+    assert choose("compare-address.search", "?runs=a,b")["compare-by"]["value"] == "host"
+    assert "compare-address" not in choose("compare-address.search", "?runs=a,b&by=rank")
+
+
+def test_a_comparison_is_made_once_per_state_of_its_runs(source: DiskRuns) -> None:
+    assert source.compared(["sound", "slow"]) is source.compared(["sound", "slow"])
+    with pytest.raises(UnknownRunError):
+        source.compared(["sound", "nope"])
+
+
+def until_ready(ask: Callable[[], Compared]) -> Compared:
+    """Ask again while it is being made."""
+    end = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            return ask()
+        except NotReadyError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_comparisons_are_made_beside_the_server(source: DiskRuns, folder: Path, tmp_path: Path) -> None:
+    beside = DiskRuns(folder, MadeBeside(Store(tmp_path / "cache"), patience_s=0.0))
+    with pytest.raises(NotReadyError):
+        beside.compared(["sound", "slow"])
+    made = until_ready(lambda: beside.compared(["sound", "slow"]))
+    assert made.result.comparisons[0].outcome == source.compared(["sound", "slow"]).result.comparisons[0].outcome
+    with pytest.raises(RankscopeError, match="does not divide it"):
+        until_ready(lambda: beside.compared(["sound"], 10**6))

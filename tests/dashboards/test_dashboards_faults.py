@@ -1,0 +1,192 @@
+"""Processes that are killed, caches that are full or damaged, runs that go away: the pages say it, and recover."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.dashboards.app import create_app
+from rankscope.dashboards.callbacks.drawing import OUR_FAULT
+from rankscope.dashboards.callbacks.following import AS_IT_WAS
+from rankscope.dashboards.callbacks.routing import page_for
+from rankscope.dashboards.config import DashboardConfig
+from rankscope.dashboards.data import follow, jobs
+from rankscope.dashboards.data.derive import Derived
+from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.data.follow import Live
+from rankscope.dashboards.data.jobs import FAILURE_LASTS_S, MOST_BEGUN, Jobs
+from rankscope.dashboards.data.making import MadeHere
+from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.data.store import LEFT_AFTER_S, Store
+from rankscope.dashboards.unforeseen import ANSWER
+from rankscope.runs.errors import InputError, RankscopeError
+
+WriteRun = Callable[..., Path]
+
+
+def killed_at_once(*_: object, **__: object) -> None:
+    """Instead of starting a process."""
+
+
+def aged(path: Path, seconds: float) -> None:
+    moment = time.time() - seconds
+    for file in (*path.rglob("*"), path):
+        os.utime(file, (moment, moment))
+
+
+def test_what_is_killed_each_time_is_said_and_tried_again_a_while_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "start", killed_at_once)
+    ask = Jobs(Store(tmp_path))
+    for _ in range(MOST_BEGUN):
+        assert ask.want("key", "analyse", ["run"]).failure is None
+    for _ in range(2):
+        assert "killed for want of memory" in str(ask.want("key", "analyse", ["run"]).failure)
+    aged(tmp_path / ".state-key", FAILURE_LASTS_S)
+    assert ask.want("key", "analyse", ["run"]).failure is None
+
+
+def test_what_is_made_leaves_no_word_of_how_often_it_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "start", killed_at_once)
+    monkeypatch.setitem(jobs.TASKS, "analyse", lambda _arguments, _folder, _tell: None)
+    ask = Jobs(Store(tmp_path))
+    ask.want("key", "analyse", ["run"])
+    assert (tmp_path / ".state-key").exists()
+    ask.work("key", "analyse", ["run"])
+    assert not (tmp_path / ".state-key").exists()
+
+
+def test_a_follower_that_is_killed_each_time_is_said_and_begun_again_a_while_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "start", killed_at_once)
+    live = Live(tmp_path / "live", tmp_path / "run")
+    assert live.look() is None, "it has only just been begun"
+    seen = live.look()
+    assert seen is not None
+    assert "killed for want of memory" in str(seen.failure)
+    aged(tmp_path / "live", FAILURE_LASTS_S)
+    assert live.look() is None
+
+
+def test_what_killed_jobs_left_makes_room_and_what_is_used_stays(tmp_path: Path) -> None:
+    for name in (".key-half", ".live-old", ".live-new"):
+        (tmp_path / name / "steps").mkdir(parents=True)
+        (tmp_path / name / "looked").touch()
+    for name in (".lock-old", ".state-old", ".slot-0"):
+        (tmp_path / name).touch()
+    for path in list(tmp_path.iterdir()):
+        aged(path, LEFT_AFTER_S + 1)
+    (tmp_path / ".live-new" / "looked").touch()
+    Store(tmp_path).put("key", lambda _folder: None)
+    assert {path.name for path in tmp_path.iterdir()} == {".live-new", ".slot-0", "key"}
+
+
+def test_no_process_that_has_ended_stays_a_zombie() -> None:
+    before = set(threading.enumerate())
+    jobs.start("this", [], locks=[])
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_an_error_of_ours_is_a_page_that_says_so_and_a_line_in_the_log(
+    memory_runs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_run_id: str) -> None:
+        raise KeyError("idle")
+
+    memory_runs.summary = broken
+    page, title = page_for("/run/run-1", "", memory_runs, DashboardConfig())
+    assert OUR_FAULT in str(page)
+    assert title == "Error"
+    assert [record.getMessage() for record in caplog.records] == ["page /run/run-1"]
+
+
+def test_a_page_of_a_run_that_goes_away_says_so_until_it_is_back(
+    tmp_path: Path, write_run: WriteRun, caller: Callable[..., Any]
+) -> None:
+    run = write_run(tmp_path / "runs" / "run", steps=12, finished=False)
+    call = caller(create_app(DiskRuns(tmp_path / "runs")))
+    page = {"run.data": {"run_id": "run-1", "version": "a", "view": "", "status": "live"}}
+    page = {"run.data": call("run.data", page, triggered="poll.n_intervals")["run"]["data"]}
+    shutil.move(run, tmp_path / "away")
+    said = call("run.data", page, triggered="poll.n_intervals")["run-away"]["children"]
+    assert said.startswith(AS_IT_WAS)
+    assert "there is no run 'run-1'" in said
+    shutil.move(tmp_path / "away", run)
+    back = call("run.data", page | {"run-away.children": said}, triggered="poll.n_intervals")
+    assert back["run-away"]["children"] == ""
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b"{}", b"[" * 100_000, b'{"output": "page.children", "inputs": 5}'])
+def test_what_no_page_sends_gets_a_line_and_its_trace_is_logged_once(
+    memory_runs: Any, caplog: pytest.LogCaptureFixture, body: bytes
+) -> None:
+    http = create_app(memory_runs).server.test_client()
+    for _ in range(3):
+        answer = http.post("/_dash-update-component", data=body, content_type="application/json")
+        assert (answer.status_code, answer.text) == (500, ANSWER)
+    assert [record.exc_info is not None for record in caplog.records] == [True, False, False]
+
+
+def test_a_script_that_is_none_of_ours_is_not_there(memory_runs: Any) -> None:
+    answer = create_app(memory_runs).server.test_client().get("/_dash-component-suites/nobody/x.js")
+    assert (answer.status_code, answer.text) == (404, "There is no such file.\n")
+
+
+def test_what_is_cached_and_damaged_is_made_anew_whatever_file_it_is(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "runs" / "run", steps=32)
+    cache = Store(tmp_path / "cache")
+
+    def read() -> None:
+        """By a server that has just been started."""
+        source = DiskRuns(tmp_path / "runs", MadeHere(cache))
+        run = source.summary("run-1")
+        for what in (source.analysis, source.blame, source.trend, source.topology, source.hardware, source.events):
+            what("run-1")
+        steps = source.steps("run-1")
+        for metric in steps.metrics:
+            assert steps.part(metric).values.shape == (4, 32)
+        (window,) = source.windows(run).windows
+        source.window(run, window)
+
+    read()
+    files = {
+        path.name: path for path in cache.root.rglob("*") if path.is_file() and path.suffix != ".f32" and path.stat().st_size
+    }
+    files["matrix"] = next(cache.root.rglob("own_us.1.*.f32"))
+    assert len(files) > 8
+    for path in files.values():
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        with contextlib.suppress(RankscopeError):
+            read()
+        read()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(whole)
+
+
+def test_what_cannot_be_read_although_it_was_made_anew_is_said(
+    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = DiskRuns(write_run(tmp_path / "run", steps=12))
+
+    def broken(derived: Derived) -> None:
+        raise InputError(derived.folder, "damaged")
+
+    monkeypatch.setattr(Derived, "analysis", broken)
+    with pytest.raises(NotReadyError, match="anew"):
+        source.analysis("run-1")
+    for _ in range(2):
+        with pytest.raises(InputError, match="damaged"):
+            source.analysis("run-1")

@@ -1,0 +1,222 @@
+"""Samples of the GPUs of a run, per step and over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.data.follow import Live
+from rankscope.dashboards.data.hardware import ROW, Gpu, Hardware, HardwareIndex, nothing, stored
+from rankscope.dashboards.data.samples import Samples, in_steps
+from rankscope.runs.errors import RankscopeError
+from rankscope.runs.paths import host_dir, rank_dir
+from rankscope.runs.records import HardwareSample, RankInfo
+from rankscope.runs.writer import JsonLinesWriter
+
+WriteRun = Callable[..., Path]
+START_NS = 1_790_000_000_000_000_000
+STEP_NS = 80_000_000
+
+
+def uuid(rank: int) -> str:
+    return f"GPU-{rank:08x}-5d1f-4a52-9c3e-0123456789ab"
+
+
+def write_samples(run: Path, host: str, samples: list[HardwareSample]) -> None:
+    writer = JsonLinesWriter(host_dir(run, host), "gpu")
+    for sample in samples:
+        writer.append(sample)
+    writer.close()
+
+
+def sample(rank: int, step: float, **values: Any) -> HardwareSample:
+    """Taken so many steps after the start."""
+    return HardwareSample(unix_ns=START_NS + int(step * STEP_NS), gpu_uuid=uuid(rank), gpu_index=rank, **values)
+
+
+def rows_of(times: list[int], **gauges: list[float]) -> Any:
+    rows = np.zeros(len(times), ROW)
+    for name in ROW.names or ():
+        rows[name] = gauges.get(name, np.nan) if name != "unix_ns" else times
+    return rows
+
+
+def test_a_step_has_the_worst_of_its_samples_or_the_last_before_it_that_is_fresh() -> None:
+    starts = np.array([100, 200, 300, 400, 0, 900], np.int64)
+    walls = np.array([0.1, 0.1, 0.1, 0.1, np.nan, 0.1])
+    rows = rows_of([110, 150, 310, 360, 410], temperature_celsius=[70, 75, 60, np.nan, 65], sm_clock_hertz=[9, 5, 8, 7, np.nan])
+    heat = in_steps(rows, "temperature_celsius", starts, walls)
+    np.testing.assert_array_equal(heat, np.array([75, 75, 60, 65, np.nan, np.nan], np.float32))
+    clock = in_steps(rows, "sm_clock_hertz", starts, walls)
+    np.testing.assert_array_equal(clock, np.array([5, 5, 7, 7, np.nan, np.nan], np.float32))
+    assert np.isnan(in_steps(rows[:0], "power_watts", starts, walls)).all()
+    assert np.isnan(in_steps(rows, "power_watts", starts, walls)).all()
+
+
+def test_metrics_of_a_gpu_are_those_of_the_rank_on_it(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run")
+    write_samples(run, "node-1", [sample(3, step, temperature_celsius=50 + step, power_watts=700) for step in range(0, 60, 2)])
+    source = DiskRuns(run)
+    steps = source.steps("run-1")
+    heat = steps.part("temperature_celsius").values
+    assert heat[3, 10] == 60
+    assert heat[3, 11] == 60, "the last before it"
+    assert np.isnan(heat[:3]).all(), "of their GPUs there are no samples"
+    assert "sm_clock_hertz" not in steps.metrics
+    hardware = source.hardware("run-1")
+    (gpu,) = hardware.gpus
+    assert (gpu.host, gpu.index, gpu.ranks, gpu.samples) == ("node-1", 3, [3], 30)
+    assert (gpu.gauges["temperature_celsius"].highest, gpu.gauges["temperature_celsius"].last) == (108, 108)
+    assert "sm_clock_hertz" not in gpu.gauges
+    assert hardware.index.unsampled_ranks == [0, 1, 2]
+    assert hardware.index.why_none is None
+
+
+def test_events_of_a_run_are_on_its_steps_and_say_that_they_are_simulated(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run")
+    hot = [
+        sample(2, step + 0.5, throttle_reasons=["hw_thermal"] if 10 <= step < 20 else [], simulated=True) for step in range(60)
+    ]
+    write_samples(run, "node-1", hot)
+    (event,) = DiskRuns(run).events("run-1").events
+    assert (event.kind, event.rank, event.step, event.until_step) == ("hw_thermal", 2, 10, 19)
+    assert event.simulated
+
+
+def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: WriteRun) -> None:
+    source = DiskRuns(write_run(tmp_path / "run"))
+    assert source.hardware("run-1").gpus == []
+    for why in (source.hardware("run-1").index.why_none, source.events("run-1").why_none):
+        assert "rankscope exporter" in str(why)
+    with pytest.raises(RankscopeError, match="no samples of GPU GPU-1"):
+        source.hardware("run-1").series("GPU-1")
+    assert nothing("because").index.why_none == "because"
+
+
+def test_why_samples_are_missing_is_told_and_leaves_a_gap(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run")
+    gone = HardwareSample(unix_ns=START_NS + 5 * STEP_NS, missing="the exporter does not answer")
+    write_samples(run, "node-0", [sample(0, 1, power_watts=1), gone, sample(0, 9, power_watts=3)])
+    source = DiskRuns(run)
+    hardware = source.hardware("run-1")
+    assert hardware.index.missing == ["node-0: the exporter does not answer"]
+    np.testing.assert_array_equal(hardware.series(uuid(0)).values["power_watts"], [1, np.nan, 3])
+
+
+def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    samples = Samples(tmp_path)
+    for host in ("node-10", "node-9"):
+        samples.add(host, [sample(0, 1, power_watts=1)])
+    samples.publish({}, {})
+    assert [gpu.host for gpu in stored(tmp_path).gpus] == ["node-9", "node-10"]
+
+
+def test_only_reasons_are_a_run_without_samples_too(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run")
+    write_samples(run, "node-0", [HardwareSample(unix_ns=START_NS, missing="the exporter does not answer")])
+    assert "node-0: the exporter does not answer" in str(DiskRuns(run).hardware("run-1").index.why_none)
+
+
+def test_what_a_mig_device_does_not_tell_is_that_of_its_gpu(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run")
+    file = rank_dir(run, 0, 1) / "rank.json"
+    info = msgspec.json.decode(file.read_bytes(), type=RankInfo)
+    file.write_bytes(msgspec.json.encode(msgspec.structs.replace(info, gpu_uuid="GPU-part")))
+    parts = [
+        HardwareSample(unix_ns=START_NS + step * STEP_NS, gpu_uuid="MIG-part", parent_uuid=uuid(9), memory_used_bytes=2**30)
+        for step in range(60)
+    ]
+    whole = [sample(9, step, temperature_celsius=66, memory_used_bytes=2**33) for step in range(60)]
+    write_samples(run, "node-0", [*parts, *whole])
+    source = DiskRuns(run)
+    steps = source.steps("run-1")
+    assert np.nanmax(steps.part("temperature_celsius").values[1]) == 66
+    assert np.nanmax(steps.part("memory_used_bytes").values[1]) == 2**30
+
+
+def in_memory(rows: Any) -> Hardware:
+    gpu = Gpu(gpu_uuid="GPU-1", host="a", samples=len(rows))
+    return Hardware(HardwareIndex([gpu]), lambda _gpu: rows)
+
+
+@given(st.lists(st.floats(0, 1000, width=32) | st.just(float("nan")), min_size=1, max_size=300), st.integers(2, 60))
+def test_a_long_series_keeps_what_stands_out_in_few_points(values: list[float], most: int) -> None:
+    series = in_memory(rows_of(list(range(len(values))), power_watts=values)).series("GPU-1", most_points=most)
+    told = series.values["power_watts"]
+    assert len(told) == len(series.unix_ns) <= max(most, 2)
+    assert (np.diff(series.unix_ns) >= 0).all()
+    known = np.array(values)[np.isfinite(values)]
+    if len(known):
+        assert (np.nanmin(told), np.nanmax(told)) == (known.min(), known.max())
+    else:
+        assert np.isnan(told).all()
+    if series.samples_per_pair == 1:
+        np.testing.assert_array_equal(told, values)
+
+
+def test_a_part_of_a_series_has_all_of_its_samples() -> None:
+    hardware = in_memory(rows_of(list(range(10_000)), power_watts=list(range(10_000))))
+    part = hardware.series("GPU-1", since_unix_ns=100, until_unix_ns=199)
+    np.testing.assert_array_equal(part.values["power_watts"], range(100, 200))
+    whole = hardware.series("GPU-1")
+    assert len(whole.unix_ns) <= 2_000
+    assert whole.samples_per_pair == 10
+    assert list(whole.values["power_watts"][:4]) == [0, 9, 10, 19], "rising within the samples of each two"
+
+
+def test_samples_that_come_in_parts_are_those_that_come_at_once(tmp_path: Path) -> None:
+    samples = [sample(0, step, power_watts=float(step % 7), xid_errors=step // 20) for step in range(50)]
+    once, parts = Samples(tmp_path / "once"), Samples(tmp_path / "parts")
+    once.add("node-0", samples)
+    for first in range(0, 50, 11):
+        parts.add("node-0", samples[first : first + 11])
+    for one in (once, parts):
+        one.publish({}, {})
+    assert (tmp_path / "once" / "hardware.json").read_bytes() == (tmp_path / "parts" / "hardware.json").read_bytes()
+    assert (tmp_path / "once" / "events.json").read_bytes() == (tmp_path / "parts" / "events.json").read_bytes()
+    whole, joined = (stored(tmp_path / name).series(uuid(0)).values["power_watts"] for name in ("once", "parts"))
+    np.testing.assert_array_equal(whole, joined)
+    assert len(whole) == 50
+
+
+def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: WriteRun) -> None:
+    """Updates as its process makes them, one before and one after there is more of everything."""
+    run = write_run(tmp_path / "run", steps=60, finished=False)
+    files = [next(rank_dir(run, 0, rank).glob("steps-*.jsonl")) for rank in range(4)]
+    whole = [file.read_bytes() for file in files]
+    for file, lines in zip(files, whole, strict=True):
+        file.write_bytes(b"".join(lines.splitlines(keepends=True)[:30]))
+    write_samples(run, "node-0", [sample(0, step, temperature_celsius=40 + step, throttle_reasons=[]) for step in range(30)])
+    live = Live(tmp_path / "live", run)
+    live.folder.mkdir()
+    followed = live.following()
+    followed.update()
+    before = live.derived.version
+    assert live.derived.steps().part("temperature_celsius").values[0, 29] == 69
+    assert "idle_us" in live.derived.steps().metrics
+    for file, lines in zip(files, whole, strict=True):
+        file.write_bytes(lines)
+    more = [sample(0, step, temperature_celsius=90, throttle_reasons=["hw_thermal"]) for step in range(30, 60)]
+    with next(host_dir(run, "node-0").glob("gpu-*.jsonl")).open("ab") as added:
+        added.writelines(msgspec.json.encode(one) + b"\n" for one in more)
+    followed.update()
+    assert live.derived.version != before
+
+    at_once = DiskRuns(run)
+    now = live.derived
+    theirs = at_once.steps("run-1")
+    assert set(now.steps().metrics) == set(theirs.metrics)
+    for metric in theirs.metrics:
+        np.testing.assert_array_equal(now.steps().part(metric).values, theirs.part(metric).values, err_msg=metric)
+    assert now.events() == at_once.events("run-1")
+    assert [(event.kind, event.step, event.until_step) for event in now.events().events] == [("hw_thermal", 30, 59)]
+    assert now.hardware().index == at_once.hardware("run-1").index
+    assert now.topology() == at_once.topology("run-1")

@@ -1,0 +1,153 @@
+"""A report in a real browser, opened from a disk."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.report.document import Report, report
+from rankscope.dashboards.url_state import PageState
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture
+def plain(memory_runs: Any) -> Report:
+    """The report of the straggler run."""
+    run = RunData(memory_runs, memory_runs.summary("run-1"))
+    return report(run, PageState(), made_unix_ns=1_795_000_000_000_000_000, tell=lambda _: None)
+
+
+@pytest.fixture
+def opened(browser: Browser, tmp_path: Path, plain: Report) -> Iterator[Callable[..., Page]]:
+    """``opened(**context)`` opens the report of the straggler run; it must not complain, nor ask for anything but itself."""
+    file = tmp_path / "report.html"
+    file.write_bytes(plain.file)
+    complaints: list[str] = []
+    sessions = []
+
+    def open_(**context: Any) -> Page:
+        session = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **context})
+        sessions.append(session)
+        page = session.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: complaints.append(request.url) if not _own(request.url, file) else None)
+        page.goto(file.as_uri())
+        return page
+
+    yield open_
+    for session in sessions:
+        session.close()
+    assert complaints == []
+
+
+def _own(url: str, file: Path) -> bool:
+    return url.partition("#")[0] == file.as_uri() or url.startswith(("data:", "blob:"))
+
+
+def drawn(page: Page) -> None:
+    page.wait_for_selector(":root.drawn", state="attached", timeout=PATIENCE_MS)
+
+
+def lightest(page: Page) -> str:
+    color: str = page.evaluate("document.querySelector('[data-figure=step-heatmap].plot').data[0].colorscale[0][1]")
+    return color
+
+
+def test_it_opens_from_a_disk_and_draws_everything(opened: Callable[..., Page]) -> None:
+    page = opened(offline=True)
+    drawn(page)
+    expect(page.get_by_role("heading", name="Rank 2 on host node-1")).to_be_visible()
+    for name in ("step-heatmap", "breakdown-bars", "imposed-bars"):
+        expect(page.locator(f".plot[data-figure={name}] .main-svg").first).to_be_visible()
+    expect(page.locator("#not-drawn")).to_be_hidden()
+    # links lead within the file
+    page.get_by_role("link", name="Who delayed whom").click()
+    assert page.url.endswith("#view-blame")
+
+
+def test_figures_follow_the_scheme_of_the_system_and_of_the_buttons(opened: Callable[..., Page]) -> None:
+    page = opened(color_scheme="dark")
+    drawn(page)
+    dark = lightest(page)
+    page.get_by_role("button", name="Light").click()
+    light = lightest(page)
+    assert (light, dark) == ("#fff5e1", "#22192b")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(244, 246, 249)"
+    page.get_by_role("button", name="System").click()
+    assert lightest(page) == dark
+    # on paper it is light, and open
+    page.emulate_media(color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert lightest(page) == light
+    assert page.locator("details:not([open])").count() == 0
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert lightest(page) == dark
+    assert page.locator("details[open]").count() == 0
+
+
+def test_it_fits_a_narrow_screen(opened: Callable[..., Page]) -> None:
+    page = opened(viewport={"width": 390, "height": 800})
+    drawn(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_tables_sort_and_everything_can_be_saved(opened: Callable[..., Page]) -> None:
+    page = opened(accept_downloads=True)
+    drawn(page)
+    table = page.locator("#table-section")
+
+    def column(index: int) -> list[str]:
+        return table.locator(f"tbody td:nth-child({index})").all_inner_texts()
+
+    assert column(1) == ["0", "1", "2", "3"]
+    sort = table.get_by_role("button", name="Own ms")
+    sort.click()
+    sort.click()
+    assert column(1)[0] == "2"
+    assert table.locator("th[aria-sort=descending]").inner_text().startswith("Own ms")
+    # given a column in which something is not known: it is last in both directions
+    sort = table.get_by_role("button", name="Imposed ms")
+    for _ in range(2):
+        sort.click()
+        assert column(5)[-1] == "-"
+
+    for kind, beginning in (("PNG", b"\x89PNG"), ("SVG", b"<svg"), ("CSV", b"\xef\xbb\xbfrank,imposed wait [us]")):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save as {kind}: imposed bars").click()
+        assert download.value.path().read_bytes().startswith(beginning)
+        assert download.value.suggested_filename == f"rankscope-run-1-imposed-bars.{kind.lower()}"
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as CSV: rank table").click()
+    with download.value.path().open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["Rank"] for row in rows] == ["0", "1", "2", "3"]
+    assert rows[3]["Imposed ms"] == ""
+
+
+def test_without_scripts_the_words_stand_in_the_places_of_the_figures(opened: Callable[..., Page]) -> None:
+    page = opened(java_script_enabled=False)
+    expect(page.locator("noscript p")).to_be_visible()
+    expect(page.get_by_text("Rank 2 made the others wait most")).to_be_visible()
+
+
+def test_a_browser_that_is_too_old_says_so(opened: Callable[..., Page], browser: Browser, tmp_path: Path, plain: Report) -> None:
+    del opened
+    file = tmp_path / "old.html"
+    file.write_bytes(plain.file)
+    with browser.new_context() as session:
+        page = session.new_page()
+        page.add_init_script("delete window.DecompressionStream")
+        page.goto(file.as_uri())
+        expect(page.locator("#not-drawn")).to_contain_text("this browser is too old")
+        expect(page.get_by_text("Rank 2 made the others wait most")).to_be_visible()

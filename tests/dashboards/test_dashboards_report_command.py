@@ -1,0 +1,133 @@
+"""``rankscope report``: from a run to a file, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.full_disk import disk_with_room_for
+
+from rankscope.cli.main import main
+from rankscope.dashboards.figures.drawn import Drawn
+from rankscope.dashboards.pages.live import figure
+from rankscope.dashboards.report import contents, document
+from rankscope.dashboards.views.view import Help, View
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """``rankscope report …`` in this process."""
+
+    def invoke(*args: str | Path) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["rankscope", "report", *map(str, args)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        said = capfd.readouterr()
+        return subprocess.CompletedProcess(args, int(left.value.code or 0), said.out, said.err)
+
+    return invoke
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_file_and_replaces_the_one_before(
+    tmp_path: Path, write_run: Callable[..., Path], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795000000")
+    run, target = write_run(tmp_path / "run"), tmp_path / "report.html"
+    target.write_text("old")
+    done = command(run, "-o", target, "--rank", "1", "--steps", "10-30", "--metric", "wall_us")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(rf"Report of bert-base written to {re.escape(str(target))} \(\d\.\d MB\)\.\n", done.stdout)
+    text = target.read_text()
+    assert "Selected: rank 1; metric wall_us; steps 10-30." in text
+    assert "Made 2026-11-18 11:06:40 UTC" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
+    # and on standard output, where nothing else is
+    first = target.read_bytes()
+    done = command(run, "-o", "-", "--rank", "1", "--steps", "10-30", "--metric", "wall_us")
+    assert (done.returncode, done.stdout.encode()) == (0, first)
+    assert "written to standard output" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["{tmp}/nowhere"], 3, "no such file or folder"),
+        (["{tmp}"], 3, "a folder of runs; name one of them"),
+        (["{tmp}/traces"], 3, "of traces, `rankscope analyze`"),
+        (["{tmp}/traces/rank-0.json"], 3, "of traces, `rankscope analyze`"),
+        (["{tmp}/broken"], 3, "run.json"),
+        (["s3://bucket/run"], 3, "not from a URL"),
+        (["{tmp}/run", "-o", "{tmp}"], 2, "is a folder"),
+        (["{tmp}/run", "-o", "/dev/null"], 2, "is no regular file"),
+        (["{tmp}/run", "-o", "{tmp}/run/report.html"], 2, "lies in the run itself"),
+        (["{tmp}/run", "-o", "{tmp}/no/report.html"], 3, "no such folder"),
+        (["{tmp}/run", "-o", "{tmp}/a.html", "--rank", "4"], 2, "rank 4 is not in this run, which has 0 to 3"),
+        (["{tmp}/run", "-o", "{tmp}/a.html", "--steps", "60-70"], 2, "it has 0 to 59"),
+        (["{tmp}/run", "-o", "{tmp}/a.html", "--steps", "9-3"], 2, "has no step in it"),
+        (["{tmp}/run", "-o", "{tmp}/a.html", "--steps", "x"], 2, "is no range of steps"),
+        (["{tmp}/run", "-o", "{tmp}/a.html", "--metric", "speed"], 2, "'speed' is none of"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    tmp_path: Path, write_run: Callable[..., Path], command: Command, *, arguments: list[str], status: int, says: str
+) -> None:
+    write_run(tmp_path / "run")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "rank-0.json").write_text('{"traceEvents": []}')
+    done = command(*(argument.format(tmp=tmp_path) for argument in arguments))
+    assert (done.returncode, done.stdout) == (status, "")
+    assert says in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert status == 2 or len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_a_time_that_is_none_is_a_usage_error(
+    tmp_path: Path, write_run: Callable[..., Path], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    done = command(write_run(tmp_path / "run"), "-o", tmp_path / "a.html")
+    assert done.returncode == 2
+    assert "SOURCE_DATE_EPOCH" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, write_run: Callable[..., Path], command: Command) -> None:
+    run, target = write_run(tmp_path / "run"), tmp_path / "report.html"
+    target.write_text("old")
+    with disk_with_room_for(1_000_000):
+        done = command(run, "-o", target)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert str(target) in done.stderr
+    assert target.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
+
+
+def test_what_could_not_be_drawn_is_said_with_status_1(
+    tmp_path: Path, write_run: Callable[..., Path], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Drawn:
+        raise ZeroDivisionError("by zero")
+
+    view = View(
+        slug="", label="Made up", help=Help("a", "b", "c"), layout=lambda *_: [figure("one", "one")], figures={"one": broken}
+    )
+    for module in (contents, document):
+        monkeypatch.setattr(module, "VIEWS", (view,))
+    done = command(write_run(tmp_path / "run"), "-o", tmp_path / "a.html")
+    assert done.returncode == 1
+    assert (tmp_path / "a.html").exists()
+    assert done.stderr.splitlines() == [
+        "rankscope: the report is written, but not all of it could be drawn: Made up, figure one: ZeroDivisionError: by zero"
+    ]
