@@ -1,0 +1,299 @@
+"""What looking at a large run costs: prints one JSON object.
+
+The real command serves, the system's Chromium looks: every view, with and without something selected. What the browser asks the
+server meanwhile is asked again without it, one request after the other and then by 20 users at once. A run that goes on grows by
+what all its ranks record in 30 s while a page of it is open. The peer of the heat map is its matrix as a plain Plotly figure.
+
+    python benchmarks/dashboards.py [--ranks 1024] [--steps 10000] [--run RUN] [--repeats 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dash
+import httpx
+import numpy as np
+import plotly
+import plotly.graph_objects as go
+from make_run import MEANS_US, TRANSFER_US, Shape, begin_run, grow_run
+from playwright.sync_api import Browser, Page, Request, sync_playwright
+
+from rankscope.dashboards.views.registry import VIEWS
+from rankscope.runs.reader import RunReader
+
+FIRST_VIEW_S, CALLBACK_P95_S, PAYLOAD_BYTES, SERVER_BYTES, USERS_P95_S, LIVE_S = 1.5, 0.25, 1.5e6, 600 * 2**20, 1.0, 0.5
+USERS = 20
+SELECTIONS = ("", "?rank=517", "?steps=2000-2400&rank=517", "?metric=wall_us", "?sort=host")
+NEW_SECONDS = 30.0
+WORKERS = len(os.sched_getaffinity(0))
+UPDATE = "/_dash-update-component"
+DRAWN = """() => {
+  const figures = [...document.querySelectorAll('#view figure.figure')];
+  return document.querySelector('#view') !== null
+    && figures.every(figure => figure.querySelector('.main-svg') && figure.querySelector('figcaption').textContent !== '');
+}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that a page made: what it asked, and how long the answer took."""
+
+    view: str
+    body: str
+    seconds: float
+    answered_bytes: int
+
+
+@contextmanager
+def served(root: Path, cache: Path) -> Iterator[tuple[str, int]]:
+    """The command; its address and process."""
+    command = [sys.executable, "-m", "rankscope", "dashboard", str(root), "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "XDG_CACHE_HOME": str(cache)})
+    assert process.stderr is not None
+    found = re.search(r"http://127\.0\.0\.1:\d+", process.stderr.readline())
+    assert found is not None
+    threading.Thread(target=process.stderr.read, daemon=True).start()
+    try:
+        yield found[0], process.pid
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def proportional_bytes(pid: int) -> int:
+    """Memory of a process and all below it; pages that several share count once, spread over them."""
+    total = 0
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+        total += 1024 * int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1])  # type: ignore[index]
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
+            total += proportional_bytes(int(child))
+    except OSError:
+        pass  # it has ended
+    return total
+
+
+@contextmanager
+def looked_at(browser: Browser, view: str, asked: list[Asked]) -> Iterator[Page]:
+    """A fresh browser whose requests are noted."""
+    made: list[Request] = []
+    with browser.new_context(viewport={"width": 1440, "height": 900}) as session:
+        page = session.new_page()
+        page.on("requestfinished", lambda request: made.append(request))  # noqa: PLW0108  Playwright marks what it is given
+        yield page
+        for request in made:
+            response = request.response()
+            if UPDATE in request.url and request.post_data is not None and response is not None:
+                took = request.timing["responseEnd"] - request.timing["requestStart"]
+                asked.append(Asked(view, request.post_data, took / 1e3, len(response.body())))
+
+
+def seconds_to_draw(page: Page, address: str) -> float:
+    """From asking for an address until all figures are drawn."""
+    begin = time.perf_counter()
+    page.goto(address)
+    page.wait_for_function(DRAWN, timeout=600_000)
+    seconds = time.perf_counter() - begin
+    page.wait_for_load_state("networkidle")
+    return seconds
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Of some measured values."""
+    return float(np.percentile(values, 100 * share)) if values else float("nan")
+
+
+def replayed(url: str, asked: list[Asked], repeats: int) -> list[tuple[str, float]]:
+    """View and seconds of each request when it is made by itself."""
+    with httpx.Client(timeout=60) as client:
+        return [(one.view, timed(client, url, one)) for _ in range(repeats) for one in asked]
+
+
+def timed(client: httpx.Client, url: str, one: Asked) -> float:
+    """Seconds of one request."""
+    begin = time.perf_counter()
+    client.post(
+        f"{url}{UPDATE}", content=one.body, headers={"Content-Type": "application/json", "Origin": url}
+    ).raise_for_status()
+    return time.perf_counter() - begin
+
+
+def at_once(url: str, asked: list[Asked], requests: int) -> list[float]:
+    """Seconds of each request of ``USERS`` who ask one after the other, without a pause."""
+    seconds: list[float] = []
+
+    def user(number: int) -> None:
+        draw = random.Random(number)
+        with httpx.Client(timeout=120) as client:
+            seconds.extend(timed(client, url, draw.choice(asked)) for _ in range(requests))
+
+    users = [threading.Thread(target=user, args=(number,)) for number in range(USERS)]
+    for one in users:
+        one.start()
+    for one in users:
+        one.join()
+    return seconds
+
+
+def live_updates(browser: Browser, address: str, run: Path, shape: Shape, repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds of each update of an open page, and seconds from what has been written until it is shown."""
+    first = max(row.step for row in RunReader(run).steps(0, 0)) + 1
+    new = round(NEW_SECONDS * 1e6 / (sum(MEANS_US.values()) + TRANSFER_US + shape.slow_us))
+    updates: list[float] = []
+    seen: list[float] = []
+    with browser.new_context(viewport={"width": 1440, "height": 900}) as session:
+        page = session.new_page()
+        page.goto(address)
+        page.wait_for_function(DRAWN, timeout=600_000)
+        page.wait_for_load_state("networkidle")
+        for number in range(repeats + 1):
+            at = first + number * new
+            grow_run(run, shape, at, at + new, workers=WORKERS)
+            os.sync()
+            written = time.time()
+            began, ended = next_redraw(page)
+            updates.append(ended - began)
+            seen.append(ended - written)
+    return updates[1:], seen[1:]  # whoever follows the run reads all of it first
+
+
+def next_redraw(page: Page) -> tuple[float, float]:
+    """When (unix seconds) a poll that found something new was sent, and when the last answer to what it caused had come."""
+    done: list[tuple[float, float]] = []
+
+    def note(request: Request) -> None:
+        if UPDATE in request.url:
+            start = request.timing["startTime"] / 1e3
+            done.append((start, start + request.timing["responseEnd"] / 1e3))
+
+    page.on("requestfinished", note)
+    until = time.monotonic() + 600
+    while time.monotonic() < until:
+        page.wait_for_timeout(200)
+        # A poll that finds nothing new is alone; one that does is followed by figures within a moment.
+        for number, (start, end) in enumerate(done[:-1]):
+            if done[number + 1][0] - end < 0.5:
+                page.wait_for_timeout(1500)
+                page.remove_listener("requestfinished", note)
+                caused = [last for began, last in done[number:] if began - end < 1.0]
+                return start, max(caused)
+    raise TimeoutError("the open page has not shown what was written")
+
+
+def plain_figure(ranks: int, steps: int) -> tuple[float, int]:
+    """The peer: the heat map's matrix as a plain Plotly figure. Seconds to make its JSON, and bytes of it."""
+    matrix = np.random.default_rng(0).random((ranks, steps))
+    begin = time.perf_counter()
+    text = go.Figure(go.Heatmap(z=matrix)).to_json()
+    return time.perf_counter() - begin, len(text)
+
+
+def budget(name: str, value: float, limit: float) -> dict[str, object]:
+    """One row of the result."""
+    return {"name": name, "value": round(value, 4), "limit": limit, "ok": value <= limit}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--run", type=Path, help="written by make_run.py with these ranks and steps; it will have grown")
+    args = parser.parse_args()
+    shape = Shape(ranks=args.ranks, steps=args.steps)
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        sys.exit("chromium is not installed: apt-get install chromium")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, sync_playwright() as playwright:
+        run = args.run or Path(folder) / "runs" / "run"
+        if args.run is None:
+            begin_run(run, shape)
+            grow_run(run, shape, 0, args.steps, workers=WORKERS)
+        run_id = RunReader(run).info.run_id
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        load_before = os.getloadavg()[0]
+        asked: list[Asked] = []
+        with served(run, Path(folder) / "cache") as (url, pid):
+            address = f"{url}/run/{run_id}"
+            with looked_at(browser, "cold", []) as page:
+                cold_s = seconds_to_draw(page, address)
+            first: list[float] = []
+            views: dict[str, list[float]] = {}
+            for _ in range(args.repeats):
+                with looked_at(browser, "overview", []) as page:
+                    first.append(seconds_to_draw(page, address))
+            for view in VIEWS:
+                for selection in SELECTIONS:
+                    with looked_at(browser, view.slug or "overview", asked) as page:
+                        seconds = seconds_to_draw(page, f"{url}/run/{run_id}/{view.slug}".rstrip("/") + selection)
+                        views.setdefault(view.slug or "overview", []).append(seconds)
+            alone = replayed(url, asked, args.repeats)
+            together = at_once(url, asked, requests=30)
+            server_bytes = proportional_bytes(pid)
+            updates, seen = live_updates(browser, address, run, shape, args.repeats)
+            live_bytes = proportional_bytes(pid)
+        browser.close()
+    plain_s, plain_bytes = plain_figure(args.ranks, min(args.steps, 1000))
+    slowest = max({view for view, _ in alone}, key=lambda of: percentile([s for view, s in alone if view == of], 0.95))
+    figures: dict[str, Any] = {
+        "ranks": args.ranks,
+        "steps": args.steps,
+        "cold_s": round(cold_s, 2),
+        "first_view_s": [round(seconds, 3) for seconds in first],
+        "views_s": {view: round(float(np.median(seconds)), 3) for view, seconds in views.items()},
+        "requests": len(asked),
+        "callback_p50_s": round(percentile([seconds for _, seconds in alone], 0.5), 4),
+        "callback_p95_s_by_view": {
+            of: round(percentile([seconds for view, seconds in alone if view == of], 0.95), 4)
+            for of in sorted({v for v, _ in alone})
+        },
+        "slowest_view": slowest,
+        "payload_bytes_by_view": {
+            of: max(one.answered_bytes for one in asked if one.view == of) for of in sorted({one.view for one in asked})
+        },
+        "users_p50_s": round(percentile(together, 0.5), 4),
+        "users_requests_per_s": round(len(together) / (sum(together) / USERS), 1),
+        "server_bytes": server_bytes,
+        "server_bytes_live": live_bytes,
+        "live_update_s": [round(seconds, 3) for seconds in updates],
+        "live_written_to_shown_s": [round(seconds, 2) for seconds in seen],
+        "plain_plotly_1000_steps_s": round(plain_s, 3),
+        "plain_plotly_1000_steps_bytes": plain_bytes,
+        "load_before": round(load_before, 1),
+        "load_after": round(os.getloadavg()[0], 1),
+    }
+    budgets = [
+        budget("first_view_s", float(np.median(first)), FIRST_VIEW_S),
+        budget("callback_p95_s", percentile([seconds for _, seconds in alone], 0.95), CALLBACK_P95_S),
+        budget("payload_bytes", max(one.answered_bytes for one in asked), PAYLOAD_BYTES),
+        budget("server_bytes", max(server_bytes, live_bytes), SERVER_BYTES),
+        budget("users_20_p95_s", percentile(together, 0.95), USERS_P95_S),
+        budget("live_update_s", float(np.median(updates)), LIVE_S),
+    ]
+    environment = {
+        "python": platform.python_version(), "dash": dash.__version__, "plotly": plotly.__version__, "numpy": np.__version__,
+        "cpus": WORKERS,
+    }  # fmt: skip
+    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
