@@ -205,6 +205,11 @@ def plain_figure(ranks: int, steps: int) -> tuple[float, int]:
     return time.perf_counter() - begin, len(text)
 
 
+def told(what: str) -> None:
+    """What is being measured now, for whoever waits."""
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
 def budget(name: str, value: float, limit: float) -> dict[str, object]:
     """One row of the result."""
     return {"name": name, "value": round(value, 4), "limit": limit, "ok": value <= limit}
@@ -225,6 +230,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, sync_playwright() as playwright:
         run = args.run or Path(folder) / "runs" / "run"
         if args.run is None:
+            told(f"writing a run of {args.ranks:,} ranks x {args.steps:,} steps")
             begin_run(run, shape)
             grow_run(run, shape, 0, args.steps, workers=WORKERS)
         run_id = RunReader(run).info.run_id
@@ -233,21 +239,27 @@ def main() -> None:
         asked: list[Asked] = []
         with served(run, Path(folder) / "cache") as (url, pid):
             address = f"{url}/run/{run_id}"
+            told("the first look, nothing derived yet")
             with looked_at(browser, "cold", []) as page:
                 cold_s = seconds_to_draw(page, address)
             first: list[float] = []
             views: dict[str, list[float]] = {}
+            told("the overview, again and again")
             for _ in range(args.repeats):
                 with looked_at(browser, "overview", []) as page:
                     first.append(seconds_to_draw(page, address))
             for view in VIEWS:
+                told(f"the view {view.label}")
                 for selection in SELECTIONS:
                     with looked_at(browser, view.slug or "overview", asked) as page:
                         seconds = seconds_to_draw(page, f"{url}/run/{run_id}/{view.slug}".rstrip("/") + selection)
                         views.setdefault(view.slug or "overview", []).append(seconds)
+            told(f"{len(asked)} requests, {args.repeats} times one by one")
             alone = replayed(url, asked, args.repeats)
+            told(f"{USERS} users at once")
             together = at_once(url, asked, requests=30)
             server_bytes = proportional_bytes(pid)
+            told("a page of a run that grows")
             updates, seen = live_updates(browser, address, run, shape, args.repeats)
             live_bytes = proportional_bytes(pid)
         browser.close()
