@@ -1,8 +1,12 @@
 """What looking at a large run costs: prints one JSON object.
 
-The real command serves, the system's Chromium looks: every view, with and without something selected. What the browser asks the
-server meanwhile is asked again without it, one request after the other and then by 20 users at once. A run that goes on grows by
-what all its ranks record in 30 s while a page of it is open. The peer of the heat map is its matrix as a plain Plotly figure.
+The real command serves, the system's Chromium looks: every view, with and without something selected. The first view is all
+that the overview draws, in a browser that has been at the dashboard before (it keeps compiled scripts), and in a fresh one. What
+the browser asks the server meanwhile is asked again without it, one request after the other and then by 20 users at once. A run
+that goes on grows by what all its ranks record in 30 s while a page of it is open.
+
+The peers: a plain Dash page with three lines of 100 points, which is what Dash and Plotly take with nothing to show; and the heat
+map's matrix as a plain Plotly figure.
 
     python benchmarks/dashboards.py [--ranks 1024] [--steps 10000] [--run RUN] [--repeats 5]
 """
@@ -21,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +37,7 @@ import numpy as np
 import plotly
 import plotly.graph_objects as go
 from make_run import MEANS_US, TRANSFER_US, Shape, begin_run, grow_run
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, Request, ViewportSize, sync_playwright
 
 from rankscope.dashboards.views.registry import VIEWS
 from rankscope.runs.reader import RunReader
@@ -43,12 +47,36 @@ USERS = 20
 SELECTIONS = ("", "?rank=517", "?steps=2000-2400&rank=517", "?metric=wall_us", "?sort=host")
 NEW_SECONDS = 30.0
 WORKERS = len(os.sched_getaffinity(0))
+CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu"]
+VIEWPORT: ViewportSize = {"width": 1440, "height": 900}
 UPDATE = "/_dash-update-component"
+BEEN_HERE = 4
+"""Looks after which Chromium has compiled what it loads for good."""
+PLAIN_PAGE = """
+import dash, plotly.graph_objects as go
+from dash import dcc, html
+app = dash.Dash(__name__, assets_folder="none")
+line = go.Figure(go.Scatter(y=[number % 7 for number in range(100)]))
+figures = [html.Figure([dcc.Graph(figure=line), html.Figcaption("a line")], className="figure") for _ in range(3)]
+app.layout = html.Div(figures, id="view")
+import gunicorn.app.base
+class Server(gunicorn.app.base.BaseApplication):
+    def load_config(self):
+        self.cfg.set("bind", "127.0.0.1:0")
+        self.cfg.set("threads", 4)
+        self.cfg.set("when_ready", lambda server: print(server.LISTENERS[0], flush=True))
+    def load(self):
+        return app.server
+Server().run()
+"""
 DRAWN = """() => {
   const figures = [...document.querySelectorAll('#view figure.figure')];
-  return document.querySelector('#view') !== null
-    && figures.every(figure => figure.querySelector('.main-svg') && figure.querySelector('figcaption').textContent !== '');
+  const says = figures.map(figure => figure.querySelector('figcaption').textContent);
+  return document.querySelector('#view') !== null && says.every(said => said !== '' && !said.endsWith(' …'))
+    && figures.every(figure => figure.querySelector('.main-svg'));
 }"""
+"""Every figure is there, and none of them is still being worked out."""
+DERIVED_WITHIN_MS = 40 * 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +93,17 @@ class Asked:
 def served(root: Path, cache: Path) -> Iterator[tuple[str, int]]:
     """The command; its address and process."""
     command = [sys.executable, "-m", "rankscope", "dashboard", str(root), "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "XDG_CACHE_HOME": str(cache)})
-    assert process.stderr is not None
-    found = re.search(r"http://127\.0\.0\.1:\d+", process.stderr.readline())
-    assert found is not None
-    threading.Thread(target=process.stderr.read, daemon=True).start()
+    with answering(command, {**os.environ, "XDG_CACHE_HOME": str(cache)}) as at:
+        yield at
+
+
+@contextmanager
+def answering(command: list[str], environment: dict[str, str]) -> Iterator[tuple[str, int]]:
+    """A server that prints its address first; its address and process."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    assert process.stdout is not None
+    found = next(found for line in process.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+    threading.Thread(target=process.stdout.read, daemon=True).start()
     try:
         yield found[0], process.pid
     finally:
@@ -91,10 +125,29 @@ def proportional_bytes(pid: int) -> int:
 
 
 @contextmanager
+def peak_of(pid: int) -> Iterator[list[int]]:
+    """The most memory that a process and all below it take meanwhile, looked at twice a second."""
+    peak = [0]
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.5):
+            peak[0] = max(peak[0], proportional_bytes(pid))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        looking.join()
+
+
+@contextmanager
 def looked_at(browser: Browser, view: str, asked: list[Asked]) -> Iterator[Page]:
     """A fresh browser whose requests are noted."""
     made: list[Request] = []
-    with browser.new_context(viewport={"width": 1440, "height": 900}) as session:
+    with browser.new_context(viewport=VIEWPORT) as session:
         page = session.new_page()
         page.on("requestfinished", lambda request: made.append(request))  # noqa: PLW0108  Playwright marks what it is given
         yield page
@@ -109,9 +162,47 @@ def seconds_to_draw(page: Page, address: str) -> float:
     """From asking for an address until all figures are drawn."""
     begin = time.perf_counter()
     page.goto(address)
-    page.wait_for_function(DRAWN, timeout=600_000)
+    page.wait_for_function(DRAWN, timeout=DERIVED_WITHIN_MS)
     seconds = time.perf_counter() - begin
     page.wait_for_load_state("networkidle")
+    return seconds
+
+
+def seconds_of_a_known_browser(playwright: Playwright, chromium: str, address: str, repeats: int) -> list[float]:
+    """Of looks at an address by a browser that has been there before, each in a new tab."""
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+        playwright.chromium.launch_persistent_context(
+            profile, executable_path=chromium, args=CHROMIUM_ARGS, viewport=VIEWPORT
+        ) as session,
+    ):
+        seconds: list[float] = []
+        for _ in range(BEEN_HERE + repeats):
+            page = session.new_page()
+            seconds.append(seconds_to_draw(page, address))
+            page.close()
+        return seconds[BEEN_HERE:]
+
+
+def seconds_of_fresh_browsers(browser: Browser, addresses: Sequence[str], repeats: int) -> list[list[float]]:
+    """Of each address, looked at in turn."""
+    seconds: list[list[float]] = [[] for _ in addresses]
+    for _ in range(repeats):
+        for address, of_it in zip(addresses, seconds, strict=True):
+            with looked_at(browser, "", []) as page:
+                of_it.append(seconds_to_draw(page, address))
+    return seconds
+
+
+def seconds_of_views(browser: Browser, address: str, asked: list[Asked]) -> dict[str, list[float]]:
+    """Of every view of a run in fresh browsers, with each of ``SELECTIONS``; ``asked``: here go the requests they make."""
+    seconds: dict[str, list[float]] = {}
+    for view in VIEWS:
+        told(f"the view {view.label}")
+        name = view.slug or "overview"
+        for selection in SELECTIONS:
+            with looked_at(browser, name, asked) as page:
+                seconds.setdefault(name, []).append(seconds_to_draw(page, f"{address}/{view.slug}".rstrip("/") + selection))
     return seconds
 
 
@@ -158,10 +249,10 @@ def live_updates(browser: Browser, address: str, run: Path, shape: Shape, repeat
     new = round(NEW_SECONDS * 1e6 / (sum(MEANS_US.values()) + TRANSFER_US + shape.slow_us))
     updates: list[float] = []
     seen: list[float] = []
-    with browser.new_context(viewport={"width": 1440, "height": 900}) as session:
+    with browser.new_context(viewport=VIEWPORT) as session:
         page = session.new_page()
         page.goto(address)
-        page.wait_for_function(DRAWN, timeout=600_000)
+        page.wait_for_function(DRAWN, timeout=DERIVED_WITHIN_MS)
         page.wait_for_load_state("networkidle")
         for number in range(repeats + 1):
             at = first + number * new
@@ -205,6 +296,11 @@ def plain_figure(ranks: int, steps: int) -> tuple[float, int]:
     return time.perf_counter() - begin, len(text)
 
 
+def rounded(seconds: list[float]) -> list[float]:
+    """To what can be told apart here."""
+    return [round(one, 3) for one in seconds]
+
+
 def told(what: str) -> None:
     """What is being measured now, for whoever waits."""
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
@@ -234,26 +330,25 @@ def main() -> None:
             begin_run(run, shape)
             grow_run(run, shape, 0, args.steps, workers=WORKERS)
         run_id = RunReader(run).info.run_id
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
         load_before = os.getloadavg()[0]
-        asked: list[Asked] = []
         with served(run, Path(folder) / "cache") as (url, pid):
             address = f"{url}/run/{run_id}"
             told("the first look, nothing derived yet")
-            with looked_at(browser, "cold", []) as page:
-                cold_s = seconds_to_draw(page, address)
-            first: list[float] = []
-            views: dict[str, list[float]] = {}
-            told("the overview, again and again")
-            for _ in range(args.repeats):
-                with looked_at(browser, "overview", []) as page:
-                    first.append(seconds_to_draw(page, address))
-            for view in VIEWS:
-                told(f"the view {view.label}")
-                for selection in SELECTIONS:
-                    with looked_at(browser, view.slug or "overview", asked) as page:
-                        seconds = seconds_to_draw(page, f"{url}/run/{run_id}/{view.slug}".rstrip("/") + selection)
-                        views.setdefault(view.slug or "overview", []).append(seconds)
+            with peak_of(pid) as making:
+                with looked_at(browser, "cold", []) as page:
+                    cold_s = seconds_to_draw(page, address)
+                told("what-if, nothing derived yet")
+                with looked_at(browser, "cold", []) as page:
+                    whatif_s = seconds_to_draw(page, f"{address}/whatif")
+            told("the overview, again and again; a plain page of Dash's, too")
+            with answering([sys.executable, "-c", PLAIN_PAGE], dict(os.environ)) as (plain_url, _):
+                first, plain_first = (
+                    seconds_of_a_known_browser(playwright, chromium, at, args.repeats) for at in (address, plain_url)
+                )
+                fresh, plain = seconds_of_fresh_browsers(browser, (address, plain_url), args.repeats)
+            asked: list[Asked] = []
+            views = seconds_of_views(browser, address, asked)
             told(f"{len(asked)} requests, {args.repeats} times one by one")
             alone = replayed(url, asked, args.repeats)
             told(f"{USERS} users at once")
@@ -269,7 +364,12 @@ def main() -> None:
         "ranks": args.ranks,
         "steps": args.steps,
         "cold_s": round(cold_s, 2),
-        "first_view_s": [round(seconds, 3) for seconds in first],
+        "whatif_cold_s": round(whatif_s, 2),
+        "making_peak_bytes": making[0],
+        "first_view_s": rounded(first),
+        "first_view_fresh_browser_s": rounded(fresh),
+        "plain_dash_first_view_s": rounded(plain_first),
+        "plain_dash_fresh_browser_s": rounded(plain),
         "views_s": {view: round(float(np.median(seconds)), 3) for view, seconds in views.items()},
         "requests": len(asked),
         "callback_p50_s": round(percentile([seconds for _, seconds in alone], 0.5), 4),
@@ -285,8 +385,8 @@ def main() -> None:
         "users_requests_per_s": round(len(together) / (sum(together) / USERS), 1),
         "server_bytes": server_bytes,
         "server_bytes_live": live_bytes,
-        "live_update_s": [round(seconds, 3) for seconds in updates],
-        "live_written_to_shown_s": [round(seconds, 2) for seconds in seen],
+        "live_update_s": rounded(updates),
+        "live_written_to_shown_s": rounded(seen),
         "plain_plotly_1000_steps_s": round(plain_s, 3),
         "plain_plotly_1000_steps_bytes": plain_bytes,
         "load_before": round(load_before, 1),
@@ -294,6 +394,7 @@ def main() -> None:
     }
     budgets = [
         budget("first_view_s", float(np.median(first)), FIRST_VIEW_S),
+        budget("first_view_fresh_browser_s", float(np.median(fresh)), FIRST_VIEW_S),
         budget("callback_p95_s", percentile([seconds for _, seconds in alone], 0.95), CALLBACK_P95_S),
         budget("payload_bytes", max(one.answered_bytes for one in asked), PAYLOAD_BYTES),
         budget("server_bytes", max(server_bytes, live_bytes), SERVER_BYTES),
