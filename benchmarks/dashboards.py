@@ -72,10 +72,11 @@ Server().run()
 DRAWN = """() => {
   const figures = [...document.querySelectorAll('#view figure.figure')];
   const says = figures.map(figure => figure.querySelector('figcaption').textContent);
-  return document.querySelector('#view') !== null && says.every(said => said !== '' && !said.endsWith(' …'))
+  const soon = [...says, ...[...document.querySelectorAll('#view .help')].map(help => help.textContent)];
+  return document.querySelector('#view') !== null && says.every(said => said !== '') && !soon.some(said => said.endsWith(' …'))
     && figures.every(figure => figure.querySelector('.main-svg'));
 }"""
-"""Every figure is there, and none of them is still being worked out."""
+"""Every figure is there, and nothing is still being worked out."""
 DERIVED_WITHIN_MS = 40 * 60_000
 
 
@@ -124,15 +125,27 @@ def proportional_bytes(pid: int) -> int:
     return total
 
 
+def bytes_beside(cache: Path) -> int:
+    """Memory of what works things out or follows runs beside the server: all processes that are told of this cache."""
+    total = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            told_of_it = os.fsencode(cache) in (process / "cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended
+        total += proportional_bytes(int(process.name)) if told_of_it else 0
+    return total
+
+
 @contextmanager
-def peak_of(pid: int) -> Iterator[list[int]]:
-    """The most memory that a process and all below it take meanwhile, looked at twice a second."""
+def peak_beside(cache: Path) -> Iterator[list[int]]:
+    """The most of it meanwhile, looked at twice a second."""
     peak = [0]
     done = threading.Event()
 
     def look() -> None:
         while not done.wait(0.5):
-            peak[0] = max(peak[0], proportional_bytes(pid))
+            peak[0] = max(peak[0], bytes_beside(cache))
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -332,10 +345,11 @@ def main() -> None:
         run_id = RunReader(run).info.run_id
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
         load_before = os.getloadavg()[0]
-        with served(run, Path(folder) / "cache") as (url, pid):
+        cache = Path(folder) / "cache"
+        with served(run, cache) as (url, pid):
             address = f"{url}/run/{run_id}"
             told("the first look, nothing derived yet")
-            with peak_of(pid) as making:
+            with peak_beside(cache) as making:
                 with looked_at(browser, "cold", []) as page:
                     cold_s = seconds_to_draw(page, address)
                 told("what-if, nothing derived yet")
@@ -355,7 +369,8 @@ def main() -> None:
             together = at_once(url, asked, requests=30)
             server_bytes = proportional_bytes(pid)
             told("a page of a run that grows")
-            updates, seen = live_updates(browser, address, run, shape, args.repeats)
+            with peak_beside(cache) as following:
+                updates, seen = live_updates(browser, address, run, shape, args.repeats)
             live_bytes = proportional_bytes(pid)
         browser.close()
     plain_s, plain_bytes = plain_figure(args.ranks, min(args.steps, 1000))
@@ -366,6 +381,7 @@ def main() -> None:
         "cold_s": round(cold_s, 2),
         "whatif_cold_s": round(whatif_s, 2),
         "making_peak_bytes": making[0],
+        "following_peak_bytes": following[0],
         "first_view_s": rounded(first),
         "first_view_fresh_browser_s": rounded(fresh),
         "plain_dash_first_view_s": rounded(plain_first),
