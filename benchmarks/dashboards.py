@@ -309,6 +309,14 @@ def plain_figure(ranks: int, steps: int) -> tuple[float, int]:
     return time.perf_counter() - begin, len(text)
 
 
+def written(run: Path, shape: Shape) -> Path:
+    """A run of that shape."""
+    told(f"writing a run of {shape.ranks:,} ranks x {shape.steps:,} steps")
+    begin_run(run, shape)
+    grow_run(run, shape, 0, shape.steps, workers=WORKERS)
+    return run
+
+
 def rounded(seconds: list[float]) -> list[float]:
     """To what can be told apart here."""
     return [round(one, 3) for one in seconds]
@@ -337,11 +345,7 @@ def main() -> None:
     if chromium is None:
         sys.exit("chromium is not installed: apt-get install chromium")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, sync_playwright() as playwright:
-        run = args.run or Path(folder) / "runs" / "run"
-        if args.run is None:
-            told(f"writing a run of {args.ranks:,} ranks x {args.steps:,} steps")
-            begin_run(run, shape)
-            grow_run(run, shape, 0, args.steps, workers=WORKERS)
+        run = args.run or written(Path(folder) / "runs" / "run", shape)
         run_id = RunReader(run).info.run_id
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
         load_before = os.getloadavg()[0]
