@@ -137,7 +137,7 @@ def test_without_prometheus_the_watcher_answers_and_what_is_missing_is_said(
 
     replay = replay_alerts(run.path, [], by=None, how=How(policy=Policy(fire_after=1)))
 
-    assert replay.rules[0].fired
+    assert replay.rules[0].spells[0].fired_unix_ns is not None
     assert {rule.not_evaluated for rule in replay.rules[1:]} == {
         "replaying Prometheus' rules over a run needs the program 'prometheus': apt-get install prometheus"
     }
