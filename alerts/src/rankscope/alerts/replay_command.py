@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from contextlib import suppress
 from datetime import datetime
@@ -63,14 +64,16 @@ def replay(
       rankscope alerts replay runs/llama --rule RankSilent --format json
       rankscope alerts replay http://127.0.0.1:9090 --rule GpuDown --start 7d
 
-    Exit status: 0 done, whether anything would have fired or not, 2 no such alert, 3 the run or the server cannot be read, 4 there
-    is no program that evaluates the rules asked for.
+    Exit status: 0 done, whether anything would have fired or not, 2 no such alert, 3 the run or the server cannot be read, 4 no
+    program is here that evaluates the rules asked for.
     """  # noqa: D301 - \b is for click
     from rankscope.alerts.replay_text import replay_text
 
     of_run = ("--by", by), ("--interval", interval), ("--fire-after", fire_after), ("--resolve-after", resolve_after)
     access = ("--prometheus-token-file", prometheus_token_file), ("--prometheus-ca", prometheus_ca)
     of_server = ("--start", start), ("--end", end), *access
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: the copy of the run and the Prometheus over it go, too
+        signal.signal(number, signal.default_int_handler)
     for option, value in of_server if isinstance(source, Path) else of_run:
         if value is not None:
             kind = "a Prometheus" if isinstance(source, Path) else "a run"
