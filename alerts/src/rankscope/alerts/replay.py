@@ -24,7 +24,7 @@ from rankscope.alerts.growing_run import GrowingRun
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.replay_result import Replay, Replayed, Spell
-from rankscope.alerts.watched_run import RESTART_GRACE_S
+from rankscope.alerts.watched_run import RESTART_GRACE_S, why_unreadable
 from rankscope.alerts.watcher import FORGET_AFTER_S, Options, Watcher
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Analysis, Evidence, Finding
@@ -122,8 +122,7 @@ class _Replaying:
         )
         info = self._growing.info
         spells = sorted((spell for each in self._spells.values() for spell in each), key=lambda spell: spell.pending_unix_ns)
-        for path in self._growing.unreadable:
-            self._note(f"{path}: cannot be read; left out")
+        self._note_unreadable(self._growing.unreadable)
         if not self._judged:
             self._note("nothing could be judged: too few steps of too few ranks are recorded")
         return Replay(
@@ -167,7 +166,13 @@ class _Replaying:
 
     def _analyse(self, paths: Sequence[Path]) -> Analysis:
         """Of a run that is over, all there is; of an attempt that another one followed, what is kept of it."""
-        return self._remember(analyze(paths if self._growing.next_unix_ns is not None else [self._run]))
+        if self._growing.next_unix_ns is not None:
+            return self._remember(analyze(paths))
+        whole = analyze([self._run])
+        # The watcher would look in what grew for the reasons, and what cannot be read is not there.
+        self._note_unreadable([self._run / path for path in whole.source.unreadable])
+        source = msgspec.structs.replace(whole.source, unreadable=[])
+        return self._remember(msgspec.structs.replace(whole, source=source))
 
     def _remember(self, analysis: Analysis) -> Analysis:
         self._judged = self._judged or analysis.verdict.kind != "insufficient_data"
@@ -208,6 +213,12 @@ class _Replaying:
 
     def _in_place(self, annotations: dict[str, str]) -> dict[str, str]:
         return {name: self._of_run(text) for name, text in annotations.items()}
+
+    def _note_unreadable(self, paths: Sequence[Path]) -> None:
+        everything = set(paths)
+        for path in paths:
+            if everything.isdisjoint(path.parents):
+                self._note(f"{path}: {why_unreadable(path)}; left out")
 
     def _note(self, line: str) -> None:
         self._notes[self._of_run(line)] = None
