@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.local_http import answering, respond
 
 from rankscope.analysis.result import Analysis, CollectiveMatching, Cost, Evidence, Finding, RankResult, Source, Verdict
 from rankscope.runs.paths import rank_dir
@@ -142,74 +141,45 @@ def make_analysis() -> Callable[..., Analysis]:
 
 
 class HttpSink:
-    """A real HTTP server; ``answers`` are the statuses to give in turn, the last one for ever. Keeps the bodies it accepted."""
+    """A webhook receiver; ``answers`` are the statuses to give in turn, the last one for ever. Keeps the bodies it accepted."""
 
     def __init__(self) -> None:
+        self.url = ""
         self.answers: list[int] = [200]
         self.delay_s = 0.0
         self.requests: list[str] = []
         self.accepted: list[Any] = []
-        sink = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                status = sink.answers.pop(0) if len(sink.answers) > 1 else sink.answers[0]
-                sink.requests.append(self.path)
-                time.sleep(sink.delay_s)
-                if 200 <= status < 300:
-                    sink.accepted.append(msgspec.json.decode(body))
-                self.send_response(status)
-                if 300 <= status < 400:
-                    self.send_header("Location", "/elsewhere")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self._thread.join()
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        status = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        self.requests.append(request.path)
+        time.sleep(self.delay_s)
+        if 200 <= status < 300:
+            self.accepted.append(msgspec.json.decode(body))
+        respond(request, status, b"", **({"Location": "/elsewhere"} if 300 <= status < 400 else {}))
 
 
 @pytest.fixture
 def sink() -> Iterator[HttpSink]:
     """A webhook receiver that behaves as told."""
-    server = HttpSink()
-    yield server
-    server.close()
+    sink = HttpSink()
+    with answering(sink.answer) as sink.url:
+        yield sink
 
 
 @pytest.fixture
 def trickle() -> Iterator[str]:
     """Address of a receiver that accepts everything, and sends the head of its answer so slowly that no read takes long."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            with contextlib.suppress(OSError):
-                self.wfile.write(b"HTTP/1.1 200 OK\r\n")
-                for _ in range(100):
-                    self.wfile.write(b"X-Slow: 1\r\n")
-                    time.sleep(0.03)
-                self.wfile.write(b"Content-Length: 0\r\n\r\n")
+    def answer(request: BaseHTTPRequestHandler, _body: bytes) -> None:
+        request.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        for _ in range(100):
+            request.wfile.write(b"X-Slow: 1\r\n")
+            time.sleep(0.03)
+        request.wfile.write(b"Content-Length: 0\r\n\r\n")
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with answering(answer) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -137,7 +141,7 @@ def test_without_prometheus_the_watcher_answers_and_what_is_missing_is_said(
 
     replay = replay_alerts(run.path, [], by=None, how=How(policy=Policy(fire_after=1)))
 
-    assert replay.rules[0].fired
+    assert replay.rules[0].spells[0].fired_unix_ns is not None
     assert {rule.not_evaluated for rule in replay.rules[1:]} == {
         "replaying Prometheus' rules over a run needs the program 'prometheus': apt-get install prometheus"
     }
@@ -172,6 +176,33 @@ def test_a_prometheus_that_does_not_start_says_why(tmp_path: Path) -> None:
         pass
     with pytest.raises(RankscopeError, match="promtool cannot take the run's metrics: error: no room"):
         OwnPrometheus(Programs(str(broken), str(broken)), tmp_path, lookback_s=20).remember(lambda file: file.write("x 1 1\n"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_replay_that_is_ended_takes_its_prometheus_along(
+    make_run: Callable[..., Any], eventually: Callable[..., Any], tmp_path: Path, number: signal.Signals
+) -> None:
+    # Given a Prometheus that takes its time to start
+    run = make_run()
+    (tmp_path / "scratch").mkdir()
+    for name in ("prometheus", "promtool"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho $$ >{tmp_path}/number\nexec /bin/sleep 600\n")
+        (tmp_path / name).chmod(0o755)
+    place = {"PATH": str(tmp_path), "TMPDIR": str(tmp_path / "scratch")}
+    command = [sys.executable, "-m", "rankscope", "alerts", "replay", str(run.path), "--by", "prometheus"]
+    replay = subprocess.Popen(command, env=os.environ | place, stderr=subprocess.DEVNULL)
+    started = tmp_path / "number"
+    process = Path("/proc", eventually(lambda: started.is_file() and started.read_text().strip()), "cmdline")
+    assert process.read_bytes()
+
+    # When who started it is told to end, or killed
+    replay.send_signal(number)
+    replay.wait(30)
+
+    # Then it ends as well, and, where anybody could still see to it, what it worked on is removed
+    eventually(lambda: not process.is_file() or not process.read_bytes())
+    assert number == signal.SIGKILL or not list((tmp_path / "scratch").iterdir())
 
 
 @pytest.mark.slow

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import threading
+import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from tests.local_http import answering, respond
 from tests.remembering_prometheus import remembering
 
 from rankscope.alerts.prometheus import Prometheus, PrometheusDownError, PrometheusError, Server, step_for
@@ -153,68 +153,35 @@ def test_rules_and_alerts_of_a_server_without_any_are_none(real: str) -> None:
 
 
 class Hostile:
-    """A server whose answer is ``answer(handler)``; it keeps the requests it got."""
+    """A server whose answer is ``answer(request)``; it keeps the requests it got."""
 
     def __init__(self) -> None:
-        self.answer: Callable[[BaseHTTPRequestHandler], None] = lambda handler: respond(handler, 200, b"{}")
+        self.url = ""
+        self.answer: Callable[[BaseHTTPRequestHandler], None] = lambda it: respond(it, 200, b"{}")
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
-        self.over = threading.Event()
-        hostile = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                hostile.requests.append((self.path, dict(self.headers), body))
-                with contextlib.suppress(OSError):  # the client had enough
-                    hostile.answer(self)
-
-            def do_POST(self) -> None:
-                self.do_GET()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-
-    def close(self) -> None:
-        self.over.set()
-        self.server.shutdown()
-        self.server.server_close()
-        self._thread.join()
-
-
-def respond(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:
-    handler.send_response(status)
-    for name, value in (
-        {"Content-Length": str(len(body))} | {name.replace("_", "-"): value for name, value in headers.items()}
-    ).items():
-        handler.send_header(name, value)
-    handler.end_headers()
-    handler.wfile.write(body)
+    def take(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        self.requests.append((request.path, dict(request.headers), body))
+        self.answer(request)
 
 
 @pytest.fixture
 def hostile() -> Iterator[Hostile]:
     server = Hostile()
-    yield server
-    server.close()
+    with answering(server.take) as server.url:
+        yield server
 
 
 def vector(*samples: Any) -> bytes:
     return msgspec.json.encode({"status": "success", "data": {"resultType": "vector", "result": list(samples)}})
 
 
-def never_ending(hostile: Hostile) -> Callable[[BaseHTTPRequestHandler], None]:
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        while not hostile.over.wait(0.02):
-            handler.wfile.write(b" ")
-
-    return answer
+def never_end(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(200)
+    request.end_headers()
+    while True:
+        time.sleep(0.02)
+        request.wfile.write(b" ")
 
 
 @pytest.mark.parametrize(
@@ -234,8 +201,8 @@ def never_ending(hostile: Hostile) -> Callable[[BaseHTTPRequestHandler], None]:
         (lambda it: respond(it, 200, b"no gzip", Content_Encoding="gzip"), "cannot be read"),
         (lambda it: respond(it, 500, b"oops"), "answered 500"),
         (lambda it: respond(it, 503, b'{"status":"error","error":"too many\\n\\u001b[31mqueries"}'), "cannot answer: too many  "),
-        (lambda it: respond(it, 404, b""), r"has no Prometheus API \(404\)"),
-        (lambda it: respond(it, 401, b""), "--prometheus-token-file"),
+        (lambda it: respond(it, 404), r"has no Prometheus API \(404\)"),
+        (lambda it: respond(it, 401), "--prometheus-token-file"),
         (lambda it: it.wfile.write(b"\x00\x01 not http\r\n\r\n"), "cannot be read"),
     ],
 )  # fmt: skip
@@ -253,7 +220,7 @@ def test_whatever_a_server_answers_the_error_is_one_line(
 
 def test_a_redirect_is_not_followed_and_no_credential_goes_with_it(hostile: Hostile, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(SECRET)
-    hostile.answer = lambda it: respond(it, 302, b"", Location=f"{hostile.url}/elsewhere")
+    hostile.answer = lambda it: respond(it, 302, Location=f"{hostile.url}/elsewhere")
 
     with pytest.raises(PrometheusError, match="answered 302; redirects are not followed"):
         Prometheus(Server(url=hostile.url, token_file=tmp_path / "token")).rules()
@@ -262,7 +229,7 @@ def test_a_redirect_is_not_followed_and_no_credential_goes_with_it(hostile: Host
 
 
 def test_an_answer_that_never_ends_is_cut_off(hostile: Hostile) -> None:
-    hostile.answer = never_ending(hostile)
+    hostile.answer = never_end
 
     with pytest.raises(PrometheusDownError, match=r"no whole answer within 0\.5 s"):
         Prometheus(Server(url=hostile.url), answer_s=0.5).query("up", at_unix_ns=SPAN[0])
@@ -294,13 +261,11 @@ def test_credentials_come_from_a_file_read_each_time_or_from_the_environment(
 
 
 @pytest.mark.parametrize("url", ["http://ann:s3cr3t@{}", "http://{}/s3cr3t", "http://{}?token=s3cr3t"])
-def test_no_message_has_a_secret(hostile: Hostile, url: str) -> None:
-    hostile.answer = lambda it: respond(it, 500, b"")
-    client = Prometheus(Server(url=url.format(hostile.url.removeprefix("http://"))))
-
-    with pytest.raises(PrometheusError) as refused:
-        client.alerts()
-    hostile.close()
+def test_no_message_has_a_secret(url: str) -> None:
+    with answering(lambda it, _: respond(it, 500)) as address:
+        client = Prometheus(Server(url=url.format(address.removeprefix("http://"))))
+        with pytest.raises(PrometheusError) as refused:
+            client.alerts()
     with pytest.raises(PrometheusDownError) as gone:
         client.alerts()
 

@@ -11,10 +11,9 @@ from typing import Final, Literal
 import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
-from rankscope.alerts.http_url import http_url
+from rankscope.alerts.options import format_option, http_url, seconds
 from rankscope.alerts.printing import print_line
 from rankscope.alerts.replay_command import replay
-from rankscope.alerts.seconds import seconds
 from rankscope.analysis.locations import local_path
 from rankscope.runs.errors import InputError
 
@@ -96,14 +95,7 @@ def rules(out: Path | None, print_: bool, dashboard_url: str, runbook_url: str) 
 @click.option(
     "--state", type=click.Path(path_type=Path, dir_okay=False), help="State file.  [default: under ~/.local/state/rankscope]"
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json: one object per line.",
-)
+@format_option("json: one object per line.")
 @click.pass_context
 def watch(
     ctx: click.Context,

@@ -7,7 +7,6 @@ a profiled step some seconds.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -86,7 +85,10 @@ class GrowingRun:
 
     def __init__(self, run: Path, folder: Path, *, latest_unix_ns: int) -> None:
         reader = RunReader(run)
-        self.path = folder / run.resolve().name
+        # With a space, so that commands quote it: then they can be told from messages when they are to name the run instead.
+        self.path = folder / "growing run" / run.resolve().name
+        self.unreadable: list[Path] = []
+        """Files and folders of which nothing could be read so far."""
         self.info = reader.info
         self._latest_unix_ns = latest_unix_ns
         self._files: deque[tuple[int, Path, msgspec.Struct]] = deque()
@@ -112,11 +114,6 @@ class GrowingRun:
             moments.append(self._files[0][0])
         known = [moment for moment in moments if moment is not None]
         return min(*known, self._latest_unix_ns) if known else None
-
-    @property
-    def unreadable(self) -> list[Path]:
-        """Files of which nothing could be read so far."""
-        return [path for copy in self._copies for path in copy.lines.unreadable]
 
     def advance(self, unix_ns: int) -> None:
         """Let it be as it was at a moment. Raises ``OSError``."""
@@ -144,8 +141,15 @@ class GrowingRun:
                 self._add(rank_dir(whole, attempt, rank), folder, stream)
 
     def _add(self, source: Path, folder: Path, stream: Stream) -> None:
-        with suppress(FileNotFoundError):
-            self._copies.append(_Copy(LinesInTime(list_segments(source, stream), *_KINDS[stream]), folder, stream))
+        try:
+            segments = list_segments(source, stream)
+        except FileNotFoundError:
+            return
+        except OSError:
+            self.unreadable.append(source)
+            return
+        lines = LinesInTime(segments, *_KINDS[stream], unreadable=self.unreadable)
+        self._copies.append(_Copy(lines, folder, stream))
 
 
 @dataclass(slots=True)

@@ -21,12 +21,12 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 class LinesInTime(Generic[_T]):
     """Lines of ``segments``, in their order. ``moment`` tells when a record of ``kind`` was there, in unix nanoseconds.
 
-    A line that is no record comes with the one before it: whoever reads it finds the same damage. ``unreadable`` names the
-    segments that could not be read.
+    A line that is no record comes with the one before it: whoever reads it finds the same damage. Segments that cannot be read
+    are added to ``unreadable``.
     """
 
-    def __init__(self, segments: Sequence[Path], kind: type[_T], moment: Callable[[_T], int]) -> None:
-        self.unreadable: list[Path] = []
+    def __init__(self, segments: Sequence[Path], kind: type[_T], moment: Callable[[_T], int], *, unreadable: list[Path]) -> None:
+        self._unreadable = unreadable
         self._segments = deque(segments)
         self._at = 0
         self._decoder = msgspec.json.Decoder(kind)
@@ -57,7 +57,7 @@ class LinesInTime(Generic[_T]):
                 if len(data) == READ_BYTES and b"\n" not in data:
                     data += file.read(MAX_LINE_BYTES)
         except OSError:
-            self.unreadable.append(self._segments[0])
+            self._unreadable.append(self._segments[0])
             data = b""
         whole = data[: data.rfind(b"\n") + 1]
         self._at += len(whole)

@@ -7,13 +7,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO
 
 import httpx
 
+from rankscope.alerts.child import end_with_parent
 from rankscope.alerts.events import plain
 from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.runs.errors import MissingError, RankscopeError
@@ -101,6 +102,7 @@ class OwnPrometheus:
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
+                    preexec_fn=end_with_parent,  # noqa: PLW1509  nothing but a system call
                 )
             if self._is_ready(process, f"http://{url}"):
                 return process, f"http://{url}"
@@ -108,19 +110,20 @@ class OwnPrometheus:
 
     @staticmethod
     def _is_ready(process: subprocess.Popen[bytes], url: str) -> bool:
-        """Whether it answers; one that does not in time is ended."""
+        """Whether it answers; one that does not in time, or for which nobody waits any more, is ended."""
         patience = time.monotonic() + START_S
-        with httpx.Client(timeout=1.0, trust_env=False) as client:
-            while process.poll() is None and time.monotonic() < patience:
-                try:
-                    if client.get(f"{url}/-/ready").status_code == httpx.codes.OK and process.poll() is None:
-                        return True
-                except httpx.TransportError:
-                    pass
-                time.sleep(0.05)
-        process.kill()
-        process.wait()
-        return False
+        is_ready = False
+        try:
+            with httpx.Client(timeout=1.0, trust_env=False) as client:
+                while not is_ready and process.poll() is None and time.monotonic() < patience:
+                    time.sleep(0.05)
+                    with suppress(httpx.TransportError):
+                        is_ready = client.get(f"{url}/-/ready").status_code == httpx.codes.OK and process.poll() is None
+        finally:
+            if not is_ready:
+                process.kill()
+                process.wait()
+        return is_ready
 
 
 def _free_port() -> int:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import click
+
+from rankscope.alerts.events import plain
 
 
 def print_line(line: str, *, err: bool = False) -> OSError | None:
@@ -17,6 +21,25 @@ def print_line(line: str, *, err: bool = False) -> OSError | None:
         _drop_buffered(err=err)
         return error
     return None
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """Takes what is being done; on a terminal it is one line of standard error, written over each time and gone in the end."""
+
+    def write(text: str) -> None:
+        with suppress(OSError):
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    if not sys.stderr.isatty():
+        yield lambda _what: None
+        return
+    # A line that wraps could not be written over.
+    longest = shutil.get_terminal_size().columns - 3
+    try:
+        yield lambda what: write(f"{plain(what)[:longest]} …")
+    finally:
+        write("")
 
 
 def _drop_buffered(*, err: bool) -> None:

@@ -12,7 +12,6 @@ from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -54,7 +53,7 @@ class PrometheusDownError(PrometheusError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where a Prometheus is, and how to be let in.
+    """Where a Prometheus is (http or https), and how to be let in.
 
     ``token_file`` has one line: a bearer token, or ``USER:PASSWORD`` (a token has no colon). It is read again for every request,
     because tokens are renewed; without a file the variable ``RANKSCOPE_PROMETHEUS_TOKEN`` is used, if set. ``ca_file``: the
@@ -103,7 +102,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     keep_firing_for: float = 0.0
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    health: str = "unknown"
 
 
 class RuleGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,8 +149,6 @@ class Prometheus:
         self._ours = ours
         self._answer_s = answer_s
         self._max_bytes = max_bytes
-        if urlsplit(server.url).scheme not in ("http", "https"):
-            raise PrometheusError(self.name, "not an address of a Prometheus; expected http://host:9090")
         self._client = httpx.Client(
             verify=_trusted(server.ca_file),
             timeout=httpx.Timeout(answer_s, connect=min(_CONNECT_S, answer_s)),

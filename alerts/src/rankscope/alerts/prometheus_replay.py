@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,19 +11,12 @@ from rankscope.alerts.prometheus import MAX_POINTS, Prometheus, PrometheusError,
 from rankscope.alerts.replay_result import Replay, Replayed
 from rankscope.alerts.rules import runbooks
 from rankscope.alerts.spells import spells_of
+from rankscope.analysis.wording import first_of
 
 MOST_QUESTIONS: Final = 16
 """About one rule; of a longer time it is evaluated less often."""
 _DEFAULT_INTERVAL_S: Final = 60.0
 _NAMED: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A rule, and how often it is evaluated."""
-
-    rule: Rule
-    interval_s: float
 
 
 def replay_server(
@@ -40,20 +32,18 @@ def replay_server(
     """
     asked = _asked(prometheus, rules)
     replayed: list[Replayed] = []
-    notes: dict[str, None] = {}
+    notes: list[str] = []
     first, last = span_unix_ns
     coarsest = 0.0
-    for one in asked:
-        progress(one.rule.name)
+    for rule, interval_s in asked:
+        progress(rule.name)
         least_s = (last - first) / 1e9 / (MAX_POINTS * MOST_QUESTIONS)
-        step_s = one.interval_s * max(1, int(np.ceil(least_s / one.interval_s)))
-        if step_s > one.interval_s:
-            notes[f"{one.rule.name}: evaluated every {step_s:g} s instead of every {one.interval_s:g} s: ask for less time"] = (
-                None
-            )
-        rule, warnings = replay_rule(prometheus, one.rule, span_unix_ns, step_s)
-        notes.update(dict.fromkeys(warnings))
-        replayed.append(rule)
+        step_s = interval_s * max(1, int(np.ceil(least_s / interval_s)))
+        if step_s > interval_s:
+            notes.append(f"{rule.name}: evaluated every {step_s:g} s instead of every {interval_s:g} s: ask for less time")
+        result, warnings = replay_rule(prometheus, rule, span_unix_ns, step_s)
+        notes += warnings
+        replayed.append(result)
         coarsest = max(coarsest, step_s)
     return Replay(
         path=prometheus.name,
@@ -62,7 +52,7 @@ def replay_server(
         interval_s=coarsest,
         evaluations=int((last - first) / 1e9 // coarsest) + 1,
         rules=replayed,
-        notes=list(notes),
+        notes=list(dict.fromkeys(notes)),
     )
 
 
@@ -80,23 +70,22 @@ def replay_rule(prometheus: Prometheus, rule: Rule, span_unix_ns: tuple[int, int
     return result, warnings
 
 
-def _asked(prometheus: Prometheus, names: Sequence[str]) -> list[Asked]:
-    """The rules to replay; one name may be that of several."""
+def _asked(prometheus: Prometheus, names: Sequence[str]) -> list[tuple[Rule, float]]:
+    """The rules to replay, and the seconds between two evaluations of each; one name may be that of several."""
     there = [
-        Asked(rule, group.interval or _DEFAULT_INTERVAL_S)
+        (rule, group.interval or _DEFAULT_INTERVAL_S)
         for group in prometheus.rules()
         for rule in group.rules
         if rule.type == "alerting"
     ]
-    known = dict.fromkeys(one.rule.name for one in there)
+    known = list(dict.fromkeys(rule.name for rule, _ in there))
     missing = [name for name in names if name not in known]
     wanted = set(names or runbooks())
-    asked = [one for one in there if one.rule.name in wanted]
+    asked = [(rule, interval_s) for rule, interval_s in there if rule.name in wanted]
     if missing or not asked:
-        listed = ", ".join(list(known)[:_NAMED]) + (f" and {len(known) - _NAMED} more" if len(known) > _NAMED else "")
         raise PrometheusError(
             prometheus.name,
-            f"evaluates no alert {', '.join(missing) or 'of rankscope'}; it has {listed or 'none'}. "
+            f"evaluates no alert {', '.join(missing) or 'of rankscope'}; it has {first_of(known, _NAMED) or 'none'}. "
             "`rankscope alerts rules` exports rankscope's, --rule NAME picks others",
         )
     return asked

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import PHASES, RankInfo, StepRecord
+from rankscope.runs.records import PHASES, Phase, RankInfo, StepRecord
 
 SCRAPE_S: Final = 15.0
 STALE_S: Final = 300.0
@@ -120,24 +120,29 @@ def _samples(one: RankPast, at: _Times, *, run_id: str, simulated: bool) -> Iter
 
 
 def _past(info: RankInfo, records: Iterable[StepRecord], latest_s: float) -> RankPast:
-    steps = [step for step in records if step.start_unix_ns / 1e9 + step.wall_us / 1e6 <= latest_s]
-    ends = np.array([step.start_unix_ns / 1e9 + step.wall_us / 1e6 for step in steps], dtype=np.float64)
-    order = np.argsort(ends, kind="stable")
-    walls = np.array([step.wall_us for step in steps], dtype=np.float64)[order]
+    steps = sorted((step for step in records if _end_s(step) <= latest_s), key=_end_s)
     blocked: dict[str, _Times] = {}
     for phase in PHASES:
-        # Where there is a signal at all, a phase without blocked time was not blocked.
-        times = np.array(
-            [
-                np.nan if step.blocked_us is None or (waited is None and step.phases_us.get(phase) is None) else waited or 0.0
-                for step in steps
-                for waited in [None if step.blocked_us is None else step.blocked_us.get(phase)]
-            ],
-            dtype=np.float64,
-        )[order]
+        times = np.array([_blocked_us(step, phase) for step in steps], dtype=np.float64)
         if (known := np.isfinite(times)).any():
             blocked[phase] = np.where(np.maximum.accumulate(known), np.cumsum(np.nan_to_num(times)) / 1e6, np.nan)
-    return RankPast(info, 0.0, ends[order], np.cumsum(walls) / 1e6, blocked)
+    ends = np.array([_end_s(step) for step in steps], dtype=np.float64)
+    walls = np.array([step.wall_us for step in steps], dtype=np.float64)
+    return RankPast(info, 0.0, ends, np.cumsum(walls) / 1e6, blocked)
+
+
+def _end_s(step: StepRecord) -> float:
+    return step.start_unix_ns / 1e9 + step.wall_us / 1e6
+
+
+def _blocked_us(step: StepRecord, phase: Phase) -> float:
+    """NaN without a signal; where there is one at all, a phase without blocked time was not blocked."""
+    if step.blocked_us is None:
+        return math.nan
+    waited = step.blocked_us.get(phase)
+    if waited is None:
+        return math.nan if step.phases_us.get(phase) is None else 0.0
+    return waited
 
 
 def _until_over(ranks: list[RankPast], following_s: float) -> list[RankPast]:
@@ -150,7 +155,7 @@ def _until_over(ranks: list[RankPast], following_s: float) -> list[RankPast]:
     for rank in ranks:
         gone_itself = rank.info.end_unix_ns is not None and rank.info.end_reason in ("exit", "crash")
         until_s = min(following_s, (rank.info.end_unix_ns or 0) / 1e9 if gone_itself else over_s)
-        gone.append(RankPast(rank.info, until_s, rank.ends_s, rank.walls_s, rank.blocked_s))
+        gone.append(replace(rank, until_s=until_s))
     return gone
 
 

@@ -5,6 +5,7 @@ The watcher is the real one, with a clock that is put forward; nobody is told an
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +24,11 @@ from rankscope.alerts.growing_run import GrowingRun
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.replay_result import Replay, Replayed, Spell
-from rankscope.alerts.watched_run import RESTART_GRACE_S
+from rankscope.alerts.watched_run import RESTART_GRACE_S, why_unreadable
 from rankscope.alerts.watcher import FORGET_AFTER_S, Options, Watcher
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Analysis, Evidence, Finding
-from rankscope.runs.errors import InputError, RankscopeError
+from rankscope.runs.errors import InputError
 
 INTERVAL_S: Final = 5.0
 """Between evaluations, as of ``rankscope alerts watch``."""
@@ -38,28 +39,18 @@ WATCHER_RULES: Final = tuple(dict.fromkeys(rule.alertname for rule in ALERTED.va
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How the watcher watches. ``progress`` gets the moment (unix ns) and the run's end, as far as it is known."""
+    """How the watcher watches. ``progress`` gets how much of the run has passed, in percent."""
 
     interval_s: float = INTERVAL_S
     policy: Policy = field(default_factory=Policy)
-    dashboard_url: str | None = None
-    progress: Callable[[int, int], None] = lambda _moment, _end: None
-
-
-def replayed(run: Path, rule: str, *, how: How | None = None) -> Replayed:
-    """One of the watcher's rules over a run. Raises ``RankscopeError``, also for a rule that there is not."""
-    return replay_run(run, [rule], how=how).rules[0]
+    progress: Callable[[int], None] = lambda _percent: None
 
 
 def replay_run(run: Path, rules: Sequence[str] = (), *, how: How | None = None) -> Replay:
-    """The watcher's ``rules`` (all of them when there are none) over a run. Raises ``RankscopeError``."""
-    for rule in rules:
-        if rule not in WATCHER_RULES:
-            raise RankscopeError(f"the watcher has no alert {rule!r}; it knows {', '.join(WATCHER_RULES)}")
-    how = how or How()
+    """Those of ``WATCHER_RULES`` (all of them when there are none) over a run. Raises ``RankscopeError``."""
     with naming_the_folder(), tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
         growing = GrowingRun(run, Path(folder), latest_unix_ns=time.time_ns())
-        replaying = _Replaying(run, growing, how)
+        replaying = _Replaying(run, growing, how or How())
         replaying.go()
     return replaying.result(rules or WATCHER_RULES)
 
@@ -99,7 +90,7 @@ class _Replaying:
             follow=_Seen(lambda: self._now / 1e9, self._remember),
             delivery=Delivery([], retry_after_s=how.interval_s, report=self._note),
             ledger=Ledger(),
-            options=Options(policy=how.policy, dashboard_url=how.dashboard_url),
+            options=Options(policy=how.policy),
             report=self._note,
             emit=self._take,
             save=lambda _ledger: None,
@@ -120,7 +111,7 @@ class _Replaying:
             over = self._watcher.evaluate()
             self._evaluations += 1
             self._look_at_pending()
-            self._how.progress(self._now, self._growing.end_unix_ns)
+            self._how.progress(self._percent())
 
     def result(self, rules: Sequence[str]) -> Replay:
         """What came of it."""
@@ -131,8 +122,9 @@ class _Replaying:
         )
         info = self._growing.info
         spells = sorted((spell for each in self._spells.values() for spell in each), key=lambda spell: spell.pending_unix_ns)
-        for path in self._growing.unreadable:
-            self._note(f"{path}: cannot be read; left out")
+        self._note_unreadable(self._growing.unreadable)
+        if not self._judged:
+            self._note("nothing could be judged: too few steps of too few ranks are recorded")
         return Replay(
             path=str(self._run),
             run_id=info.run_id,
@@ -150,11 +142,13 @@ class _Replaying:
                 )
                 for rule in rules
             ],
-            notes=[
-                *self._notes,
-                *([] if self._judged else ["nothing could be judged: too few steps of too few ranks are recorded"]),
-            ],
+            notes=list(self._notes),
         )
+
+    def _percent(self) -> int:
+        """Never all: a watcher waits for more after the last record."""
+        whole = max(1, self._growing.end_unix_ns - self._start_unix_ns)
+        return max(0, min(99, 100 * (self._now - self._start_unix_ns) // whole))
 
     def _next_moment(self) -> int | None:
         """The next evaluation at which anything can change; ``None`` when none is left."""
@@ -172,7 +166,13 @@ class _Replaying:
 
     def _analyse(self, paths: Sequence[Path]) -> Analysis:
         """Of a run that is over, all there is; of an attempt that another one followed, what is kept of it."""
-        return self._remember(analyze(paths if self._growing.next_unix_ns is not None else [self._run]))
+        if self._growing.next_unix_ns is not None:
+            return self._remember(analyze(paths))
+        whole = analyze([self._run])
+        # The watcher would look in what grew for the reasons, and what cannot be read is not there.
+        self._note_unreadable([self._run / path for path in whole.source.unreadable])
+        source = msgspec.structs.replace(whole.source, unreadable=[])
+        return self._remember(msgspec.structs.replace(whole, source=source))
 
     def _remember(self, analysis: Analysis) -> Analysis:
         self._judged = self._judged or analysis.verdict.kind != "insufficient_data"
@@ -214,12 +214,19 @@ class _Replaying:
     def _in_place(self, annotations: dict[str, str]) -> dict[str, str]:
         return {name: self._of_run(text) for name, text in annotations.items()}
 
+    def _note_unreadable(self, paths: Sequence[Path]) -> None:
+        everything = set(paths)
+        for path in paths:
+            if everything.isdisjoint(path.parents):
+                self._note(f"{path}: {why_unreadable(path)}; left out")
+
     def _note(self, line: str) -> None:
         self._notes[self._of_run(line)] = None
 
     def _of_run(self, text: str) -> str:
         """What grew is gone by now: the commands and messages are about the run."""
-        return text.replace(str(self._growing.path), str(self._run))
+        growing, run = str(self._growing.path), str(self._run)
+        return text.replace(shlex.quote(growing), shlex.quote(run)).replace(growing, run)
 
 
 class _Seen(Following):

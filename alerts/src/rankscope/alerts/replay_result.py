@@ -41,11 +41,6 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     not_evaluated: str | None = None
     """Why nothing can be said of it; then there are no spells."""
 
-    @property
-    def fired(self) -> bool:
-        """Whether it would have fired at all."""
-        return any(spell.fired_unix_ns is not None for spell in self.spells)
-
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """Rules over a recorded run, or over what a Prometheus remembers."""

@@ -17,9 +17,10 @@ from typing import Final, TextIO
 from rankscope.alerts.own_prometheus import OwnPrometheus, Programs, find_programs
 from rankscope.alerts.prometheus import Rule, Series
 from rankscope.alerts.prometheus_replay import replay_rule, values_of
-from rankscope.alerts.rank_series import SCRAPE_S, RankPast, pasts_of, span_of, write_samples, write_series
+from rankscope.alerts.rank_series import AFTER_S, SCRAPE_S, RankPast, pasts_of, span_of, write_samples, write_series
 from rankscope.alerts.replay_result import Replay, Replayed
-from rankscope.alerts.rules import DEFAULT_DASHBOARD, rules_text, runbooks
+from rankscope.alerts.rules import rules_text, runbooks
+from rankscope.analysis.wording import counted
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader
@@ -30,19 +31,14 @@ MOST_SAMPLES: Final = 20_000_000
 """A gigabyte and a half of text on the way in."""
 LONGER_S: Final = 360.0
 """Beyond the end of the run: what then still fires is kept firing for a while."""
+_LOST: Final = f"no end is recorded of {{ranks}}: Prometheus' rules take such a rank to be there for {AFTER_S / 60:.0f} min more"
 _SERIES_PER_RANK: Final = 12
 _VALUES_AT_ONCE: Final = 1_000_000
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _OF_EXPORTER: Final = frozenset(metric.name for metric in CATALOGUE if metric.group != "rank")
 
 
-def replay_rules(
-    run: Path,
-    names: Sequence[str] = (),
-    *,
-    dashboard_url: str | None = None,
-    progress: Callable[[str], None] = lambda _what: None,
-) -> Replay:
+def replay_rules(run: Path, names: Sequence[str] = (), *, progress: Callable[[str], None] = lambda _what: None) -> Replay:
     """The shipped rules of these ``names`` (all of them when there are none) over a run.
 
     Those that cannot be evaluated say why. Raises ``InputError`` for a run that cannot be read, ``MissingError`` without a
@@ -57,7 +53,7 @@ def replay_rules(
     span = (int(began * 1e9), int((ended + LONGER_S) * 1e9))
     info = reader.info
     with tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
-        rules = _shipped(programs, Path(folder), dashboard_url or DEFAULT_DASHBOARD)
+        rules = _shipped(programs, Path(folder))
         wanted = [rules[name] for name in names or RULES]
         possible = [rule for rule in wanted if not _mentioned(rule, rules) & _OF_EXPORTER]
         # Every evaluation is at the moment of a scrape: what was not there at that one is gone.
@@ -87,9 +83,7 @@ def replay_rules(
         interval_s=SCRAPE_S,
         evaluations=int((span[1] - span[0]) / 1e9 // SCRAPE_S) + 1,
         rules=replayed,
-        notes=[f"{lost} ranks did not say that they ended: Prometheus' rules take them to be there for 15 min more"]
-        if lost
-        else [],
+        notes=[_LOST.format(ranks=counted(lost, "rank"))] if lost else [],
     )
 
 
@@ -109,13 +103,11 @@ def levels(alerts: Sequence[Rule], rules: Mapping[str, Rule]) -> list[list[Rule]
     return [[rules[name] for name in depths if depths[name] == level] for level in range(max(depths.values(), default=-1) + 1)]
 
 
-def _shipped(programs: Programs, folder: Path, dashboard_url: str) -> dict[str, Rule]:
+def _shipped(programs: Programs, folder: Path) -> dict[str, Rule]:
     """The shipped rules by name, as Prometheus reads them. It starts with no data, and leaves none."""
     reading = folder / "rules"
     reading.mkdir()
-    with OwnPrometheus(programs, reading, lookback_s=SCRAPE_S).running(
-        rules=rules_text(dashboard_url=dashboard_url)
-    ) as prometheus:
+    with OwnPrometheus(programs, reading, lookback_s=SCRAPE_S).running(rules=rules_text()) as prometheus:
         return {rule.name: rule for group in prometheus.rules() for rule in group.rules}
 
 

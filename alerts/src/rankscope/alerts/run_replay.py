@@ -32,7 +32,7 @@ def replay_alerts(
         return watcher
     try:
         with naming_the_folder():
-            prometheus = replay_rules(run, ruled, dashboard_url=how.dashboard_url, progress=progress)
+            prometheus = replay_rules(run, ruled, progress=progress)
     except RankscopeError as error:
         if watcher is None:
             raise

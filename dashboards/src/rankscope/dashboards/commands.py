@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
-from rankscope.alerts.http_url import http_url
+from rankscope.alerts.options import http_url, prometheus_access
 from rankscope.analysis.locations import local_path
 from rankscope.runs.errors import MissingError, RankscopeError
 
@@ -93,14 +93,7 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
     metavar="URL",
     help="Prometheus that scrapes the nodes, http://host:9090: hardware readings and alerts come from there as well.",
 )
-@click.option(
-    "--prometheus-token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="One line: a bearer token, or USER:PASSWORD.  [default: $RANKSCOPE_PROMETHEUS_TOKEN]",
-)
-@click.option(
-    "--prometheus-ca", type=click.Path(path_type=Path, dir_okay=False), help="Certificate of the authority of an https address."
-)
+@prometheus_access
 def dashboard(
     *,
     path: Path,

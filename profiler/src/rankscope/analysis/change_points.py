@@ -55,7 +55,7 @@ def change_points(series: NDArray[np.floating[Any]]) -> list[ChangePoint]:
     coarse = np.median(values[: len(values) // wide * wide].reshape(-1, wide), axis=1)
     found = [_exact(values, cut * wide, wide) for cut in _cuts(coarse, max(2, -(-LEAST_STEPS // wide)))]
     cuts = _worth_a_word(values, found)
-    medians = [float(np.median(values[first:last])) for first, last in pairwise([0, *cuts, len(values)])] if cuts else []
+    medians = _medians(values, cuts) if cuts else []
     return [ChangePoint(int(known[cut]), before, after) for cut, (before, after) in zip(cuts, pairwise(medians), strict=True)]
 
 
@@ -75,9 +75,7 @@ def _cuts(values: Values, least: int) -> list[int]:
 
 
 def _most_likely(values: Values, least: int) -> list[int]:
-    """The most likely change, or where chance would do the same, begin and end of the most likely stretch; none where it would do
-    that, too.
-    """
+    """The most likely change; where chance would show as much, begin and end of the most likely stretch; else nothing."""
     ranks = _ranks(values)
     sums = np.cumsum(ranks)[:-1]
     for statistic, cuts in (
@@ -127,7 +125,7 @@ def _apart(ranks: Values, least: int) -> Values:
 
 
 def _farthest_apart(ranks: Values, least: int) -> Values:
-    """The largest of these, [draws]."""
+    """The largest of ``_apart``, [draws]."""
     largest: Values = _apart(ranks, least).max(axis=1)
     return largest
 
@@ -155,15 +153,18 @@ def _exact(values: Values, about: int, wide: int) -> int:
 
 def _worth_a_word(values: Values, cuts: list[int]) -> list[int]:
     """Without those that change too little, the smallest first."""
-    cuts = list(cuts)
     while cuts:
-        medians = [float(np.median(values[first:last])) for first, last in pairwise([0, *cuts, len(values)])]
-        shares = [abs(after - before) / abs(before) if before else np.inf for before, after in pairwise(medians)]
+        shares = [abs(after - before) / abs(before) if before else np.inf for before, after in pairwise(_medians(values, cuts))]
         smallest = int(np.argmin(shares))
         if shares[smallest] >= LEAST_SHARE:
             break
-        del cuts[smallest]
+        cuts = [*cuts[:smallest], *cuts[smallest + 1 :]]
     return cuts
+
+
+def _medians(values: Values, cuts: list[int]) -> list[float]:
+    """Of the parts between them."""
+    return [float(np.median(values[first:last])) for first, last in pairwise([0, *cuts, len(values)])]
 
 
 def moved_with(before: NDArray[np.floating[Any]], after: NDArray[np.floating[Any]], change: float) -> NDArray[np.intp]:

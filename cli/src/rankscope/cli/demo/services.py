@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from rankscope.alerts.child import end_with_parent
 from rankscope.runs.errors import RankscopeError
 
 HOST: Final = "127.0.0.1"
@@ -25,16 +25,6 @@ _STOP_GRACE_S: Final = 8.0
 
 # The demo talks to itself only: a proxy configured for the world has no business in between.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-_PR_SET_PDEATHSIG: Final = 1
-_libc = ctypes.CDLL(None)
-
-
-def _end_with_parent() -> None:
-    """In a new child: let the kernel end it when the demo is killed and cannot do so itself (Linux only)."""
-    if hasattr(_libc, "prctl"):
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def rankscope_command(*args: str | Path) -> list[str]:
@@ -97,7 +87,7 @@ class Services:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,  # noqa: PLW1509  # there are no threads here
+                preexec_fn=end_with_parent,  # noqa: PLW1509  # there are no threads here
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
             )
         self._children[name] = child

@@ -23,24 +23,10 @@ def make_replay(run: Path, folder: Path, tell: Callable[[Progress], None]) -> No
 
     Raises ``RankscopeError``, and ``OSError`` for what cannot be written.
     """
-    began: list[int] = []
-
-    def seen(moment_unix_ns: int, end_unix_ns: int) -> None:
-        if not began:
-            began.append(moment_unix_ns)
-        whole = max(1, end_unix_ns - began[0])
-        # It goes on for a while after the last record: a watcher waits for more.
-        tell(
-            Progress(
-                "replaying the watcher, percent of the run's time",
-                max(0, min(99, 100 * (moment_unix_ns - began[0]) // whole)),
-                100,
-            )
-        )
-
     tell(Progress("replaying the watcher: reading the run"))
+    how = How(progress=lambda percent: tell(Progress("replaying the watcher, percent of the run's time", percent, 100)))
     result = replay_alerts(
-        run, [], by=None, how=How(progress=seen), progress=lambda what: tell(Progress(f"replaying Prometheus' rules: {what}"))
+        run, [], by=None, how=how, progress=lambda what: tell(Progress(f"replaying Prometheus' rules: {what}"))
     )
     (folder / REPLAY).write_bytes(msgspec.json.encode(inert_record(result)))
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import click
 
+from rankscope.alerts.printing import progress_line
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.making import MadeHere
 from rankscope.dashboards.data.progress import Progress
@@ -59,7 +57,7 @@ def write_report(path: Path, target: str, wish: Wish) -> Done:
     folder = _run_at(path)
     _check_target(target, folder)
     made_unix_ns = _made_unix_ns()
-    with _progress() as tell, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch:
+    with progress_line() as tell, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch:
         too_long: dict[str, str] = {}
         making = MadeHere(
             Store(Path(scratch)),
@@ -162,20 +160,3 @@ def _write(made: Report, target: str) -> None:
             file.write(made.file)
     except OSError as error:
         raise InputError(target, error.strerror or str(error)) from error
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """On a terminal, one line that is written over and gone in the end."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-
-    def say(what: str) -> None:
-        click.echo(f"\r\x1b[K{what} …", nl=False, err=True)
-
-    try:
-        yield say
-    finally:
-        with contextlib.suppress(OSError):
-            click.echo("\r\x1b[K", nl=False, err=True)

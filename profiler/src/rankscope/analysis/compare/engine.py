@@ -48,7 +48,7 @@ def read_sides(
 
 
 def compare_sides(sides: Sequence[Usable], *, min_change: float = MIN_CHANGE, gpu_hour: Cost | None = None) -> CompareResult:
-    """Compare what has been read; see ``compare``."""
+    """Compare what has been read; see ``compare``. Sides of one recording are before and after."""
     mode: Mode = "pairs"
     if sides[0].recording is sides[1].recording:
         mode = "before_after"

@@ -51,7 +51,7 @@ def read_recording(path: Path) -> Recording:
     named = named_run(path)
     if named is None:
         refuse_folder_of_runs(path)
-    named = named or NamedRun(path, None)
+        named = NamedRun(path, None)
     reader = RunReader(named.path)
     attempts = reader.attempts()
     attempt = named.chosen(attempts)
