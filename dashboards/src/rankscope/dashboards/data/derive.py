@@ -24,6 +24,7 @@ from rankscope.dashboards.data.hardware import Hardware, stored
 from rankscope.dashboards.data.matrices import RunMatrices
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.samples import EVENTS, Samples, host_clocks, sample_values
+from rankscope.dashboards.data.source import Stale
 from rankscope.dashboards.data.step_values import imposed_values, window_values
 from rankscope.dashboards.data.tiles import Tiles, TileWriter
 from rankscope.dashboards.data.topology import Topology, topology_of
@@ -108,12 +109,23 @@ class Derived:
     """Reads what ``derive`` wrote."""
 
     folder: Path
+    failure: str | None = None
+    """Why nothing newer is there, where something should be."""
 
     @property
     def version(self) -> str:
         """Changes when something else is written there. Raises ``InputError``."""
+        return f"{self.folder} {self._written_unix_ns}"
+
+    @property
+    def stale(self) -> Stale | None:
+        """Since when it should have been written anew, and why it was not. Raises ``InputError``."""
+        return None if self.failure is None else Stale(self._written_unix_ns, self.failure)
+
+    @property
+    def _written_unix_ns(self) -> int:
         try:
-            return f"{self.folder} {(self.folder / ANALYSIS).stat().st_mtime_ns}"
+            return (self.folder / ANALYSIS).stat().st_mtime_ns
         except OSError as error:
             raise InputError(self.folder, f"the cached analysis cannot be read: {error}") from error
 

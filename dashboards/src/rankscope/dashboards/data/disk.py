@@ -29,7 +29,7 @@ from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.replaying import read_replay
 from rankscope.dashboards.data.scenarios import Scenarios, read_scenarios
-from rankscope.dashboards.data.source import NotReadyError, RunSummary, Status, StepMatrices, UnknownRunError
+from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale, Status, StepMatrices, UnknownRunError
 from rankscope.dashboards.data.store import Store, is_followed, key_of
 from rankscope.dashboards.data.topology import Topology
 from rankscope.dashboards.data.trend import Trend
@@ -169,6 +169,10 @@ class DiskRuns:
     def version(self, run_id: str) -> str:
         """Of what has been worked out, which may be older than the files."""
         return self._derived(run_id).version
+
+    def stale(self, run_id: str) -> Stale | None:
+        """Of a run that goes on, while what follows it fails."""
+        return self._derived(run_id, wait=False).stale
 
     def analysis(self, run_id: str) -> Analysis:
         """The verdict and its evidence, computed once per state of the files."""

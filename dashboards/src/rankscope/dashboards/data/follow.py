@@ -29,7 +29,6 @@ from rankscope.dashboards.data.derive import (
     PROFILED,
     STEPS,
     TREND,
-    Derived,
     write_analysis,
     write_blame,
     write_steps,
@@ -101,33 +100,25 @@ class Live:
         except (OSError, msgspec.DecodeError):
             return None
 
-    @property
-    def derived(self) -> Derived:
-        """What ``look`` has seen."""
-        return Derived(self.folder)
-
     def follow(self) -> None:
         """Go on until nobody looks any more."""
-        followed = self.following()
+        followed = Following(self.run, self.folder)
         (self.folder / _SEEN).unlink(missing_ok=True)  # of whoever followed it before: matrices begin anew
         with contextlib.suppress(KeyboardInterrupt):
             while self._somebody_looks():
                 began = time.monotonic()
-                self._update(followed)
+                self.update(followed)
                 (self.folder / _BEGUN).unlink(missing_ok=True)
                 time.sleep(max(_LEAST_PAUSE_S, _PAUSE_FACTOR * (time.monotonic() - began)))
         (self.folder / _BEGUN).unlink(missing_ok=True)
-
-    def following(self) -> Following:
-        """What ``follow`` updates now and then."""
-        return Following(self.run, self.folder)
 
     def _somebody_looks(self) -> bool:
         with contextlib.suppress(OSError):
             return time.time() - (self.folder / _LOOKED).stat().st_mtime < NOBODY_LOOKS_S
         return False
 
-    def _update(self, followed: Following) -> None:
+    def update(self, followed: Following) -> None:
+        """Have the folder show the files as they are now, or else why it does not."""
         revision = footprint(self.run).revision
         if (before := self.seen()) is not None and before.revision == revision:
             return

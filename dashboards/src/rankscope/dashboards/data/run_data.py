@@ -13,7 +13,7 @@ from rankscope.dashboards.data.blame import BlameBook
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.scenarios import Scenarios
-from rankscope.dashboards.data.source import RunSource, RunSummary, StepMatrices
+from rankscope.dashboards.data.source import RunSource, RunSummary, Stale, StepMatrices
 from rankscope.dashboards.data.topology import Topology
 from rankscope.dashboards.data.trend import Trend
 from rankscope.runs.errors import RankscopeError
@@ -28,6 +28,11 @@ class RunData:
 
     source: RunSource
     summary: RunSummary
+
+    @cached_property
+    def stale(self) -> Stale | None:
+        """Whether what is shown of it is older than it should be."""
+        return self.source.stale(self.summary.run_id)
 
     @cached_property
     def analysis(self) -> Analysis:
