@@ -223,12 +223,13 @@ def test_what_is_cached_and_damaged_is_made_anew_whatever_file_it_is(tmp_path: P
     assert len(files) > 8
     for path in files.values():
         whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-        with contextlib.suppress(RankscopeError):
+        for damaged in (whole[: len(whole) // 2], whole.replace(b':"', b':"\xff')):
+            path.write_bytes(damaged)
+            with contextlib.suppress(RankscopeError):
+                read()
             read()
-        read()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(whole)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(whole)
 
 
 def test_what_cannot_be_read_although_it_was_made_anew_is_said(

@@ -29,7 +29,7 @@ from rankscope.dashboards.data.step_values import imposed_values, window_values
 from rankscope.dashboards.data.tiles import Tiles, TileWriter
 from rankscope.dashboards.data.topology import Topology, topology_of
 from rankscope.dashboards.data.trend import Trend, read_trend, trend_of, write_trend
-from rankscope.dashboards.data.whole import replace_file
+from rankscope.dashboards.data.whole import read_json, replace_file
 from rankscope.dashboards.inert import inert_record
 from rankscope.runs.errors import InputError
 
@@ -167,10 +167,7 @@ class Derived:
         return self._decoded(f"{HARDWARE}/{EVENTS}", Events)
 
     def _decoded(self, name: str, kind: type[Result]) -> Result:
-        try:
-            return msgspec.json.decode((self.folder / name).read_bytes(), type=kind)
-        except (OSError, msgspec.DecodeError) as error:
-            raise InputError(self.folder, f"the cached analysis cannot be read: {error}") from error
+        return read_json(self.folder / name, kind, "the cached analysis")
 
 
 @dataclass(frozen=True, slots=True)

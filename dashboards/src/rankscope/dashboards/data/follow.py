@@ -97,7 +97,7 @@ class Live:
         """The same without having it followed."""
         try:
             return msgspec.json.decode((self.folder / _SEEN).read_bytes(), type=Seen)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):
             return None
 
     def follow(self) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.dashboards.data.events import StepClock
+from rankscope.dashboards.data.whole import read_json
 from rankscope.runs.errors import InputError, RankscopeError
 
 GAUGES: Final = (
@@ -162,10 +163,7 @@ def nothing(why: str) -> Hardware:
 
 def stored(folder: Path) -> Hardware:
     """What has been written into ``folder``. Raises ``InputError``."""
-    try:
-        index = msgspec.json.decode((folder / INDEX).read_bytes(), type=HardwareIndex)
-    except (OSError, msgspec.DecodeError) as error:
-        raise InputError(folder, f"cached samples cannot be read: {error}") from error
+    index = read_json(folder / INDEX, HardwareIndex, "the cached list of GPUs")
     return Hardware(index, lambda gpu: _read(folder, gpu), None if index.clock_host is None else _clock(folder))
 
 

@@ -31,6 +31,7 @@ from rankscope.dashboards.data.whole import replace_file
 from rankscope.dashboards.data.window_export import export_window
 from rankscope.dashboards.data.window_laying import derive_window
 from rankscope.dashboards.data.windows import find_windows
+from rankscope.dashboards.inert import MAX_TEXT, shown
 from rankscope.runs.errors import RankscopeError
 
 SLOTS: Final = 2
@@ -157,10 +158,11 @@ class Jobs:
 
 
 def in_words(error: Exception) -> str:
-    """One line of what went wrong."""
+    """One line of what went wrong; a path in it may be no text."""
+    said = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
+        said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return shown(said, MAX_TEXT)
 
 
 def take(path: Path, held: contextlib.ExitStack) -> int | None:
@@ -216,7 +218,7 @@ def _read(path: Path) -> State | None:
     try:
         state = msgspec.json.decode(path.read_bytes(), type=State)
         age_s = time.time() - path.stat().st_mtime
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):
         return None
     return None if state.failure is not None and not 0 <= age_s < FAILURE_LASTS_S else state
 

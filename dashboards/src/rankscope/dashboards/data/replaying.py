@@ -12,8 +12,8 @@ from rankscope.alerts.replay import How
 from rankscope.alerts.replay_result import Replay
 from rankscope.alerts.run_replay import replay_alerts
 from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.inert import inert_record
-from rankscope.runs.errors import InputError
 
 REPLAY: Final = "replay.json"
 
@@ -47,7 +47,4 @@ def make_replay(run: Path, folder: Path, tell: Callable[[Progress], None]) -> No
 
 def read_replay(folder: Path) -> Replay:
     """What was written. Raises ``InputError``."""
-    try:
-        return msgspec.json.decode((folder / REPLAY).read_bytes(), type=Replay)
-    except (OSError, msgspec.DecodeError) as error:
-        raise InputError(folder, f"the cached replay cannot be read: {error}") from error
+    return read_json(folder / REPLAY, Replay, "the cached replay")

@@ -15,6 +15,8 @@ from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.analysis.whatif.run_answer import whatif_with_chain
 from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.whole import read_json
+from rankscope.dashboards.inert import inert_record
 from rankscope.runs.errors import InputError
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
@@ -66,13 +68,13 @@ def make_scenarios(run: Path, folder: Path, tell: Callable[[Progress], None]) ->
         currency=reader.info.currency,
         made_unix_ns=now,
     )
-    (folder / SCENARIOS).write_bytes(msgspec.json.encode(answer))
+    (folder / SCENARIOS).write_bytes(msgspec.json.encode(inert_record(answer)))
 
 
 def read_scenarios(folder: Path) -> Scenarios:
     """What ``make_scenarios`` wrote. Raises ``InputError``."""
+    answer = read_json(folder / SCENARIOS, Answer, "the cached what-if")
     try:
-        answer = msgspec.json.decode((folder / SCENARIOS).read_bytes(), type=Answer)
         return Scenarios(answer, read_combinations(folder))
     except (OSError, ValueError) as error:
         raise InputError(folder, f"the cached what-if cannot be read: {error}") from error

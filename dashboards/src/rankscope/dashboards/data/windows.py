@@ -11,8 +11,8 @@ import msgspec
 
 from rankscope.analysis.possible import is_possible_breakdown, is_possible_step
 from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.whole import read_json
 from rankscope.runs.control import MAX_STEPS
-from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepRecord
 
@@ -91,7 +91,4 @@ def steps_of(run: Path, rank: int, window: Window) -> list[StepRecord]:
 
 def read_windows(folder: Path) -> Windows:
     """What ``find_windows`` wrote. Raises ``InputError``."""
-    try:
-        return msgspec.json.decode((folder / WINDOWS).read_bytes(), type=Windows)
-    except (OSError, msgspec.DecodeError) as error:
-        raise InputError(folder, f"the cached list of windows cannot be read: {error}") from error
+    return read_json(folder / WINDOWS, Windows, "the cached list of windows")
