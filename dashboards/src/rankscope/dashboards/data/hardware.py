@@ -33,6 +33,9 @@ ROW: Final = np.dtype([("unix_ns", "<i8"), *((gauge, "<f4") for gauge in GAUGES)
 MOST_POINTS: Final = 2_000
 """In a series: more than a screen is wide."""
 
+OF_RUN: Final = "the samples that rankscope run took of each host's exporter"
+OF_PROMETHEUS: Final = "the Prometheus of --prometheus; the run has no samples of its own"
+
 INDEX: Final = "hardware.json"
 CLOCK: Final = "clock.i64"
 
@@ -136,6 +139,11 @@ class Hardware:
     def gpus(self) -> Sequence[Gpu]:
         """By host, index and uuid."""
         return self.index.gpus
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for people."""
+        return OF_RUN if self.index.prometheus is None else OF_PROMETHEUS
 
     def series(
         self, gpu_uuid: str, *, since_unix_ns: int | None = None, until_unix_ns: int | None = None, most_points: int = MOST_POINTS
