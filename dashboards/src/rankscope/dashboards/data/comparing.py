@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ from rankscope.analysis.compare.engine import compare_sides, read_sides
 from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.analysis.compare.result import CompareResult
 from rankscope.analysis.compare.usable import Usable, walls
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.inert import inert_record
 
@@ -38,7 +38,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     distributions: list[Distribution]
 
 
-def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, tell: Callable[[Progress], None]) -> None:
+def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, tell: Tell) -> None:
     """Compare ``runs`` into ``folder``. Raises ``RankscopeError``, and ``OSError`` for what cannot be written."""
     count = 0
 

@@ -22,7 +22,7 @@ from rankscope.dashboards.data.brief import Brief, brief_of
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware, stored
 from rankscope.dashboards.data.matrices import RunMatrices
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.samples import EVENTS, Samples, host_clocks, sample_values
 from rankscope.dashboards.data.source import Stale
 from rankscope.dashboards.data.step_values import imposed_values, window_values
@@ -41,8 +41,6 @@ PROFILED: Final = "profiled"
 HARDWARE: Final = "hardware"
 TOPOLOGY: Final = "topology.json"
 TREND: Final = "trend.npz"
-
-Tell = Callable[[Progress], None]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

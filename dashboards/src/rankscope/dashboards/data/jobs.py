@@ -22,8 +22,8 @@ from typing import Final
 import msgspec
 
 from rankscope.dashboards.data.comparing import compare_runs
-from rankscope.dashboards.data.derive import Tell, derive
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.derive import derive
+from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.replaying import make_replay
 from rankscope.dashboards.data.scenarios import make_scenarios
 from rankscope.dashboards.data.store import Store
@@ -63,9 +63,12 @@ STARTING: Final = State(Progress("starting"))
 WAITING: Final = State(Progress("waiting for other analyses"))
 
 
-def _analyse(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-    (run,) = arguments
-    derive(Path(run), folder, tell, workers=len(os.sched_getaffinity(0)))
+Task = Callable[[Sequence[str], Path, Tell], None]
+"""(arguments, folder to fill, how to tell how far it is)"""
+
+
+def _analyse(run: Path, folder: Path, tell: Tell) -> None:
+    derive(run, folder, tell, workers=len(os.sched_getaffinity(0)))
 
 
 def _compare(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
@@ -73,41 +76,32 @@ def _compare(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
     compare_runs([Path(run) for run in runs], int(at) if at else None, folder, tell)
 
 
-def _whatif(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-    (run,) = arguments
-    make_scenarios(Path(run), folder, tell)
+def _of_run(make: Callable[[Path, Path, Tell], None]) -> Task:
+    def task(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+        (run,) = arguments
+        make(Path(run), folder, tell)
+
+    return task
 
 
-def _windows(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-    (run,) = arguments
-    find_windows(Path(run), folder, tell)
+def _of_window(make: Callable[[Path, int, range, Path, Tell], None]) -> Task:
+    def task(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+        run, attempt, first, past = arguments
+        make(Path(run), int(attempt), range(int(first), int(past)), folder, tell)
+
+    return task
 
 
-def _window(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-    run, attempt, first, past = arguments
-    derive_window(Path(run), int(attempt), range(int(first), int(past)), folder, tell)
-
-
-def _perfetto(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-    run, attempt, first, past = arguments
-    export_window(Path(run), int(attempt), range(int(first), int(past)), folder, tell)
-
-
-def _replay(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-    (run,) = arguments
-    make_replay(Path(run), folder, tell)
-
-
-TASKS: Final[Mapping[str, Callable[[Sequence[str], Path, Tell], None]]] = {
-    "analyse": _analyse,
+TASKS: Final[Mapping[str, Task]] = {
+    "analyse": _of_run(_analyse),
     "compare": _compare,
-    "whatif": _whatif,
-    "windows": _windows,
-    "window": _window,
-    "perfetto": _perfetto,
-    "replay": _replay,
+    "whatif": _of_run(make_scenarios),
+    "windows": _of_run(find_windows),
+    "window": _of_window(derive_window),
+    "perfetto": _of_window(export_window),
+    "replay": _of_run(make_replay),
 }
-"""What can be done beside the server: (arguments, folder to fill, how to tell how far it is)."""
+"""What can be done beside the server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from rankscope.dashboards.data.derive import Derived, Tell, derive
+from rankscope.dashboards.data.derive import Derived, derive
 from rankscope.dashboards.data.follow import Live
 from rankscope.dashboards.data.jobs import TASKS, Jobs
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.store import Store, key_of
 from rankscope.runs.errors import InputError, RankscopeError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -11,14 +10,14 @@ import msgspec
 from rankscope.alerts.replay import How
 from rankscope.alerts.replay_result import Replay
 from rankscope.alerts.run_replay import replay_alerts
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.inert import inert_record
 
 REPLAY: Final = "replay.json"
 
 
-def make_replay(run: Path, folder: Path, tell: Callable[[Progress], None]) -> None:
+def make_replay(run: Path, folder: Path, tell: Tell) -> None:
     """Replay the watcher and the shipped rules of Prometheus over ``run``, into ``folder``.
 
     Raises ``RankscopeError``, and ``OSError`` for what cannot be written.

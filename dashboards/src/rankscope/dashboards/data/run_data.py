@@ -74,7 +74,7 @@ class RunData:
         """What happened to these GPUs."""
         return self.source.events(self.summary.run_id)
 
-    @property
+    @cached_property
     def alerts(self) -> AlertsFound:
         """Alerts about the run, its GPUs and its hosts. What cannot be read is a problem among them."""
         found = self.source.alerts(self.summary.run_id)
@@ -85,7 +85,7 @@ class RunData:
         gpus, hosts = {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}, {rank.host for rank in ranks if rank.host}
         return about_run(found, self.summary.run_id, gpus=gpus, hosts=hosts)
 
-    @property
+    @cached_property
     def trend(self) -> Trend:
         """All ranks together, step by step."""
         return self.source.trend(self.summary.run_id)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from rankscope.analysis.possible import is_possible_breakdown, is_possible_step
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
@@ -52,7 +51,7 @@ class Windows(msgspec.Struct, frozen=True):
         return next(named, self.windows[-1] if self.windows else None)
 
 
-def find_windows(run: Path, folder: Path, tell: Callable[[Progress], None]) -> None:
+def find_windows(run: Path, folder: Path, tell: Tell) -> None:
     """Write what windows ``run`` has into ``folder``. Raises ``RankscopeError`` and ``OSError``."""
     reader = RunReader(run)
     found = Windows(0)

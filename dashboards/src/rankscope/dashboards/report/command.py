@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import click
 
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.making import MadeHere
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.store import Store
 from rankscope.dashboards.report.document import Report, metrics_offered, report
@@ -64,12 +64,12 @@ def write_report(path: Path, target: str, wish: Wish) -> Done:
         making = MadeHere(
             Store(Path(scratch)),
             len(os.sched_getaffinity(0)),
-            tell=lambda progress: tell(progress.sentence),
+            tell=tell,
             once=True,
             too_long=too_long,
         )
         source = DiskRuns(folder, making)
-        tell(Progress("looking at the run").sentence)
+        tell(Progress("looking at the run"))
         run = RunData(source, source.runs()[0])
         records = run.analysis.source.ranks * run.analysis.source.steps
         if records > WHATIF_RECORDS:
@@ -77,7 +77,7 @@ def write_report(path: Path, target: str, wish: Wish) -> Done:
                 f"Left out of the report: playing {records:,} step records through takes minutes and gigabytes. "
                 f"`rankscope whatif {folder}` does it, and so does the page."
             )
-        made = report(run, _state(run, wish), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
+        made = report(run, _state(run, wish), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what)))
         _write(made, target)
     where = "standard output" if target == STANDARD_OUTPUT else target
     return Done(f"Report of {run.summary.name} written to {where} ({len(made.file) / 1e6:,.1f} MB).", made.faults)
@@ -165,14 +165,14 @@ def _write(made: Report, target: str) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
+def _progress() -> Iterator[Tell]:
     """On a terminal, one line that is written over and gone in the end."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
 
-    def say(what: str) -> None:
-        click.echo(f"\r\x1b[K{what} …", nl=False, err=True)
+    def say(progress: Progress) -> None:
+        click.echo(f"\r\x1b[K{progress.sentence} …", nl=False, err=True)
 
     try:
         yield say
