@@ -19,9 +19,8 @@ from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.events import Events, StepClock
 from rankscope.dashboards.data.gpu_columns import MOST_COLUMNS, figures_of, means_in, time_columns, worst_in
 from rankscope.dashboards.data.hardware import OF_PROMETHEUS, OF_RUN, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, LinkState
-from rankscope.dashboards.data.hardware_series import HardwareSeries
 from rankscope.dashboards.data.metrics import METRICS
-from rankscope.dashboards.data.prometheus import HardwareFound
+from rankscope.dashboards.data.prometheus_hardware import HardwareFound
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.figures.gpu_map import MapRows
 from rankscope.dashboards.figures.group_power import GroupPower, group_power_bars
@@ -330,9 +329,11 @@ def test_a_prometheus_is_asked_for_the_gpus_of_the_ranks_over_the_time_of_the_ru
 
     def answer(_prometheus: Any, gpus: Any, span: tuple[int, int], **_: Any) -> HardwareFound:
         asked.append((gpus, span))
-        times = START_NS + np.arange(STEPS) * STEP_NS
-        series = HardwareSeries(uuid(3), "node-1", gpus[uuid(3)], times, {"power_watts": np.full(STEPS, 400.0)})
-        return HardwareFound([series], [uuid(rank) for rank in range(3)], 5.0, ["half an answer"])
+        rows = np.full(STEPS, 400, ROW)
+        rows["unix_ns"] = START_NS + np.arange(STEPS) * STEP_NS
+        gauges = {"power_watts": GaugeRange(400, 400, 400)}
+        gpu = Gpu(gpu_uuid=uuid(3), host="node-1", ranks=[3], samples=STEPS, gauges=gauges)
+        return HardwareFound([gpu], {uuid(3): rows}, [uuid(rank) for rank in range(3)], 5.0, ["half an answer"])
 
     monkeypatch.setattr("rankscope.dashboards.data.prometheus_hardware.hardware_of", answer)
     path = write_run(tmp_path / "run")
