@@ -202,7 +202,7 @@ class DiskRuns:
 
     def _captured(self, run: RunSummary) -> str:
         """Changes when a window has been captured: while steps go on, what is known of windows stays."""
-        return self._captures.get(run.path, run.revision, lambda: footprint(Path(run.path), CAPTURED).revision)
+        return self._captures.get(run.path, run.revision, lambda: footprint(Path(run.path), CAPTURED, traces=True).revision)
 
     def steps(self, run_id: str) -> StepMatrices:
         """Per-step values, read once per state of the files."""

@@ -17,8 +17,8 @@ from rankscope.runs.records import StepRecord
 
 WINDOWS: Final = "windows.json"
 
-CAPTURED: Final = ("windows", "collectives", "plan")
-"""How the names of files begin that tell of windows."""
+CAPTURED: Final = ("windows", "collectives", "plan", "window-")
+"""How the names of files begin that tell of windows; the last are raw traces, which may be there later than the others."""
 
 
 class Window(msgspec.Struct, frozen=True):
