@@ -94,12 +94,6 @@ class Tiles:
         """Those of which anything is known."""
         return self.meta.metrics
 
-    def of_rank(self, metric: str, row: int) -> Values:
-        """All columns of one row."""
-        if metric not in self.meta.metrics:
-            return np.full(self.meta.columns, np.nan, np.float32)
-        return self._blocks(metric, 1)[:, row].reshape(-1)[: self.meta.columns]
-
     def _is_whole(self, metric: str) -> bool:
         values = _blocks_of(self.meta.columns) * len(self.meta.ranks) * BLOCK_STEPS
         files = ((every, self._folder / _file(metric, every, self.meta.generation)) for every in (1, COARSE))
