@@ -55,14 +55,18 @@ class RunFolder:
         Of two folders with the same run id the second is reported as a problem.
         """
         found: dict[str, RunSummary] = {}
-        for folder in self._folders():
-            summary = self._summary(folder)
-            if (first := found.get(summary.run_id)) is not None:
-                problem = f"{folder}: has the same run id ({summary.run_id}) as {first.path}"
-                summary = _unreadable(folder, summary.revision, problem)
-            found[summary.run_id] = summary
-            if summary.problem is None:
-                self._where[summary.run_id] = folder
+        problems: list[tuple[RunSummary, str]] = []
+        for summary in map(self._summary, self._folders()):
+            if summary.problem is not None:
+                problems.append((summary, summary.problem))
+            elif (first := found.setdefault(summary.run_id, summary)) is not summary:
+                problems.append((summary, f"{summary.path}: has the same run id ({summary.run_id}) as {first.path}"))
+        self._where.update({run.run_id: Path(run.path) for run in found.values()})
+        for summary, problem in problems:
+            run = _unreadable(Path(summary.path), summary.revision, problem)
+            # The name of its folder may be the id of another.
+            run_id = run.path if run.run_id in found else run.run_id
+            found[run_id] = replace(run, run_id=run_id)
         return sorted(found.values(), key=lambda run: (run.status == "live", run.start_unix_ns or 0, run.run_id), reverse=True)
 
     def summary(self, run_id: str) -> RunSummary:

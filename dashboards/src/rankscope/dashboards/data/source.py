@@ -61,7 +61,7 @@ class RunSummary:
     """What is known of a run without analysing it."""
 
     run_id: str
-    """Unique within its source; an unreadable run goes by its folder's name."""
+    """Unique within its source; an unreadable run goes by its folder's name, or by its path where that is the id of another."""
     name: str
     path: str
     revision: str
