@@ -41,7 +41,7 @@ from rankscope.dashboards.data.comparing import Compared
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware, nothing
 from rankscope.dashboards.data.scenarios import Scenarios
-from rankscope.dashboards.data.source import Part, RunSummary, StepMatrices, UnknownRunError
+from rankscope.dashboards.data.source import Part, RunSummary, Stale, StepMatrices, UnknownRunError
 from rankscope.dashboards.data.topology import Place, Topology
 from rankscope.dashboards.data.trend import Trend, trend_of
 from rankscope.dashboards.data.window_data import WindowData
@@ -320,6 +320,7 @@ class MemoryRuns:
         self.happened: dict[str, Events] = {}
         self.versions: dict[str, str] = {}
         """Of a run whose analysis is not of the files as they are now."""
+        self.stales: dict[str, Stale] = {}
         self.problems: dict[str, Exception] = {}
         self.replays: dict[str, Replay] = {}
         self.alerts_found: dict[str, AlertsFound] = {}
@@ -355,6 +356,9 @@ class MemoryRuns:
         if run_id in self.problems:
             raise self.problems[run_id]
         return self.versions.get(run_id, self.summary(run_id).revision)
+
+    def stale(self, run_id: str) -> Stale | None:
+        return self.stales.get(run_id)
 
     def analysis(self, run_id: str) -> Analysis:
         self.analysed += 1

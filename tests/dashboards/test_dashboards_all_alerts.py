@@ -260,7 +260,7 @@ def test_findings_are_read_again_only_when_they_have_changed(
         read.append(run.name)
         return follow(run, over=over)
 
-    monkeypatch.setattr("rankscope.dashboards.data.disk.findings_of", counted)
+    monkeypatch.setattr("rankscope.dashboards.data.folder_alerts.findings_of", counted)
     now_s = [2e9]
     source = DiskRuns(root, clock_s=lambda: now_s[0])
 

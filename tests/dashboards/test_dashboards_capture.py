@@ -8,13 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import flask
 import msgspec
 import pytest
 
-from rankscope.dashboards.access import NotAllowedError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.capture import NotLiveError, capture_from_page, request_capture
+from rankscope.dashboards.capture import NotLiveError, request_capture
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.token import Token
@@ -205,31 +203,6 @@ def test_what_is_never_answered_is_void(run: Path, write_run: Callable[..., Path
     told = http.get(f"{URL}/{name}", headers=BEARER).json
     assert told["state"] == "void"
     assert "the run is over" in told["reason"]
-
-
-def test_a_callback_asks_by_the_same_rules(run: Path) -> None:
-    source, config = DiskRuns(run), DashboardConfig(token=TOKEN)
-    server = create_app(source, config).server
-    said: list[str] = []
-
-    def ask() -> flask.Response:
-        try:
-            said.append(capture_from_page(source, config, "run-1", 2).state)
-        except NotAllowedError as error:
-            said.append(str(error))
-        return flask.Response("")
-
-    server._got_first_request = False  # an app in use takes no more pages
-    server.add_url_rule("/_ask", "ask_in_a_test", ask, methods=["POST"])
-    http = server.test_client()
-    http.post("/_ask", headers=BEARER)
-    http.post("/_ask")
-    assert said == ["asked"], "who is not logged in does not get that far"
-    with server.test_request_context("/_ask"), pytest.raises(NotAllowedError, match="log in"):
-        capture_from_page(source, config, "run-1", 2)
-    with server.test_request_context("/_ask"), pytest.raises(NotAllowedError, match="--token-file"):
-        capture_from_page(source, DashboardConfig(), "run-1", 2)
-    assert len(requests_in(run)) == 1
 
 
 def test_errors_are_json_whatever_the_run_is_called(tmp_path: Path, write_run: Callable[..., Path]) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.dashboards.data.disk import SILENT_AFTER_S, DiskRuns
+from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.footprint import footprint
 from rankscope.dashboards.data.memo import Memo
+from rankscope.dashboards.data.run_folder import SILENT_AFTER_S
 from rankscope.dashboards.data.source import UnknownRunError
 from rankscope.runs.errors import InputError, RankscopeError
 from rankscope.runs.paths import rank_dir
@@ -99,6 +100,23 @@ def test_two_folders_with_one_run_id_are_both_listed(tmp_path: Path, write_run: 
     by_id = {summary.run_id: summary for summary in source.runs()}
     assert by_id["run-1"].path.endswith("/a")
     assert "same run id" in (by_id["copy"].problem or "")
+
+
+def test_a_copy_does_not_hide_the_run_whose_folder_is_called_as_its_id(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "backup", run_id="run-1")
+    write_run(tmp_path / "run-1", run_id="run-1")
+    source = DiskRuns(tmp_path)
+    problems = {Path(run.path).name: run.problem for run in source.runs()}
+    assert problems["backup"] is None
+    assert "has the same run id (run-1)" in str(problems["run-1"])
+    assert source.analysis("run-1").verdict.rank == 2
+
+    # Nor does one that cannot be read
+    (tmp_path / "run-1" / "run.json").write_text("{")
+    problems = {Path(run.path).name: run.problem for run in source.runs()}
+    assert problems["backup"] is None
+    assert "run.json" in str(problems["run-1"])
+    assert source.summary("run-1").problem is None
 
 
 def test_a_run_is_starting_live_silent_finished(tmp_path: Path, write_run: WriteRun) -> None:

@@ -21,19 +21,26 @@ from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data import follow, jobs
 from rankscope.dashboards.data.derive import Derived
 from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.data.follow import Live
+from rankscope.dashboards.data.follow import Following, Live
 from rankscope.dashboards.data.jobs import FAILURE_LASTS_S, MOST_BEGUN, Jobs
-from rankscope.dashboards.data.making import MadeHere
+from rankscope.dashboards.data.making import MadeBeside, MadeHere
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.store import LEFT_AFTER_S, Store
+from rankscope.dashboards.pages.wording import moment
 from rankscope.dashboards.unforeseen import ANSWER
 from rankscope.runs.errors import InputError, RankscopeError
+from rankscope.runs.paths import rank_dir
 
 WriteRun = Callable[..., Path]
 
 
 def killed_at_once(*_: object, **__: object) -> None:
     """Instead of starting a process."""
+
+
+def updated(folder: Path, run: Path) -> None:
+    """What a process that follows a run does now and then."""
+    Live(folder, run).update(Following(run, folder))
 
 
 def aged(path: Path, seconds: float) -> None:
@@ -128,6 +135,54 @@ def test_a_page_of_a_run_that_goes_away_says_so_until_it_is_back(
     assert back["run-away"]["children"] == ""
 
 
+def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown_and_why(
+    tmp_path: Path, write_run: WriteRun, caller: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a live run of which something has been worked out
+    run = write_run(tmp_path / "runs" / "run", steps=12, finished=False)
+    monkeypatch.setattr(follow, "start", lambda _module, arguments, **_: updated(*arguments))
+    call = caller(create_app(DiskRuns(tmp_path / "runs", MadeBeside(Store(tmp_path / "cache"), patience_s=0.0))))
+    row = {"runs-asked.data": {"number": 1, "ids": ["run-1"]}}
+
+    def page_says() -> str:
+        return str(call("page.children", {"url.pathname": "/run/run-1"}, triggered="url.pathname")["page"]["children"])
+
+    def list_says() -> str:
+        answer = call("runs-grid.rowTransaction", row, triggered="runs-asked.data")
+        return str(answer["runs-grid"]["rowTransaction"]["update"][0].get("health"))
+
+    assert "nothing newer could be read" not in page_says() + list_says()
+    (written,) = (tmp_path / "cache").glob(".live-*/analysis.json")
+    folder, as_of = written.parent, moment(written.stat().st_mtime_ns)
+    page = {"run.data": {"run_id": "run-1", "version": "?", "view": "", "status": "live"}}
+    page = {"run.data": call("run.data", page, triggered="poll.n_intervals")["run"]["data"]}
+
+    # When no newer state of it can be read
+    def full(_following: object) -> None:
+        raise OSError(28, "No space left on device", "/cache/steps")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Following, "update", full)
+        next(rank_dir(run, 0, 0).glob("steps-*.jsonl")).touch()
+        updated(folder, run)
+
+        # Then whoever looks is told so, and sees what there was
+        told = f"As of {as_of}; nothing newer could be read, and it is tried again: /cache/steps: No space"
+        polled = call("run.data", page, triggered="poll.n_intervals")
+        assert told in polled["run-away"]["children"]
+        assert "run" not in polled, "nothing is drawn anew"
+        assert told in page_says()
+        assert "Rank 2" in page_says()
+        assert told in list_says()
+
+    # And no longer once it can be read again
+    next(rank_dir(run, 0, 1).glob("steps-*.jsonl")).touch()
+    updated(folder, run)
+    said = {"run-away.children": polled["run-away"]["children"]}
+    assert call("run.data", page | said, triggered="poll.n_intervals")["run-away"]["children"] == ""
+    assert "nothing newer could be read" not in page_says() + list_says()
+
+
 @pytest.mark.parametrize("body", [b"[]", b"null", b"{}", b"[" * 100_000, b'{"output": "page.children", "inputs": 5}'])
 def test_what_no_page_sends_gets_a_line_and_its_trace_is_logged_once(
     memory_runs: Any, caplog: pytest.LogCaptureFixture, body: bytes
@@ -168,12 +223,13 @@ def test_what_is_cached_and_damaged_is_made_anew_whatever_file_it_is(tmp_path: P
     assert len(files) > 8
     for path in files.values():
         whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-        with contextlib.suppress(RankscopeError):
+        for damaged in (whole[: len(whole) // 2], whole.replace(b':"', b':"\xff')):
+            path.write_bytes(damaged)
+            with contextlib.suppress(RankscopeError):
+                read()
             read()
-        read()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(whole)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(whole)
 
 
 def test_what_cannot_be_read_although_it_was_made_anew_is_said(

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.dashboards.data.derive import Derived
 from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.data.follow import Live
+from rankscope.dashboards.data.follow import Following
 from rankscope.dashboards.data.hardware import ROW, Gpu, Hardware, HardwareIndex, nothing, stored
 from rankscope.dashboards.data.samples import Samples, in_steps
 from rankscope.runs.errors import RankscopeError
@@ -195,28 +196,27 @@ def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: Wr
     for file, lines in zip(files, whole, strict=True):
         file.write_bytes(b"".join(lines.splitlines(keepends=True)[:30]))
     write_samples(run, "node-0", [sample(0, step, temperature_celsius=40 + step, throttle_reasons=[]) for step in range(30)])
-    live = Live(tmp_path / "live", run)
-    live.folder.mkdir()
-    followed = live.following()
+    derived = Derived(tmp_path / "live")
+    derived.folder.mkdir()
+    followed = Following(run, derived.folder)
     followed.update()
-    before = live.derived.version
-    assert live.derived.steps().part("temperature_celsius").values[0, 29] == 69
-    assert "idle_us" in live.derived.steps().metrics
+    before = derived.version
+    assert derived.steps().part("temperature_celsius").values[0, 29] == 69
+    assert "idle_us" in derived.steps().metrics
     for file, lines in zip(files, whole, strict=True):
         file.write_bytes(lines)
     more = [sample(0, step, temperature_celsius=90, throttle_reasons=["hw_thermal"]) for step in range(30, 60)]
     with next(host_dir(run, "node-0").glob("gpu-*.jsonl")).open("ab") as added:
         added.writelines(msgspec.json.encode(one) + b"\n" for one in more)
     followed.update()
-    assert live.derived.version != before
+    assert derived.version != before
 
     at_once = DiskRuns(run)
-    now = live.derived
     theirs = at_once.steps("run-1")
-    assert set(now.steps().metrics) == set(theirs.metrics)
+    assert set(derived.steps().metrics) == set(theirs.metrics)
     for metric in theirs.metrics:
-        np.testing.assert_array_equal(now.steps().part(metric).values, theirs.part(metric).values, err_msg=metric)
-    assert now.events() == at_once.events("run-1")
-    assert [(event.kind, event.step, event.until_step) for event in now.events().events] == [("hw_thermal", 30, 59)]
-    assert now.hardware().index == at_once.hardware("run-1").index
-    assert now.topology() == at_once.topology("run-1")
+        np.testing.assert_array_equal(derived.steps().part(metric).values, theirs.part(metric).values, err_msg=metric)
+    assert derived.events() == at_once.events("run-1")
+    assert [(event.kind, event.step, event.until_step) for event in derived.events().events] == [("hw_thermal", 30, 59)]
+    assert derived.hardware().index == at_once.hardware("run-1").index
+    assert derived.topology() == at_once.topology("run-1")

@@ -18,11 +18,9 @@ from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.events import Events, StepClock
 from rankscope.dashboards.data.gpu_columns import MOST_COLUMNS, figures_of, means_in, time_columns, worst_in
-from rankscope.dashboards.data.hardware import ROW, GaugeRange, Gpu, Hardware, HardwareIndex, LinkState
-from rankscope.dashboards.data.hardware_series import HardwareSeries
+from rankscope.dashboards.data.hardware import OF_PROMETHEUS, OF_RUN, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, LinkState
 from rankscope.dashboards.data.metrics import METRICS
-from rankscope.dashboards.data.prometheus import HardwareFound
-from rankscope.dashboards.data.readings import OF_PROMETHEUS, OF_RUN, Readings
+from rankscope.dashboards.data.prometheus_hardware import HardwareFound
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.figures.gpu_map import MapRows
 from rankscope.dashboards.figures.group_power import GroupPower, group_power_bars
@@ -273,7 +271,7 @@ def test_without_steps_the_axis_is_the_time() -> None:
     columns = time_columns(hardware, (5, 6))
     assert columns.steps_each == 0
     assert worst_in(hardware, "power_watts", columns)[0].tolist() == [1, 2, 3]
-    assert "No step has a time" in text_of(gpu_hints(Readings(hardware, OF_RUN), Events(), None))
+    assert "No step has a time" in text_of(gpu_hints(hardware, Events(), None))
 
 
 def test_idle_clocks_do_not_count_as_low() -> None:
@@ -296,15 +294,13 @@ def test_a_mig_device_has_the_heat_of_its_gpu_and_no_power_of_its_own() -> None:
     whole, part = figures_of(hardware, columns)
     row = gpu_rows(hardware.gpus, [whole, part], {"MIG-part": whole})[1]
     assert (row["temperature_highest"], row["memory"], row["gpu"]) == (70, 1, "MIG of GPU-whole")
-    assert "1 MIG device" in text_of(gpu_hints(Readings(hardware, OF_RUN), Events(), None))
+    assert "1 MIG device" in text_of(gpu_hints(hardware, Events(), None))
 
 
 def test_a_gpu_whose_samples_ended_early_is_stale() -> None:
     second = 10**9
     rows = {"old": rows_of([second, 2 * second], power_watts=[1, 1]), "new": rows_of([second, 200 * second], power_watts=[1, 1])}
-    said = text_of(
-        gpu_hints(Readings(in_memory(rows, StepClock(np.array([0]), np.array([900 * second]))), OF_RUN), Events(), None)
-    )
+    said = text_of(gpu_hints(in_memory(rows, StepClock(np.array([0]), np.array([900 * second]))), Events(), None))
     assert "newest sample of a GPU old is more than a minute older" in said
     assert "the last step began" in said
     assert "Why clocks were held down is not known" in said
@@ -333,9 +329,11 @@ def test_a_prometheus_is_asked_for_the_gpus_of_the_ranks_over_the_time_of_the_ru
 
     def answer(_prometheus: Any, gpus: Any, span: tuple[int, int], **_: Any) -> HardwareFound:
         asked.append((gpus, span))
-        times = START_NS + np.arange(STEPS) * STEP_NS
-        series = HardwareSeries(uuid(3), "node-1", gpus[uuid(3)], times, {"power_watts": np.full(STEPS, 400.0)})
-        return HardwareFound([series], [uuid(rank) for rank in range(3)], 5.0, ["half an answer"])
+        rows = np.full(STEPS, 400, ROW)
+        rows["unix_ns"] = START_NS + np.arange(STEPS) * STEP_NS
+        gauges = {"power_watts": GaugeRange(400, 400, 400)}
+        gpu = Gpu(gpu_uuid=uuid(3), host="node-1", ranks=[3], samples=STEPS, gauges=gauges)
+        return HardwareFound([gpu], {uuid(3): rows}, [uuid(rank) for rank in range(3)], 5.0, ["half an answer"])
 
     monkeypatch.setattr("rankscope.dashboards.data.prometheus_hardware.hardware_of", answer)
     path = write_run(tmp_path / "run")

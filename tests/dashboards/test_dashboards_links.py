@@ -11,6 +11,7 @@ import pytest
 
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.data.jobs import in_words
 from rankscope.runs.errors import RankscopeError
 from rankscope.runs.paths import host_dir, rank_dir
 
@@ -130,3 +131,20 @@ def test_a_folder_whose_name_is_no_text_is_listed(root: Path, caller: Any) -> No
     assert r"caf\\udce9" in str(listed)
     page = client("page.children", {"url.pathname": "/run/caf%E9"}, triggered="url.pathname")
     assert "not a rankscope run" in str(page)
+
+
+def test_a_run_in_a_folder_whose_name_is_no_text_has_all_its_views(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    root = tmp_path / os.fsdecode(b"caf\xe9")
+    for run_id in ("a", "b"):
+        write_run(root / run_id, run_id=run_id)
+    trace = rank_dir(root / "a", 0, 0) / "traces" / "window-20.json"
+    trace.parent.mkdir()
+    trace.write_text("{")
+    source = DiskRuns(root)
+
+    assert source.scenarios("a").answer.result.slowdown is not None
+    assert len(source.compared(["a", "b"]).result.sides) == 2
+    run = source.summary("a")
+    [damaged] = source.window(run, source.windows(run).windows[0]).about.left_out
+    assert r"caf\udce9" in damaged
+    assert r"caf\udce9" in in_words(OSError(2, "No such file or directory", root))

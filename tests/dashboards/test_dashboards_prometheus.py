@@ -16,10 +16,10 @@ from tests.local_http import answering, respond
 from tests.remembering_prometheus import remembering
 
 from rankscope.alerts.prometheus import Prometheus, PrometheusDownError, PrometheusError, Server, step_for
-from rankscope.analysis.hardware import GAUGES
 from rankscope.dashboards.data.alerts import alerts_of
-from rankscope.dashboards.data.prometheus import SELECTORS, hardware_of
+from rankscope.dashboards.data.hardware import GAUGES
 from rankscope.dashboards.data.prometheus_alerts import prometheus_alerts
+from rankscope.dashboards.data.prometheus_hardware import SELECTORS, hardware_of
 from rankscope.exporter.catalogue import BY_NAME
 from rankscope.runs.errors import InputError
 
@@ -90,17 +90,19 @@ def test_readings_come_per_gpu_in_the_runs_words_whoever_scraped_them(real: str)
     found = hardware_of(Prometheus(Server(url=real)), {"GPU-1": (0, 1), "GPU-9": (2,), "GPU-7": (3,)}, SPAN)
 
     # Then each has its gauges on one time line, with gaps where there is nothing
-    first, mig = found.series
-    assert (first.gpu_uuid, first.host, first.ranks, first.simulated) == ("GPU-1", "n1", (0, 1), False)
-    assert tuple(first.values) == GAUGES
-    np.testing.assert_allclose(first.values["temperature_celsius"], 50 + (first.unix_ns / 1e9 - BEGAN_S) // 10 * 10 / 60)
-    assert set(first.values["sm_clock_hertz"]) == {1.5e9}
-    assert np.isnan(first.values["power_watts"]).all()
+    first, mig = found.gpus
+    assert (first.gpu_uuid, first.host, first.ranks, first.simulated) == ("GPU-1", "n1", [0, 1], False)
+    assert set(first.gauges) == {"temperature_celsius", "sm_clock_hertz"}
+    rows = found.rows["GPU-1"]
+    np.testing.assert_allclose(rows["temperature_celsius"], 50 + (rows["unix_ns"] / 1e9 - BEGAN_S) // 10 * 10 / 60)
+    assert set(rows["sm_clock_hertz"]) == {1.5e9}
+    assert np.isnan(rows["power_watts"]).all()
 
     # And the MIG device shows what it shares with the GPU that it is a part of, as long as there is anything
-    assert (mig.gpu_uuid, mig.host, mig.ranks, mig.simulated) == ("GPU-9", "n2", (2,), True)
-    assert set(mig.values["temperature_celsius"]) == {80.0}
-    assert mig.unix_ns[-1] < SPAN[1]
+    assert (mig.gpu_uuid, mig.host, mig.ranks, mig.simulated) == ("GPU-9", "n2", [2], True)
+    assert set(found.rows["GPU-9"]["temperature_celsius"]) == {80.0}
+    assert mig.last_unix_ns is not None
+    assert mig.last_unix_ns < SPAN[1]
 
     # And it is said of whom nothing is known
     assert found.missing == ["GPU-7"]
@@ -112,7 +114,7 @@ def test_of_many_points_only_so_many_are_fetched(real: str) -> None:
     found = hardware_of(Prometheus(Server(url=real)), {"GPU-1": (0,)}, SPAN, most_points=7)
 
     assert found.step_s == 100.0
-    assert len(found.series[0].unix_ns) == 7
+    assert len(found.rows["GPU-1"]) == 7
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from rankscope.alerts.replay_result import Replay, Replayed, Spell
 from rankscope.alerts.run_replay import KNOWN
 from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.data.jobs import TASKS
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.replaying import REPLAY, make_replay, read_replay
 from rankscope.dashboards.data.run_data import RunData
@@ -143,11 +144,11 @@ def test_a_finished_run_is_replayed_once_and_a_live_one_at_most_every_hour(
 ) -> None:
     made: list[str] = []
 
-    def make(run: Path, folder: Path, _tell: Any) -> None:
-        made.append(run.name)
+    def make(arguments: list[str], folder: Path, _tell: Any) -> None:
+        made.extend(Path(run).name for run in arguments)
         (folder / REPLAY).write_bytes(msgspec.json.encode(replayed()))
 
-    monkeypatch.setattr("rankscope.dashboards.data.jobs.make_replay", make)
+    monkeypatch.setitem(cast("dict[str, Any]", TASKS), "replay", make)
     write_run(tmp_path / "over", run_id="over", steps=12)
     write_run(tmp_path / "live", run_id="live", steps=12, finished=False)
     now_s = [AT / 1e9]

@@ -77,7 +77,6 @@ def test_a_part_is_the_same_part_of_the_whole(tmp_path: Path, noise: NDArray[np.
     assert tiles.ranks.tolist() == [0, 1, 2, 3, 4]
     assert tiles.steps[0] == 7
     np.testing.assert_array_equal(tiles.part("own_us").values, noise)
-    np.testing.assert_array_equal(tiles.of_rank("own_us", 3), noise[3])
     part = tiles.part("own_us", 200, 300)
     assert (part.first, part.steps_per_column) == (200, 1)
     np.testing.assert_array_equal(part.values, noise[:, 200:300])

@@ -18,6 +18,7 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.figures.palette import palette
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.timeline import VIEW
+from rankscope.runs.paths import rank_dir
 
 WriteRun = Callable[..., Path]
 
@@ -163,6 +164,22 @@ def test_while_it_is_being_made_the_progress_is_said(run: RunData, monkeypatch: 
 
     assert http.get("/run/run-1/perfetto?ask=1").json == {"state": "Writing: 3 of 8"}
     assert http.get("/run/run-1/perfetto").status_code == 503
+
+
+def test_a_raw_trace_that_comes_after_its_window_is_read(tmp_path: Path, write_run: WriteRun) -> None:
+    path = write_run(tmp_path / "run", finished=False)
+    source = DiskRuns(path)
+
+    def left_out() -> list[str]:
+        run = source.summary("run-1")
+        return source.window(run, source.windows(run).windows[0]).about.left_out
+
+    assert left_out() == []
+    trace = rank_dir(path, 0, 0) / "traces" / "window-20.json"
+    trace.parent.mkdir()
+    trace.write_text("{")
+    next(rank_dir(path, 0, 0).glob("steps-*.jsonl")).touch()
+    assert str(trace) in left_out()[0]
 
 
 def test_names_from_a_run_are_text_in_figures(tmp_path: Path, write_run: WriteRun) -> None:

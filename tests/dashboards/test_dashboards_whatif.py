@@ -171,6 +171,17 @@ def test_a_run_that_goes_on_is_played_anew_now_and_then(tmp_path: Path, write_ru
     assert source.scenarios("run-1") is not first
 
 
+def test_two_live_runs_of_one_id_do_not_have_the_same_answer(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given a run that is named as another one elsewhere, when both are asked, then each answer is of its own run."""
+    store = Store(tmp_path / "store")
+    runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
+    slow, even = (DiskRuns(run, MadeHere(store), clock_s=lambda: 1e9).scenarios("run-1").answer.result.slowdown for run in runs)
+
+    assert slow is not None
+    assert even is not None
+    assert slow > 1.3 > even
+
+
 @pytest.mark.parametrize(
     ("search", "price", "currency"),
     [

@@ -9,8 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.dashboards.access import NotAllowedError, require_change, visitor
-from rankscope.dashboards.config import DashboardConfig
+from rankscope.dashboards.access import NotAllowedError
 from rankscope.dashboards.data.source import RunSource, RunSummary
 from rankscope.dashboards.inert import MAX_TEXT, shown
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS, new_request, post, read_answer
@@ -46,15 +45,6 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_step: int | None = None
     reason: str | None = None
     """Why it was refused, or is void."""
-
-
-def capture_from_page(source: RunSource, config: DashboardConfig, run_id: str, steps: int) -> Requested:
-    """``request_capture`` for whoever sends the request that is being answered; for callbacks.
-
-    Raises ``NotAllowedError`` for who may not ask, with how they may, and what ``request_capture`` raises.
-    """
-    require_change(config)
-    return request_capture(source, run_id, steps, user=visitor().user)
 
 
 def request_capture(source: RunSource, run_id: str, steps: int, *, user: str | None = None) -> Requested:

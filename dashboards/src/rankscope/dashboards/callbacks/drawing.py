@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from dash import ALL, MATCH, Dash, Input, Output, State, ctx, html, no_update
@@ -91,17 +92,25 @@ def _register_grids(app: Dash, source: RunSource) -> None:
 
 
 def draw(source: RunSource, run_id: str, name: str, state: PageState, colors: Palette) -> tuple[Drawn, bool]:
-    """A figure of a run, or a note with what is wrong; and whether it is what it will be: if not, ask again."""
+    """A figure of a run; see ``drawn_or_why``."""
+    return drawn_or_why(
+        lambda: FIGURES[name](RunData(source, source.summary(run_id)), state, colors), colors, f"{name} of run {run_id}"
+    )
+
+
+def drawn_or_why(make: Callable[[], Drawn], colors: Palette, name: str) -> tuple[Drawn, bool]:
+    """A figure, or a note with what is wrong; and whether it is what it will be: if not, ask again."""
     try:
-        return FIGURES[name](RunData(source, source.summary(run_id)), state, colors), True
+        return make(), True
     except NotReadyError as error:
-        return _instead(f"{error.progress.sentence} …", colors), False
+        return instead(f"{error.progress.sentence} …", colors), False
     except RankscopeError as error:
-        return _instead(str(error), colors), True
+        return instead(str(error), colors), True
     except Exception:  # noqa: BLE001  one figure of many: the others are drawn, and the log has the trace
-        _LOG.exception("figure %s of run %s", name, run_id)
-        return _instead(OUR_FAULT, colors), True
+        _LOG.exception("figure %s", name)
+        return instead(OUR_FAULT, colors), True
 
 
-def _instead(text: str, colors: Palette) -> Drawn:
+def instead(text: str, colors: Palette) -> Drawn:
+    """Where a figure would be: why there is none."""
     return Drawn(note(text, colors), NO_TABLE, text)

@@ -8,7 +8,7 @@ from dash import Dash, Input, Output, State, no_update
 
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.pages.run_page import LIVE, run_head, shown
+from rankscope.dashboards.pages.run_page import LIVE, run_head, shown, stale_note
 from rankscope.dashboards.views.registry import view_of
 from rankscope.runs.errors import RankscopeError
 
@@ -34,10 +34,11 @@ def register(app: Dash, source: RunSource) -> None:
             return (no_update,) * 4
         try:
             run = RunData(source, source.summary(before["run_id"]))
-            now = shown(run, view)
+            now, note = shown(run, view), stale_note(run)
         except RankscopeError as error:
             # Being moved or written: the page keeps what it has and asks again.
             return no_update, no_update, no_update, f"{AS_IT_WAS} {error}"
+        said = no_update if note == (away or "") else note
         if now == before:
-            return no_update, no_update, no_update, "" if away else no_update
-        return now, run_head(run), now["status"] not in LIVE, ""
+            return no_update, no_update, no_update, said
+        return now, run_head(run), now["status"] not in LIVE, said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -11,13 +10,12 @@ import flask
 from dash import MATCH, Dash, Input, Output, State, ctx, no_update
 
 from rankscope.analysis.compare.result import Comparison, Scaling
-from rankscope.dashboards.callbacks.drawing import OUR_FAULT
-from rankscope.dashboards.callbacks.saving import csv_of
+from rankscope.dashboards.callbacks.drawing import drawn_or_why
+from rankscope.dashboards.callbacks.saving import csv_answer
 from rankscope.dashboards.data.source import NotReadyError, RunSource
 from rankscope.dashboards.figures.alert_counts import alert_counts
 from rankscope.dashboards.figures.compare import compared_with, own_times, part_differences, rank_changes, step_distributions
-from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn
-from rankscope.dashboards.figures.frame import note
+from rankscope.dashboards.figures.drawn import Drawn
 from rankscope.dashboards.figures.ledger import ledger_bars
 from rankscope.dashboards.figures.palette import Palette, palette
 from rankscope.dashboards.figures.scaling import scaling_efficiency, scaling_losses
@@ -26,8 +24,6 @@ from rankscope.dashboards.pages.compare import compared_of
 from rankscope.dashboards.pages.ledger import ledger_body, ledger_of
 from rankscope.dashboards.pages.live import identity
 from rankscope.runs.errors import RankscopeError
-
-_LOG = logging.getLogger(__name__)
 
 ASKED_AT_ONCE: Final = 4
 """Runs that the ledger asks the analysis of at a time; so many are worked on at most."""
@@ -112,11 +108,8 @@ def register(app: Dash, source: RunSource) -> None:
     def figure_data(name: str) -> flask.Response:
         if name not in FIGURES:
             flask.abort(404)
-        drawn, ready = draw(source, name, f"?{flask.request.query_string.decode('utf-8', 'replace')}", palette(None))
-        if not drawn.table.columns:
-            return flask.Response(f"{drawn.says}\n", 404 if ready else 503, mimetype="text/plain")
-        headers = {"Content-Disposition": f"attachment; filename=rankscope-{name}.csv"}
-        return flask.Response(csv_of(drawn.table), mimetype="text/csv", headers=headers)
+        search = f"?{flask.request.query_string.decode('utf-8', 'replace')}"
+        return csv_answer(draw(source, name, search, palette(None)), f"rankscope-{name}.csv")
 
     for page in ("compare", "ledger", "alerts"):
         app.server.add_url_rule(f"/{page}/data/<name>.csv", endpoint=f"{page}-data", view_func=figure_data)
@@ -192,17 +185,5 @@ def analyse_some(source: RunSource, run_ids: list[str]) -> bool:
 
 
 def draw(source: RunSource, name: str, search: str | None, colors: Palette) -> tuple[Drawn, bool]:
-    """A figure, or a note with what is wrong; and whether it is what it will be: if not, ask again."""
-    try:
-        return FIGURES[name](source, search, colors), True
-    except NotReadyError as error:
-        return _instead(f"{error.progress.sentence} …", colors), False
-    except RankscopeError as error:
-        return _instead(str(error), colors), True
-    except Exception:  # noqa: BLE001  an error of ours must not take the page away
-        _LOG.exception("figure %s", name)
-        return _instead(OUR_FAULT, colors), True
-
-
-def _instead(text: str, colors: Palette) -> Drawn:
-    return Drawn(note(text, colors), NO_TABLE, text)
+    """A figure; see ``drawn_or_why``."""
+    return drawn_or_why(lambda: FIGURES[name](source, search, colors), colors, name)

@@ -11,8 +11,8 @@ import flask
 from dash import MATCH, ClientsideFunction, Dash, Input, Output
 
 from rankscope.dashboards.callbacks.drawing import draw
-from rankscope.dashboards.data.source import RunSource, UnknownRunError
-from rankscope.dashboards.figures.drawn import Table
+from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.figures.drawn import Drawn, Table
 from rankscope.dashboards.figures.palette import palette
 from rankscope.dashboards.inert import safe_cell
 from rankscope.dashboards.pages.live import identity
@@ -28,15 +28,7 @@ def register(app: Dash, source: RunSource) -> None:
         if name not in FIGURES:
             flask.abort(404)
         state = PageState.parse(flask.request.query_string.decode("utf-8", "replace"))
-        try:
-            drawn, ready = draw(source, run_id, name, state, palette(None))
-        except UnknownRunError:
-            flask.abort(404)
-        if not drawn.table.columns:
-            return flask.Response(f"{drawn.says}\n", 404 if ready else 503, mimetype="text/plain")
-        file = quote(f"{run_id}-{name}.csv", safe="")
-        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{file}"}
-        return flask.Response(csv_of(drawn.table), mimetype="text/csv", headers=headers)
+        return csv_answer(draw(source, run_id, name, state, palette(None)), f"{run_id}-{name}.csv")
 
     app.server.add_url_rule("/run/<run_id>/data/<name>.csv", view_func=figure_data)
     app.clientside_callback(  # type: ignore[no-untyped-call]
@@ -45,6 +37,15 @@ def register(app: Dash, source: RunSource) -> None:
         Input(identity("save-grid", each), "n_clicks"),
         prevent_initial_call=True,
     )
+
+
+def csv_answer(drawn_and_ready: tuple[Drawn, bool], file: str) -> flask.Response:
+    """What ``drawing.drawn_or_why`` gave as a file to save; in words what is wrong where there is nothing to save."""
+    drawn, ready = drawn_and_ready
+    if not drawn.table.columns:
+        return flask.Response(f"{drawn.says}\n", 404 if ready else 503, mimetype="text/plain")
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(file, safe='')}"}
+    return flask.Response(csv_of(drawn.table), mimetype="text/csv", headers=headers)
 
 
 def csv_of(table: Table) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,8 +13,9 @@ from rankscope.analysis.compare.engine import compare_sides, read_sides
 from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.analysis.compare.result import CompareResult
 from rankscope.analysis.compare.usable import Usable, walls
-from rankscope.dashboards.data.progress import Progress
-from rankscope.runs.errors import InputError
+from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.whole import read_json
+from rankscope.dashboards.inert import inert_record
 
 COMPARISON: Final = "comparison.json"
 
@@ -37,7 +38,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     distributions: list[Distribution]
 
 
-def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, tell: Callable[[Progress], None]) -> None:
+def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, tell: Tell) -> None:
     """Compare ``runs`` into ``folder``. Raises ``RankscopeError``, and ``OSError`` for what cannot be written."""
     count = 0
 
@@ -50,7 +51,7 @@ def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, tell: Calla
     sides = read_sides(runs, at=at, read=read)
     tell(Progress("comparing them"))
     compared = Compared(result=compare_sides(sides), distributions=[distribution(side) for side in sides])
-    (folder / COMPARISON).write_bytes(msgspec.json.encode(compared))
+    (folder / COMPARISON).write_bytes(msgspec.json.encode(inert_record(compared)))
 
 
 def distribution(side: Usable) -> Distribution:
@@ -61,7 +62,4 @@ def distribution(side: Usable) -> Distribution:
 
 def read_comparison(folder: Path) -> Compared:
     """What ``compare_runs`` wrote. Raises ``InputError``."""
-    try:
-        return msgspec.json.decode((folder / COMPARISON).read_bytes(), type=Compared)
-    except (OSError, msgspec.DecodeError) as error:
-        raise InputError(folder, f"the cached comparison cannot be read: {error}") from error
+    return read_json(folder / COMPARISON, Compared, "the cached comparison")

@@ -22,13 +22,14 @@ from rankscope.dashboards.data.brief import Brief, brief_of
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware, stored
 from rankscope.dashboards.data.matrices import RunMatrices
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.samples import EVENTS, Samples, host_clocks, sample_values
+from rankscope.dashboards.data.source import Stale
 from rankscope.dashboards.data.step_values import imposed_values, window_values
 from rankscope.dashboards.data.tiles import Tiles, TileWriter
 from rankscope.dashboards.data.topology import Topology, topology_of
 from rankscope.dashboards.data.trend import Trend, read_trend, trend_of, write_trend
-from rankscope.dashboards.data.whole import replace_file
+from rankscope.dashboards.data.whole import read_json, replace_file
 from rankscope.dashboards.inert import inert_record
 from rankscope.runs.errors import InputError
 
@@ -40,8 +41,6 @@ PROFILED: Final = "profiled"
 HARDWARE: Final = "hardware"
 TOPOLOGY: Final = "topology.json"
 TREND: Final = "trend.npz"
-
-Tell = Callable[[Progress], None]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -108,12 +107,23 @@ class Derived:
     """Reads what ``derive`` wrote."""
 
     folder: Path
+    failure: str | None = None
+    """Why nothing newer is there, where something should be."""
 
     @property
     def version(self) -> str:
         """Changes when something else is written there. Raises ``InputError``."""
+        return f"{self.folder} {self._written_unix_ns}"
+
+    @property
+    def stale(self) -> Stale | None:
+        """Since when it should have been written anew, and why it was not. Raises ``InputError``."""
+        return None if self.failure is None else Stale(self._written_unix_ns, self.failure)
+
+    @property
+    def _written_unix_ns(self) -> int:
         try:
-            return f"{self.folder} {(self.folder / ANALYSIS).stat().st_mtime_ns}"
+            return (self.folder / ANALYSIS).stat().st_mtime_ns
         except OSError as error:
             raise InputError(self.folder, f"the cached analysis cannot be read: {error}") from error
 
@@ -155,10 +165,7 @@ class Derived:
         return self._decoded(f"{HARDWARE}/{EVENTS}", Events)
 
     def _decoded(self, name: str, kind: type[Result]) -> Result:
-        try:
-            return msgspec.json.decode((self.folder / name).read_bytes(), type=kind)
-        except (OSError, msgspec.DecodeError) as error:
-            raise InputError(self.folder, f"the cached analysis cannot be read: {error}") from error
+        return read_json(self.folder / name, kind, "the cached analysis")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Runs in a folder: the run directory itself, or a folder of run directories."""
+"""What there is to show of the runs in a folder: made when it is asked for, and kept while it is true."""
 
 from __future__ import annotations
 
@@ -7,53 +7,39 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from rankscope.alerts.replay_result import Replay
-from rankscope.alerts.watched_run import discover
 from rankscope.analysis.result import Analysis
-from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound
-from rankscope.dashboards.data.alerts import alerts_of
+from rankscope.dashboards.data.alert_record import AlertsFound
 from rankscope.dashboards.data.blame import BlameBook
 from rankscope.dashboards.data.brief import Brief
 from rankscope.dashboards.data.comparing import Compared, read_comparison
 from rankscope.dashboards.data.derive import Derived
 from rankscope.dashboards.data.events import Events
-from rankscope.dashboards.data.footprint import Footprint, footprint, leads_out
+from rankscope.dashboards.data.folder_alerts import FolderAlerts
+from rankscope.dashboards.data.footprint import footprint
 from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.making import MadeHere, Making
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.replaying import read_replay
+from rankscope.dashboards.data.run_folder import RunFolder
 from rankscope.dashboards.data.scenarios import Scenarios, read_scenarios
-from rankscope.dashboards.data.source import NotReadyError, RunSummary, Status, StepMatrices, UnknownRunError
+from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale, StepMatrices
 from rankscope.dashboards.data.store import Store, is_followed, key_of
 from rankscope.dashboards.data.topology import Topology
 from rankscope.dashboards.data.trend import Trend
-from rankscope.dashboards.data.watched_alerts import findings_of, revision_of
 from rankscope.dashboards.data.window_data import WindowData, read_window
 from rankscope.dashboards.data.window_export import EXPORT
 from rankscope.dashboards.data.windows import CAPTURED, Window, Windows, read_windows, steps_of
-from rankscope.dashboards.inert import MAX_TEXT, shown
 from rankscope.runs.errors import InputError, RankscopeError
-from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.records import StepRecord
-from rankscope.runs.world_size import told_world_size
 
 if TYPE_CHECKING:
     from rankscope.alerts.prometheus import Prometheus  # needs a package that only who asks a Prometheus needs
-
-ALERTS_AFTER_S: Final = 3600.0
-"""After the last record of a run alerts are still about it for so long: an hour later its watcher ends them."""
-ALERTS_FOR_S: Final = 10.0
-"""For so long nobody is asked again."""
-PROMETHEUS_ASKED_S: Final = 7 * 86_400.0
-"""Of alerts that are past, on the page of all runs: over more, its answer is too coarse to have the short ones."""
-SILENT_AFTER_S: Final = 120.0
-"""A run whose ranks have not ended is called silent when nothing was written for this long."""
 
 WHATIF_EVERY_S: Final = 300.0
 """Of a run that goes on: reading all of a large one takes minutes."""
@@ -61,10 +47,7 @@ WHATIF_EVERY_S: Final = 300.0
 REPLAY_EVERY_S: Final = 3600.0
 """Of a run that goes on."""
 
-T = TypeVar("T")
-
 _KEPT_LINES: Final = 1 << 15
-"""More runs than that in one folder are read anew each time they are listed."""
 _KEPT_COMPARISONS: Final = 32
 _KEPT_WINDOWS: Final = 16
 """Of 1,024 ranks one takes some 6 MB."""
@@ -78,10 +61,8 @@ class DiskRuns:
     """``RunSource`` over ``path``: a run directory, or a folder whose sub-folders are run directories.
 
     ``prometheus`` tells alerts besides the runs' own files, and of the GPUs of runs without samples.
-    ``making`` has what takes long; without one it is done while the caller waits, and forgotten with this object. For
-    ``look_again_s`` a run is taken to be as it was: looking at the files of 1,024 ranks takes 50 ms, and a page asks many times.
-
-    Raises ``InputError`` when ``path`` is not a folder, or one that may not be looked into.
+    ``making`` has what takes long; without one it is done while the caller waits, and forgotten with this object.
+    ``look_again_s``, and what is raised: see ``RunFolder``.
     """
 
     def __init__(
@@ -93,32 +74,17 @@ class DiskRuns:
         clock_s: Callable[[], float] = time.time,
         look_again_s: float = 0.0,
     ) -> None:
-        try:
-            if not path.exists():
-                raise InputError(path, "no such file or folder")
-            if not path.is_dir():
-                raise InputError(path, "not a folder: give a run directory, or a folder of run directories")
-            discover(path)
-        except OSError as error:
-            raise InputError(path, error.strerror or str(error)) from error
-        self._path = path.resolve()
-        self._leads_out = f"a symbolic link that leads out of {self._path}"
+        self._folder = RunFolder(path, clock_s=clock_s, look_again_s=look_again_s)
+        self._alerts = FolderAlerts(self._folder, prometheus, clock_s=clock_s)
         self._clock_s = clock_s
         self._prometheus = prometheus
-        self._alerts: Memo[AlertsFound] = Memo(_KEPT_ANALYSES)
-        self._findings: Memo[list[AlertRecord]] = Memo(_KEPT_LINES)
         if making is None:
             folder = tempfile.mkdtemp(prefix="rankscope-dashboard-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             making = MadeHere(Store(Path(folder)))
         self._making = making
-        self._look_again_s = look_again_s
-        self._looked: dict[str, tuple[float, Footprint]] = {}
-        self._where: dict[str, Path] = {}
-        """Folder in which a run was last seen, so that asking for one run does not look at all."""
         self._comparing: dict[tuple[object, ...], str] = {}
         """Comparisons that are being made, and of which states of their runs."""
-        self._summaries: Memo[RunSummary] = Memo(_KEPT_LINES)
         self._briefs: Memo[Brief] = Memo(_KEPT_LINES)
         self._comparisons: Memo[Compared] = Memo(_KEPT_COMPARISONS)
         self._captures: Memo[str] = Memo(_KEPT_LINES)
@@ -139,36 +105,20 @@ class DiskRuns:
         """What was cached and could not be read."""
 
     def runs(self) -> list[RunSummary]:
-        """All runs: those that are live, then the others, the newest first.
-
-        Of two folders with the same run id the second is reported as a problem.
-        """
-        found: dict[str, RunSummary] = {}
-        for folder in self._folders():
-            summary = self._summary(folder)
-            if (first := found.get(summary.run_id)) is not None:
-                problem = f"{folder}: has the same run id ({summary.run_id}) as {first.path}"
-                summary = _unreadable(folder, summary.revision, problem)
-            found[summary.run_id] = summary
-            if summary.problem is None:
-                self._where[summary.run_id] = folder
-        return sorted(found.values(), key=lambda run: (run.status == "live", run.start_unix_ns or 0, run.run_id), reverse=True)
+        """All runs, the live ones first."""
+        return self._folder.runs()
 
     def summary(self, run_id: str) -> RunSummary:
         """One run as it is now."""
-        folder = self._where.get(run_id)
-        if folder is not None and is_visible_run(folder):
-            summary = self._summary(folder)
-            if summary.run_id == run_id and summary.problem is None:
-                return summary
-        for summary in self.runs():
-            if summary.run_id == run_id:
-                return summary
-        raise UnknownRunError(f"there is no run {run_id!r} in {self._path}")
+        return self._folder.summary(run_id)
 
     def version(self, run_id: str) -> str:
         """Of what has been worked out, which may be older than the files."""
         return self._derived(run_id).version
+
+    def stale(self, run_id: str) -> Stale | None:
+        """Of a run that goes on, while what follows it fails."""
+        return self._derived(run_id, wait=False).stale
 
     def analysis(self, run_id: str) -> Analysis:
         """The verdict and its evidence, computed once per state of the files."""
@@ -211,11 +161,11 @@ class DiskRuns:
         """All alerts over a run; of one that goes on it is made anew every ``REPLAY_EVERY_S`` while somebody looks."""
         return self._now_and_then(run_id, "replay", REPLAY_EVERY_S, self._replays, read_replay)
 
-    def _now_and_then(self, run_id: str, task: str, every_s: float, memo: Memo[T], read: Callable[[Path], T]) -> T:
+    def _now_and_then(self, run_id: str, task: str, every_s: float, memo: Memo[Held], read: Callable[[Path], Held]) -> Held:
         """What a task makes of a run; of one that goes on every ``every_s``, until then what was made before."""
         summary = self._readable(run_id)
         goes_on = summary.status in ("starting", "live")
-        state = str(int(self._clock_s() // every_s)) if goes_on else summary.revision
+        state = f"{summary.path} {self._clock_s() // every_s:.0f}" if goes_on else summary.revision
         key = key_of(task, run_id, state)
         try:
             folder = self._making.made(key, task, [summary.path])
@@ -252,7 +202,7 @@ class DiskRuns:
 
     def _captured(self, run: RunSummary) -> str:
         """Changes when a window has been captured: while steps go on, what is known of windows stays."""
-        return self._captures.get(run.path, run.revision, lambda: footprint(Path(run.path), CAPTURED).revision)
+        return self._captures.get(run.path, run.revision, lambda: footprint(Path(run.path), CAPTURED, traces=True).revision)
 
     def steps(self, run_id: str) -> StepMatrices:
         """Per-step values, read once per state of the files."""
@@ -322,125 +272,13 @@ class DiskRuns:
         return summary
 
     def alerts(self, run_id: str) -> AlertsFound:
-        """Alerts from when the run began until an hour after its last record, at most some seconds old."""
-        run, now_s = self.summary(run_id), self._clock_s()
-        last_ns = int(min(now_s, (run.last_write_unix_ns or 0) / 1e9 + ALERTS_AFTER_S) * 1e9)
-        span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
-        return self._alerts.get(
-            run_id,
-            f"{run.status} {now_s // ALERTS_FOR_S}",
-            lambda: alerts_of([run], root=self._path, prometheus=self._prometheus, span_unix_ns=span),
-        )
+        """Alerts about a run, at most some seconds old."""
+        return self._alerts.of_run(run_id)
 
     def all_alerts(self) -> AlertsFound:
-        """Alerts of all runs, at most some seconds old; a Prometheus is asked about the last ``PROMETHEUS_ASKED_S``."""
-        now_s = self._clock_s()
-        now_ns = int(now_s * 1e9)
-        return self._alerts.get(
-            "",
-            f"{now_s // ALERTS_FOR_S}",
-            lambda: alerts_of(
-                [run for run in self.runs() if run.problem is None],
-                root=self._path,
-                prometheus=self._prometheus,
-                span_unix_ns=(0, now_ns),
-                findings=self._findings_of,
-                prometheus_from_unix_ns=now_ns - int(PROMETHEUS_ASKED_S * 1e9),
-            ),
-        )
-
-    def _findings_of(self, run: Path, *, over: bool) -> list[AlertRecord]:
-        """Of a run; read again only when the file has changed."""
-        return self._findings.get(str(run), f"{over} {revision_of(run)}", lambda: findings_of(run, over=over))
-
-    def _folders(self) -> list[Path]:
-        try:
-            return discover(self._path)
-        except OSError as error:
-            raise InputError(self._path, error.strerror or str(error)) from error
-
-    def _summary(self, folder: Path) -> RunSummary:
-        if leads_out(folder, self._path):
-            return _unreadable(folder, "outside", f"{folder}: {self._leads_out}. Nothing of it is shown")
-        print_ = self._footprint(folder)
-        if print_.outside is not None:
-            problem = f"{folder / print_.outside}: {self._leads_out}. Nothing of this run is shown"
-            return _unreadable(folder, f"outside {print_.revision}", problem)
-        read = self._summaries.get(str(folder), print_.revision, lambda: _read(folder, print_))
-        if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
-            # Decided on every call: silence is what does not change the files.
-            return replace(read, status="silent")
-        return read
-
-    def _footprint(self, folder: Path) -> Footprint:
-        now = time.monotonic()
-        held = self._looked.get(str(folder))
-        if held is not None and now - held[0] < self._look_again_s:
-            return held[1]
-        print_ = footprint(folder, within=self._path)
-        self._looked[str(folder)] = (time.monotonic(), print_)
-        return print_
+        """Alerts of all runs, at most some seconds old."""
+        return self._alerts.of_all()
 
 
 def _named_window(run: RunSummary, window: Window) -> list[object]:
     return [run.path, window.attempt, window.first, window.past]
-
-
-def _read(folder: Path, print_: Footprint) -> RunSummary:
-    try:
-        reader = RunReader(folder)
-        attempts = reader.attempts()
-        last = attempts[-1] if attempts else 0
-        ranks = reader.ranks(last) if attempts else []
-        infos = list(reader.infos(last).values()) if attempts else []
-        attempt = reader.attempt(last) if attempts else None
-    except RankscopeError as error:
-        return _unreadable(folder, print_.revision, str(error))
-    losses = ", ".join(
-        f"{_named(ended, len(infos))} {word}"
-        for reason, word in (("crash", "crashed"), ("killed", "killed"))
-        if (ended := [info.rank for info in infos if info.end_reason == reason])
-    )
-    unrecorded = [info.rank for info in infos if info.end_reason == "disabled"]
-    status: Status = "live"
-    if not ranks:
-        status = "starting"
-    elif infos and all(info.end_reason is not None for info in infos):
-        status = "failed" if losses else "finished"
-    return RunSummary(
-        run_id=reader.info.run_id,
-        name=shown(reader.info.name),
-        path=str(folder),
-        revision=print_.revision,
-        status=status,
-        start_unix_ns=reader.info.start_unix_ns,
-        last_write_unix_ns=print_.newest_unix_ns,
-        world_size=told_world_size(attempt, infos),
-        ranks=len(ranks),
-        hosts=len({info.host for info in infos}),
-        attempts=len(attempts),
-        simulated=reader.info.simulated,
-        losses=losses or None,
-        unrecorded=_named(unrecorded, len(infos)) if unrecorded else None,
-    )
-
-
-def _named(ranks: list[int], of: int) -> str:
-    """``rank 1``, ``ranks 0, 2 and 3``, ``ranks 0, 1, 2 and 5 more``, ``all 8 ranks``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) == of:
-        return f"all {of:,} ranks"
-    shown, rest = (ranks[:-1], str(ranks[-1])) if len(ranks) <= 4 else (ranks[:3], f"{len(ranks) - 3:,} more")
-    return f"ranks {', '.join(map(str, shown))} and {rest}"
-
-
-def _unreadable(folder: Path, revision: str, problem: str) -> RunSummary:
-    return RunSummary(
-        run_id=folder.name,
-        name=shown(folder.name),
-        path=str(folder),
-        revision=revision,
-        status="unreadable",
-        problem=shown(problem, MAX_TEXT),
-    )

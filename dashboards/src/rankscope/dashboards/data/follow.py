@@ -29,7 +29,6 @@ from rankscope.dashboards.data.derive import (
     PROFILED,
     STEPS,
     TREND,
-    Derived,
     write_analysis,
     write_blame,
     write_steps,
@@ -42,7 +41,7 @@ from rankscope.dashboards.data.samples import Samples, sample_values
 from rankscope.dashboards.data.step_values import imposed_values, window_values
 from rankscope.dashboards.data.tiles import Tiles, TileWriter
 from rankscope.dashboards.data.trend import Trend, trend_of, write_trend
-from rankscope.dashboards.data.whole import replace_file
+from rankscope.dashboards.data.whole import ended_silently, replace_file
 from rankscope.runs.errors import RankscopeError
 from rankscope.runs.follow import StartOverError, StreamFollower
 from rankscope.runs.paths import host_dir
@@ -59,7 +58,6 @@ _LOOKED: Final = "looked"
 _LOCK: Final = "lock"
 _BEGUN: Final = "begun"
 """There until the run has been looked at once; still there when nobody is at it: who was has been killed, or met an error."""
-_NO_WORD: Final = "what follows this run ended without a word, as processes do that are killed for want of memory"
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -83,7 +81,7 @@ class Live:
         with contextlib.ExitStack() as held:
             if (lock := take(self.folder / _LOCK, held)) is not None:
                 if self._failed_at_once():
-                    return self.seen() or Seen("", _NO_WORD)
+                    return self.seen() or Seen("", ended_silently("what follows this run", self.folder))
                 (self.folder / _BEGUN).touch()
                 start(__name__, [self.folder, self.run], locks=[lock])
         return self.seen()
@@ -98,36 +96,30 @@ class Live:
         """The same without having it followed."""
         try:
             return msgspec.json.decode((self.folder / _SEEN).read_bytes(), type=Seen)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):
             return None
-
-    @property
-    def derived(self) -> Derived:
-        """What ``look`` has seen."""
-        return Derived(self.folder)
 
     def follow(self) -> None:
         """Go on until nobody looks any more."""
-        followed = self.following()
+        followed = Following(self.run, self.folder)
         (self.folder / _SEEN).unlink(missing_ok=True)  # of whoever followed it before: matrices begin anew
         with contextlib.suppress(KeyboardInterrupt):
+            pause_factor = 0.0  # reading all there is for the first time says nothing about the updates to come
             while self._somebody_looks():
                 began = time.monotonic()
-                self._update(followed)
+                self.update(followed)
                 (self.folder / _BEGUN).unlink(missing_ok=True)
-                time.sleep(max(_LEAST_PAUSE_S, _PAUSE_FACTOR * (time.monotonic() - began)))
+                time.sleep(max(_LEAST_PAUSE_S, pause_factor * (time.monotonic() - began)))
+                pause_factor = _PAUSE_FACTOR
         (self.folder / _BEGUN).unlink(missing_ok=True)
-
-    def following(self) -> Following:
-        """What ``follow`` updates now and then."""
-        return Following(self.run, self.folder)
 
     def _somebody_looks(self) -> bool:
         with contextlib.suppress(OSError):
             return time.time() - (self.folder / _LOOKED).stat().st_mtime < NOBODY_LOOKS_S
         return False
 
-    def _update(self, followed: Following) -> None:
+    def update(self, followed: Following) -> None:
+        """Have the folder show the files as they are now, or else why it does not."""
         revision = footprint(self.run).revision
         if (before := self.seen()) is not None and before.revision == revision:
             return

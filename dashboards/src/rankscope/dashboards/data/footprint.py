@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_NOT_EVIDENCE: Final = frozenset({"traces", "control"})
-"""Folders of a run that no page shows."""
+_TRACES: Final = "traces"
+"""Folder of raw traces: only captured windows are drawn from them, and they go when there are newer ones."""
+_CONTROL: Final = "control"
+"""Folder of requests, which tell nothing of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,8 @@ class Footprint:
     """The first symbolic link, by name, that leads out of the folder asked for."""
 
 
-def footprint(run: Path, streams: tuple[str, ...] = ("",), *, within: Path | None = None) -> Footprint:
-    """Footprint of the files of ``run``, those whose names begin with one of ``streams``.
+def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = False, within: Path | None = None) -> Footprint:
+    """Footprint of the files of ``run``, those whose names begin with one of ``streams``; with ``traces`` also of its raw traces.
 
     A folder that cannot be listed counts as empty. With ``within``, a folder without links in its own path, also whether a link
     in the run leads out of that.
@@ -33,7 +35,8 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, within: Path | Non
     links: list[str] = []
     digest = hashlib.blake2b(digest_size=12)
     newest = 0
-    for name, size, modified in sorted(_files(os.fspath(run), "", links)):
+    skipped = {_CONTROL} if traces else {_CONTROL, _TRACES}
+    for name, size, modified in sorted(_files(os.fspath(run), "", links, skipped)):
         if not name.rpartition("/")[2].startswith(streams):
             continue
         digest.update(f"{name}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape"))
@@ -47,7 +50,7 @@ def leads_out(path: Path, folder: Path) -> bool:
     return not Path(os.path.realpath(path)).is_relative_to(folder)
 
 
-def _files(folder: str, prefix: str, links: list[str]) -> Iterator[tuple[str, int, int]]:
+def _files(folder: str, prefix: str, links: list[str], skipped: Container[str]) -> Iterator[tuple[str, int, int]]:
     try:
         entries = list(os.scandir(folder))
     except OSError:
@@ -55,11 +58,11 @@ def _files(folder: str, prefix: str, links: list[str]) -> Iterator[tuple[str, in
     for entry in entries:
         if entry.is_symlink():
             links.append(f"{prefix}{entry.name}")
-        if entry.name.startswith(".") or entry.name in _NOT_EVIDENCE:
+        if entry.name.startswith(".") or entry.name in skipped:
             continue  # files that are about to be renamed into place start with a dot
         try:
             if entry.is_dir(follow_symlinks=False):
-                yield from _files(entry.path, f"{prefix}{entry.name}/", links)
+                yield from _files(entry.path, f"{prefix}{entry.name}/", links, skipped)
             else:
                 status = entry.stat()
                 yield f"{prefix}{entry.name}", status.st_size, status.st_mtime_ns

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.dashboards.data.events import StepClock
+from rankscope.dashboards.data.whole import read_json
 from rankscope.runs.errors import InputError, RankscopeError
 
 GAUGES: Final = (
@@ -31,6 +32,9 @@ ROW: Final = np.dtype([("unix_ns", "<i8"), *((gauge, "<f4") for gauge in GAUGES)
 
 MOST_POINTS: Final = 2_000
 """In a series: more than a screen is wide."""
+
+OF_RUN: Final = "the samples that rankscope run took of each host's exporter"
+OF_PROMETHEUS: Final = "the Prometheus of --prometheus; the run has no samples of its own"
 
 INDEX: Final = "hardware.json"
 CLOCK: Final = "clock.i64"
@@ -136,6 +140,11 @@ class Hardware:
         """By host, index and uuid."""
         return self.index.gpus
 
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for people."""
+        return OF_RUN if self.index.prometheus is None else OF_PROMETHEUS
+
     def series(
         self, gpu_uuid: str, *, since_unix_ns: int | None = None, until_unix_ns: int | None = None, most_points: int = MOST_POINTS
     ) -> HardwareSeries:
@@ -162,10 +171,7 @@ def nothing(why: str) -> Hardware:
 
 def stored(folder: Path) -> Hardware:
     """What has been written into ``folder``. Raises ``InputError``."""
-    try:
-        index = msgspec.json.decode((folder / INDEX).read_bytes(), type=HardwareIndex)
-    except (OSError, msgspec.DecodeError) as error:
-        raise InputError(folder, f"cached samples cannot be read: {error}") from error
+    index = read_json(folder / INDEX, HardwareIndex, "the cached list of GPUs")
     return Hardware(index, lambda gpu: _read(folder, gpu), None if index.clock_host is None else _clock(folder))
 
 

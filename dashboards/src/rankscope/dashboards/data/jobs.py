@@ -22,15 +22,16 @@ from typing import Final
 import msgspec
 
 from rankscope.dashboards.data.comparing import compare_runs
-from rankscope.dashboards.data.derive import Tell, derive
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.derive import derive
+from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.replaying import make_replay
 from rankscope.dashboards.data.scenarios import make_scenarios
 from rankscope.dashboards.data.store import Store
-from rankscope.dashboards.data.whole import replace_file
+from rankscope.dashboards.data.whole import ended_silently, replace_file
 from rankscope.dashboards.data.window_export import export_window
 from rankscope.dashboards.data.window_laying import derive_window
 from rankscope.dashboards.data.windows import find_windows
+from rankscope.dashboards.inert import MAX_TEXT, shown
 from rankscope.runs.errors import RankscopeError
 
 SLOTS: Final = 2
@@ -41,10 +42,6 @@ FAILURE_LASTS_S: Final = 60.0
 
 MOST_BEGUN: Final = 2
 """A job that has ended so often without a word would do so again: it is said, and not begun anew at once."""
-_NO_WORD: Final = (
-    "this could not be worked out: what was at it ended twice without a word, as processes do that are killed for want of "
-    "memory; the kernel's log tells of that"
-)
 _TELL_EVERY_S: Final = 0.2
 
 
@@ -62,9 +59,12 @@ STARTING: Final = State(Progress("starting"))
 WAITING: Final = State(Progress("waiting for other analyses"))
 
 
-def _analyse(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-    (run,) = arguments
-    derive(Path(run), folder, tell, workers=len(os.sched_getaffinity(0)))
+Task = Callable[[Sequence[str], Path, Tell], None]
+"""(arguments, folder to fill, how to tell how far it is)"""
+
+
+def _analyse(run: Path, folder: Path, tell: Tell) -> None:
+    derive(run, folder, tell, workers=len(os.sched_getaffinity(0)))
 
 
 def _compare(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
@@ -72,41 +72,32 @@ def _compare(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
     compare_runs([Path(run) for run in runs], int(at) if at else None, folder, tell)
 
 
-def _whatif(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-    (run,) = arguments
-    make_scenarios(Path(run), folder, tell)
+def _of_run(make: Callable[[Path, Path, Tell], None]) -> Task:
+    def task(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+        (run,) = arguments
+        make(Path(run), folder, tell)
+
+    return task
 
 
-def _windows(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-    (run,) = arguments
-    find_windows(Path(run), folder, tell)
+def _of_window(make: Callable[[Path, int, range, Path, Tell], None]) -> Task:
+    def task(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+        run, attempt, first, past = arguments
+        make(Path(run), int(attempt), range(int(first), int(past)), folder, tell)
+
+    return task
 
 
-def _window(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-    run, attempt, first, past = arguments
-    derive_window(Path(run), int(attempt), range(int(first), int(past)), folder, tell)
-
-
-def _perfetto(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-    run, attempt, first, past = arguments
-    export_window(Path(run), int(attempt), range(int(first), int(past)), folder, tell)
-
-
-def _replay(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-    (run,) = arguments
-    make_replay(Path(run), folder, tell)
-
-
-TASKS: Final[Mapping[str, Callable[[Sequence[str], Path, Tell], None]]] = {
-    "analyse": _analyse,
+TASKS: Final[Mapping[str, Task]] = {
+    "analyse": _of_run(_analyse),
     "compare": _compare,
-    "whatif": _whatif,
-    "windows": _windows,
-    "window": _window,
-    "perfetto": _perfetto,
-    "replay": _replay,
+    "whatif": _of_run(make_scenarios),
+    "windows": _of_run(find_windows),
+    "window": _of_window(derive_window),
+    "perfetto": _of_window(export_window),
+    "replay": _of_run(make_replay),
 }
-"""What can be done beside the server: (arguments, folder to fill, how to tell how far it is)."""
+"""What can be done beside the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +124,7 @@ class Jobs:
             if left.failure is not None or self.store.find(key) is not None:
                 return left
             if left.begun >= MOST_BEGUN:
-                return _write(file, State(failure=_NO_WORD))
+                return _write(file, State(failure=ended_silently("what worked this out", self.store.root)))
             _write(file, State(STARTING.progress, begun=left.begun + 1))
             start(__name__, [self.store.root, self.store.most_bytes, key, task, *arguments], locks=[lock, slot])
         return STARTING
@@ -157,10 +148,11 @@ class Jobs:
 
 
 def in_words(error: Exception) -> str:
-    """One line of what went wrong."""
+    """One line of what went wrong; a path in it may be no text."""
+    said = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
+        said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return shown(said, MAX_TEXT)
 
 
 def take(path: Path, held: contextlib.ExitStack) -> int | None:
@@ -216,7 +208,7 @@ def _read(path: Path) -> State | None:
     try:
         state = msgspec.json.decode(path.read_bytes(), type=State)
         age_s = time.time() - path.stat().st_mtime
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):
         return None
     return None if state.failure is not None and not 0 <= age_s < FAILURE_LASTS_S else state
 

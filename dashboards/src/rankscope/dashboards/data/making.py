@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from rankscope.dashboards.data.derive import Derived, Tell, derive
+from rankscope.dashboards.data.derive import Derived, derive
 from rankscope.dashboards.data.follow import Live
 from rankscope.dashboards.data.jobs import TASKS, Jobs
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.store import Store, key_of
 from rankscope.runs.errors import InputError, RankscopeError
@@ -32,7 +32,7 @@ class Making(Protocol):
         """
 
     def live(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
-        """Of a run that goes on: as it is now, or was shortly before. Raises the same."""
+        """Of a run that goes on: as it is now, or was shortly before; or, with why, as it was before that. Raises the same."""
 
     def known(self, run_id: str, revision: str) -> Derived | None:
         """Of a run in this state, if it has been made."""
@@ -131,9 +131,10 @@ class MadeBeside:
             raise _unusable(self.store, error) from error
         if seen is None:
             raise NotReadyError(Progress("reading the run for the first time"))
-        if seen.failure is not None and not live.derived.is_there:
+        derived = Derived(live.folder, seen.failure)
+        if seen.failure is not None and not derived.is_there:
             raise RankscopeError(seen.failure)
-        return live.derived
+        return derived
 
 
 def _unusable(store: Store, error: OSError) -> InputError:

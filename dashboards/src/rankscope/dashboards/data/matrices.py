@@ -18,7 +18,6 @@ class RunMatrices:
     def __init__(self, steps: Tiles, profiled: Tiles) -> None:
         self._all = steps
         self._profiled = profiled
-        self.meta = steps.meta
         self.ranks: NDArray[np.int64] = steps.ranks
         self.steps: NDArray[np.int64] = steps.steps
 

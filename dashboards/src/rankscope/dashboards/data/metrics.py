@@ -79,16 +79,14 @@ def worst_of(metric: str) -> np.ufunc:
 
 def choices(known: Collection[str]) -> list[dict[str, str | bool]]:
     """Of a selector: those that a run has, then the others, which cannot be chosen, with why."""
-    there: list[dict[str, str | bool]] = [
-        {"value": name, "label": _capital(metric.label), "disabled": False} for name, metric in METRICS.items() if name in known
-    ]
-    missing: list[dict[str, str | bool]] = [
-        {"value": name, "label": f"{_capital(metric.label)} (not known: {why_unknown(name)})", "disabled": True}
+    options: list[dict[str, str | bool]] = [
+        {
+            "value": name,
+            "label": metric.label[:1].upper()
+            + metric.label[1:]
+            + ("" if name in known else f" (not known: {why_unknown(name)})"),
+            "disabled": name not in known,
+        }
         for name, metric in METRICS.items()
-        if name not in known
     ]
-    return [*there, *missing]
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return sorted(options, key=lambda option: bool(option["disabled"]))

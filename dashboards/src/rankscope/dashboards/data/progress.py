@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 
@@ -17,3 +19,7 @@ class Progress(msgspec.Struct, frozen=True):
         """For people."""
         counted = f": {self.done:,} of {self.of:,}" if self.of else ""
         return f"{self.what[:1].upper()}{self.what[1:]}{counted}"
+
+
+Tell = Callable[[Progress], None]
+"""How whoever does it says so."""

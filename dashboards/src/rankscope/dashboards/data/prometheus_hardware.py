@@ -1,76 +1,168 @@
-"""Samples of a run's GPUs that the run does not have itself, from a Prometheus that scrapes the nodes."""
+"""Samples of a run's GPUs that the run does not have itself, from a Prometheus that scrapes the exporters of the nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
-from rankscope.alerts.prometheus import Prometheus
+from rankscope.alerts.prometheus import Prometheus, Series, step_for
+from rankscope.analysis.hardware import bare
 from rankscope.analysis.result import Analysis
 from rankscope.dashboards.data.hardware import GAUGES, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, Rows, nothing
-from rankscope.dashboards.data.hardware_series import HardwareSeries
-from rankscope.dashboards.data.prometheus import SELECTORS, gpus_of, hardware_of
 from rankscope.runs.errors import RankscopeError
 
-SHOWN: Final[Mapping[str, tuple[str, str]]] = {
-    **{gauge: selector for gauge, selector in SELECTORS.items() if gauge in GAUGES},
+SELECTORS: Final[Mapping[str, tuple[str, str]]] = {
+    "utilization_ratio": ("gpu_utilization_ratio", ""),
     "memory_used_bytes": ("gpu_memory_used_bytes", ""),
+    "temperature_celsius": ("gpu_temperature_celsius", ""),
     "temperature_margin_celsius": ("gpu_temperature_margin_celsius", ""),
+    "power_watts": ("gpu_power_watts", ""),
     "power_limit_watts": ("gpu_power_limit_watts", ""),
+    "sm_clock_hertz": ("gpu_clock_hertz", 'clock="sm"'),
     "sm_clock_max_hertz": ("gpu_clock_max_hertz", 'clock="sm"'),
 }
-"""Gauge of ``rankscope.dashboards.data.hardware.GAUGES`` to the exporter's metric, and the label that picks its series."""
-
+"""Gauge of ``GAUGES`` to the exporter's metric, and the label that picks its series."""
+MOST_POINTS: Final = 2048
+"""Of one GPU: more than a figure has columns."""
+MOST_VALUES: Final = 400_000
+"""Of one gauge of all GPUs: of many GPUs there are fewer points each."""
+LEAST_STEP_S: Final = 5.0
 NAMED: Final = 4
 """GPUs without a reading that are called by their names."""
+
+_GPUS_AT_ONCE: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareFound:
+    """What Prometheus knows of the GPUs that were asked for."""
+
+    gpus: list[Gpu]
+    """As its ranks call them; of a host that no exporter tells ``""``."""
+    rows: dict[str, Rows]
+    """GPU (uuid) to its readings by time."""
+    missing: list[str]
+    """GPUs (uuids) of which it has no reading in that time: no exporter there, not scraped, or no longer kept."""
+    step_s: float
+    """Seconds between the points; what lies between them is not shown."""
+    warnings: list[str]
+    """Prometheus' own, of answers that are not whole."""
 
 
 def scraped_hardware(prometheus: Prometheus, analysis: Analysis, span_unix_ns: tuple[int, int], recorded: Hardware) -> Hardware:
     """What the Prometheus knows of the GPUs of a run whose own samples, ``recorded``, are none. Never raises: why there is
     nothing is said in ``why_none``.
     """
-    gpus = gpus_of(analysis)
-    if not gpus:
+    ranks: dict[str, tuple[int, ...]] = {}
+    hosts: dict[str, str] = {}
+    for rank in analysis.ranks:
+        if rank.gpu_uuid:
+            ranks[rank.gpu_uuid] = (*ranks.get(rank.gpu_uuid, ()), rank.rank)
+            hosts[rank.gpu_uuid] = rank.host or ""
+    if not ranks:
         return recorded
     why = recorded.index.why_none or ""
     try:
-        found = hardware_of(prometheus, gpus, span_unix_ns, selectors=SHOWN)
+        found = hardware_of(prometheus, ranks, span_unix_ns)
     except RankscopeError as error:
         return nothing(f"{why}; {error}")
-    if not found.series:
+    if not found.gpus:
         return nothing(f"{why}; {prometheus.name} has no reading of its GPUs in that time")
-    hosts = {rank.gpu_uuid: rank.host for rank in analysis.ranks if rank.gpu_uuid}
-    rows = {one.gpu_uuid: _rows(one) for one in found.series}
-    told = [_gpu(one, hosts.get(one.gpu_uuid) or one.host or "", rows[one.gpu_uuid]) for one in found.series]
+    told = [msgspec.structs.replace(gpu, host=hosts[gpu.gpu_uuid] or gpu.host) for gpu in found.gpus]
     named = ", ".join(found.missing[:NAMED]) + (f" and {len(found.missing) - NAMED:,} more" if len(found.missing) > NAMED else "")
     left = [f"{prometheus.name}: no reading of {named}"] if found.missing else []
     index = HardwareIndex(
         gpus=sorted(told, key=lambda gpu: (gpu.host, gpu.gpu_uuid)),
         missing=[*found.warnings, *left],
-        unsampled_ranks=sorted(rank for uuid in found.missing for rank in gpus[uuid]),
+        unsampled_ranks=sorted(rank for uuid in found.missing for rank in ranks[uuid]),
         prometheus=prometheus.name,
         step_s=found.step_s,
         clock_host=recorded.index.clock_host,
     )
-    return Hardware(index, lambda gpu: rows[gpu.gpu_uuid], recorded.clock)
+    return Hardware(index, lambda gpu: found.rows[gpu.gpu_uuid], recorded.clock)
 
 
-def _rows(series: HardwareSeries) -> Rows:
-    rows: Rows = np.empty(len(series.unix_ns), ROW)
-    rows["unix_ns"] = series.unix_ns
+def hardware_of(
+    prometheus: Prometheus,
+    ranks: Mapping[str, tuple[int, ...]],
+    span_unix_ns: tuple[int, int],
+    *,
+    most_points: int = MOST_POINTS,
+) -> HardwareFound:
+    """Readings of GPUs (uuid to the ``ranks`` on each) between two moments. Raises ``PrometheusError``.
+
+    What a MIG device shares with its neighbours (clock, heat, power) is in the series of the GPU that it is a part of, so that
+    stands for it.
+    """
+    step_s = step_for(span_unix_ns, most_points=max(2, min(most_points, MOST_VALUES // max(1, len(ranks)))), least_s=LEAST_STEP_S)
+    warnings: dict[str, None] = {}
+    gpus: list[Gpu] = []
+    rows: dict[str, Rows] = {}
+    for some in _some(list(ranks), _GPUS_AT_ONCE):
+        asking = _Asking(prometheus, span_unix_ns, step_s, warnings)
+        parents = {bare(uuid): parent for uuid, parent in asking.about("gpu_mig_info", some, ("uuid", "parent_uuid"))}
+        shown = {uuid: bare(parents.get(bare(uuid), uuid)) for uuid in some}
+        infos = {bare(uuid): rest for uuid, *rest in asking.about("gpu_info", shown.values(), ("uuid", "host", "simulated"))}
+        readings = {gauge: asking.gauge(metric, label, shown.values()) for gauge, (metric, label) in SELECTORS.items()}
+        for uuid, name in shown.items():
+            mine = {gauge: found[name] for gauge, found in readings.items() if name in found}
+            if mine:
+                host, simulated = infos.get(name, ["", ""])
+                rows[uuid] = _rows(mine)
+                gpus.append(_gpu(uuid, host, ranks[uuid], rows[uuid], simulated=simulated == "true"))
+    return HardwareFound(gpus, rows, [uuid for uuid in ranks if uuid not in rows], step_s, list(warnings))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Questions about one time; ``warnings`` collects what the answers lack, once each."""
+
+    prometheus: Prometheus
+    span_unix_ns: tuple[int, int]
+    step_s: float
+    warnings: dict[str, None]
+
+    def about(self, metric: str, uuids: Collection[str], labels: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Values of ``labels`` that a metric had at any moment of the time, of these GPUs."""
+        first, last = self.span_unix_ns
+        seconds = max(1, -(-(last - first) // 10**9))
+        wanted = f"max by ({', '.join(labels)}) (max_over_time({metric}{{{_any_of(uuids)}}}[{seconds}s]))"
+        answer = self.prometheus.query(wanted, at_unix_ns=last)
+        self.warnings.update(dict.fromkeys(answer.warnings))
+        return [tuple(one.labels.get(label, "") for label in labels) for one in answer.series]
+
+    def gauge(self, metric: str, label: str, uuids: Collection[str]) -> dict[str, Series]:
+        """GPU, without the kind of its uuid, to its readings, whichever and how many exporters and jobs show it."""
+        picked = ", ".join(part for part in (_any_of(uuids), label) if part)
+        answer = self.prometheus.query_range(
+            f"max by (uuid) ({metric}{{{picked}}})", span_unix_ns=self.span_unix_ns, step_s=self.step_s
+        )
+        self.warnings.update(dict.fromkeys(answer.warnings))
+        return {bare(one.labels.get("uuid", "")): one for one in answer.series}
+
+
+def _rows(found: Mapping[str, Series]) -> Rows:
+    """The gauges of one GPU at the times at which any is known."""
+    unix_ns = np.unique(np.concatenate([one.unix_ns for one in found.values()]))
+    rows: Rows = np.empty(len(unix_ns), ROW)
+    rows["unix_ns"] = unix_ns
     for gauge in GAUGES:
-        rows[gauge] = series.values.get(gauge, np.nan)
+        rows[gauge] = np.nan
+        if gauge in found:
+            rows[gauge][np.searchsorted(unix_ns, found[gauge].unix_ns)] = found[gauge].values
     return rows
 
 
-def _gpu(series: HardwareSeries, host: str, rows: Rows) -> Gpu:
+def _gpu(uuid: str, host: str, ranks: Collection[int], rows: Rows, *, simulated: bool) -> Gpu:
     known = {gauge: rows[gauge][np.isfinite(rows[gauge])] for gauge in GAUGES}
     return Gpu(
-        gpu_uuid=series.gpu_uuid,
+        gpu_uuid=uuid,
         host=host,
-        ranks=sorted(series.ranks),
+        ranks=sorted(ranks),
         samples=len(rows),
         first_unix_ns=int(rows["unix_ns"][0]),
         last_unix_ns=int(rows["unix_ns"][-1]),
@@ -79,5 +171,21 @@ def _gpu(series: HardwareSeries, host: str, rows: Rows) -> Gpu:
             for gauge, values in known.items()
             if len(values)
         },
-        simulated=series.simulated,
+        simulated=simulated,
     )
+
+
+def _any_of(uuids: Collection[str]) -> str:
+    """Matches these GPUs, whatever CUDA calls a MIG device: it does not say that it is one.
+
+    Of a uuid only letters, digits and dashes are asked for: nothing else is in one, and nothing can break out of the expression.
+    """
+    names = dict.fromkeys(
+        "".join(char for char in bare(uuid) if char.isascii() and (char.isalnum() or char == "-")) for uuid in uuids
+    )
+    return 'uuid=~"{}"'.format("|".join(f"{kind}{name}" for name in names for kind in ("GPU-", "MIG-", "")))
+
+
+def _some(everything: list[str], at_once: int) -> Iterator[list[str]]:
+    for first in range(0, len(everything), at_once):
+        yield everything[first : first + at_once]

@@ -16,6 +16,7 @@ from rankscope.analysis.traces import read_trace
 from rankscope.analysis.work import COMMUNICATION, COMPUTE, work_events
 from rankscope.dashboards.data.lanes import Kind, Numbers
 from rankscope.dashboards.data.window_data import Events
+from rankscope.dashboards.inert import MAX_TEXT, shown
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
 
@@ -45,7 +46,7 @@ class RawEvents:
         try:
             trace = read_trace(file, detail=False)
         except InputError as error:
-            self.problems.append(str(error))
+            self.problems.append(shown(str(error), MAX_TEXT))
             return
         found = work_events(trace)
         if (before := self.work.get(rank)) is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -11,14 +10,14 @@ import msgspec
 from rankscope.alerts.replay import How
 from rankscope.alerts.replay_result import Replay
 from rankscope.alerts.run_replay import replay_alerts
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.inert import inert_record
-from rankscope.runs.errors import InputError
 
 REPLAY: Final = "replay.json"
 
 
-def make_replay(run: Path, folder: Path, tell: Callable[[Progress], None]) -> None:
+def make_replay(run: Path, folder: Path, tell: Tell) -> None:
     """Replay the watcher and the shipped rules of Prometheus over ``run``, into ``folder``.
 
     Raises ``RankscopeError``, and ``OSError`` for what cannot be written.
@@ -33,7 +32,4 @@ def make_replay(run: Path, folder: Path, tell: Callable[[Progress], None]) -> No
 
 def read_replay(folder: Path) -> Replay:
     """What was written. Raises ``InputError``."""
-    try:
-        return msgspec.json.decode((folder / REPLAY).read_bytes(), type=Replay)
-    except (OSError, msgspec.DecodeError) as error:
-        raise InputError(folder, f"the cached replay cannot be read: {error}") from error
+    return read_json(folder / REPLAY, Replay, "the cached replay")

@@ -13,7 +13,7 @@ from rankscope.dashboards.data.blame import BlameBook
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.scenarios import Scenarios
-from rankscope.dashboards.data.source import RunSource, RunSummary, StepMatrices
+from rankscope.dashboards.data.source import RunSource, RunSummary, Stale, StepMatrices
 from rankscope.dashboards.data.topology import Topology
 from rankscope.dashboards.data.trend import Trend
 from rankscope.runs.errors import RankscopeError
@@ -28,6 +28,11 @@ class RunData:
 
     source: RunSource
     summary: RunSummary
+
+    @cached_property
+    def stale(self) -> Stale | None:
+        """Whether what is shown of it is older than it should be."""
+        return self.source.stale(self.summary.run_id)
 
     @cached_property
     def analysis(self) -> Analysis:
@@ -69,7 +74,7 @@ class RunData:
         """What happened to these GPUs."""
         return self.source.events(self.summary.run_id)
 
-    @property
+    @cached_property
     def alerts(self) -> AlertsFound:
         """Alerts about the run, its GPUs and its hosts. What cannot be read is a problem among them."""
         found = self.source.alerts(self.summary.run_id)
@@ -80,7 +85,7 @@ class RunData:
         gpus, hosts = {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}, {rank.host for rank in ranks if rank.host}
         return about_run(found, self.summary.run_id, gpus=gpus, hosts=hosts)
 
-    @property
+    @cached_property
     def trend(self) -> Trend:
         """All ranks together, step by step."""
         return self.source.trend(self.summary.run_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,7 +13,9 @@ from rankscope.analysis.whatif.combinations import Combinations, combinations, r
 from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.analysis.whatif.run_answer import whatif_with_chain
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.whole import read_json
+from rankscope.dashboards.inert import inert_record
 from rankscope.runs.errors import InputError
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
@@ -44,7 +45,7 @@ class Scenarios:
     """``None``: only what ``answer`` has, one part at a time; profiled steps do not tell more."""
 
 
-def make_scenarios(run: Path, folder: Path, tell: Callable[[Progress], None]) -> None:
+def make_scenarios(run: Path, folder: Path, tell: Tell) -> None:
     """Play the last attempt of ``run``, into ``folder``. Raises ``InputError``, and ``OSError`` for what cannot be written."""
     now = time.time_ns()
     reader = RunReader(run)
@@ -66,13 +67,13 @@ def make_scenarios(run: Path, folder: Path, tell: Callable[[Progress], None]) ->
         currency=reader.info.currency,
         made_unix_ns=now,
     )
-    (folder / SCENARIOS).write_bytes(msgspec.json.encode(answer))
+    (folder / SCENARIOS).write_bytes(msgspec.json.encode(inert_record(answer)))
 
 
 def read_scenarios(folder: Path) -> Scenarios:
     """What ``make_scenarios`` wrote. Raises ``InputError``."""
+    answer = read_json(folder / SCENARIOS, Answer, "the cached what-if")
     try:
-        answer = msgspec.json.decode((folder / SCENARIOS).read_bytes(), type=Answer)
         return Scenarios(answer, read_combinations(folder))
     except (OSError, ValueError) as error:
         raise InputError(folder, f"the cached what-if cannot be read: {error}") from error

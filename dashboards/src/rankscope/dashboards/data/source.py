@@ -46,12 +46,22 @@ class NotReadyError(RankscopeError):
         super().__init__(progress.sentence)
 
 
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Of a run that goes on, nothing newer can be shown."""
+
+    as_of_unix_ns: int
+    """When what is shown was worked out."""
+    why: str
+    """Why it could not be done since; one line."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """What is known of a run without analysing it."""
 
     run_id: str
-    """Unique within its source; an unreadable run goes by its folder's name."""
+    """Unique within its source; an unreadable run goes by its folder's name, or by its path where that is the id of another."""
     name: str
     path: str
     revision: str
@@ -127,6 +137,9 @@ class RunSource(Protocol):
         """Changes when ``analysis`` and ``steps`` answer something else than before; of a run that goes on that is a while after
         its files changed. Raises ``RankscopeError``.
         """
+
+    def stale(self, run_id: str) -> Stale | None:
+        """Whether what is shown of a run is older than it should be; does not wait for it. Raises ``RankscopeError``."""
 
     def analysis(self, run_id: str) -> Analysis:
         """The verdict and its evidence. Raises ``RankscopeError``."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rankscope.dashboards.data.metrics import worst_of
 from rankscope.dashboards.data.source import Part
+from rankscope.dashboards.data.whole import replace_file
 from rankscope.runs.errors import InputError
 
 BLOCK_STEPS: Final = 256
@@ -59,7 +60,7 @@ class Tiles:
             self.meta = msgspec.json.decode((folder / _META).read_bytes(), type=TilesMeta)
             self.steps: NDArray[np.int64] = np.fromfile(folder / f"steps.{self.meta.generation}.i64", np.int64, self.meta.columns)
             whole = len(self.steps) == self.meta.columns and all(map(self._is_whole, self.meta.metrics))
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:
             raise InputError(folder, f"cached matrices cannot be read: {error}") from error
         if not whole:
             raise InputError(folder, "cached matrices cannot be read: they are cut off")
@@ -92,12 +93,6 @@ class Tiles:
     def metrics(self) -> Sequence[str]:
         """Those of which anything is known."""
         return self.meta.metrics
-
-    def of_rank(self, metric: str, row: int) -> Values:
-        """All columns of one row."""
-        if metric not in self.meta.metrics:
-            return np.full(self.meta.columns, np.nan, np.float32)
-        return self._blocks(metric, 1)[:, row].reshape(-1)[: self.meta.columns]
 
     def _is_whole(self, metric: str) -> bool:
         values = _blocks_of(self.meta.columns) * len(self.meta.ranks) * BLOCK_STEPS
@@ -200,9 +195,7 @@ class TileWriter:
         steps = f"steps.{self._generation}.i64"
         self._steps.tofile(self.folder / steps)
         meta = TilesMeta(self._ranks, len(self._steps), sorted(self._metrics), self._generation)
-        temporary = self.folder / f".{_META}"
-        temporary.write_bytes(msgspec.json.encode(meta))
-        temporary.replace(self.folder / _META)
+        replace_file(self.folder / _META, msgspec.json.encode(meta))
         for file in self.folder.glob("*.*.*"):
             if f".{self._generation}." not in file.name and file.suffix in (".f32", ".i64"):
                 file.unlink(missing_ok=True)
@@ -250,7 +243,7 @@ def _generation(folder: Path) -> int:
     """Of what another writer has left there."""
     try:
         return msgspec.json.decode((folder / _META).read_bytes(), type=TilesMeta).generation
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):
         return 0
 
 

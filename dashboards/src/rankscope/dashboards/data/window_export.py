@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.runs.paths import attempt_dir
 
 EXPORT: Final = "window.json.gz"
@@ -17,7 +16,7 @@ _QUICK: Final = 5
 """Level of compression: beyond it a file gets a few percent smaller in twice the time."""
 
 
-def export_window(run: Path, attempt: int, steps: range, folder: Path, tell: Callable[[Progress], None]) -> None:
+def export_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tell) -> None:
     """Write ``EXPORT``. The verdict is left out: it is of the whole run. Raises ``RankscopeError`` and ``OSError``."""
 
     def progress(what: str, done: int, of: int) -> None:

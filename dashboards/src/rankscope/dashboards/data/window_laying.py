@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from rankscope.analysis.perfetto.run_source import shared_by_hosts
 from rankscope.analysis.perfetto.source import clock_of
 from rankscope.analysis.reduce import Reduction
 from rankscope.dashboards.data.lanes import NOBODY, Numbers, Parts, Recorded, joined, parts_of
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.raw_events import RawEvents, kept_files
 from rankscope.dashboards.data.window_data import Calls, Collective, WindowAbout, WindowData, write_window
 from rankscope.runs.errors import InputError
@@ -32,7 +32,7 @@ _APART_NS: Final = 60_000_000_000
 """Ranks of one window are not further apart: what is, has a clock that could not be corrected."""
 
 
-def derive_window(run: Path, attempt: int, steps: range, folder: Path, tell: Callable[[Progress], None]) -> None:
+def derive_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tell) -> None:
     """Write what ``read_window`` reads. Raises ``RankscopeError`` and ``OSError``."""
     reader = RunReader(run)
     everybody = reader.ranks(attempt)

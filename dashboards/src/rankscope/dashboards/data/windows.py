@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from rankscope.analysis.possible import is_possible_breakdown, is_possible_step
-from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.whole import read_json
 from rankscope.runs.control import MAX_STEPS
-from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepRecord
 
 WINDOWS: Final = "windows.json"
 
-CAPTURED: Final = ("windows", "collectives", "plan")
-"""How the names of files begin that tell of windows."""
+CAPTURED: Final = ("windows", "collectives", "plan", "window-")
+"""How the names of files begin that tell of windows; the last are raw traces, which may be there later than the others."""
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -52,7 +51,7 @@ class Windows(msgspec.Struct, frozen=True):
         return next(named, self.windows[-1] if self.windows else None)
 
 
-def find_windows(run: Path, folder: Path, tell: Callable[[Progress], None]) -> None:
+def find_windows(run: Path, folder: Path, tell: Tell) -> None:
     """Write what windows ``run`` has into ``folder``. Raises ``RankscopeError`` and ``OSError``."""
     reader = RunReader(run)
     found = Windows(0)
@@ -91,7 +90,4 @@ def steps_of(run: Path, rank: int, window: Window) -> list[StepRecord]:
 
 def read_windows(folder: Path) -> Windows:
     """What ``find_windows`` wrote. Raises ``InputError``."""
-    try:
-        return msgspec.json.decode((folder / WINDOWS).read_bytes(), type=Windows)
-    except (OSError, msgspec.DecodeError) as error:
-        raise InputError(folder, f"the cached list of windows cannot be read: {error}") from error
+    return read_json(folder / WINDOWS, Windows, "the cached list of windows")

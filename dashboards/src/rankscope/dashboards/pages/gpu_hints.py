@@ -9,8 +9,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from rankscope.dashboards.data.events import Events
-from rankscope.dashboards.data.hardware import Gpu
-from rankscope.dashboards.data.readings import Readings
+from rankscope.dashboards.data.hardware import Gpu, Hardware
 from rankscope.dashboards.pages.pieces import badge
 from rankscope.dashboards.pages.wording import count, moment
 
@@ -20,9 +19,9 @@ STALE_NS: Final = 60 * 10**9
 _NAMED: Final = 8
 
 
-def gpu_hints(readings: Readings, events: Events, steps: tuple[int, int] | None) -> list[Component]:
+def gpu_hints(hardware: Hardware, events: Events, steps: tuple[int, int] | None) -> list[Component]:
     """What is shown and what is not, the source first; without any samples how to get them."""
-    gpus, index = readings.hardware.gpus, readings.hardware.index
+    gpus, index = hardware.gpus, hardware.index
     if not gpus:
         return [
             html.P(["Nothing is known of this run's GPUs: ", index.why_none or "there are no samples", "."]),
@@ -46,24 +45,24 @@ def gpu_hints(readings: Readings, events: Events, steps: tuple[int, int] | None)
     hosts = len({gpu.host for gpu in gpus})
     shown = "" if steps is None else f" Shown: steps {steps[0]:,} to {steps[1]:,}."
     where = f"{count(len(gpus), 'GPU')} on {count(hosts, 'host')}"
-    source = f"Source: {readings.origin}. {where}, {moment(first)} to {moment(last)}.{shown}"
+    source = f"Source: {hardware.origin}. {where}, {moment(first)} to {moment(last)}.{shown}"
     simulated = [badge("Simulated GPUs", tone="simulated", title="These readings are made up")]
-    said = list(_said(readings, events, last))
+    said = list(_said(hardware, events, last))
     return [
         html.P([*(simulated if any(gpu.simulated for gpu in gpus) else []), " ", source], className="help"),
         *([html.Ul([html.Li(line) for line in said], className="help")] if said else []),
     ]
 
 
-def _said(readings: Readings, events: Events, last: int | None) -> Iterator[str]:
-    gpus, index = readings.hardware.gpus, readings.hardware.index
+def _said(hardware: Hardware, events: Events, last: int | None) -> Iterator[str]:
+    gpus, index = hardware.gpus, hardware.index
     if index.unsampled_ranks:
         yield f"No samples of the GPUs of {_ranks(index.unsampled_ranks)}: rankscope exporter must run on their hosts, too."
     yield from (f"Samples are missing now and then: {reason}." for reason in index.missing)
     stale = [gpu for gpu in gpus if last is not None and gpu.last_unix_ns is not None and last - gpu.last_unix_ns > STALE_NS]
     if stale:
         yield f"Stale: the newest sample of {_gpus(stale)} is more than a minute older than that of the others."
-    clock = readings.hardware.clock
+    clock = hardware.clock
     if last is not None and clock is not None and int(clock.starts_ns[-1]) - last > STALE_NS:
         yield f"Stale: the newest sample of all is of {moment(last)}, the last step began {moment(int(clock.starts_ns[-1]))}."
     if some := [gpu for gpu in gpus if gpu.parent_uuid is not None]:

@@ -29,7 +29,7 @@ def run_page(run: RunData, view: View, search: str | None, config: DashboardConf
     return html.Div(
         [
             html.Header(run_head(run), id="run-head", className="run-page-head"),
-            html.P(id="run-away", className="reason", role="status"),
+            html.P(stale_note(run), id="run-away", className="reason", role="status"),
             html.Nav(
                 view_links(summary.run_id, view.slug, state), id="views", className="views", **aria(label="Views of the run")
             ),
@@ -62,6 +62,11 @@ def shown(run: RunData, view: View) -> dict[str, str]:
         "version": run.source.version(summary.run_id),
         "status": summary.status,
     }
+
+
+def stale_note(run: RunData) -> str:
+    """Why what is shown is older than it should be; ``""`` where it is not."""
+    return "" if run.stale is None else wording.not_renewed(run.stale)
 
 
 def run_head(run: RunData) -> list[Component]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankscope.dashboards.data.brief import Brief
-from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary
+from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary, Stale
 from rankscope.dashboards.inert import shown
 from rankscope.dashboards.pages import wording
 from rankscope.dashboards.pages.grid import number_column, text_column
@@ -68,14 +68,14 @@ def asked_row(source: RunSource, run: RunSummary, *, follow: bool = True) -> dic
     if run.status == "live" and not follow:
         return {**run_row(run, None), "verdict": "Open it to see its verdict.", "ask": False}
     try:
-        return run_row(run, source.brief(run.run_id))
+        return run_row(run, source.brief(run.run_id), source.stale(run.run_id))
     except NotReadyError as error:
         return {**run_row(run, None), "verdict": f"{error.progress.sentence} …"}
     except RankscopeError as error:
         return {**run_row(run, None), "verdict": str(error), "kind": "No verdict", "tone": "unknown", "ask": False}
 
 
-def run_row(run: RunSummary, brief: Brief | None) -> dict[str, Any]:
+def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) -> dict[str, Any]:
     """What is not known is left out, which keeps long lists small; ``ask``: its verdict has to be asked for."""
     row: dict[str, Any] = {
         "id": run.run_id,
@@ -96,7 +96,7 @@ def run_row(run: RunSummary, brief: Brief | None) -> dict[str, Any]:
         "ranks": run.world_size or run.ranks or None,
         "hosts": run.hosts or None,
         "hours": _hours(run),
-        "health": _health(run, brief),
+        "health": _health(run, brief, stale),
         "ask": True if brief is None else None,
     }
     if brief is not None:
@@ -125,11 +125,13 @@ def _hours(run: RunSummary) -> float | None:
     return round((run.last_write_unix_ns - run.start_unix_ns) / 3.6e12, 4)
 
 
-def _health(run: RunSummary, brief: Brief | None) -> str | None:
+def _health(run: RunSummary, brief: Brief | None, stale: Stale | None) -> str | None:
     """What is wrong with it, the worst first; ``None`` while that is not known."""
     wrong = [run.losses] if run.losses else []
     if run.unrecorded:
         wrong.append(f"recorder off: {run.unrecorded}")
+    if stale is not None:
+        wrong.append(wording.not_renewed(stale))
     if brief is not None and brief.warning is not None:
         more = f" (and {brief.warnings - 1} more)" if brief.warnings > 1 else ""
         wrong.append(f"{brief.warning}{more}")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from rankscope.analysis.result import Cause, Kind
-from rankscope.dashboards.data.source import Status
+from rankscope.dashboards.data.source import Stale, Status
 
 UNKNOWN: Final = "not known"
 
@@ -112,6 +112,11 @@ def moment(unix_ns: int | None) -> str:
         return f"{datetime.fromtimestamp(unix_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
         return UNKNOWN  # a number, but no time of this calendar
+
+
+def not_renewed(stale: Stale) -> str:
+    """That something older is shown, as of when, and why."""
+    return f"As of {moment(stale.as_of_unix_ns)}; nothing newer could be read, and it is tried again: {stale.why}"
 
 
 def count(number: int, noun: str) -> str:

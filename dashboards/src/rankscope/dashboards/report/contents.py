@@ -12,10 +12,11 @@ import plotly.io.json  # type: ignore[import-untyped]
 from dash import html
 from dash.development.base_component import Component
 
+from rankscope.dashboards.callbacks.drawing import instead
 from rankscope.dashboards.callbacks.saving import csv_of
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table
-from rankscope.dashboards.figures.frame import GRAPH_CONFIG, note
+from rankscope.dashboards.figures.drawn import Drawn, Table
+from rankscope.dashboards.figures.frame import GRAPH_CONFIG
 from rankscope.dashboards.figures.palette import PALETTES, Palette
 from rankscope.dashboards.pages.run_page import about
 from rankscope.dashboards.report.schemes import differences
@@ -97,10 +98,10 @@ class Contents:
         try:
             return view.figures[name](self.run, self.state, colors)
         except RankscopeError as error:
-            return Drawn(note(str(error), colors), NO_TABLE, str(error))
+            return instead(str(error), colors)
         except Exception as error:  # noqa: BLE001  as above
             self._fault(f"{view.label}, figure {name}", error)
-            return Drawn(note(OUR_FAULT, colors), NO_TABLE, OUR_FAULT)
+            return instead(OUR_FAULT, colors)
 
     def _fault(self, where: str, error: Exception) -> None:
         if not any(fault.startswith(f"{where}: ") for fault in self.faults):

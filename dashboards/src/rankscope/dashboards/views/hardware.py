@@ -17,7 +17,6 @@ from rankscope.dashboards.data.events import HardwareEvent
 from rankscope.dashboards.data.gpu_columns import TimeColumns, figures_of, means_in, source_of, time_columns, worst_in
 from rankscope.dashboards.data.hardware import Gpu, Hardware
 from rankscope.dashboards.data.metrics import METRICS, Metric, of_origin, why_unknown
-from rankscope.dashboards.data.readings import Readings, readings_of
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.figures.binning import bin_worst
 from rankscope.dashboards.figures.cells import CellRows
@@ -44,12 +43,8 @@ _FOUND_NONE: Final = "no samples of its GPUs"
 class _Shown:
     """What all pieces of the view start from."""
 
-    readings: Readings
+    hardware: Hardware
     columns: TimeColumns
-
-    @property
-    def hardware(self) -> Hardware:
-        return self.readings.hardware
 
     @property
     def simulated(self) -> str:
@@ -63,10 +58,9 @@ class _Shown:
 
 
 def _shown(run: RunData, state: PageState) -> _Shown:
-    readings = readings_of(run)
-    if not readings.hardware.gpus:
-        raise RankscopeError(f"Nothing is known of this run's GPUs: {readings.hardware.index.why_none or _FOUND_NONE}")
-    return _Shown(readings, time_columns(readings.hardware, state.steps))
+    if not run.hardware.gpus:
+        raise RankscopeError(f"Nothing is known of this run's GPUs: {run.hardware.index.why_none or _FOUND_NONE}")
+    return _Shown(run.hardware, time_columns(run.hardware, state.steps))
 
 
 def _gauge(state: PageState) -> tuple[str, Metric]:
@@ -270,8 +264,7 @@ def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:
 
 
 def _hints(run: RunData, state: PageState) -> list[Component]:
-    readings = readings_of(run)
-    return gpu_hints(readings, run.events, state.steps)
+    return gpu_hints(run.hardware, run.events, state.steps)
 
 
 def _racks_hint(racks: bool) -> list[Component]:
@@ -291,7 +284,7 @@ def _with_gpu(state: PageState, gpu: Gpu) -> PageState:
 
 
 def _pick_row(run: RunData, state: PageState, row: str) -> PageState:
-    return _with_gpu(state, next(gpu for gpu in readings_of(run).hardware.gpus if gpu.gpu_uuid == row))
+    return _with_gpu(state, next(gpu for gpu in run.hardware.gpus if gpu.gpu_uuid == row))
 
 
 def _pick_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
@@ -313,7 +306,7 @@ def _pick_host(_run: RunData, state: PageState, point: Mapping[str, Any]) -> Pag
 
 
 def _layout(run: RunData, state: PageState) -> list[Component]:
-    known = {gauge for gpu in readings_of(run).hardware.gpus for gauge in gpu.gauges}
+    known = {gauge for gpu in run.hardware.gpus for gauge in gpu.gauges}
     return [
         part("gpu-hints", _hints(run, state)),
         section(

@@ -1,0 +1,170 @@
+"""Which runs a folder has, and how each is doing: what there is to know without analysing it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from rankscope.alerts.watched_run import discover
+from rankscope.dashboards.data.footprint import Footprint, footprint, leads_out
+from rankscope.dashboards.data.memo import Memo
+from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
+from rankscope.dashboards.inert import MAX_TEXT, shown
+from rankscope.runs.errors import InputError, RankscopeError
+from rankscope.runs.reader import RunReader, is_visible_run
+from rankscope.runs.world_size import told_world_size
+
+SILENT_AFTER_S: Final = 120.0
+"""A run whose ranks have not ended is called silent when nothing was written for this long."""
+
+_KEPT: Final = 1 << 15
+"""More runs than that in one folder are read anew each time they are listed."""
+
+
+class RunFolder:
+    """A run directory, or a folder whose sub-folders are run directories.
+
+    For ``look_again_s`` a run is taken to be as it was: looking at the files of 1,024 ranks takes 50 ms, and a page asks many
+    times. Raises ``InputError`` when ``path`` is not a folder, or one that may not be looked into.
+    """
+
+    def __init__(self, path: Path, *, clock_s: Callable[[], float], look_again_s: float) -> None:
+        try:
+            if not path.exists():
+                raise InputError(path, "no such file or folder")
+            if not path.is_dir():
+                raise InputError(path, "not a folder: give a run directory, or a folder of run directories")
+            discover(path)
+        except OSError as error:
+            raise InputError(path, error.strerror or str(error)) from error
+        self.path = path.resolve()
+        self._leads_out = f"a symbolic link that leads out of {self.path}"
+        self._clock_s = clock_s
+        self._look_again_s = look_again_s
+        self._looked: dict[str, tuple[float, Footprint]] = {}
+        self._where: dict[str, Path] = {}
+        """Folder in which a run was last seen, so that asking for one run does not look at all."""
+        self._summaries: Memo[RunSummary] = Memo(_KEPT)
+
+    def runs(self) -> list[RunSummary]:
+        """All runs: those that are live, then the others, the newest first.
+
+        Of two folders with the same run id the second is reported as a problem.
+        """
+        found: dict[str, RunSummary] = {}
+        problems: list[tuple[RunSummary, str]] = []
+        for summary in map(self._summary, self._folders()):
+            if summary.problem is not None:
+                problems.append((summary, summary.problem))
+            elif (first := found.setdefault(summary.run_id, summary)) is not summary:
+                problems.append((summary, f"{summary.path}: has the same run id ({summary.run_id}) as {first.path}"))
+        self._where.update({run.run_id: Path(run.path) for run in found.values()})
+        for summary, problem in problems:
+            run = _unreadable(Path(summary.path), summary.revision, problem)
+            # The name of its folder may be the id of another.
+            run_id = run.path if run.run_id in found else run.run_id
+            found[run_id] = replace(run, run_id=run_id)
+        return sorted(found.values(), key=lambda run: (run.status == "live", run.start_unix_ns or 0, run.run_id), reverse=True)
+
+    def summary(self, run_id: str) -> RunSummary:
+        """One run as it is now."""
+        folder = self._where.get(run_id)
+        if folder is not None and is_visible_run(folder):
+            summary = self._summary(folder)
+            if summary.run_id == run_id and summary.problem is None:
+                return summary
+        for summary in self.runs():
+            if summary.run_id == run_id:
+                return summary
+        raise UnknownRunError(f"there is no run {run_id!r} in {self.path}")
+
+    def _folders(self) -> list[Path]:
+        try:
+            return discover(self.path)
+        except OSError as error:
+            raise InputError(self.path, error.strerror or str(error)) from error
+
+    def _summary(self, folder: Path) -> RunSummary:
+        if leads_out(folder, self.path):
+            return _unreadable(folder, "outside", f"{folder}: {self._leads_out}. Nothing of it is shown")
+        print_ = self._footprint(folder)
+        if print_.outside is not None:
+            problem = f"{folder / print_.outside}: {self._leads_out}. Nothing of this run is shown"
+            return _unreadable(folder, f"outside {print_.revision}", problem)
+        read = self._summaries.get(str(folder), print_.revision, lambda: _summed_up(folder, print_))
+        if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
+            # Decided on every call: silence is what does not change the files.
+            return replace(read, status="silent")
+        return read
+
+    def _footprint(self, folder: Path) -> Footprint:
+        now = time.monotonic()
+        held = self._looked.get(str(folder))
+        if held is not None and now - held[0] < self._look_again_s:
+            return held[1]
+        print_ = footprint(folder, within=self.path)
+        self._looked[str(folder)] = (time.monotonic(), print_)
+        return print_
+
+
+def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
+    try:
+        reader = RunReader(folder)
+        attempts = reader.attempts()
+        last = attempts[-1] if attempts else 0
+        ranks = reader.ranks(last) if attempts else []
+        infos = list(reader.infos(last).values()) if attempts else []
+        attempt = reader.attempt(last) if attempts else None
+    except RankscopeError as error:
+        return _unreadable(folder, print_.revision, str(error))
+    losses = ", ".join(
+        f"{_named(ended, len(infos))} {word}"
+        for reason, word in (("crash", "crashed"), ("killed", "killed"))
+        if (ended := [info.rank for info in infos if info.end_reason == reason])
+    )
+    unrecorded = [info.rank for info in infos if info.end_reason == "disabled"]
+    status: Status = "live"
+    if not ranks:
+        status = "starting"
+    elif infos and all(info.end_reason is not None for info in infos):
+        status = "failed" if losses else "finished"
+    return RunSummary(
+        run_id=reader.info.run_id,
+        name=shown(reader.info.name),
+        path=str(folder),
+        revision=print_.revision,
+        status=status,
+        start_unix_ns=reader.info.start_unix_ns,
+        last_write_unix_ns=print_.newest_unix_ns,
+        world_size=told_world_size(attempt, infos),
+        ranks=len(ranks),
+        hosts=len({info.host for info in infos}),
+        attempts=len(attempts),
+        simulated=reader.info.simulated,
+        losses=losses or None,
+        unrecorded=_named(unrecorded, len(infos)) if unrecorded else None,
+    )
+
+
+def _named(ranks: list[int], of: int) -> str:
+    """``rank 1``, ``ranks 0, 2 and 3``, ``ranks 0, 1, 2 and 5 more``, ``all 8 ranks``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) == of:
+        return f"all {of:,} ranks"
+    shown, rest = (ranks[:-1], str(ranks[-1])) if len(ranks) <= 4 else (ranks[:3], f"{len(ranks) - 3:,} more")
+    return f"ranks {', '.join(map(str, shown))} and {rest}"
+
+
+def _unreadable(folder: Path, revision: str, problem: str) -> RunSummary:
+    return RunSummary(
+        run_id=folder.name,
+        name=shown(folder.name),
+        path=str(folder),
+        revision=revision,
+        status="unreadable",
+        problem=shown(problem, MAX_TEXT),
+    )
