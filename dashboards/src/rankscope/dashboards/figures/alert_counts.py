@@ -12,7 +12,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from rankscope.dashboards.data.alert_record import AlertRecord
 from rankscope.dashboards.figures.alert_times import NONE, alert_table
 from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn
-from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.frame import framed, hatched, legend_above, note
 from rankscope.dashboards.figures.palette import Palette
 
 MOST_BARS: Final = 60
@@ -53,7 +53,8 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
         )
     highest = max(Counter(_bin(alert.started_unix_ns, width_s) for alert in alerts).values())
     framed(figure, colors, height=240)
-    figure.update_layout(barmode="stack", showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    figure.update_layout(barmode="stack")
+    legend_above(figure)
     figure.update_xaxes(type="date", title_text="time (UTC)")
     figure.update_yaxes(title_text=f"alerts per {words}", rangemode="tozero", tickformat=",d", dtick=1 if highest <= 8 else None)
     firing = sum(alert.state == "firing" for alert in alerts)

@@ -10,7 +10,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from rankscope.alerts.replay_result import Replay, Replayed, Spell
 from rankscope.dashboards.figures.alert_times import moment
 from rankscope.dashboards.figures.drawn import Drawn, Table
-from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.inert import plotly_text
@@ -108,16 +108,10 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette) -> Drawn:
     )
     margin = max(10**9, (end - replay.start_unix_ns) // 50)
     framed(figure, colors, height=100 + 30 * max(len(rows), 2))
-    figure.update_layout(barmode="overlay", bargap=0.35, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    figure.update_layout(barmode="overlay", bargap=0.35)
+    legend_above(figure)
     figure.update_xaxes(type="date", title_text="time (UTC)", range=[moment(replay.start_unix_ns - margin), moment(end + margin)])
-    figure.update_yaxes(
-        tickmode="array",
-        tickvals=list(range(len(rows))),
-        ticktext=[plotly_text(row) for row in rows],
-        range=[len(rows) - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-    )
+    rows_axis(figure, [plotly_text(row) for row in rows])
     fired = sum(spell.fired_unix_ns is not None for _, spell in spells)
     says = f"Alerts that would have fired: {fired}; pending without firing: {len(spells) - fired}."
     return Drawn(figure, table, says)

@@ -166,7 +166,7 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
             "From the ideal step to the actual one: each part begins where the one before it ends. What is not known is said; "
             "its time is then in what is unexplained.",
             [
-                figure("waterfall", "Bars of the parts of a step, one below the other", height=370),
+                figure("waterfall", "Bars of the parts of a step, one below the other", height=430),
                 part("waterfall-parts", _parts(run, state)),
             ],
         ),
