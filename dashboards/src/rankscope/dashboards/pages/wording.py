@@ -62,6 +62,9 @@ STATUS_LABELS: Final[dict[Status, str]] = {
     "unreadable": "Unreadable",
 }
 
+GOING_ON: Final[frozenset[Status]] = frozenset({"starting", "live", "silent"})
+"""Statuses of runs that may have ranks at work."""
+
 
 def percent(share: float | None, *, digits: int = 0) -> str:
     """``0.38`` -> ``38%``."""

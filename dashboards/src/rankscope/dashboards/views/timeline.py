@@ -23,7 +23,7 @@ from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.timeline import LOOKS, Lanes, cut, kind_label, timeline
 from rankscope.dashboards.pages.capture_panel import capture_panel, export_panel
 from rankscope.dashboards.pages.live import figure, not_yet, part, rank_choice, select
-from rankscope.dashboards.pages.pieces import advice, legend, section
+from rankscope.dashboards.pages.pieces import advice, legend, section, unbroken
 from rankscope.dashboards.pages.wording import moment
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.timeline_lanes import described, lanes_of, representatives
@@ -182,7 +182,7 @@ def _facts(run: RunData, state: PageState) -> list[Component]:
             ],
             className="tools",
         ),
-        *(html.P(line, className="help") for line in lines),
+        *(html.P(unbroken(line), className="help") for line in lines),
     ]
 
 
