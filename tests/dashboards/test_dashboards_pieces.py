@@ -22,7 +22,8 @@ def test_options_of_a_command_are_not_broken_over_lines() -> None:
 
 
 def test_a_long_name_is_cut_off_in_a_link_and_said_in_full_beside_it() -> None:
-    short, long = run_link("run 1", "bert"), run_link("run-2", "w" * 300)
+    short: Any = run_link("run 1", "bert")
+    long: Any = run_link("run-2", "w" * 300)
     assert (short.children, short.href, short.title) == ("bert", "/run/run%201", None)
     assert len(long.children) == 80
     assert long.title == "w" * 300
