@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 from rankscope.analysis.waterfall_result import MEANING, Waterfall, WaterfallPart
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend
-from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table
+from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table, cell
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.trend import course_of, rate_line, rate_name, trend_lines
 from rankscope.dashboards.figures.units import duration
@@ -95,7 +95,7 @@ def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
     columns = ("step", "steps", *wall, "own time of the slowest rank [us]", "slowest rank")
     rows = [
         (
-            int(step), course.steps_per_point, *map(_cell, course.wall_us[:, at]), _cell(course.highest_own_us[at]),
+            int(step), course.steps_per_point, *map(cell, course.wall_us[:, at]), cell(course.highest_own_us[at]),
             None if course.slowest[at] < 0 else int(course.slowest[at]),
         )
         for at, step in enumerate(course.steps)
@@ -122,7 +122,7 @@ def _rate(run: RunData, state: PageState, colors: Palette) -> Drawn:
     says = "How much is done in a step is not known"
     if np.isfinite(rate).any():
         says = f"{name.capitalize()}: typically {per_second(float(np.nanmedian(rate)))}"
-    rows = [(int(step), _cell(value)) for step, value in zip(course.steps, rate, strict=True)]
+    rows = [(int(step), cell(value)) for step, value in zip(course.steps, rate, strict=True)]
     return Drawn(picture, Table(("step", f"{name} per second"), rows), says)
 
 
@@ -132,10 +132,6 @@ def _shown(trend: Trend, state: PageState) -> tuple[int, int]:
         return 0, len(trend.steps)
     first, last = np.searchsorted(trend.steps, (state.steps[0], state.steps[1] + 1)).tolist()
     return first, last
-
-
-def _cell(value: np.floating) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _advice(run: RunData, _state: PageState) -> list[Component]:

@@ -28,7 +28,7 @@ from rankscope.dashboards.pages.rank_table import rank_grid, rank_rows
 from rankscope.dashboards.pages.sheet import save_sheet
 from rankscope.dashboards.pages.step_card import step_card
 from rankscope.dashboards.url_state import DEFAULT_METRIC, PageState, run_path
-from rankscope.dashboards.views.picks import steps_of_drag
+from rankscope.dashboards.views.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.views.view import Help, View
 
 
@@ -158,10 +158,6 @@ def _step(run: RunData, state: PageState) -> list[Component]:
     return step_card(state.rank, state.step, known, run_path(run.summary.run_id, "timeline") + window.search)
 
 
-def _pick_row(_run: RunData, state: PageState, row: str) -> PageState:
-    return replace(state, rank=int(row))
-
-
 _SORTS: Final = {"rank": "Rank", "host": "Host", "imposed": "Wait imposed on others"}
 
 
@@ -212,5 +208,5 @@ VIEW: Final = View(
     parts={"step-card": _step},
     picks={"step-heatmap": _pick},
     zooms={"step-heatmap": steps_of_drag},
-    row_picks={"rank-table": _pick_row},
+    row_picks={"rank-table": rank_of_row},
 )
