@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -12,7 +11,7 @@ from rankscope.dashboards.data.alert_record import AlertRecord, State
 from rankscope.dashboards.figures.drawn import Table
 from rankscope.dashboards.figures.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
-from rankscope.dashboards.figures.units import duration
+from rankscope.dashboards.figures.units import duration, moment
 
 SHOWN: Final = 24
 """Alerts, of one name about the same thing in one row; the table has all of them."""
@@ -99,8 +98,3 @@ def row_label(alert: AlertRecord) -> str:
 
 
 _LONGEST: Final = 48
-
-
-def moment(unix_ns: int) -> str:
-    """A date as axes take it, UTC."""
-    return datetime.fromtimestamp(unix_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -58,7 +58,11 @@ def _rule(state: PageState) -> str | None:
 
 def _replay_times(run: RunData, state: PageState, colors: Palette) -> Drawn:
     rule = _rule(state)
-    return replay_times(run.replay, rule, colors)
+    try:
+        clock = run.hardware.clock
+    except RankscopeError:
+        clock = None  # the times are there all the same
+    return replay_times(run.replay, rule, colors, clock)
 
 
 def _replay(run: RunData, state: PageState) -> list[Component]:
