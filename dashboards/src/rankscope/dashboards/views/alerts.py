@@ -83,7 +83,7 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
             "alert-times",
             "When alerts fired",
             "One row per alert and what it is about. What began or ended together has one cause.",
-            [figure("alert-times", "Bars of the times at which alerts fired")],
+            [figure("alert-times", "Bars of the times at which alerts fired", long=True)],
         ),
         section(
             "alert-list",
@@ -97,7 +97,9 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
             "The watcher and Prometheus' rules over this run, as it grew, also if nobody watched it then. Nobody is told, and "
             "the run is not touched. Of a large run it takes minutes, beside this page; it is kept until the run changes.",
             [
-                figure("replay-times", "Bars of the times at which alerts would have been pending and fired", height=160),
+                figure(
+                    "replay-times", "Bars of the times at which alerts would have been pending and fired", height=160, long=True
+                ),
                 part("alert-replay", when_there("alert-replay", lambda: _replay(run, state))),
             ],
             tools=[select("replay", "Replay", _CHOICES, state, width=230, nothing="choose an alert")],
