@@ -70,6 +70,7 @@ def test_bars_show_when_it_was_pending_and_when_it_fired() -> None:
     pending, fires, marks = drawn.figure.data
     assert (pending.name, list(pending.x), list(pending.y)) == ("Pending", [10_000, 5_000, 10_000], [0, 0, 1])
     assert list(marks.x) == ["2026-09-21 14:14:30", "2026-09-21 14:21:50"]
+    assert [text.split("<br>")[0] for text in drawn.figure.layout.yaxis.ticktext] == ["TrainingStraggler"] * 2
     # What did not end within the replay reaches to its end
     assert (fires.name, list(fires.x), list(fires.y)) == ("Fires", [230_000, 90_000], [0, 1])
     assert pending.marker.pattern.shape != fires.marker.pattern.shape

@@ -109,13 +109,13 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepC
         hoverinfo="skip",
     )
     margin = max(10**9, (end - replay.start_unix_ns) // 50)
-    framed(figure, colors, height=100 + 30 * max(len(rows), 2))
+    framed(figure, colors, height=100 + 38 * max(len(rows), 2))
     figure.update_layout(barmode="overlay", bargap=0.35)
     legend_above(figure)
     figure.update_xaxes(type="date", title_text="time (UTC)", range=[moment(replay.start_unix_ns - margin), moment(end + margin)])
     if clock is not None and len(clock.steps):
         figure.update_xaxes(**_step_ticks(clock), title_text="time (UTC), and the step that began then")
-    rows_axis(figure, [plotly_text(row) for row in rows])
+    rows_axis(figure, ["<br>".join(map(plotly_text, row)) for row in rows])
     fired = sum(spell.fired_unix_ns is not None for _, spell in spells)
     says = f"Alerts that would have fired: {fired}; pending without firing: {len(spells) - fired}."
     return Drawn(figure, table, says)
@@ -132,8 +132,9 @@ def _step_ticks(clock: StepClock) -> dict[str, Any]:
     }
 
 
-def _label(one: Replayed, spell: Spell) -> str:
-    return f"{one.rule} {about(spell)} ({TELLERS[one.source]})"
+def _label(one: Replayed, spell: Spell) -> tuple[str, str]:
+    """In two lines."""
+    return one.rule, f"{about(spell)} ({TELLERS[one.source]})"
 
 
 def _row(one: Replayed, spell: Spell, replay: Replay) -> tuple[str | int | float | None, ...]:
