@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -41,7 +42,7 @@ from rankscope.dashboards.data.comparing import Compared
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware, nothing
 from rankscope.dashboards.data.scenarios import Scenarios
-from rankscope.dashboards.data.source import Part, RunSummary, Stale, StepMatrices, UnknownRunError
+from rankscope.dashboards.data.source import NotReadyError, Part, RunSummary, Stale, StepMatrices, UnknownRunError
 from rankscope.dashboards.data.topology import Place, Topology
 from rankscope.dashboards.data.trend import Trend, trend_of
 from rankscope.dashboards.data.window_data import WindowData
@@ -657,3 +658,19 @@ class Caller:
 def caller() -> type[Caller]:
     """``caller(app)`` makes a client of an app."""
     return Caller
+
+
+@pytest.fixture
+def until_ready() -> Callable[[Callable[[], Any]], Any]:
+    """``until_ready(ask)`` asks again while what is asked for is being made."""
+
+    def wait(ask: Callable[[], Any]) -> Any:
+        end = time.monotonic() + 60.0
+        while True:
+            try:
+                return ask()
+            except NotReadyError:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+
+    return wait

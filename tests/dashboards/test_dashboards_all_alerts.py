@@ -22,8 +22,10 @@ from rankscope.dashboards.data import watched_alerts
 from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.figures.alert_counts import MOST_BARS, alert_counts, bar_width_s
+from rankscope.dashboards.figures.alert_times import alert_times
 from rankscope.dashboards.figures.palette import PALETTES
 from rankscope.dashboards.pages import alerts as page
+from rankscope.dashboards.pages.alert_list import alert_article
 from rankscope.dashboards.pages.alert_rows import alert_row, row_id
 from rankscope.dashboards.pages.alerts import alerts_page, picked
 from rankscope.runs.errors import InputError, RankscopeError
@@ -104,6 +106,16 @@ def test_what_fires_has_lasted_until_now() -> None:
 
     assert row["minutes"] == 9.0
     assert "ended" not in row
+
+
+def test_a_time_that_no_calendar_has_takes_nothing_else_away() -> None:
+    odd = alert(start_ns=-(10**22), end_ns=10**22)
+    row = alert_row(odd, {}, now_unix_ns=AT)
+    assert row["alert"]
+    assert not {"started", "ended"} & set(row)
+    assert "not known" in said(alert_article(odd))
+    assert len(alert_times([odd, alert()], COLORS, now_unix_ns=AT).data) == 4
+    assert alert_counts([odd, alert()], COLORS).says
 
 
 def test_hostile_names_are_inert_in_a_row() -> None:

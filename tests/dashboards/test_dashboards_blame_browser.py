@@ -56,6 +56,16 @@ def test_from_who_delayed_whom_to_what_it_would_gain(address: str, opened: Opene
         expect(page.locator("#whatif-section")).to_contain_text("as recorded with the run", timeout=PATIENCE_MS)
 
 
+def test_a_rank_is_picked_without_a_mouse(address: str, opened: Opened) -> None:
+    """Given the matrix and the table below it, when a number is given or Enter pressed in a row, then that rank is picked."""
+    with opened(f"{address}/blame") as page:
+        page.get_by_label("Picked rank").fill("1")
+        page.wait_for_url(re.compile(r"rank=1"), timeout=PATIENCE_MS)
+        page.locator('#ledger-section .ag-row[row-id="2"] .ag-cell[col-id="rank"]').focus(timeout=PATIENCE_MS)
+        page.keyboard.press("Enter")
+        page.wait_for_url(re.compile(r"rank=2"), timeout=PATIENCE_MS)
+
+
 def test_a_link_brings_everything_back(address: str, opened: Opened) -> None:
     """Given an address with a choice, when it is opened, then the control and the sentence have it."""
     with opened(f"{address}/whatif?without=rank:2,cause:input&price=3&currency=EUR") as page:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.many import draw
 from rankscope.dashboards.callbacks.routing import page_for
 from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.data.comparing import Compared
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.making import MadeBeside
 from rankscope.dashboards.data.progress import Progress
@@ -28,7 +26,7 @@ from rankscope.dashboards.figures.palette import palette
 from rankscope.runs.errors import RankscopeError
 
 WriteRun = Callable[..., Path]
-LIMIT_S = 60.0
+UntilReady = Callable[[Callable[[], Any]], Any]
 
 
 @pytest.fixture(scope="module")
@@ -180,19 +178,8 @@ def test_a_comparison_is_made_once_per_state_of_its_runs(source: DiskRuns) -> No
         source.compared(["sound", "nope"])
 
 
-def until_ready(ask: Callable[[], Compared]) -> Compared:
-    """Ask again while it is being made."""
-    end = time.monotonic() + LIMIT_S
-    while True:
-        try:
-            return ask()
-        except NotReadyError:
-            assert time.monotonic() < end
-            time.sleep(0.05)
-
-
 @pytest.mark.slow
-def test_comparisons_are_made_beside_the_server(source: DiskRuns, folder: Path, tmp_path: Path) -> None:
+def test_comparisons_are_made_beside_the_server(source: DiskRuns, folder: Path, tmp_path: Path, until_ready: UntilReady) -> None:
     beside = DiskRuns(folder, MadeBeside(Store(tmp_path / "cache"), patience_s=0.0))
     with pytest.raises(NotReadyError):
         beside.compared(["sound", "slow"])

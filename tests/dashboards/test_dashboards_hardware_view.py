@@ -18,12 +18,13 @@ from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.events import Events, StepClock
 from rankscope.dashboards.data.gpu_columns import MOST_COLUMNS, figures_of, means_in, time_columns, worst_in
+from rankscope.dashboards.data.group_power import GroupPower
 from rankscope.dashboards.data.hardware import OF_PROMETHEUS, OF_RUN, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, LinkState
 from rankscope.dashboards.data.metrics import METRICS
 from rankscope.dashboards.data.prometheus_hardware import HardwareFound
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.figures.gpu_map import MapRows
-from rankscope.dashboards.figures.group_power import GroupPower, group_power_bars
+from rankscope.dashboards.figures.group_power import group_power_bars
 from rankscope.dashboards.figures.palette import PALETTES
 from rankscope.dashboards.pages.gpu_hints import gpu_hints
 from rankscope.dashboards.pages.gpu_table import gpu_rows
@@ -108,6 +109,19 @@ def test_the_map_has_a_row_per_gpu_and_the_gauge_of_every_step(run: RunData) -> 
     assert drawn.table.rows[STEPS + 20] == ("node-1 · GPU 1", 20.0, START_NS + 20 * STEP_NS, 88.0)
 
 
+def test_the_picked_gpu_is_marked_however_its_uuid_is_written_and_a_rank_that_is_picked_later_goes_before_it(
+    run: RunData,
+) -> None:
+    for state, row in (
+        (PageState(gpu=uuid(3).removeprefix("GPU-")), 1),
+        (PageState(gpu=uuid(3), rank=3), 1),
+        (PageState(gpu=uuid(3), rank=2), 0),
+    ):
+        figure = VIEW.figures["gpu-map"](run, state, LIGHT).figure
+        assert ["▸" in text for text in figure.layout.yaxis.ticktext] == [row == 0, row == 1], state
+        assert f"node-1 · GPU {row}," in VIEW.figures["gpu-lines"](run, state, LIGHT).says
+
+
 def test_of_clocks_the_lowest_is_the_worst(run: RunData) -> None:
     drawn = VIEW.figures["gpu-map"](run, PageState(gauge="sm_clock_hertz"), LIGHT)
     assert drawn.figure.data[0].reversescale
@@ -169,12 +183,12 @@ def test_power_of_a_host_of_which_nothing_is_known_is_not_zero(run: RunData) -> 
 
 
 def test_a_sum_over_some_gpus_says_over_how_many_without_colour() -> None:
-    figure = group_power_bars([GroupPower("a", 8, 8, 5000, 5100), GroupPower("b", 6, 8, 4000, 4200)], LIGHT)
+    figure = group_power_bars([GroupPower("a", 8, 8, 5000, 5100, None), GroupPower("b", 6, 8, 4000, 4200, None)], LIGHT)
     bars, marks = figure.data
     assert list(bars.marker.pattern.shape) == ["", "/"]
     assert list(marks.text) == ["", "6 of 8 GPUs"]
     assert "not known" not in str(figure.layout.annotations)
-    assert "is known" in group_power_bars([GroupPower("a", 0, 8, None, None)], LIGHT).layout.annotations[0].text
+    assert "is known" in group_power_bars([GroupPower("a", 0, 8, None, None, None)], LIGHT).layout.annotations[0].text
 
 
 def test_racks_have_bars_where_ranks_tell_theirs(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +375,7 @@ def test_names_of_hosts_are_text() -> None:
     gpus = [Gpu(gpu_uuid="one", host="<b>n", index=0), Gpu(gpu_uuid="two", host="n")]
     rows = MapRows.of(np.ones((2, 3), np.float32), gpus, METRICS["power_watts"])
     assert rows.labels == ["&lt;b&gt;n · GPU 0", "n · two"]
-    bars = group_power_bars([GroupPower("<b>n", 1, 1, 5.0, 6.0)], LIGHT).data[0]
+    bars = group_power_bars([GroupPower("<b>n", 1, 1, 5.0, 6.0, None)], LIGHT).data[0]
     assert bars.y[0] == "&lt;b&gt;n"
     assert "<b>&lt;b&gt;n</b>" in bars.hovertext[0]
 

@@ -22,17 +22,8 @@ from rankscope.runs.errors import InputError, RankscopeError
 from rankscope.runs.paths import rank_dir
 
 WriteRun = Callable[..., Path]
+UntilReady = Callable[[Callable[[], Any]], Any]
 LIMIT_S = 60.0
-
-
-def until_ready(ask: Callable[[], Derived]) -> Derived:
-    """Ask again while it is being made."""
-    end = time.monotonic() + LIMIT_S
-    while True:
-        try:
-            return ask()
-        except NotReadyError:
-            assert time.monotonic() < end
 
 
 def hundred_bytes(folder: Path) -> None:
@@ -52,7 +43,7 @@ def test_it_is_made_once_and_found_after_a_restart(tmp_path: Path, write_run: Wr
 
 
 @pytest.mark.slow
-def test_two_live_runs_of_one_id_are_told_apart(tmp_path: Path, write_run: WriteRun) -> None:
+def test_two_live_runs_of_one_id_are_told_apart(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
     """Whoever names a run after another one does not get their verdict shown for it."""
     making = MadeBeside(Store(tmp_path / "cache"))
     runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
@@ -111,7 +102,7 @@ def test_why_it_cannot_be_made_is_said_and_not_tried_again_at_once(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_is_begun_again(tmp_path: Path, write_run: WriteRun) -> None:
+def test_a_job_that_is_killed_is_begun_again(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
     run = write_run(tmp_path / "run", steps=12)
     revision = footprint(run).revision
     store = Store(tmp_path / "cache")
@@ -126,7 +117,7 @@ def test_a_job_that_is_killed_is_begun_again(tmp_path: Path, write_run: WriteRun
 
 
 @pytest.mark.slow
-def test_a_live_run_is_followed_while_somebody_looks(tmp_path: Path, write_run: WriteRun) -> None:
+def test_a_live_run_is_followed_while_somebody_looks(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
     run = write_run(tmp_path / "run", steps=12, finished=False)
     making = MadeBeside(Store(tmp_path / "cache"))
 

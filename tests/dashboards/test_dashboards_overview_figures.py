@@ -59,11 +59,12 @@ def test_parts_of_the_waterfall_begin_where_the_one_before_ends_and_what_is_not_
         ("unexplained", 70, 30),
         ("actual", 0, 100),
     ]
-    assert [text.x for text in figure.layout.annotations] == [0, 40, 70, 70, 70, 70, 70, 70, 70, 100]
-    # And zero is said to be zero, what is not known to be not known
-    assert texts(figure) == [
-        "<i>not known</i>", "40 ms · 40%", "30 ms · 30%", "<i>not known</i>", "<i>not known</i>", "0 ms · 0%", "<i>not known</i>",
-        "<i>not known</i>", "30 ms · 30%", "<b>100 ms</b>",
+    # And how long each takes is below its name, where nothing cuts it off; zero is zero, what is not known is not known
+    assert list(figure.layout.yaxis.ticktext) == [
+        "ideal<br><i>not known</i>", "compute<br><b>40 ms</b> · 40%", "exposed communication<br><b>30 ms</b> · 30%",
+        "straggler wait<br><i>not known</i>", "copies<br><i>not known</i>", "input<br><b>0 ms</b> · 0%",
+        "host<br><i>not known</i>", "pipeline bubble<br><i>not known</i>", "unexplained<br><b>30 ms</b> · 30%",
+        "<b>actual step<br>100 ms</b>",
     ]  # fmt: skip
 
 

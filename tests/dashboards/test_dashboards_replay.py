@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import pytest
 
 from rankscope.alerts.replay_result import Replay, Replayed, Spell
 from rankscope.alerts.run_replay import KNOWN
 from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.jobs import TASKS
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.replaying import REPLAY, make_replay, read_replay
@@ -69,12 +71,24 @@ def test_bars_show_when_it_was_pending_and_when_it_fired() -> None:
     pending, fires, marks = drawn.figure.data
     assert (pending.name, list(pending.x), list(pending.y)) == ("Pending", [10_000, 5_000, 10_000], [0, 0, 1])
     assert list(marks.x) == ["2026-09-21 14:14:30", "2026-09-21 14:21:50"]
+    assert [text.split("<br>")[0] for text in drawn.figure.layout.yaxis.ticktext] == ["TrainingStraggler"] * 2
     # What did not end within the replay reaches to its end
     assert (fires.name, list(fires.x), list(fires.y)) == ("Fires", [230_000, 90_000], [0, 1])
     assert pending.marker.pattern.shape != fires.marker.pattern.shape
     assert drawn.says == "Alerts that would have fired: 2; pending without firing: 1."
     assert [row[6] for row in drawn.table.rows] == [70.0, None, 510.0]
     assert all(len(row) == len(drawn.table.columns) for row in drawn.table.rows)
+
+
+def test_where_it_is_known_the_steps_stand_below_the_times() -> None:
+    clock = StepClock(np.arange(100, 201), AT + np.arange(101) * 6 * SECOND)
+
+    axis = replay_times(replayed(spell(60, 70, 300)), None, COLORS, clock).figure.layout.xaxis
+
+    assert axis.tickvals[0] == "2026-09-21 14:13:20"
+    assert list(axis.ticktext) == [
+        "14:13:20<br>step 100", "14:16:38<br>step 133", "14:19:56<br>step 166", "14:23:20<br>step 200"
+    ]  # fmt: skip
 
 
 def test_one_alert_is_picked_out_of_all() -> None:

@@ -10,14 +10,14 @@ import pytest
 
 from rankscope.dashboards.data.disk import WHATIF_EVERY_S, DiskRuns
 from rankscope.dashboards.data.making import MadeHere
+from rankscope.dashboards.data.pace import pace_of
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.store import Store
+from rankscope.dashboards.data.thought_away import joined, thought_away
 from rankscope.dashboards.figures.palette import palette
 from rankscope.dashboards.url_state import PageState
-from rankscope.dashboards.views.savings import pace_of
-from rankscope.dashboards.views.thought_away import joined, thought_away
 from rankscope.dashboards.views.whatif import VIEW
 
 COLORS = palette("dark")
@@ -83,12 +83,13 @@ def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Cal
 def test_price_in_the_address_goes_before_the_recorded_one(run: RunData) -> None:
     """Given a recorded price, when another is in the address, then money is counted with that one."""
     answer = run.scenarios.answer
-    recorded, told = pace_of(answer, PageState()), pace_of(answer, PageState(price=5.0, currency="EUR"))
+    recorded, told = pace_of(answer), pace_of(answer, price=5.0, currency="EUR")
 
     assert (recorded.price_per_gpu_hour, recorded.currency) == (2.5, "USD")
     assert recorded.gpu_hours == 168 * 4
     assert told.money_of(0.01) == pytest.approx(2 * (recorded.money_of(0.01) or 0))
-    assert told.worth(0.01).endswith("EUR a week")
+    bars = VIEW.figures["whatif-ranks"](run, PageState(price=5.0, currency="EUR"), COLORS).figure
+    assert any(text.text.endswith("EUR a week") for text in bars.layout.annotations)
     assert "as given above" in text_of(VIEW.parts["whatif-answer"](run, PageState(without=("rank:2",), price=5.0)))
 
 

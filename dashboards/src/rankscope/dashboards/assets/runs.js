@@ -51,12 +51,15 @@
     },
   });
 
-  // The arrow keys go from cell to cell; Enter opens the run of the row they are in.
+  // The arrow keys go from cell to cell; Enter opens the run of the row they are in, and in other tables does what a click does.
   document.addEventListener("keydown", function (event) {
-    var cell = event.key === "Enter" && event.target.closest("#runs-grid .ag-cell");
-    var row = cell && cell.closest(".ag-row").getAttribute("row-index");
-    var link = row && document.querySelector('#runs-grid .ag-row[row-index="' + row + '"] .run-link');
-    if (link && event.target === cell) {
+    var cell = event.key === "Enter" && event.target.closest(".ag-cell");
+    if (!cell || event.target !== cell) {
+      return;
+    }
+    var row = cell.closest(".ag-row").getAttribute("row-index");
+    var link = cell.closest("#runs-grid") ? document.querySelector('#runs-grid .ag-row[row-index="' + row + '"] .run-link') : cell;
+    if (link) {
       link.click();
     }
   });

@@ -7,9 +7,9 @@ from urllib.parse import quote
 import flask
 from dash import Dash
 
+from rankscope.analysis.wording import size
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
 from rankscope.dashboards.url_state import PageState
-from rankscope.dashboards.views.timeline_lanes import size
 from rankscope.runs.errors import RankscopeError
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -12,8 +11,9 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from rankscope.dashboards.data.alert_record import AlertRecord
 from rankscope.dashboards.figures.alert_times import NONE, alert_table
 from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn
-from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.frame import framed, hatched, legend_above, note
 from rankscope.dashboards.figures.palette import Palette
+from rankscope.dashboards.figures.units import moment
 
 MOST_BARS: Final = 60
 
@@ -42,18 +42,19 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
         some = [alert for alert in alerts if (alert.severity if alert.severity in named else None) == severity]
         counts = sorted(Counter(_bin(alert.started_unix_ns, width_s) for alert in some).items())
         figure.add_bar(
-            x=[_moment(second + width_s / 2) for second, _ in counts],
+            x=[moment(second * 10**9 + width_s * 10**9 // 2) for second, _ in counts],
             y=[count for _, count in counts],
             width=width_s * 900,
             name=name,
             showlegend=bool(some),
             marker=hatched(getattr(colors, role), hatch, colors),
-            customdata=[_moment(second) for second, _ in counts],
+            customdata=[moment(second * 10**9) for second, _ in counts],
             hovertemplate=f"<b>{name}</b>: %{{y}} in the {words} from %{{customdata}} UTC<extra></extra>",
         )
     highest = max(Counter(_bin(alert.started_unix_ns, width_s) for alert in alerts).values())
     framed(figure, colors, height=240)
-    figure.update_layout(barmode="stack", showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    figure.update_layout(barmode="stack")
+    legend_above(figure)
     figure.update_xaxes(type="date", title_text="time (UTC)")
     figure.update_yaxes(title_text=f"alerts per {words}", rangemode="tozero", tickformat=",d", dtick=1 if highest <= 8 else None)
     firing = sum(alert.state == "firing" for alert in alerts)
@@ -70,7 +71,3 @@ def bar_width_s(starts_unix_ns: Sequence[int]) -> tuple[int, str]:
 
 def _bin(unix_ns: int, width_s: int) -> int:
     return unix_ns // 10**9 // width_s * width_s
-
-
-def _moment(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.dashboards.data.alert_record import AlertRecord, State
 from rankscope.dashboards.figures.drawn import Table
-from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
-from rankscope.dashboards.figures.units import duration
+from rankscope.dashboards.figures.units import duration, moment
 
 SHOWN: Final = 24
 """Alerts, of one name about the same thing in one row; the table has all of them."""
@@ -21,7 +20,7 @@ COLUMNS: Final = (
     "alert", "severity", "state", "run id", "rank", "started [unix ns]", "ended [unix ns]", "told by", "summary", "labels"
 )  # fmt: skip
 
-NONE: Final = "No alert is known: nothing was found,<br>or nobody watched. `rankscope alerts watch` watches."
+NONE: Final = "No alert is known: nothing was found,<br>or nobody watched. rankscope alerts watch RUNS watches."
 
 _STATES: Final[tuple[tuple[State, str, str], ...]] = (
     ("firing", "Fires", ""),
@@ -59,16 +58,10 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
             hovertemplate="<b>%{customdata[0]}</b> since %{customdata[2]} UTC, for %{customdata[1]}<extra></extra>",
         )
     framed(figure, colors, height=90 + 30 * max(len(rows), 2))
-    figure.update_layout(barmode="overlay", bargap=0.35, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    figure.update_layout(barmode="overlay", bargap=0.35)
+    legend_above(figure)
     figure.update_xaxes(type="date", title_text="time (UTC)")
-    figure.update_yaxes(
-        tickmode="array",
-        tickvals=list(range(len(rows))),
-        ticktext=rows,
-        range=[len(rows) - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-    )
+    rows_axis(figure, rows)
     return figure
 
 
@@ -105,8 +98,3 @@ def row_label(alert: AlertRecord) -> str:
 
 
 _LONGEST: Final = 48
-
-
-def moment(unix_ns: int) -> str:
-    """A date as axes take it, UTC."""
-    return datetime.fromtimestamp(unix_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.dashboards.figures.breakdown import rank_label
-from rankscope.dashboards.figures.frame import framed, hatched
+from rankscope.dashboards.figures.frame import framed, hatched, rows_axis
 from rankscope.dashboards.figures.palette import Palette
 
 SHOWN: Final = 48
@@ -72,9 +72,6 @@ def arrival_bars(arrivals: Sequence[Arrival], colors: Palette, *, last: int | No
             showarrow=False, bgcolor=colors.surface, font={"size": 11, "color": colors.muted},
         )  # fmt: skip
     figure.update_layout(barmode="overlay", showlegend=False)
-    figure.update_yaxes(
-        tickmode="array", tickvals=at, ticktext=labels, range=[len(shown) - 0.5, -0.5], showgrid=False, zeroline=False,
-        fixedrange=True,
-    )  # fmt: skip
+    rows_axis(figure, labels, fixedrange=True)
     figure.update_xaxes(title_text="ms since the first rank came", rangemode="tozero")
     return figure

@@ -11,7 +11,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.analysis.result import RankResult
-from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.frame import framed, hatched, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import time_unit
 
@@ -83,14 +83,7 @@ def breakdown_bars(
     names = [*(["mean"] if len(times) > len(profiled) else []), *(str(rank.rank) for rank in profiled)]
     figure = _stack(times, at, names, colors)
     framed(figure, colors, height=64 + 34 * max(len(labels), 2))
-    figure.update_yaxes(
-        tickmode="array",
-        tickvals=list(range(len(labels))),
-        ticktext=labels,
-        range=[len(labels) - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-    )
+    rows_axis(figure, labels)
     for row in sorted({row_of[rank] for rank in (blamed, picked) if rank in row_of}):
         figure.add_shape(
             type="rect", x0=0, x1=1, xref="x domain", y0=row - 0.46, y1=row + 0.46, line={"color": colors.emphasis, "width": 2}

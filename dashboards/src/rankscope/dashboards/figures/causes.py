@@ -11,7 +11,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.dashboards.data.blame import BlamedRank, CauseTimeline
 from rankscope.dashboards.figures.breakdown import rank_label
-from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration, time_unit
 
@@ -23,6 +23,8 @@ NO_STEPS: Final = (
     "with own time told from waiting."
 )
 NOBODY: Final = "No rank made another one wait."
+
+_LEGEND: Final[dict[str, Any]] = {"font": {"size": 12}, "traceorder": "normal"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +82,9 @@ def cause_bars(
             x=(rank.steps_us or 0.0) / size, y=index, text=duration(rank.steps_us or 0.0), showarrow=False, xanchor="left",
             xshift=6, font={"size": 12, "color": colors.text},
         )  # fmt: skip
-    figure.update_layout(barmode="stack", bargap=0.28, **_legend(colors))
-    figure.update_yaxes(
-        tickmode="array",
-        tickvals=at,
-        ticktext=[rank_label(rank.rank, blamed, picked) for rank in top],
-        range=[len(top) - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-    )
+    figure.update_layout(barmode="stack", bargap=0.28)
+    legend_above(figure, **_LEGEND)
+    rows_axis(figure, [rank_label(rank.rank, blamed, picked) for rank in top])
     figure.update_xaxes(title_text=f"{unit} that the other ranks waited", range=[0, 1.3 * longest / size])
     return figure
 
@@ -119,7 +115,8 @@ def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure
                 hovertemplate=f"%{{hovertext}}<br>{cause.label}: %{{y:,.2f}} {unit} per step<extra></extra>",
             )
     framed(figure, colors, height=300)
-    figure.update_layout(barmode="stack", bargap=0, **_legend(colors))
+    figure.update_layout(barmode="stack", bargap=0)
+    legend_above(figure, **_LEGEND)
     figure.update_xaxes(title_text="step", showgrid=False, range=[timeline.first[0] - 0.5, timeline.last[-1] + 0.5])
     figure.update_yaxes(title_text=f"{unit} waited per step, all ranks", rangemode="tozero")
     return figure
@@ -128,13 +125,3 @@ def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure
 def span_of(first: int, last: int) -> str:
     """``step 7``, ``steps 10 to 19``."""
     return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
-
-
-def _legend(colors: Palette) -> dict[str, Any]:
-    return {
-        "showlegend": True,
-        "legend": {
-            "orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12, "color": colors.text},
-            "traceorder": "normal",
-        },
-    }  # fmt: skip

@@ -11,7 +11,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from rankscope.analysis.compare.result import CompareResult, Comparison, Quantity, RankShift, Side
 from rankscope.dashboards.data.comparing import PERCENTS, Compared
 from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table
-from rankscope.dashboards.figures.frame import framed, note
+from rankscope.dashboards.figures.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration, time_unit
 from rankscope.dashboards.inert import plotly_text
@@ -53,7 +53,7 @@ def step_distributions(compared: Compared, colors: Palette) -> Drawn:
             hovertemplate=f"<b>{side.label}</b><br>%{{y}}% of steps take at most %{{x:,.4g}} {unit}<extra></extra>",
         )
     framed(figure, colors, height=340)
-    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    legend_above(figure)
     lowest, highest = min(one.percentiles_us[0] for _, one in told), max(one.percentiles_us[99] for _, one in told)
     room = 0.05 * (highest - lowest) or 0.05 * highest
     # One step with a checkpoint in it would press all others together: what is beyond the 99th percentile is in the CSV.
@@ -249,14 +249,9 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
             "<br>%{customdata[2]}<extra></extra>",
         )
     framed(figure, colors, height=120 + 26 * len(rows))
-    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    legend_above(figure)
     figure.update_xaxes(title_text=f"{title}, {unit}", zeroline=True, zerolinecolor=colors.muted, zerolinewidth=2)
-    figure.update_yaxes(
-        tickvals=list(range(len(rows))),
-        ticktext=[plotly_text(row.name, _MOST_LETTERS) for row in rows],
-        range=[len(rows) - 0.5, -0.5],
-        showgrid=True,
-    )
+    rows_axis(figure, [plotly_text(row.name, _MOST_LETTERS) for row in rows], showgrid=True)
     return figure
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 Cell = str | int | float | None
 """``None``: not known."""
+
+
+def cell(value: float | np.floating[Any]) -> float | None:
+    """A number, or ``None`` where it is not known: NaN."""
+    return float(value) if np.isfinite(value) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -53,6 +54,22 @@ def framed(figure: go.Figure, colors: Palette, *, height: int) -> go.Figure:
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
     return figure
+
+
+def rows_axis(figure: go.Figure, labels: Sequence[str], **others: Any) -> None:
+    """A y axis of named rows, the first at the top; what is drawn of row ``n`` is at ``y = n``. ``others``: settings of it."""
+    figure.update_yaxes(
+        tickmode="array",
+        tickvals=list(range(len(labels))),
+        ticktext=labels,
+        range=[len(labels) - 0.5, -0.5],
+        **{"showgrid": False, "zeroline": False, **others},
+    )
+
+
+def legend_above(figure: go.Figure, **others: Any) -> None:
+    """A legend in lines above the figure, where it takes none of its width. ``others``: settings of it."""
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", **others})
 
 
 def hatched(color: str, hatch: str, colors: Palette) -> dict[str, Any]:

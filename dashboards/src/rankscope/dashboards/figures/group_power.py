@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
+from rankscope.dashboards.data.group_power import GroupPower
 from rankscope.dashboards.figures.frame import framed, hatched, note
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import shown_unit
 
 MOST_BARS: Final = 40
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPower:
-    """Power of the GPUs of a host or rack."""
-
-    name: str
-    known: int
-    """GPUs whose power is known at once, at most."""
-    gpus: int
-    """All its GPUs."""
-    median_watts: float | None
-    """Of the sums over the ``known`` GPUs; ``None``: not of any is anything known."""
-    highest_watts: float | None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no GPU is missing in the sums."""
-        return self.known == self.gpus
 
 
 def group_power_bars(groups: Sequence[GroupPower], colors: Palette, *, picked: str | None = None) -> go.Figure:

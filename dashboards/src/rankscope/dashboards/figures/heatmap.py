@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from rankscope.analysis.wording import first_of
 from rankscope.dashboards.data.metrics import Worst
 from rankscope.dashboards.figures.binning import bin_worst
 from rankscope.dashboards.figures.breakdown import rank_label
@@ -227,10 +228,7 @@ def _positions(rank_of_row: NDArray[np.int64], per_bin: int, *, by_rank: bool) -
     if by_rank:
         return [int(rank) for rank in rank_of_row[::per_bin]]
     bins = (rank_of_row[at : at + per_bin].tolist() for at in range(0, len(rank_of_row), per_bin))
-    return [
-        ", ".join(map(str, ranks[:_NAMED])) + (f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else "")
-        for ranks in bins
-    ]
+    return [first_of(ranks, _NAMED) for ranks in bins]
 
 
 def color_scale(finite: NDArray[np.float32], worst: Worst) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.analysis.result import ImposedWait
 from rankscope.dashboards.figures.breakdown import rank_label
-from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.frame import framed, hatched, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration, time_unit
 
@@ -64,14 +64,7 @@ def imposed_bars(
             font={"size": 12, "color": colors.text},
         )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
-    figure.update_yaxes(
-        tickmode="array",
-        tickvals=at,
-        ticktext=[rank_label(row.rank, blamed, picked) for row in top],
-        range=[len(top) - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-    )
+    rows_axis(figure, [rank_label(row.rank, blamed, picked) for row in top])
     # Room for the text behind the longest bar.
     figure.update_xaxes(title_text=f"{unit} imposed on the other ranks", range=[0, 1.75 * float(total.max())])
     return figure

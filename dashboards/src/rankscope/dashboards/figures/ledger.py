@@ -9,7 +9,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from rankscope.analysis.result import Cause
 from rankscope.dashboards.data.ledger import ClusterLedger, HostLoss
 from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table
-from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.inert import plotly_text
 
@@ -55,16 +55,10 @@ def ledger_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
                 hovertemplate=f"<b>%{{hovertext}}</b><br>{label}: %{{x:,.3g}} GPU-h<extra></extra>",
             )
     framed(figure, colors, height=110 + 30 * len(shown))
-    figure.update_layout(
-        barmode="stack", bargap=0.3, showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"}
-    )
+    figure.update_layout(barmode="stack", bargap=0.3)
+    legend_above(figure)
     figure.update_xaxes(title_text="GPU-hours lost", rangemode="tozero")
-    figure.update_yaxes(
-        tickvals=list(range(len(shown))),
-        ticktext=[f"<b>⚑ {name}</b>" if host.repeated else name for name, host in zip(names, shown, strict=True)],
-        range=[len(shown) - 0.5, -0.5],
-        showgrid=False,
-    )
+    rows_axis(figure, [f"<b>⚑ {name}</b>" if host.repeated else name for name, host in zip(names, shown, strict=True)])
     return Drawn(figure, ledger_table(ledger), _says(hosts, ledger.gpu_hours))
 
 

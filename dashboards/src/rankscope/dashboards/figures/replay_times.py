@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.alerts.replay_result import Replay, Replayed, Spell
-from rankscope.dashboards.figures.alert_times import moment
+from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.figures.drawn import Drawn, Table
-from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
-from rankscope.dashboards.figures.units import duration
+from rankscope.dashboards.figures.units import duration, moment
 from rankscope.dashboards.inert import plotly_text
 
 SHOWN: Final = 24
 """Rows; the table has all."""
+_TICKS: Final = 4
 
 COLUMNS: Final = (
     "alert", "told by", "about", "pending [unix ns]", "fired [unix ns]", "ended [unix ns]", "fired after the run began [s]",
@@ -64,9 +66,9 @@ def not_evaluated(asked: Sequence[Replayed]) -> list[str]:
     return [f"{', '.join(rules)}: {reason}." for reason, rules in reasons.items()]
 
 
-def replay_times(replay: Replay, rule: str | None, colors: Palette) -> Drawn:
+def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepClock | None = None) -> Drawn:
     """Bars of the times at which an alert would have been pending, and would have fired, in a row per alert and what it is
-    about; ``rule``: one of them, ``None``: all.
+    about; ``rule``: one of them, ``None``: all. ``clock``: when steps began, to be said below the times.
     """
     spells = spells_of(replay, rule)
     table = Table(COLUMNS, [_row(one, spell, replay) for one, spell in spells])
@@ -107,24 +109,32 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette) -> Drawn:
         hoverinfo="skip",
     )
     margin = max(10**9, (end - replay.start_unix_ns) // 50)
-    framed(figure, colors, height=100 + 30 * max(len(rows), 2))
-    figure.update_layout(barmode="overlay", bargap=0.35, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    framed(figure, colors, height=100 + 38 * max(len(rows), 2))
+    figure.update_layout(barmode="overlay", bargap=0.35)
+    legend_above(figure)
     figure.update_xaxes(type="date", title_text="time (UTC)", range=[moment(replay.start_unix_ns - margin), moment(end + margin)])
-    figure.update_yaxes(
-        tickmode="array",
-        tickvals=list(range(len(rows))),
-        ticktext=[plotly_text(row) for row in rows],
-        range=[len(rows) - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-    )
+    if clock is not None and len(clock.steps):
+        figure.update_xaxes(**_step_ticks(clock), title_text="time (UTC), and the step that began then")
+    rows_axis(figure, ["<br>".join(map(plotly_text, row)) for row in rows])
     fired = sum(spell.fired_unix_ns is not None for _, spell in spells)
     says = f"Alerts that would have fired: {fired}; pending without firing: {len(spells) - fired}."
     return Drawn(figure, table, says)
 
 
-def _label(one: Replayed, spell: Spell) -> str:
-    return f"{one.rule} {about(spell)} ({TELLERS[one.source]})"
+def _step_ticks(clock: StepClock) -> dict[str, Any]:
+    at = np.unique(np.linspace(0, len(clock.steps) - 1, _TICKS).astype(int))
+    times = [(int(clock.steps[each]), moment(int(clock.starts_ns[each])) or "") for each in at]
+    shown = slice(11, None) if clock.starts_ns[-1] - clock.starts_ns[0] < 86_400e9 else slice(5, 16)
+    return {
+        "tickmode": "array",
+        "tickvals": [time for _, time in times],
+        "ticktext": [f"{time[shown]}<br>step {step:,}" for step, time in times],
+    }
+
+
+def _label(one: Replayed, spell: Spell) -> tuple[str, str]:
+    """In two lines."""
+    return one.rule, f"{about(spell)} ({TELLERS[one.source]})"
 
 
 def _row(one: Replayed, spell: Spell, replay: Replay) -> tuple[str | int | float | None, ...]:

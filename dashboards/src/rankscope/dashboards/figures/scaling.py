@@ -8,7 +8,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.analysis.compare.result import Scaling
 from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table
-from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.frame import framed, hatched, legend_above, note
 from rankscope.dashboards.figures.palette import Palette
 
 _HATCHES: Final = ("", "/", "x", ".", "\\", "|", "-", "+")
@@ -57,7 +57,7 @@ def scaling_efficiency(scaling: Scaling, colors: Palette) -> Drawn:
         hoverinfo="skip",
     )
     framed(figure, colors, height=320)
-    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    legend_above(figure)
     figure.update_xaxes(title_text="world size, ranks", type="log", tickvals=[row.world_size for row in rows])
     figure.update_yaxes(title_text="efficiency, %", rangemode="tozero")
     columns = ("side", "world size", f"{scaling.work or 'work'} [1/s]", "speedup", "linear", "efficiency", "low", "high")

@@ -10,7 +10,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.dashboards.data.trend import HIGHEST, MEDIAN, PERCENTILES, Trend, stretches
-from rankscope.dashboards.figures.frame import framed, note
+from rankscope.dashboards.figures.frame import framed, legend_above, note
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration, time_unit
 
@@ -116,7 +116,7 @@ def trend_lines(trend: Trend, first: int, last: int, colors: Palette, *, attempt
         _mark(figure, int(trend.steps[0]), attempt, colors)
     _steps_axis(figure, course)
     figure.update_yaxes(title_text=unit, rangemode="tozero", zeroline=False, fixedrange=True)
-    _legend_above(figure)
+    legend_above(figure, font={"size": 12})
     return figure
 
 
@@ -225,11 +225,3 @@ def _steps_axis(figure: go.Figure, course: Course) -> None:
     figure.update_xaxes(title_text="step", showgrid=False, zeroline=False, range=span)
     if len(course.steps) * course.steps_per_point <= _EVERY_STEP_UP_TO:
         figure.update_xaxes(dtick=1)  # there is no step 0.5
-
-
-def _legend_above(figure: go.Figure) -> None:
-    figure.update_layout(
-        showlegend=True,
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
-        hovermode="closest",
-    )

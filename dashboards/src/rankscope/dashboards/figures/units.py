@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final
 
 _UNITS: Final = ((3_600e6, "h"), (60e6, "min"), (1e6, "s"), (1e3, "ms"), (1.0, "µs"))
@@ -37,6 +38,14 @@ def shown_unit(unit: str, largest: float) -> tuple[float, str]:
         if largest >= least:
             return size, name
     return 1.0, unit
+
+
+def moment(unix_ns: int) -> str | None:
+    """A date and time as axes take it, UTC; ``None``: a number that is no time of this calendar."""
+    try:
+        return f"{datetime.fromtimestamp(unix_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def duration(us: float) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rankscope.dashboards.data.blame import WaitGroup
 from rankscope.dashboards.figures.frame import framed, note
+from rankscope.dashboards.figures.heatmap import coloring
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import time_unit
 
@@ -41,14 +42,8 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, blamed: int | None = None,
     figure = go.Figure(
         go.Heatmap(
             z=cells / np.float32(size),
-            colorscale=[[index / (len(colors.sequential) - 1), color] for index, color in enumerate(colors.sequential)],
             zmin=0,
-            colorbar={
-                "title": {"text": unit, "side": "top", "font": {"size": 12, "color": colors.muted}},
-                "tickfont": {"color": colors.muted, "size": 11},
-                "thickness": 10,
-                "outlinewidth": 0,
-            },
+            **coloring(unit, colors),
             hoverongaps=False,
             xgap=1 if count <= 64 else 0,
             ygap=1 if count <= 64 else 0,

@@ -8,7 +8,7 @@ from typing import Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.analysis.waterfall_result import PartName, Waterfall
-from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.frame import framed, hatched, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration, time_unit
 
@@ -39,28 +39,26 @@ LOOKS: Final[dict[PartName, Look]] = {
 }
 
 ACTUAL: Final = "actual"
-_ROOM: Final = 1.3
-"""Of the axis for a step: text stands behind the bars,"""
-_LATE: Final = 0.45
-"""and before those that begin after so much of the step: on a narrow screen there is no room behind them."""
 
 
 def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
     """Each part a bar that begins where the one before it ends; the last row is the whole step.
 
-    A part that is not known has no bar but the word, also where others are zero.
+    Below each name is how long it takes: beside the bars there is no room for it on a narrow screen. A part that is not known has
+    no bar but the word, also where others are zero.
     """
     if waterfall is None or waterfall.step_us <= 0:
         return note(NO_WATERFALL, colors)
     size, unit = time_unit(waterfall.step_us)
     figure = go.Figure()
     ends = 0.0
+    labels = []
     for row, part in enumerate(waterfall.parts):
         look = LOOKS[part.name]
-        late = ends > _LATE * waterfall.step_us
         if part.us is None or part.share is None:
-            _text(figure, colors.muted, row, ends / size, "<i>not known</i>", before=late)
+            labels.append(f"{look.label}<br><i>not known</i>")
             continue
+        labels.append(f"{look.label}<br><b>{duration(part.us) if part.us else f'0 {unit}'}</b> · {100 * part.share:.0f}%")
         figure.add_bar(
             x=[part.us / size],
             y=[row],
@@ -71,8 +69,6 @@ def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
             hovertemplate=f"<b>{look.label}</b><br>%{{x:,.2f}} {unit}"
             f"<br>{100 * part.share:.1f}% of the {waterfall.unit}<extra></extra>",
         )
-        text = f"{duration(part.us) if part.us else f'0 {unit}'} · {100 * part.share:.0f}%"
-        _text(figure, colors.text, row, (ends if late else ends + part.us) / size, text, before=late)
         ends += part.us
     last = len(waterfall.parts)
     figure.add_bar(
@@ -83,24 +79,9 @@ def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
         marker={"color": "rgba(0,0,0,0)", "line": {"color": colors.emphasis, "width": 2}},
         hovertemplate=f"<b>{ACTUAL} {waterfall.unit}</b><br>%{{x:,.2f}} {unit}<extra></extra>",
     )
-    _text(figure, colors.text, last, waterfall.step_us / size, f"<b>{duration(waterfall.step_us)}</b>", before=True)
-    framed(figure, colors, height=70 + 30 * (last + 1))
+    labels.append(f"<b>{ACTUAL} {waterfall.unit}<br>{duration(waterfall.step_us)}</b>")
+    framed(figure, colors, height=70 + 36 * len(labels))
     figure.update_layout(barmode="overlay", bargap=0.3, showlegend=False)
-    figure.update_yaxes(
-        tickmode="array",
-        tickvals=list(range(last + 1)),
-        ticktext=[*(LOOKS[part.name].label for part in waterfall.parts), f"<b>{ACTUAL} {waterfall.unit}</b>"],
-        range=[last + 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-        fixedrange=True,
-    )
-    figure.update_xaxes(title_text=f"{unit} per {waterfall.unit}", range=[0, _ROOM * waterfall.step_us / size], fixedrange=True)
+    rows_axis(figure, labels, fixedrange=True)
+    figure.update_xaxes(title_text=f"{unit} per {waterfall.unit}", range=[0, 1.02 * waterfall.step_us / size], fixedrange=True)
     return figure
-
-
-def _text(figure: go.Figure, color: str, row: int, at: float, text: str, *, before: bool = False) -> None:
-    figure.add_annotation(
-        text=text, x=at, y=row, showarrow=False, xanchor="right" if before else "left", xshift=-6 if before else 6,
-        font={"size": 11, "color": color},
-    )  # fmt: skip

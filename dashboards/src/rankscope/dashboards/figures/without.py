@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.dashboards.figures.frame import framed, hatched, note
+from rankscope.dashboards.figures.frame import framed, hatched, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import time_unit
 
@@ -66,8 +66,6 @@ def without_bars(
     )  # fmt: skip
     labels = [f"<b>{escape(row.label)} ✓</b>" if row.item and row.item in chosen else escape(row.label) for row in shown]
     figure.update_layout(barmode="overlay", bargap=0.28, showlegend=False)
-    figure.update_yaxes(
-        tickmode="array", tickvals=at, ticktext=labels, range=[len(shown) - 0.5, -0.5], showgrid=False, zeroline=False
-    )
+    rows_axis(figure, labels)
     figure.update_xaxes(title_text=f"{unit} per step", range=[0, 1.75 * float(lengths.max())], zeroline=False)
     return figure

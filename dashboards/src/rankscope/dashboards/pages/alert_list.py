@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final
 
 from dash import dcc, html
@@ -12,6 +11,7 @@ from rankscope.alerts.rules import runbooks
 from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound, State
 from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.pages.pieces import badge
+from rankscope.dashboards.pages.wording import moment
 
 SHOWN: Final = 50
 
@@ -66,7 +66,7 @@ def _labels(alert: AlertRecord) -> str:
 
 
 def _when(alert: AlertRecord) -> str:
-    began = datetime.fromtimestamp(alert.started_unix_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    began = moment(alert.started_unix_ns)
     if alert.ended_unix_ns is None:
         return f"Since {began}"
     return f"From {began}, for {duration((alert.ended_unix_ns - alert.started_unix_ns) / 1e3)}"

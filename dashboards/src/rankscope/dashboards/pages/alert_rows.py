@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from rankscope.dashboards.data.alert_record import AlertRecord
+from rankscope.dashboards.figures.units import moment
 from rankscope.dashboards.inert import MAX_TEXT, shown
 from rankscope.dashboards.pages.alert_list import STATES
 from rankscope.dashboards.pages.grid import number_column, text_column
@@ -45,8 +45,8 @@ def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int)
         "rank": alert.rank,
         "host": _text(labels.get("host") or labels.get("instance")),
         "gpu": _text(labels.get("gpu_uuid") or labels.get("uuid")),
-        "started": _moment(alert.started_unix_ns),
-        "ended": None if alert.ended_unix_ns is None else _moment(alert.ended_unix_ns),
+        "started": moment(alert.started_unix_ns),
+        "ended": None if alert.ended_unix_ns is None else moment(alert.ended_unix_ns),
         "minutes": None if end is None else round(max(0, end - alert.started_unix_ns) / 6e10, 2),
         "summary": shown(alert.summary, MAX_TEXT) if alert.summary else None,
         "runbook": alert.runbook_url,
@@ -68,7 +68,3 @@ def revision_of_rows(alerts: Sequence[AlertRecord], problems: Sequence[str]) -> 
 
 def _text(text: str | None) -> str | None:
     return shown(text) if text else None
-
-
-def _moment(unix_ns: int) -> str:
-    return datetime.fromtimestamp(unix_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-import dash_ag_grid as dag  # type: ignore[import-untyped]
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from dash.development.base_component import Component
 
@@ -18,7 +16,7 @@ from rankscope.dashboards.pages import wording
 from rankscope.dashboards.pages.alert_list import alert_article
 from rankscope.dashboards.pages.alert_rows import COLUMNS, alert_row, revision_of_rows, row_id
 from rankscope.dashboards.pages.aria import aria
-from rankscope.dashboards.pages.grid import DEFAULT_COLUMN, OPTIONS, csv_params, in_order
+from rankscope.dashboards.pages.listing import listing_grid, listing_tools
 from rankscope.dashboards.pages.live import figure
 from rankscope.dashboards.pages.pieces import advice, section
 
@@ -79,7 +77,20 @@ def picked(found: AlertsFound, identifier: object) -> list[Component]:
 
 def _shown(source: RunSource, found: AlertsFound, state: ListState) -> list[Component]:
     return [
-        html.Div([_tools(found, state), _grid(source, found, state)], className="card"),
+        html.Div(
+            [
+                listing_tools("alerts", counted(found), state, []),
+                listing_grid(
+                    "alerts",
+                    COLUMNS,
+                    alert_rows(source, found),
+                    state,
+                    height=f"max(240px, min({100 + 41 * len(found.alerts)}px, calc(70dvh - 120px)))",
+                    rowSelection={"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
+                ),
+            ],
+            className="card",
+        ),
         section(
             "alert-picked",
             "The selected alert",
@@ -93,46 +104,6 @@ def _shown(source: RunSource, found: AlertsFound, state: ListState) -> list[Comp
             [figure("alert-counts", "Bars of how many alerts began over time", many=True)],
         ),
     ]
-
-
-def _tools(found: AlertsFound, state: ListState) -> Component:
-    return html.Div(
-        [
-            dmc.TextInput(
-                id="alerts-q",
-                value=state.q,
-                placeholder="Search in all columns",
-                debounce=300,
-                size="sm",
-                className="runs-q",
-                **aria(label="Search alerts"),
-            ),
-            html.Span(counted(found), id="alerts-count", className="help", **aria(live="polite")),
-            html.Div(dmc.Button("Save as CSV", id="alerts-csv", size="compact-sm", variant="default"), className="tools"),
-        ],
-        className="runs-tools",
-    )
-
-
-def _grid(source: RunSource, found: AlertsFound, state: ListState) -> Component:
-    grid: Component = dag.AgGrid(
-        id="alerts-grid",
-        rowData=alert_rows(source, found),
-        columnDefs=in_order(COLUMNS, state),
-        defaultColDef={**DEFAULT_COLUMN, "floatingFilter": False},
-        getRowId="params.data.id",
-        csvExportParams=csv_params("rankscope-alerts"),
-        dashGridOptions={
-            **OPTIONS,
-            "ensureDomOrder": True,  # as screen readers go through it
-            "rowHeight": 40,
-            "quickFilterText": state.q,
-            "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
-            "localeText": {"noRowsToShow": "No alert matches"},
-        },
-        style={"width": "100%", "height": f"max(240px, min({100 + 41 * len(found.alerts)}px, calc(70dvh - 120px)))"},
-    )
-    return grid
 
 
 def _empty() -> Component:

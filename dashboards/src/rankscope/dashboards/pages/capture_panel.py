@@ -12,11 +12,11 @@ from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.data.windows import Window
 from rankscope.dashboards.pages.aria import aria
 from rankscope.dashboards.pages.pieces import advice, section
+from rankscope.dashboards.pages.wording import GOING_ON
 from rankscope.dashboards.url_state import run_path
 from rankscope.runs.control import MAX_STEPS
 
 STEPS: Final = 3
-_GOES_ON: Final = frozenset({"starting", "live", "silent"})
 
 
 def export_panel(run: RunSummary, window: Window | None) -> Component:
@@ -43,7 +43,7 @@ def export_panel(run: RunSummary, window: Window | None) -> Component:
 
 def capture_panel(run: RunSummary) -> Component:
     """Asking a run that goes on for a profile of its next steps."""
-    goes_on = run.status in _GOES_ON
+    goes_on = run.status in GOING_ON
     asking = [
         html.Label(
             [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
@@ -17,9 +18,8 @@ from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.many_state import MOST_COMPARED, CompareState
 from rankscope.dashboards.pages import wording
 from rankscope.dashboards.pages.live import figure
-from rankscope.dashboards.pages.pieces import badge, section, simulated_band
+from rankscope.dashboards.pages.pieces import badge, run_link, section, simulated_band, table
 from rankscope.dashboards.pages.problem import problem_page
-from rankscope.dashboards.url_state import run_path
 from rankscope.runs.errors import RankscopeError
 
 TONES = {
@@ -58,15 +58,15 @@ def compare_page(source: RunSource, search: str | None, config: DashboardConfig)
             ),
             *(_scaling() if result.scaling is not None else _differences(result, state)),
             # Of scaling there is nothing to choose that would have to go into the address.
-            *([] if result.scaling is not None else [_address(search)]),
+            *(
+                []
+                if result.scaling is not None
+                else [dcc.Location(id="compare-address", refresh="callback-nav", search=search or "")]
+            ),
             dcc.Store(id="many-shown", data={"search": search or ""}),
         ],
         className="stack",
     )
-
-
-def _address(search: str | None) -> Component:
-    return dcc.Location(id="compare-address", refresh="callback-nav", search=search or "")
 
 
 def not_comparable(state: CompareState) -> str | None:
@@ -111,8 +111,8 @@ def _verdicts(result: CompareResult) -> list[Component]:
     parts.append(
         html.P(
             f"Real: what the noise within the runs does not explain; all intervals of a comparison hold at once with "
-            f"{result.confidence:.0%}. What matters: at least {result.min_change:.2%} of the step. How much runs differ "
-            "between which nothing was changed, no test on two runs can tell: compare two runs of the same code first.",
+            f"{result.confidence:.0%}. What matters: at least {result.min_change:.2%} of the step. Runs of the same code "
+            "differ, too, and no test on two runs can tell by how much: compare two of the same code first.",
             className="help",
         )
     )
@@ -120,32 +120,22 @@ def _verdicts(result: CompareResult) -> list[Component]:
 
 
 def _sides(sides: Sequence[Side]) -> Component:
-    head = html.Tr(
-        [
-            html.Th("Side", scope="col"),
-            html.Th("Ranks", scope="col", className="number"),
-            html.Th("Steps compared", scope="col", className="number"),
-            html.Th("Mean step", scope="col", className="number"),
-            html.Th("Throughput", scope="col", className="number"),
-            html.Th("Left out, missing", scope="col"),
-        ]
-    )
-    return html.Div(
-        html.Table([html.Thead(head), html.Tbody([_side(side) for side in sides])], className="ledger"), className="scrolls"
-    )
+    columns = (
+        ("Side", "names"), ("Ranks", "number"), ("Steps compared", "number"), ("Mean step", "number"), ("Throughput", "number"),
+        ("Left out, missing", "names"),
+    )  # fmt: skip
+    return table(columns, map(_side, sides))
 
 
-def _side(side: Side) -> Component:
+def _side(side: Side) -> tuple[Any, ...]:
     left = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in side.left_out.items() if count]
-    return html.Tr(
-        [
-            html.Td([html.Strong(f"{side.label} "), dcc.Link(side.name, href=run_path(side.run_id))], className="names"),
-            html.Td(f"{side.ranks:,} of {side.world_size:,}", className="number"),
-            html.Td(f"{side.used_steps:,} ({side.steps[0]:,} to {side.steps[1] - 1:,})", className="number"),
-            html.Td("-" if side.step_us is None else duration(side.step_us), className="number"),
-            html.Td(_throughput(side), className="number"),
-            html.Td("; ".join([*left, *side.warnings]) or "nothing", className="names"),
-        ]
+    return (
+        [html.Strong(f"{side.label} "), run_link(side.run_id, side.name)],
+        f"{side.ranks:,} of {side.world_size:,}",
+        f"{side.used_steps:,} ({side.steps[0]:,} to {side.steps[1] - 1:,})",
+        "-" if side.step_us is None else duration(side.step_us),
+        _throughput(side),
+        "; ".join([*left, *side.warnings]) or "nothing",
     )
 
 

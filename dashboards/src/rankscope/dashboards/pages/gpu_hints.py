@@ -8,6 +8,7 @@ from typing import Final
 from dash import html
 from dash.development.base_component import Component
 
+from rankscope.analysis.wording import first_of
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Gpu, Hardware
 from rankscope.dashboards.pages.pieces import badge
@@ -81,10 +82,8 @@ def _said(hardware: Hardware, events: Events, last: int | None) -> Iterator[str]
 
 
 def _ranks(ranks: list[int]) -> str:
-    more = f" and {len(ranks) - _NAMED:,} more" if len(ranks) > _NAMED else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:_NAMED]))}{more}"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {first_of(ranks, _NAMED)}"
 
 
 def _gpus(gpus: list[Gpu]) -> str:
-    names = [f"{gpu.host} GPU {gpu.gpu_uuid if gpu.index is None else gpu.index}" for gpu in gpus[:_NAMED]]
-    return ", ".join(names) + (f" and {len(gpus) - _NAMED:,} more" if len(gpus) > _NAMED else "")
+    return first_of([f"{gpu.host} GPU {gpu.gpu_uuid if gpu.index is None else gpu.index}" for gpu in gpus], _NAMED)

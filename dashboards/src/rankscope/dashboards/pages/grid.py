@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
-
-from rankscope.dashboards.many_state import ListState
 
 THEME: Final = (
     "themeQuartz.withParams({accentColor: 'var(--accent)', backgroundColor: 'var(--surface)', foregroundColor: 'var(--text)',"
@@ -59,12 +56,6 @@ def text_column(field: str, name: str, *, width: int = 130) -> dict[str, Any]:
         "valueFormatter": {"function": "params.value == null ? '-' : params.value"},
         "width": width,
     }
-
-
-def in_order(columns: Sequence[dict[str, Any]], state: ListState) -> list[dict[str, Any]]:
-    """Columns of a table in the order of rows that the address says."""
-    order = "desc" if state.descending else "asc"
-    return [{**column, "sort": order} if column["field"] == state.sort else column for column in columns]
 
 
 def csv_params(file_name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
@@ -17,9 +17,9 @@ from rankscope.dashboards.data.source import RunSource, RunSummary
 from rankscope.dashboards.figures.ledger import LOOKS, NO_HOST
 from rankscope.dashboards.many_state import LedgerState
 from rankscope.dashboards.pages import wording
+from rankscope.dashboards.pages.facts import fact
 from rankscope.dashboards.pages.live import figure
-from rankscope.dashboards.pages.pieces import advice, badge, section
-from rankscope.dashboards.url_state import run_path
+from rankscope.dashboards.pages.pieces import advice, badge, first_of, run_link, section, table
 from rankscope.runs.errors import RankscopeError
 
 SHOWN: Final = 200
@@ -100,12 +100,7 @@ def _facts(ledger: ClusterLedger) -> list[Component]:
         ("Repeat offenders", wording.count(sum(host.repeated for host in ledger.hosts), "host")),
         ("Runs counted", f"{len(ledger.counted):,} of {_all(ledger):,}"),
     ]
-    return [
-        html.Div(
-            [html.Dt(name), html.Dd(value, className="value unknown" if value == wording.UNKNOWN else "value")], className="fact"
-        )
-        for name, value in facts
-    ]
+    return [fact(name, value) for name, value in facts]
 
 
 def _all(ledger: ClusterLedger) -> int:
@@ -139,56 +134,33 @@ def _coverage(ledger: ClusterLedger) -> Component:
 
 def _missing(why: str, runs: Sequence[RunSummary]) -> list[Component | str]:
     """``3 runs not analysed yet: a, b and c``, each a link unless it cannot be read."""
-    parts: list[Component | str] = [f"{wording.count(len(runs), 'run')} {why}: "]
-    for index, run in enumerate(runs[:_NAMED]):
-        parts += [", " if index else "", html.Span(run.name, title=run.problem) if run.problem else _link(run.run_id, run.name)]
-    if len(runs) > _NAMED:
-        parts.append(f" and {len(runs) - _NAMED:,} more")
-    return parts
-
-
-def _link(run_id: str, name: str) -> Component:
-    return dcc.Link(name, href=run_path(run_id))
+    names = [html.Span(run.name, title=run.problem) if run.problem else run_link(run.run_id, run.name) for run in runs]
+    return [f"{wording.count(len(runs), 'run')} {why}: ", *first_of(names, _NAMED)]
 
 
 def _table(hosts: Sequence[HostLoss]) -> Component:
-    head = html.Tr(
-        [
-            html.Th("Host", scope="col"),
-            html.Th("GPU time lost", scope="col", className="number"),
-            html.Th("Per GPU-h trained on it", scope="col", className="number"),
-            html.Th("Cost", scope="col", className="number"),
-            html.Th("Causes", scope="col"),
-            html.Th("Blamed in", scope="col"),
-        ]
-    )
+    columns = (
+        ("Host", "names"), ("GPU time lost", "number"), ("Per GPU-h trained on it", "number"), ("Cost", "number"), ("Causes", ""),
+        ("Blamed in", "names"),
+    )  # fmt: skip
     more = [html.P(f"{len(hosts) - SHOWN:,} more hosts are in the CSV.", className="help")] if len(hosts) > SHOWN else []
-    body = html.Tbody([_row(host) for host in hosts[:SHOWN]])
-    return html.Div([html.Table([html.Thead(head), body], className="ledger"), *more], className="scrolls")
+    return html.Div([table(columns, map(_row, hosts[:SHOWN])), *more])
 
 
-def _row(host: HostLoss) -> Component:
+def _row(host: HostLoss) -> tuple[Any, ...]:
     causes = sorted(host.by_cause.items(), key=lambda item: -item[1])
-    runs = list(host.runs.items())
-    links: list[Component | str] = []
-    for index, (run_id, run_name) in enumerate(runs[:_NAMED]):
-        links += [", " if index else "", _link(run_id, run_name)]
-    if len(runs) > _NAMED:
-        links.append(f" and {len(runs) - _NAMED:,} more")
     name: list[Component | str] = [host.host or NO_HOST]
     if host.repeated:
-        name += [" ", badge(f"⚑ {len(runs)} runs", tone="bad", title="Blamed in several runs")]
+        name += [" ", badge(f"⚑ {len(host.runs)} runs", tone="bad", title="Blamed in several runs")]
     if host.gpus:
         name.append(html.Div(f"{wording.count(len(host.gpus), 'GPU')}: {', '.join(sorted(host.gpus)[:2])}", className="help"))
-    return html.Tr(
-        [
-            html.Td(name, className="names"),
-            html.Td(wording.gpu_hours(host.gpu_hours), className="number"),
-            html.Td("-" if host.rate is None else f"{host.rate:,.3g} GPU-h", className="number"),
-            html.Td(_cost(host), className="number"),
-            html.Td("; ".join(f"{LOOKS[cause][0]} {wording.gpu_hours(hours)}" for cause, hours in causes)),
-            html.Td(links, className="names"),
-        ]
+    return (
+        name,
+        wording.gpu_hours(host.gpu_hours),
+        "-" if host.rate is None else f"{host.rate:,.3g} GPU-h",
+        _cost(host),
+        "; ".join(f"{LOOKS[cause][0]} {wording.gpu_hours(hours)}" for cause, hours in causes),
+        first_of([run_link(run_id, run_name) for run_id, run_name in host.runs.items()], _NAMED),
     )
 
 
@@ -211,27 +183,19 @@ def _idle(idle_gpus: IdleGpus | None) -> list[Component]:
         return [html.P(str(error), className="reason")]
     if not holders:
         return [html.P("No GPU is held without being used right now.", className="help")]
-    head = html.Tr(
-        [
-            html.Th("User", scope="col"),
-            html.Th("Account", scope="col"),
-            html.Th("Idle GPUs", scope="col", className="number"),
-            html.Th("Idle GPU-hours in 24 h", scope="col", className="number"),
-            html.Th("Hosts", scope="col"),
-            html.Th("Jobs", scope="col"),
-        ]
-    )
-    rows = [
-        html.Tr(
-            [
-                html.Td(holder.user or wording.UNKNOWN),
-                html.Td(holder.account or wording.UNKNOWN),
-                html.Td(f"{holder.gpus:,}", className="number"),
-                html.Td("-" if holder.idle_hours is None else f"{holder.idle_hours:,.1f}", className="number"),
-                html.Td(", ".join(holder.hosts) or "-", className="names"),
-                html.Td(", ".join(holder.jobs) or "-", className="names"),
-            ]
+    columns = (
+        ("User", ""), ("Account", ""), ("Idle GPUs", "number"), ("Idle GPU-hours in 24 h", "number"), ("Hosts", "names"),
+        ("Jobs", "names"),
+    )  # fmt: skip
+    rows = (
+        (
+            holder.user or wording.UNKNOWN,
+            holder.account or wording.UNKNOWN,
+            f"{holder.gpus:,}",
+            "-" if holder.idle_hours is None else f"{holder.idle_hours:,.1f}",
+            ", ".join(holder.hosts) or "-",
+            ", ".join(holder.jobs) or "-",
         )
         for holder in holders
-    ]
-    return [html.Div(html.Table([html.Thead(head), html.Tbody(rows)], className="ledger"), className="scrolls")]
+    )
+    return [table(columns, rows)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
@@ -9,10 +10,12 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.figures.frame import GRAPH_CONFIG
 from rankscope.dashboards.pages.aria import aria
 from rankscope.dashboards.pages.problem import AGAIN_MS
 from rankscope.dashboards.url_state import PageState
+from rankscope.runs.errors import RankscopeError
 
 _BLANK: Final[dict[str, Any]] = {"layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}}}
 
@@ -67,6 +70,16 @@ def not_yet(name: str, progress: Progress) -> list[Component]:
         html.P(f"{progress.sentence} …", className="help", **aria(live="polite")),
         dcc.Interval(id=cast("Any", again), interval=AGAIN_MS),
     ]
+
+
+def when_there(name: str, make: Callable[[], list[Component]]) -> list[Component]:
+    """What a page begins the part ``name`` with: what ``make`` makes, or how far that is, or why there is none."""
+    try:
+        return make()
+    except NotReadyError as error:
+        return not_yet(name, error.progress)
+    except RankscopeError as error:
+        return [html.P(str(error), className="reason")]
 
 
 def select(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import html
+from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.dashboards.data.source import RunSummary, Status
 from rankscope.dashboards.inert import MAX_TEXT, shown
 from rankscope.dashboards.pages.aria import aria
 from rankscope.dashboards.pages.wording import STATUS_LABELS
+from rankscope.dashboards.url_state import run_path
 
 COMMAND = re.compile(r"(?:(?P<before>[^`]*): )?(?P<command>(?:rankscope|torchrun|nvidia-smi|dcgmi) .+)")
 """Advice that is a command, or ends with one after a colon."""
@@ -67,14 +69,36 @@ def advice(text: str) -> Component:
         variant="subtle",
         **aria(label=f"Copy the command {command}"),
     )
-    line = html.Div([html.Code(_options(command)), button], className="advice-command")
+    line = html.Div([html.Code(unbroken(command)), button], className="advice-command")
     return html.Div([f"{match['before']}:", line] if match["before"] else line, className="advice")
 
 
-def _options(command: str) -> list[Component | str]:
-    """Each option by itself: a line does not end behind its first dash."""
-    parts = re.split(r"(?<=\s)(-\S+)", command)
+def unbroken(text: str) -> list[Component | str]:
+    """``text`` with each option of a command in one piece: no line ends behind its dashes."""
+    parts = re.split(r"(?<=\s)(--?[a-z][a-z-]*)", text)
     return [html.Span(part, className="option") if at % 2 else part for at, part in enumerate(parts)]
+
+
+def run_link(run_id: str, name: str) -> Component:
+    """The way to a run. A long name is cut off, as it would take a table's other columns their room."""
+    short = shown(name, MAX_BADGE)
+    link: Component = dcc.Link(short, href=run_path(run_id), title=None if short == name else shown(name, MAX_TEXT))
+    return link
+
+
+def first_of(items: Sequence[Component | str], most: int) -> list[Component | str]:
+    """``a, b and 3 more``."""
+    parts: list[Component | str] = []
+    for index, item in enumerate(items[:most]):
+        parts += [", " if index else "", item]
+    return [*parts, *([f" and {len(items) - most:,} more"] if len(items) > most else [])]
+
+
+def table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> Component:
+    """A table of few rows. Of each column its head and its class: ``number``, ``names`` (anybody's words) or ``""``."""
+    head = html.Tr([html.Th(name, scope="col", className=kind) for name, kind in columns])
+    body = [html.Tr([html.Td(cell, className=kind) for cell, (_, kind) in zip(row, columns, strict=True)]) for row in rows]
+    return html.Div(html.Table([html.Thead(head), html.Tbody(body)], className="ledger"), className="scrolls")
 
 
 def legend(entries: list[tuple[str, str]]) -> Component:
@@ -93,7 +117,7 @@ def section(
         [
             html.Div(
                 [
-                    html.Div([html.H2(title, id=f"{identifier}-title"), html.P(help_text, className="help")]),
+                    html.Div([html.H2(title, id=f"{identifier}-title"), html.P(unbroken(help_text), className="help")]),
                     html.Div(tools or [], className="tools"),
                 ],
                 className="section-head",

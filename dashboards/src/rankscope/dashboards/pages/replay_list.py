@@ -10,9 +10,12 @@ from dash.development.base_component import Component
 from rankscope.alerts.replay_result import Replay, Replayed, Spell
 from rankscope.dashboards.figures.replay_times import TELLERS, about, chosen, not_evaluated, nothing_fired, spells_of
 from rankscope.dashboards.figures.units import duration
+from rankscope.dashboards.pages.pieces import table
 
 SHOWN: Final = 100
-HEADS: Final = ("Alert (told by)", "About", "Pending", "Fired", "Ended", "What it says")
+_COLUMNS: Final = (
+    ("Alert (told by)", ""), ("About", ""), ("Pending", ""), ("Fired", ""), ("Ended", ""), ("What it says", "names"),
+)  # fmt: skip
 
 
 def replay_list(replay: Replay, rule: str | None) -> list[Component]:
@@ -27,10 +30,8 @@ def replay_list(replay: Replay, rule: str | None) -> list[Component]:
     spells = spells_of(replay, rule)
     if not spells:
         return [html.P(nothing_fired(replay, rule)), *how]
-    head = html.Tr([html.Th(name, scope="col") for name in HEADS])
-    body = html.Tbody([_row(one, spell, replay) for one, spell in spells[:SHOWN]])
     parts: list[Component] = [html.P(line, className="reason", role="note") for line in (*replay.notes, *not_evaluated(asked))]
-    parts.append(html.Div(html.Table([html.Thead(head), body], className="ledger"), className="scrolls"))
+    parts.append(table(_COLUMNS, (_row(one, spell, replay) for one, spell in spells[:SHOWN])))
     if len(spells) > SHOWN:
         parts.append(html.P(f"{len(spells) - SHOWN:,} later ones are in the figure's CSV.", className="help"))
     return [*parts, *how]
@@ -40,16 +41,14 @@ def _tellers(one: Replayed) -> str:
     return f"{one.rule} ({TELLERS[one.source]})"
 
 
-def _row(one: Replayed, spell: Spell, replay: Replay) -> Component:
-    return html.Tr(
-        [
-            html.Td(_tellers(one)),
-            html.Td(about(spell)),
-            html.Td(_after(spell.pending_unix_ns, replay, "-")),
-            html.Td(_after(spell.fired_unix_ns, replay, "would not have fired")),
-            html.Td(_after(spell.ended_unix_ns, replay, "not by the end of the replay")),
-            html.Td(spell.annotations.get("summary") or "-", className="names"),
-        ]
+def _row(one: Replayed, spell: Spell, replay: Replay) -> tuple[str, ...]:
+    return (
+        _tellers(one),
+        about(spell),
+        _after(spell.pending_unix_ns, replay, "-"),
+        _after(spell.fired_unix_ns, replay, "would not have fired"),
+        _after(spell.ended_unix_ns, replay, "not by the end of the replay"),
+        spell.annotations.get("summary") or "-",
     )
 
 

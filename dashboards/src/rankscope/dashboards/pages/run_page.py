@@ -17,7 +17,7 @@ from rankscope.dashboards.views.registry import VIEWS
 from rankscope.dashboards.views.view import View
 from rankscope.runs.errors import RankscopeError
 
-LIVE = frozenset({"starting", "live", "silent", "failed"})
+LIVE = wording.GOING_ON | {"failed"}
 """Statuses of runs that may still change; an elastic job that lost ranks may start its next attempt."""
 
 

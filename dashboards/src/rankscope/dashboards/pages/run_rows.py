@@ -14,9 +14,6 @@ from rankscope.dashboards.pages.pieces import STATUS_TONES
 from rankscope.dashboards.url_state import run_path
 from rankscope.runs.errors import RankscopeError
 
-GOING_ON: Final = frozenset({"starting", "live", "silent"})
-"""Statuses of runs whose rows are asked for again and again while they are in view."""
-
 COLUMNS: Final[list[dict[str, Any]]] = [
     {**text_column("name", "Run", width=170), "cellRenderer": "RunName", "pinned": "left"},
     {**text_column("state", "State", width=214), "cellRenderer": "RunState", "tooltipField": "state"},
@@ -45,9 +42,6 @@ COLUMNS: Final[list[dict[str, Any]]] = [
     number_column("hours", "Duration h", "From its start to what was written last", width=112),
     {**text_column("folder", "Folder", width=170), "tooltipField": "folder"},
 ]
-
-NARROW: Final = ("name", "state", "verdict")
-"""Columns on narrow screens."""
 
 
 def first_row(source: RunSource, run: RunSummary) -> dict[str, Any]:
@@ -83,7 +77,7 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "state": wording.STATUS_LABELS[run.status],
         "state_tone": STATUS_TONES[run.status],
         "simulated": run.simulated or None,
-        "live": run.status in GOING_ON or None,
+        "live": run.status in wording.GOING_ON or None,
         "folder": shown(Path(run.path).name),
         "start": None if run.start_unix_ns is None else wording.moment(run.start_unix_ns).removesuffix(" UTC"),
     }

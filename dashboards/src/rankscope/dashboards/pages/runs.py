@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-import dash_ag_grid as dag  # type: ignore[import-untyped]
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from dash.development.base_component import Component
 
@@ -15,10 +13,9 @@ from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.source import RunSource, RunSummary
 from rankscope.dashboards.many_state import MOST_COMPARED, ListState, compare_path
 from rankscope.dashboards.pages import wording
-from rankscope.dashboards.pages.aria import aria
-from rankscope.dashboards.pages.grid import DEFAULT_COLUMN, OPTIONS, csv_params, in_order
+from rankscope.dashboards.pages.listing import listing_grid, listing_tools
 from rankscope.dashboards.pages.pieces import advice
-from rankscope.dashboards.pages.run_rows import COLUMNS, GOING_ON, first_row
+from rankscope.dashboards.pages.run_rows import COLUMNS, first_row
 
 LOOK_MS: Final = 1000
 """How often the browser looks which of the rows in view have no verdict yet; only then is anything sent."""
@@ -45,7 +42,7 @@ def runs_page(source: RunSource, search: str | None, config: DashboardConfig) ->
 
 def list_revision(runs: Sequence[RunSummary]) -> str:
     """Changes when rows come, go or would look different, but for those of runs that go on: these are asked for again."""
-    told = [(run.run_id, run.status, None if run.status in GOING_ON else run.revision) for run in runs]
+    told = [(run.run_id, run.status, None if run.status in wording.GOING_ON else run.revision) for run in runs]
     return hashlib.blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
@@ -62,49 +59,19 @@ def counted(runs: Sequence[RunSummary]) -> str:
 
 def _list(source: RunSource, runs: Sequence[RunSummary], state: ListState) -> list[Component]:
     return [
-        html.Div(
-            [
-                dmc.TextInput(
-                    id="runs-q",
-                    value=state.q,
-                    placeholder="Search in all columns",
-                    debounce=300,
-                    size="sm",
-                    className="runs-q",
-                    **aria(label="Search runs"),
-                ),
-                html.Span(counted(runs), id="runs-count", className="help", **aria(live="polite")),
-                html.Div(
-                    [
-                        html.Div(compare_link([]), id="runs-compare"),
-                        dmc.Button("Save as CSV", id="runs-csv", size="compact-sm", variant="default"),
-                    ],
-                    className="tools",
-                ),
-            ],
-            className="runs-tools",
-        ),
-        dag.AgGrid(
-            id="runs-grid",
-            rowData=list_rows(source, runs),
-            columnDefs=in_order(COLUMNS, state),
-            defaultColDef={**DEFAULT_COLUMN, "floatingFilter": False},
-            getRowId="params.data.id",
-            csvExportParams=csv_params("rankscope-runs"),
-            dashGridOptions={
-                **OPTIONS,
-                "ensureDomOrder": True,  # as screen readers go through it
-                "rowHeight": 40,
-                "quickFilterText": state.q,
-                "rowSelection": {
-                    "mode": "multiRow",
-                    "headerCheckbox": False,
-                    "isRowSelectable": {"function": "params.data != null && !params.data.problem"},
-                },
-                "selectionColumnDef": {"pinned": "left", "width": 46},
-                "localeText": {"noRowsToShow": "No run matches"},
+        listing_tools("runs", counted(runs), state, [html.Div(compare_link([]), id="runs-compare")]),
+        listing_grid(
+            "runs",
+            COLUMNS,
+            list_rows(source, runs),
+            state,
+            height="max(320px, calc(100dvh - 220px))",
+            rowSelection={
+                "mode": "multiRow",
+                "headerCheckbox": False,
+                "isRowSelectable": {"function": "params.data != null && !params.data.problem"},
             },
-            style={"width": "100%", "height": "max(320px, calc(100dvh - 220px))"},
+            selectionColumnDef={"pinned": "left", "width": 46},
         ),
     ]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final
 
 from rankscope.analysis.result import Cause, Kind
 from rankscope.dashboards.data.source import Stale, Status
+from rankscope.dashboards.figures import units
 
 UNKNOWN: Final = "not known"
 
@@ -62,6 +62,9 @@ STATUS_LABELS: Final[dict[Status, str]] = {
     "unreadable": "Unreadable",
 }
 
+GOING_ON: Final[frozenset[Status]] = frozenset({"starting", "live", "silent"})
+"""Statuses of runs that may have ranks at work."""
+
 
 def percent(share: float | None, *, digits: int = 0) -> str:
     """``0.38`` -> ``38%``."""
@@ -106,12 +109,8 @@ def milliseconds(us: float | None) -> float | None:
 
 def moment(unix_ns: int | None) -> str:
     """Date and time in UTC: the same for everyone who opens the link."""
-    if unix_ns is None:
-        return UNKNOWN
-    try:
-        return f"{datetime.fromtimestamp(unix_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError, OSError):
-        return UNKNOWN  # a number, but no time of this calendar
+    text = None if unix_ns is None else units.moment(unix_ns)
+    return UNKNOWN if text is None else f"{text} UTC"
 
 
 def not_renewed(stale: Stale) -> str:

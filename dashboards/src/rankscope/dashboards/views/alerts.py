@@ -6,19 +6,17 @@ import time
 from shlex import quote
 from typing import Final
 
-from dash import html
 from dash.development.base_component import Component
 
 from rankscope.alerts.run_replay import KNOWN
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.figures.alert_times import alert_table, alert_times
 from rankscope.dashboards.figures.drawn import Drawn
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.replay_times import replay_times
 from rankscope.dashboards.inert import shown
 from rankscope.dashboards.pages.alert_list import alert_list
-from rankscope.dashboards.pages.live import figure, not_yet, part, select
+from rankscope.dashboards.pages.live import figure, part, select, when_there
 from rankscope.dashboards.pages.pieces import advice, section
 from rankscope.dashboards.pages.replay_list import replay_list
 from rankscope.dashboards.url_state import PageState
@@ -60,7 +58,11 @@ def _rule(state: PageState) -> str | None:
 
 def _replay_times(run: RunData, state: PageState, colors: Palette) -> Drawn:
     rule = _rule(state)
-    return replay_times(run.replay, rule, colors)
+    try:
+        clock = run.hardware.clock
+    except RankscopeError:
+        clock = None  # the times are there all the same
+    return replay_times(run.replay, rule, colors, clock)
 
 
 def _replay(run: RunData, state: PageState) -> list[Component]:
@@ -75,22 +77,13 @@ def _replay(run: RunData, state: PageState) -> list[Component]:
     return [*replay_list(run.replay, rule), *commands]
 
 
-def _replay_when_there(run: RunData, state: PageState) -> list[Component]:
-    try:
-        return _replay(run, state)
-    except NotReadyError as error:
-        return not_yet("alert-replay", error.progress)
-    except RankscopeError as error:
-        return [html.P(str(error), className="reason")]
-
-
 def _layout(run: RunData, state: PageState) -> list[Component]:
     return [
         section(
             "alert-times",
             "When alerts fired",
             "One row per alert and what it is about. What began or ended together has one cause.",
-            [figure("alert-times", "Bars of the times at which alerts fired")],
+            [figure("alert-times", "Bars of the times at which alerts fired", long=True)],
         ),
         section(
             "alert-list",
@@ -104,8 +97,10 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
             "The watcher and Prometheus' rules over this run, as it grew, also if nobody watched it then. Nobody is told, and "
             "the run is not touched. Of a large run it takes minutes, beside this page; it is kept until the run changes.",
             [
-                figure("replay-times", "Bars of the times at which alerts would have been pending and fired", height=160),
-                part("alert-replay", _replay_when_there(run, state)),
+                figure(
+                    "replay-times", "Bars of the times at which alerts would have been pending and fired", height=160, long=True
+                ),
+                part("alert-replay", when_there("alert-replay", lambda: _replay(run, state))),
             ],
             tools=[select("replay", "Replay", _CHOICES, state, width=230, nothing="choose an alert")],
         ),

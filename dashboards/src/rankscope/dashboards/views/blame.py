@@ -20,12 +20,12 @@ from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.figures.wait_matrix import wait_matrix
 from rankscope.dashboards.pages.grid import number_column, text_column
-from rankscope.dashboards.pages.live import figure, identity, part
+from rankscope.dashboards.pages.live import figure, identity, part, rank_choice
 from rankscope.dashboards.pages.pieces import legend, section
 from rankscope.dashboards.pages.sheet import save_sheet, sheet
 from rankscope.dashboards.pages.wording import count, milliseconds, percent
 from rankscope.dashboards.url_state import PageState
-from rankscope.dashboards.views.picks import rank_of_bar
+from rankscope.dashboards.views.picks import rank_of_bar, rank_of_row
 from rankscope.dashboards.views.view import Help, View
 
 
@@ -230,12 +230,12 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
             "waits",
             "Who waited for whom",
             "A column that stands out is somebody for whom many waited, a single cell a pair. Grey: nobody waits for themselves. "
-            "Click a cell to pick the rank that was waited for.",
+            "Click a cell to pick the rank that was waited for, or give its number.",
             [
                 part("about-matrix", _about_matrix(run, state)),
                 figure("wait-matrix", "Heat map of who waited how long for whom within the process group", height=360),
             ],
-            tools=[_group_choice(run, state)],
+            tools=[_group_choice(run, state), rank_choice(state)],
         ),
         section(
             "causes",
@@ -259,7 +259,7 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
             "ledger",
             "What every rank cost",
             "What every rank cost the others. Summed over all that waited, so it may be more than the run took. "
-            "A dash means not known: direct and knock-on take a profiled window.",
+            "A dash means not known: direct and knock-on take a profiled window. Click a row to pick its rank.",
             [sheet("blame-ledger", COLUMNS, _ledger(run, state), file_name=f"rankscope-{run.summary.run_id}-ledger")],
             tools=[save_sheet("blame-ledger")],
         ),
@@ -282,4 +282,5 @@ VIEW: Final = View(
     parts={"about-matrix": _about_matrix},
     grids={"blame-ledger": _ledger},
     picks={"imposed-bars": rank_of_bar, "wait-matrix": _origin_of_cell, "cause-bars": rank_of_bar},
+    row_picks={"blame-ledger": rank_of_row},
 )

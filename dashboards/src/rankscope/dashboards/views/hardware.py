@@ -14,16 +14,17 @@ from dash.development.base_component import Component
 
 from rankscope.analysis.hardware import bare
 from rankscope.dashboards.data.events import HardwareEvent
-from rankscope.dashboards.data.gpu_columns import TimeColumns, figures_of, means_in, source_of, time_columns, worst_in
+from rankscope.dashboards.data.gpu_columns import TimeColumns, figures_of, source_of, time_columns, worst_in
+from rankscope.dashboards.data.group_power import GroupPower, group_powers, racks_of_gpus, unsampled_gpus
 from rankscope.dashboards.data.hardware import Gpu, Hardware
 from rankscope.dashboards.data.metrics import METRICS, Metric, of_origin, why_unknown
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.figures.binning import bin_worst
 from rankscope.dashboards.figures.cells import CellRows
-from rankscope.dashboards.figures.drawn import Drawn, Table
+from rankscope.dashboards.figures.drawn import Drawn, Table, cell
 from rankscope.dashboards.figures.gpu_lines import GAUGES, NAMES, OwnTime, gpu_lines
 from rankscope.dashboards.figures.gpu_map import MapRows, gpu_label, gpu_map
-from rankscope.dashboards.figures.group_power import GroupPower, group_power_bars
+from rankscope.dashboards.figures.group_power import group_power_bars
 from rankscope.dashboards.figures.headline import finish
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.pages.gpu_hints import gpu_hints
@@ -68,35 +69,36 @@ def _gauge(state: PageState) -> tuple[str, Metric]:
     return name, METRICS[name]
 
 
+def _chosen(state: PageState, hardware: Hardware) -> Gpu | None:
+    """The GPU of the address, or that of its rank, which was picked later where it is on another one."""
+    found = next((gpu for gpu in hardware.gpus if state.gpu is not None and bare(gpu.gpu_uuid) == bare(state.gpu)), None)
+    if state.rank is None or (found is not None and state.rank in found.ranks):
+        return found
+    return next((gpu for gpu in hardware.gpus if state.rank in gpu.ranks), None)
+
+
 def _picked(run: RunData, state: PageState, hardware: Hardware) -> Gpu:
-    """The GPU of the address; or that of its rank, or of the rank that is blamed; or the first that something happened to."""
-    gpus = hardware.gpus
-    if state.gpu is not None:
-        found = next((gpu for gpu in gpus if bare(gpu.gpu_uuid) == bare(state.gpu)), None)
-        if found is None:
-            raise RankscopeError(f"There are no samples of GPU {state.gpu}. Pick one in the table.")
-        return found
-    if state.rank is not None:
-        found = next((gpu for gpu in gpus if state.rank in gpu.ranks), None)
-        if found is None:
-            raise RankscopeError(f"There are no samples of the GPU of rank {state.rank}. Pick one in the table.")
-        return found
+    """The chosen GPU, or that of the rank that is blamed, or the first that something happened to, or the first."""
+    if (chosen := _chosen(state, hardware)) is not None:
+        return chosen
+    if state.gpu is not None or state.rank is not None:
+        whose = f"GPU {state.gpu}" if state.rank is None else f"the GPU of rank {state.rank}"
+        raise RankscopeError(f"There are no samples of {whose}. Pick one in the table.")
     blamed = run.analysis.verdict.rank
     hit = {event.gpu_uuid for event in run.events.events}
     choices = (
-        next((gpu for gpu in gpus if blamed in gpu.ranks), None),
-        next((gpu for gpu in gpus if gpu.gpu_uuid in hit), None),
+        next((gpu for gpu in hardware.gpus if blamed in gpu.ranks), None),
+        next((gpu for gpu in hardware.gpus if gpu.gpu_uuid in hit), None),
     )
-    return next((gpu for gpu in choices if gpu is not None), gpus[0])
+    return next((gpu for gpu in choices if gpu is not None), hardware.gpus[0])
 
 
 def _map(run: RunData, state: PageState, colors: Palette) -> Drawn:
     shown, (name, metric) = _shown(run, state), _gauge(state)
     gpus, columns = shown.hardware.gpus, shown.columns
     rows = MapRows.of(worst_in(shown.hardware, name, columns), gpus, metric)
-    picked = None
-    if state.gpu is not None or state.rank is not None:
-        picked = next((row for row, gpu in enumerate(gpus) if gpu.gpu_uuid == state.gpu or state.rank in gpu.ranks), None)
+    chosen = _chosen(state, shown.hardware)
+    picked = None if chosen is None else gpus.index(chosen)
     picture = gpu_map(rows, columns, colors, metric=metric, why_unknown=why_unknown(name), picked=picked)
     finish(picture, colors, steps=state.steps, simulated=shown.is_simulated)
     x = "first step" if columns.steps_each else "time since first sample [s]"
@@ -141,7 +143,7 @@ def _lines(run: RunData, state: PageState, colors: Palette) -> Drawn:
     table = Table(
         ("time [unix ns]", "step", *(f"{NAMES[gauge]} [{METRICS[gauge].unit}]" for gauge in GAUGES)),
         [
-            (int(at), math.floor(step) if columns.steps_each else None, *(_cell(series.values[gauge][row]) for gauge in GAUGES))
+            (int(at), math.floor(step) if columns.steps_each else None, *(cell(series.values[gauge][row]) for gauge in GAUGES))
             for row, (at, step) in enumerate(zip(series.unix_ns, columns.along(series.unix_ns), strict=True))
         ],
     )
@@ -153,10 +155,6 @@ def _lines(run: RunData, state: PageState, colors: Palette) -> Drawn:
 def _whose(gpu: Gpu) -> str:
     ranks = ", ".join(map(str, gpu.ranks))
     return f"{gpu_label(gpu)}, {f'rank {ranks}' if ranks else 'no rank of the run'}"
-
-
-def _cell(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def _overlaps(event: HardwareEvent, first: int, last: int) -> bool:
@@ -179,77 +177,38 @@ def _own_time(run: RunData, gpu: Gpu, columns: TimeColumns) -> OwnTime | None:
 
 def _host_power(run: RunData, state: PageState, colors: Palette) -> Drawn:
     shown = _shown(run, state)
-    unsampled = _unsampled(run, shown.hardware, "host")
     hosts = {gpu.gpu_uuid: gpu.host for gpu in shown.hardware.gpus}
-    return _power(shown, colors, _Groups("host", hosts, unsampled, state.host))
+    unsampled = unsampled_gpus(shown.hardware, run.topology, by_rack=False)
+    return _power(shown, colors, group_powers(shown.hardware, shown.columns, hosts, unsampled), "host", picked=state.host)
 
 
 def _rack_power(run: RunData, state: PageState, colors: Palette) -> Drawn:
     shown = _shown(run, state)
-    racks = {place.rank: f"rack {place.coordinates['rack']}" for place in run.topology.places if "rack" in place.coordinates}
-    hosts = {gpu.host: racks[rank] for gpu in shown.hardware.gpus for rank in gpu.ranks if rank in racks}
-    groups = {gpu.gpu_uuid: hosts.get(gpu.host, "rack not known") for gpu in shown.hardware.gpus}
-    return _power(shown, colors, _Groups("rack", groups, _unsampled(run, shown.hardware, "rack")))
+    racks = racks_of_gpus(shown.hardware, run.topology)
+    unsampled = unsampled_gpus(shown.hardware, run.topology, by_rack=True)
+    return _power(shown, colors, group_powers(shown.hardware, shown.columns, racks, unsampled), "rack")
 
 
-def _unsampled(run: RunData, hardware: Hardware, by: str) -> dict[str, int]:
-    """GPUs that ranks train on and no sample is of, by host or rack."""
-    missing = set(hardware.index.unsampled_ranks)
-    found: dict[str, set[str]] = {}
-    for place in run.topology.places:
-        if place.rank in missing and place.gpu_uuid is not None and place.host is not None:
-            rack = f"rack {place.coordinates['rack']}" if "rack" in place.coordinates else "rack not known"
-            found.setdefault(place.host if by == "host" else rack, set()).add(bare(place.gpu_uuid))
-    return {group: len(uuids) for group, uuids in found.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """Hosts or racks."""
-
-    what: str
-    of: Mapping[str, str]
-    """GPU to its group."""
-    unsampled: Mapping[str, int]
-    """Group to its GPUs that no sample is of."""
-    picked: str | None = None
-
-
-def _power(shown: _Shown, colors: Palette, grouping: _Groups) -> Drawn:
-    what, group_of, unsampled = grouping.what, grouping.of, grouping.unsampled
-    watts = means_in(shown.hardware, "power_watts", shown.columns)
-    margins = worst_in(shown.hardware, "temperature_margin_celsius", shown.columns)
-    groups, headroom = [], {}
-    for name in sorted({*group_of.values(), *unsampled}):
-        rows = [row for row, gpu in enumerate(shown.hardware.gpus) if gpu.parent_uuid is None and group_of[gpu.gpu_uuid] == name]
-        groups.append(_sum(name, watts[rows], len(rows) + unsampled.get(name, 0)))
-        known = margins[rows][np.isfinite(margins[rows])]
-        headroom[name] = float(known.min()) if len(known) else None
-    groups.sort(key=lambda group: -(group.median_watts or -1))
+def _power(shown: _Shown, colors: Palette, groups: list[GroupPower], what: str, *, picked: str | None = None) -> Drawn:
+    """``what``: hosts or racks they are."""
     table = Table(
         (what, "GPUs known", "GPUs", "power, median [W]", "power, highest [W]", "least thermal headroom [celsius]"),
-        [(one.name, one.known, one.gpus, one.median_watts, one.highest_watts, headroom[one.name]) for one in groups],
+        [(one.name, one.known, one.gpus, one.median_watts, one.highest_watts, one.headroom_celsius) for one in groups],
     )
     partial = sum(not group.is_whole for group in groups)
     says = f"Power of {len(groups):,} {what}s{shown.simulated}"
     says += f", of {partial:,} only a part of their GPUs" if partial else ""
-    known_headroom = [(value, name) for name, value in headroom.items() if value is not None]
-    says += f"; least thermal headroom {min(known_headroom)[0]:.0f} °C on {min(known_headroom)[1]}" if known_headroom else (
-        "; thermal headroom is not known: the GPUs do not tell it, or an older rankscope took the samples"
-    )  # fmt: skip
-    picture = group_power_bars(groups, colors, picked=grouping.picked)
+    least = min(
+        (one for one in groups if one.headroom_celsius is not None), key=lambda one: one.headroom_celsius or 0, default=None
+    )
+    says += "; " + (
+        "thermal headroom is not known: the GPUs do not tell it, or an older rankscope took the samples"
+        if least is None
+        else f"least thermal headroom {least.headroom_celsius:.0f} °C on {least.name}"
+    )
+    picture = group_power_bars(groups, colors, picked=picked)
     finish(picture, colors, simulated=shown.is_simulated)
     return Drawn(picture, table, says)
-
-
-def _sum(name: str, watts: np.ndarray[Any, np.dtype[np.float32]], gpus: int) -> GroupPower:
-    """Over the moments at which the most GPUs are known: another number of them is another sum."""
-    counts = np.isfinite(watts).sum(axis=0)
-    most = int(counts.max(initial=0))
-    if not most:
-        return GroupPower(name, 0, gpus, None, None)
-    sums = np.nansum(watts[:, counts == most], axis=0)
-    return GroupPower(name, most, gpus, float(np.median(sums)), float(sums.max()))
 
 
 def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:

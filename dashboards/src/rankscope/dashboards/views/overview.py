@@ -8,11 +8,10 @@ import numpy as np
 from dash import html
 from dash.development.base_component import Component
 
-from rankscope.analysis.waterfall_result import MEANING, PartName, Waterfall
+from rankscope.analysis.waterfall_result import MEANING, Waterfall, WaterfallPart
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend
-from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table
+from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table, cell
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.trend import course_of, rate_line, rate_name, trend_lines
 from rankscope.dashboards.figures.units import duration
@@ -21,7 +20,7 @@ from rankscope.dashboards.pages.advice_list import advice_list
 from rankscope.dashboards.pages.aria import aria
 from rankscope.dashboards.pages.changes import changes
 from rankscope.dashboards.pages.facts import work_and_memory
-from rankscope.dashboards.pages.live import figure, part
+from rankscope.dashboards.pages.live import figure, part, when_there
 from rankscope.dashboards.pages.pieces import section
 from rankscope.dashboards.pages.verdict import verdict_card
 from rankscope.dashboards.pages.wording import percent
@@ -58,13 +57,12 @@ def _parts(run: RunData, _state: PageState) -> list[Component]:
     fall = run.analysis.waterfall
     if fall is None:
         return []
-    seen = {"steps": "step records", "windows": "profiled steps", "traces": "traces"}
     rows = [
         html.Div(
             [
                 html.Dt(LOOKS[one.name].label.capitalize()),
                 html.Dd(
-                    _about_part(one.name, "not known" if one.us is None else seen.get(one.source or "", ""), one.note),
+                    _about_part(one),
                     className="unknown" if one.us is None else "",
                 ),
             ]
@@ -74,10 +72,13 @@ def _parts(run: RunData, _state: PageState) -> list[Component]:
     return [html.Details([html.Summary("What the parts are"), html.Dl(rows, className="meanings")])]
 
 
-def _about_part(name: PartName, source: str, note: str | None) -> str:
-    said = MEANING[name]
-    said = said[:1].upper() + said[1:]
-    return ". ".join(filter(None, [said, source and (f"From {source}" if source != "not known" else "Not known"), note])) + "."
+_SOURCES: Final = {"steps": "From step records", "windows": "From profiled steps", "traces": "From traces", None: None}
+
+
+def _about_part(one: WaterfallPart) -> str:
+    means = MEANING[one.name]
+    source = "Not known" if one.us is None else _SOURCES[one.source]
+    return ". ".join(filter(None, [means[:1].upper() + means[1:], source, one.note])) + "."
 
 
 def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -94,7 +95,7 @@ def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
     columns = ("step", "steps", *wall, "own time of the slowest rank [us]", "slowest rank")
     rows = [
         (
-            int(step), course.steps_per_point, *map(_cell, course.wall_us[:, at]), _cell(course.highest_own_us[at]),
+            int(step), course.steps_per_point, *map(cell, course.wall_us[:, at]), cell(course.highest_own_us[at]),
             None if course.slowest[at] < 0 else int(course.slowest[at]),
         )
         for at, step in enumerate(course.steps)
@@ -121,7 +122,7 @@ def _rate(run: RunData, state: PageState, colors: Palette) -> Drawn:
     says = "How much is done in a step is not known"
     if np.isfinite(rate).any():
         says = f"{name.capitalize()}: typically {per_second(float(np.nanmedian(rate)))}"
-    rows = [(int(step), _cell(value)) for step, value in zip(course.steps, rate, strict=True)]
+    rows = [(int(step), cell(value)) for step, value in zip(course.steps, rate, strict=True)]
     return Drawn(picture, Table(("step", f"{name} per second"), rows), says)
 
 
@@ -133,23 +134,12 @@ def _shown(trend: Trend, state: PageState) -> tuple[int, int]:
     return first, last
 
 
-def _cell(value: np.floating) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
 def _advice(run: RunData, _state: PageState) -> list[Component]:
     return advice_list(run.analysis.advice)
 
 
 def _facts(run: RunData, _state: PageState) -> list[Component]:
     return work_and_memory(run.analysis)
-
-
-def _changes(run: RunData, state: PageState) -> list[Component]:
-    try:
-        return changes(run, state)
-    except NotReadyError as error:
-        return [html.P(f"{error.progress.sentence} …", className="help")]
 
 
 def _layout(run: RunData, state: PageState) -> list[Component]:
@@ -166,7 +156,7 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
             "From the ideal step to the actual one: each part begins where the one before it ends. What is not known is said; "
             "its time is then in what is unexplained.",
             [
-                figure("waterfall", "Bars of the parts of a step, one below the other", height=370),
+                figure("waterfall", "Bars of the parts of a step, one below the other", height=430),
                 part("waterfall-parts", _parts(run, state)),
             ],
         ),
@@ -178,7 +168,7 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
             [
                 figure("trend", "Lines of the step time over the steps", height=340),
                 html.H3("What changed when"),
-                part("changes", _changes(run, state)),
+                part("changes", when_there("changes", lambda: changes(run, state))),
                 html.H3("Throughput"),
                 figure("rate", "Line of what is done per second over the steps", height=190),
                 part("facts", _facts(run, state)),
@@ -206,6 +196,6 @@ VIEW: Final = View(
     ),
     layout=_layout,
     figures={"waterfall": _waterfall, "trend": _trend, "rate": _rate},
-    parts={"verdict": _verdict, "waterfall-parts": _parts, "changes": _changes, "advice": _advice, "facts": _facts},
+    parts={"verdict": _verdict, "waterfall-parts": _parts, "changes": changes, "advice": _advice, "facts": _facts},
     zooms={"trend": steps_of_drag, "rate": steps_of_drag},
 )

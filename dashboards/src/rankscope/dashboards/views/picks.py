@@ -17,6 +17,11 @@ def rank_of_bar(_run: RunData, state: PageState, point: Mapping[str, Any]) -> Pa
     return replace(state, rank=int(text) if text.isdecimal() else None)
 
 
+def rank_of_row(_run: RunData, state: PageState, row: str) -> PageState:
+    """The rank whose row of a table was clicked."""
+    return replace(state, rank=int(row))
+
+
 def steps_of_drag(state: PageState, across: tuple[float, float] | None) -> PageState:
     """The steps that were dragged over; all of them after a double click."""
     if across is None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
 import numpy as np
 from dash.development.base_component import Component
 from numpy.typing import NDArray
@@ -23,12 +22,13 @@ from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table
 from rankscope.dashboards.figures.event_marks import mark_events, within
 from rankscope.dashboards.figures.heatmap import StepCells, step_cells, step_heatmap
 from rankscope.dashboards.figures.palette import Palette
-from rankscope.dashboards.pages.live import figure, identity, part, rank_choice, select
+from rankscope.dashboards.pages.live import figure, part, rank_choice, select
 from rankscope.dashboards.pages.pieces import section
 from rankscope.dashboards.pages.rank_table import rank_grid, rank_rows
+from rankscope.dashboards.pages.sheet import save_sheet
 from rankscope.dashboards.pages.step_card import step_card
 from rankscope.dashboards.url_state import DEFAULT_METRIC, PageState, run_path
-from rankscope.dashboards.views.picks import steps_of_drag
+from rankscope.dashboards.views.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.views.view import Help, View
 
 
@@ -158,10 +158,6 @@ def _step(run: RunData, state: PageState) -> list[Component]:
     return step_card(state.rank, state.step, known, run_path(run.summary.run_id, "timeline") + window.search)
 
 
-def _pick_row(_run: RunData, state: PageState, row: str) -> PageState:
-    return replace(state, rank=int(row))
-
-
 _SORTS: Final = {"rank": "Rank", "host": "Host", "imposed": "Wait imposed on others"}
 
 
@@ -191,7 +187,7 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
             "All ranks",
             "Own, blocked and wall: median per step. The others: sums over the profiled steps. A dash means not known.",
             [rank_grid(_rows(run, state), file_name=f"rankscope-{run.summary.run_id}")],
-            tools=[dmc.Button("Save as CSV", id=identity("save-grid", "rank-table"), size="compact-sm", variant="default")],
+            tools=[save_sheet("rank-table")],
         ),
     ]
 
@@ -212,5 +208,5 @@ VIEW: Final = View(
     parts={"step-card": _step},
     picks={"step-heatmap": _pick},
     zooms={"step-heatmap": steps_of_drag},
-    row_picks={"rank-table": _pick_row},
+    row_picks={"rank-table": rank_of_row},
 )

@@ -13,7 +13,6 @@ from dash.development.base_component import Component
 from rankscope.analysis.perfetto.annotations import clock_sentence
 from rankscope.dashboards.data.lanes import NOBODY, Numbers
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.window_data import Collective, WindowData
 from rankscope.dashboards.data.windows import Window
 from rankscope.dashboards.figures.arrival import Arrival, arrival_bars
@@ -22,8 +21,8 @@ from rankscope.dashboards.figures.frame import note
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.timeline import LOOKS, Lanes, cut, kind_label, timeline
 from rankscope.dashboards.pages.capture_panel import capture_panel, export_panel
-from rankscope.dashboards.pages.live import figure, not_yet, part, rank_choice, select
-from rankscope.dashboards.pages.pieces import advice, legend, section
+from rankscope.dashboards.pages.live import figure, part, rank_choice, select, when_there
+from rankscope.dashboards.pages.pieces import advice, legend, section, unbroken
 from rankscope.dashboards.pages.wording import moment
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.timeline_lanes import described, lanes_of, representatives
@@ -182,7 +181,7 @@ def _facts(run: RunData, state: PageState) -> list[Component]:
             ],
             className="tools",
         ),
-        *(html.P(line, className="help") for line in lines),
+        *(html.P(unbroken(line), className="help") for line in lines),
     ]
 
 
@@ -252,7 +251,7 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
                 figure(
                     "timeline-lanes", "Lanes of all ranks over the time of the window, by what the time was spent on", height=420
                 ),
-                part("timeline-facts", _when_there(run, state)),
+                part("timeline-facts", when_there("timeline-facts", lambda: _facts(run, state))),
             ],
             tools=[select("window", "Window", options, chosen, width=230), rank_choice(state)],
         ),
@@ -269,13 +268,6 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
         export_panel(run.summary, shown),
         capture_panel(run.summary),
     ]
-
-
-def _when_there(run: RunData, state: PageState) -> list[Component]:
-    try:
-        return _facts(run, state)
-    except NotReadyError as error:
-        return not_yet("timeline-facts", error.progress)
 
 
 VIEW: Final = View(

@@ -10,6 +10,7 @@ import numpy as np
 from rankscope.analysis.intervals import EMPTY
 from rankscope.analysis.perfetto.inert import inert
 from rankscope.analysis.perfetto.step_tracks import phases_in_order
+from rankscope.analysis.wording import size
 from rankscope.dashboards.data.lanes import NOBODY, Kind, Numbers, Parts, Recorded, joined, parts_of
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.window_data import Collective, WindowData
@@ -19,8 +20,6 @@ from rankscope.runs.records import PHASES
 
 DETAIL_UP_TO: Final = 4
 """Of so many ranks all are shown in detail."""
-
-_BYTES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def lanes_of(run: RunData, window: Window, data: WindowData, *, picked: int | None, span: tuple[int, int]) -> tuple[Lanes, int]:
@@ -69,14 +68,6 @@ def described(one: Collective) -> str:
     if one.last is not None and one.spread_ns is not None:
         words.append(f"last: rank {one.last}, {one.spread_ns / 1e6:,.2f} ms after the first")
     return ", ".join(words)
-
-
-def size(count: int) -> str:
-    """``25 MiB``."""
-    for unit, name in _BYTES:
-        if count >= unit:
-            return f"{count / unit:,.3g} {name}" if count < 1000 * unit else f"{count / unit:,.0f} {name}"
-    return f"{count} B"
 
 
 def _detail(run: RunData, window: Window, data: WindowData, rank: int) -> list[tuple[str, Parts]]:

@@ -7,155 +7,46 @@ from dataclasses import replace
 from typing import Any, Final
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import html
 from dash.development.base_component import Component
 
-from rankscope.analysis.whatif.result import WhatIf
+from rankscope.dashboards.data.pace import Pace, pace_of
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.scenarios import Scenarios
 from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.data.thought_away import ALL, Piece, pieces, thought_away
 from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table
 from rankscope.dashboards.figures.frame import note
 from rankscope.dashboards.figures.palette import Palette
-from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.figures.without import Without, without_bars
 from rankscope.dashboards.pages import problem
-from rankscope.dashboards.pages.aria import aria
 from rankscope.dashboards.pages.grid import number_column, text_column
 from rankscope.dashboards.pages.live import figure, identity, part
 from rankscope.dashboards.pages.pieces import section
 from rankscope.dashboards.pages.sheet import save_sheet, sheet
-from rankscope.dashboards.pages.wording import UNKNOWN, count, gpu_hours, milliseconds, moment, money, percent
+from rankscope.dashboards.pages.whatif_answer import fleet, seconds_text, why_not, without
+from rankscope.dashboards.pages.wording import count, gpu_hours, milliseconds, money
 from rankscope.dashboards.url_state import PageState
-from rankscope.dashboards.views.savings import Pace, pace_of
-from rankscope.dashboards.views.thought_away import ALL, Piece, pieces, thought_away
 from rankscope.dashboards.views.view import Help, View
 
 RANKS_SHOWN: Final = 20
 """Bars of ranks; the table has all that the answer has."""
 
-_EVIDENCE: Final = {
-    "steps": "step records",
-    "windows": "the collectives of profiled steps",
-    "traces": "the collectives in traces",
-    "operations": "traced operations",
-}
 
-
-def _time(seconds: float) -> str:
-    return duration(1e6 * seconds)
-
-
-def _fact(name: str, value: str, detail: str) -> Component:
-    unknown = " unknown" if value == UNKNOWN else ""
-    return html.Div([html.Dt(name), html.Dd([value, html.Small(detail)], className=f"value{unknown}")], className="fact")
+def _pace(run: RunData, state: PageState) -> Pace:
+    """Of an answer that is ``ok``."""
+    return pace_of(run.scenarios.answer, price=state.price, currency=state.currency)
 
 
 def _answer(run: RunData, state: PageState) -> list[Component]:
-    """The step without what is chosen, and what that is worth."""
     scenarios = run.scenarios
-    result = scenarios.answer.result
-    if result.status != "ok":
-        return [html.P(result.summary, className="reason"), html.P(_HOW_TO_GET, className="help")]
+    if scenarios.answer.result.status != "ok":
+        return why_not(scenarios.answer.result)
     thought = thought_away(scenarios, state.without)
-    if thought is None:
-        return [
-            html.P(result.summary, className="reason"),
-            html.P("Choose what to think away to see what it gains.", className="help"),
-        ]
-    if thought.step_seconds is None:
-        return [html.P(f"Without {thought.label}: not known. {thought.why}", className="reason")]
-    actual, pace = _actual(result), pace_of(scenarios.answer, state)
-    saved = actual - thought.step_seconds
-    change = f"{_time(saved)} shorter ({percent(saved / actual, digits=1)})" if saved > 0 else "no shorter"
-    hours, amount = pace.gpu_hours_of(saved), pace.money_of(saved)
-    return [
-        html.P(f"Without {thought.label} a step would be {change}.", className="whatif-sentence", **aria(live="polite")),
-        html.Dl(
-            [
-                _fact("Step", _time(thought.step_seconds), f"it takes {_time(actual)}"),
-                _fact(
-                    "Saved a week",
-                    gpu_hours(hours),
-                    "of the GPU time of this job, at its pace"
-                    if hours is not None
-                    else "CPU ranks lose no GPU time: give a price to count it",
-                ),
-                _fact(
-                    "Worth a week",
-                    UNKNOWN if amount is None else money(amount, pace.currency),
-                    _price_source(state, pace),
-                ),
-            ],
-            className="facts",
-        ),
-    ]
-
-
-_HOW_TO_GET: Final = (
-    "A what-if takes step records of all ranks that tell own time from waiting, five steps or more after warm-up; or three "
-    "profiled steps with collectives that match (rankscope run --help says how to profile)."
-)
-
-
-def _price_source(state: PageState, pace: Pace) -> str:
-    if pace.price_per_gpu_hour is None:
-        return "no price was recorded with the run: give one above"
-    where = "as given above" if state.price is not None else "as recorded with the run"
-    return f"at {money(pace.price_per_gpu_hour, pace.currency)} per GPU-hour, {where}"
-
-
-def _actual(result: WhatIf) -> float:
-    assert result.step_seconds is not None  # it is ok
-    return result.step_seconds
+    return without(scenarios.answer.result, thought, _pace(run, state), price_given=state.price is not None)
 
 
 def _fleet(run: RunData, _state: PageState) -> list[Component]:
-    """S, M_W, M_S, and what they are played on."""
-    answer = run.scenarios.answer
-    result = answer.result
-    if result.status != "ok":
-        return []
-    source = result.source
-    slowest = f"rank {result.slowest_ranks[0]}" if len(result.slowest_ranks) == 1 else f"the {len(result.slowest_ranks)} slowest"
-    share = result.m_worker
-    facts = [
-        _fact(
-            "S, slowdown",
-            UNKNOWN if result.slowdown is None else f"{result.slowdown:.3f}×",
-            "step as it is ÷ step without any straggler",
-        ),
-        _fact(
-            "M_W, slowest 3% of ranks",
-            UNKNOWN if share is None else f"{share:.2f}",
-            f"of the loss is gone without {slowest}. Near 1: a few ranks are to blame; near 0: not the ranks"
-            if share is not None
-            else "hardly anything is lost, so there is nothing to share out",
-        ),
-        _fact(
-            "M_S, last stage",
-            UNKNOWN if result.m_stage is None else f"{result.m_stage:.2f}",
-            "of the loss is gone without it. Large: the model is cut unevenly"
-            if result.m_stage is not None
-            else "no pipeline stages in this evidence",
-        ),
-        _fact(
-            "Fit",
-            UNKNOWN if result.discrepancy is None else f"{result.discrepancy:.3f}",
-            "measured step ÷ played step; 1 is perfect, more than 5% off is not to be relied on",
-        ),
-    ]
-    about = f"Played on {_EVIDENCE[source.evidence or 'steps']}: {count(source.ranks, 'rank')}, {count(source.steps, 'step')}"
-    about += (
-        f" ({count(source.steps_left_out, 'step')} left out: warm-up, profiled or incomplete)." if source.steps_left_out else "."
-    )
-    if run.summary.status in ("starting", "live"):
-        about += f" The run goes on: this is as of {moment(answer.made_unix_ns)}."
-    return [
-        html.Dl(facts, className="facts"),
-        html.P(about, className="help"),
-        *([html.Ul([html.Li(text) for text in source.warnings], className="warnings")] if source.warnings else []),
-    ]
+    return fleet(run.scenarios.answer, goes_on=run.summary.status in ("starting", "live"))
 
 
 def _bars(run: RunData, state: PageState, colors: Palette, kinds: tuple[str, ...], most: int) -> Drawn:
@@ -163,19 +54,21 @@ def _bars(run: RunData, state: PageState, colors: Palette, kinds: tuple[str, ...
     result = scenarios.answer.result
     if result.status != "ok":
         return Drawn(note("Not enough data for a what-if: above is what is missing.", colors), NO_TABLE, result.summary)
-    pace = pace_of(scenarios.answer, state)
+    pace = _pace(run, state)
     found = sorted(
         (piece for piece in pieces(result) if piece.kind in kinds), key=lambda piece: piece.effect.without_step_seconds
     )
     rows = [_without(piece, pace) for piece in found[:most]]
-    actual, ideal = _actual(result), result.ideal_step_seconds or 0.0
+    actual, ideal = result.step_seconds or 0.0, result.ideal_step_seconds or 0.0
     says = "There is nothing to think away"
     if rows:
         saved = actual - rows[0].step_seconds
-        says = f"Of {count(len(rows), 'part')}, {found[0].label} gains most: a step would be {_time(max(saved, 0.0))} shorter"
+        says = (
+            f"Of {count(len(rows), 'part')}, {found[0].label} gains most: a step would be {seconds_text(max(saved, 0.0))} shorter"
+        )
     return Drawn(
         without_bars(
-            Without("", "as it is", actual, _time(actual)),
+            Without("", "as it is", actual, seconds_text(actual)),
             Without(ALL, "without any straggler", ideal, _worth(actual - ideal, pace)),
             rows,
             colors,
@@ -201,7 +94,11 @@ def _bars(run: RunData, state: PageState, colors: Palette, kinds: tuple[str, ...
 def _worth(saved: float, pace: Pace) -> str:
     if saved <= 0:
         return "saves nothing"
-    return f"−{_time(saved)}" + (f" · {worth}" if (worth := pace.worth(saved)) else "")
+    hours, amount = pace.gpu_hours_of(saved), pace.money_of(saved)
+    worth = (
+        "" if hours is None else f" · {gpu_hours(hours)}{'' if amount is None else f', {money(amount, pace.currency)}'} a week"
+    )
+    return f"−{seconds_text(saved)}{worth}"
 
 
 def _without(piece: Piece, pace: Pace) -> Without:
@@ -243,7 +140,7 @@ def _table(run: RunData, state: PageState) -> list[dict[str, Any]]:
     answer = run.scenarios.answer
     if answer.result.status != "ok":
         return []
-    pace = pace_of(answer, state)
+    pace = _pace(run, state)
     return [
         {
             "id": piece.item,

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from rankscope.dashboards.data.scenarios import Answer
-from rankscope.dashboards.pages.wording import gpu_hours, money
-from rankscope.dashboards.url_state import PageState
 
 HOURS_A_WEEK: Final = 168
 
@@ -32,18 +30,11 @@ class Pace:
         hours = self.gpu_hours_of(seconds)
         return None if hours is None or self.price_per_gpu_hour is None else hours * self.price_per_gpu_hour
 
-    def worth(self, seconds: float) -> str:
-        """In words; ``""`` where neither is known, or nothing is saved."""
-        hours, amount = self.gpu_hours_of(seconds), self.money_of(seconds)
-        if hours is None or seconds <= 0:
-            return ""
-        return f"{gpu_hours(hours)}{'' if amount is None else f', {money(amount, self.currency)}'} a week"
 
-
-def pace_of(answer: Answer, state: PageState) -> Pace:
-    """Of an answer that is ``ok``. A price in the address goes before the recorded one."""
+def pace_of(answer: Answer, *, price: float | None = None, currency: str | None = None) -> Pace:
+    """Of an answer that is ``ok``. A ``price`` of a GPU-hour and a ``currency`` go before the recorded ones."""
     result = answer.result
-    price = answer.price_per_gpu_hour if state.price is None else state.price
+    price = answer.price_per_gpu_hour if price is None else price
     assert result.measured_step_seconds is not None
     # Ranks on CPUs lose no GPU time, unless somebody puts a price on them all the same.
     counts = answer.accelerated or price is not None
@@ -51,5 +42,5 @@ def pace_of(answer: Answer, state: PageState) -> Pace:
         step_seconds=result.measured_step_seconds,
         gpu_hours=HOURS_A_WEEK * float(result.source.world_size or result.source.ranks) if counts else None,
         price_per_gpu_hour=price,
-        currency=state.currency or answer.currency or "USD",
+        currency=currency or answer.currency or "USD",
     )

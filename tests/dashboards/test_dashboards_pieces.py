@@ -1,0 +1,34 @@
+"""Small parts that several pages are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import html
+
+from rankscope.dashboards.pages.pieces import first_of, run_link, unbroken
+
+
+def whole(parts: list[Any]) -> list[str]:
+    """What no line may end within."""
+    return [part.children for part in parts if isinstance(part, html.Span)]
+
+
+def test_options_of_a_command_are_not_broken_over_lines() -> None:
+    says = "rankscope capture RUN --keep-trace, or rankscope run --keep-traces N, keeps them - of 3-4 ranks, -1 is none."
+    parts = unbroken(says)
+    assert whole(parts) == ["--keep-trace", "--keep-traces"]
+    assert "".join(part if isinstance(part, str) else part.children for part in parts) == says
+
+
+def test_a_long_name_is_cut_off_in_a_link_and_said_in_full_beside_it() -> None:
+    short: Any = run_link("run 1", "bert")
+    long: Any = run_link("run-2", "w" * 300)
+    assert (short.children, short.href, short.title) == ("bert", "/run/run%201", None)
+    assert len(long.children) == 80
+    assert long.title == "w" * 300
+
+
+def test_of_many_the_first_are_named_and_the_others_counted() -> None:
+    assert "".join(map(str, first_of(["a", "b"], 3))) == "a, b"
+    assert "".join(map(str, first_of(["a", "b", "c", "d"], 2))) == "a, b and 2 more"
