@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from rankscope.dashboards.data.jobs import FAILURE_LASTS_S, MOST_BEGUN, Jobs
 from rankscope.dashboards.data.making import MadeBeside, MadeHere
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.store import LEFT_AFTER_S, Store
+from rankscope.dashboards.data.whole import ended_silently
 from rankscope.dashboards.pages.wording import moment
 from rankscope.dashboards.unforeseen import ANSWER
 from rankscope.runs.errors import InputError, RankscopeError
@@ -246,3 +248,11 @@ def test_what_cannot_be_read_although_it_was_made_anew_is_said(
     for _ in range(2):
         with pytest.raises(InputError, match="damaged"):
             source.analysis("run-1")
+
+
+def test_a_full_disk_is_named_where_nobody_could_write_that_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _folder: SimpleNamespace(free=0))
+    why = ended_silently("what follows this run", tmp_path)
+    assert "full" in why
+    assert str(tmp_path) in why
+    assert "XDG_CACHE_HOME" in why
