@@ -74,7 +74,7 @@ DRAWN = """() => {
   const says = figures.map(figure => figure.querySelector('figcaption').textContent);
   const soon = [...says, ...[...document.querySelectorAll('#view .help')].map(help => help.textContent)];
   return document.querySelector('#view') !== null && says.every(said => said !== '') && !soon.some(said => said.endsWith(' …'))
-    && figures.every(figure => figure.querySelector('.main-svg'));
+    && figures.every(figure => figure.querySelector('.main-svg')) && document.querySelector('[role=progressbar]') === null;
 }"""
 """Every figure is there, and nothing is still being worked out."""
 DERIVED_WITHIN_MS = 40 * 60_000
