@@ -14,12 +14,16 @@ _TRACES: Final = "traces"
 _CONTROL: Final = "control"
 """Folder of requests, which tell nothing of the run."""
 
+_STREAM: Final = ".jsonl"
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Names, sizes and modification times of a run's files, condensed."""
 
     revision: str
+    standing: str
+    """The same of what tells who takes part: which streams there are, but not how far they have grown."""
     newest_unix_ns: int
     """Latest modification of any file."""
     outside: str | None = None
@@ -33,16 +37,18 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = Fal
     in the run leads out of that.
     """
     links: list[str] = []
-    digest = hashlib.blake2b(digest_size=12)
+    digest, standing = (hashlib.blake2b(digest_size=12) for _ in range(2))
     newest = 0
     skipped = {_CONTROL} if traces else {_CONTROL, _TRACES}
     for name, size, modified in sorted(_files(os.fspath(run), "", links, skipped)):
         if not name.rpartition("/")[2].startswith(streams):
             continue
-        digest.update(f"{name}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape"))
+        entry = f"{name}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape")
+        digest.update(entry)
+        standing.update(os.fsencode(name) if name.endswith(_STREAM) else entry)
         newest = max(newest, modified)
     outside = None if within is None else next((name for name in sorted(links) if leads_out(run / name, within)), None)
-    return Footprint(revision=digest.hexdigest(), newest_unix_ns=newest, outside=outside)
+    return Footprint(revision=digest.hexdigest(), standing=standing.hexdigest(), newest_unix_ns=newest, outside=outside)
 
 
 def leads_out(path: Path, folder: Path) -> bool:
