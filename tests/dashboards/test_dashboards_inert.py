@@ -108,6 +108,14 @@ def test_an_error_with_a_name_in_it_is_inert_in_a_figure() -> None:
     )
 
 
+def test_a_long_line_of_a_note_is_broken_before_it_is_cut_off() -> None:
+    text = "Nothing is known of this run's GPUs: no answer from the exporter at http://127.0.0.1:9838/metrics: Connection refused"
+    [annotation] = note(text, palette(None)).layout.annotations
+    lines = annotation.text.split("<br>")
+    assert " ".join(lines) == text
+    assert max(map(len, lines)) <= 40
+
+
 def test_every_text_of_an_analysis_is_inert(analysis: Analysis) -> None:
     ranks = [msgspec.structs.replace(rank, host=HOSTILE) for rank in analysis.ranks]
     verdict = msgspec.structs.replace(analysis.verdict, summary=f"Rank 2 on host {HOSTILE} is slow.")

@@ -12,7 +12,7 @@
     if (size) {
       window.Plotly.downloadImage(graph, {
         format: button.dataset.save,
-        filename: "rankscope-" + name,
+        filename: ["rankscope"].concat(location.pathname.match(/^\/run\/([^/]+)/)?.[1] ?? [], name).join("-"),
         width: Math.max(640, Math.round(size.width)),
         height: Math.round(size.height),
         scale: button.dataset.save === "png" ? 2 : 1,

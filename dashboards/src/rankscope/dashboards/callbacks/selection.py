@@ -63,10 +63,14 @@ def register(app: Dash, source: RunSource) -> None:
 
 def _wanted(now: PageState, source: RunSource, run: dict[str, str]) -> PageState:
     """What is selected after what has just happened."""
-    triggered: Any = ctx.triggered_id
+    happened = [(ctx.triggered_prop_ids[each["prop_id"]], each["value"]) for each in ctx.triggered if each["prop_id"] != "."]
+    # A double click is told together with the clicks that it is made of: the zoom is what it was for.
+    happened.sort(key=lambda each: isinstance(each[0], dict) and each[0]["type"] != "zoomed")
+    triggered: Any
+    triggered, value = happened[0] if happened else (None, None)
     if not isinstance(triggered, dict):
         return now
-    value, name = ctx.triggered[0]["value"], triggered["name"]
+    name = triggered["name"]
     try:
         match triggered["type"]:
             case "control":

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any, Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.inert import MAX_TEXT, plotly_text
+
+_WIDE, _NARROW = 90, 38
+"""Characters in a line of a note: more are cut off by a figure; so many fit a narrow screen."""
 
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
@@ -81,13 +85,19 @@ def hatched(color: str, hatch: str, colors: Palette) -> dict[str, Any]:
 def note(text: str, colors: Palette, *, height: int = 160) -> go.Figure:
     """A figure without data that says in ``text`` what is missing and how to get it.
 
-    ``<br>`` breaks lines; nothing else in it is understood: it may be the message of an error, with a name in it.
+    ``<br>`` breaks lines, and long ones are broken, for a figure would cut them off; nothing else in it is understood: it may be
+    the message of an error, with a name in it.
     """
+    lines = [
+        short
+        for line in text.split("<br>")
+        for short in ([line] if len(line) <= _WIDE else wrap(line, _NARROW, break_on_hyphens=False))
+    ]
     figure = framed(go.Figure(), colors, height=height)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     figure.add_annotation(
-        text="<br>".join(plotly_text(line, MAX_TEXT) for line in text.split("<br>")),
+        text="<br>".join(plotly_text(line, MAX_TEXT) for line in lines),
         x=0.5,
         y=0.5,
         xref="paper",
