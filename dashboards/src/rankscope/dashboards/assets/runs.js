@@ -3,9 +3,8 @@
   var LIVE_EVERY = 3; // looks
   var PATIENCE_MS = 15000;
   var NARROW_PX = 760;
-  var ALWAYS = ["name", "state", "verdict"];
+  var NARROW = ["name", "verdict", "state"];
   var asked = { number: 0, at: 0 };
-  var narrow = null;
 
   function grid() {
     try {
@@ -15,15 +14,30 @@
     }
   }
 
-  // With fewer columns on a narrow screen.
+  // With fewer columns on a narrow screen, the verdict beside the name.
   function fit(api) {
     var now = window.innerWidth < NARROW_PX;
-    if (api.rankscopeNarrow !== now) {
-      api.rankscopeNarrow = now;
-      var others = api.getColumns().map((column) => column.getColId()).filter((id) => !ALWAYS.includes(id) && !id.startsWith("ag-Grid"));
-      api.setColumnsVisible(others, !now);
-      api.setColumnsPinned(["name"], now ? null : "left");
+    if (api.rankscopeNarrow === now) {
+      return;
     }
+    api.rankscopeNarrow = now;
+    api.rankscopeColumns = api.rankscopeColumns || api.getColumnState();
+    var narrow = api.rankscopeColumns
+      .filter((column) => NARROW.includes(column.colId))
+      .map((column) => Object.assign({}, column, column.colId === "name" ? { pinned: null, width: 120 } : {}))
+      .sort((one, other) => NARROW.indexOf(one.colId) - NARROW.indexOf(other.colId));
+    var others = api.rankscopeColumns
+      .filter((column) => !NARROW.includes(column.colId))
+      .map((column) => Object.assign({}, column, { hide: !column.colId.startsWith("ag-Grid") }));
+    api.applyColumnState({ state: (now ? narrow.concat(others) : api.rankscopeColumns).map(withoutOrder), applyOrder: true });
+  }
+
+  // How the rows are ordered is told by the address.
+  function withoutOrder(column) {
+    var left = Object.assign({}, column);
+    delete left.sort;
+    delete left.sortIndex;
+    return left;
   }
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
