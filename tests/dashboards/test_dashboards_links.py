@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.jobs import in_words
+from rankscope.dashboards.data.windows import Window
 from rankscope.runs.errors import RankscopeError
 from rankscope.runs.paths import host_dir, rank_dir
 
@@ -43,7 +45,15 @@ def test_a_run_outside_is_said_but_not_shown(root: Path, secret: Path, caller: A
     with pytest.raises(RankscopeError, match="leads out"):
         source.analysis("link")
 
-    client = caller(create_app(source))
+    app = create_app(source)
+    downloaded = app.server.test_client().get("/run/link/perfetto?window=20&ask=1", base_url="http://localhost")
+    assert "leads out" in downloaded.get_json()["error"]
+    window = Window(attempt=0, first=20, past=23, ranks=4, start_unix_ns=0)
+    for read in (source.window, source.perfetto, partial(source.window_steps, rank=0)):
+        with pytest.raises(RankscopeError, match="leads out"):
+            read(link, window)
+
+    client = caller(app)
     listed = str(client("page.children", {"url.pathname": "/"}, triggered="url.pathname"))
     assert "a symbolic link that leads out" in listed
     assert "secret" not in listed
@@ -83,6 +93,8 @@ def test_a_run_with_a_link_outside_is_not_shown(root: Path, secret: Path, inside
     assert "secret" not in f"{run}"
     with pytest.raises(RankscopeError, match="leads out"):
         DiskRuns(root).steps(run.run_id)
+    with pytest.raises(RankscopeError, match="leads out"):
+        DiskRuns(root).windows(run)
 
 
 def test_a_link_that_comes_later_ends_it(root: Path, secret: Path) -> None:

@@ -201,7 +201,12 @@ class DiskRuns:
         return key_of(task, run.run_id, self._captured(run), str(window.first), str(window.past))
 
     def _captured(self, run: RunSummary) -> str:
-        """Changes when a window has been captured: while steps go on, what is known of windows stays."""
+        """Changes when a window has been captured: while steps go on, what is known of windows stays.
+
+        Nothing about windows is looked for of a run that cannot be read, such as one that leads out of the folder.
+        """
+        if run.problem is not None:
+            raise RankscopeError(run.problem)
         return self._captures.get(run.path, run.revision, lambda: footprint(Path(run.path), CAPTURED, traces=True).revision)
 
     def steps(self, run_id: str) -> StepMatrices:
