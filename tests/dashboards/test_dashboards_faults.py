@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import threading
@@ -256,3 +257,22 @@ def test_a_full_disk_is_named_where_nobody_could_write_that_it_is(tmp_path: Path
     assert "full" in why
     assert str(tmp_path) in why
     assert "XDG_CACHE_HOME" in why
+
+
+def test_what_is_in_a_cache_that_may_only_be_read_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "cache")
+    made = store.put("key", lambda folder: (folder / "made").touch())
+
+    def refused(_path: Path) -> None:
+        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS))  # root may write anywhere
+
+    monkeypatch.setattr(os, "utime", refused)
+    assert store.find("key") == made
+    assert store.find("another") is None
+
+
+def test_a_full_disk_is_told_with_its_folder_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    told = jobs.in_words(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert told.startswith(str(tmp_path))
+    assert "XDG_CACHE_HOME" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +11,10 @@ from werkzeug.exceptions import TooManyRequests
 
 from rankscope.dashboards.attempts import WrongTokens
 from rankscope.dashboards.config import DashboardConfig
+from rankscope.dashboards.inert import shown
 from rankscope.runs.errors import RankscopeError
+
+_LOG = logging.getLogger(__name__)
 
 CHANGES_OFF = "captures cannot be asked for here: this dashboard has no token; start it with --token-file FILE"
 LOG_IN = "log in with the token of this dashboard first, at /login"
@@ -63,6 +67,8 @@ class Access:
         if self.config.token is not None and self.config.token.matches(given):
             return True
         self._wrong.note(sender)
+        if self._wrong.wait_s(sender):
+            _LOG.warning("many wrong tokens from %s", shown(sender))
         return False
 
 

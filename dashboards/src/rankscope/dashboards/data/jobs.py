@@ -7,6 +7,7 @@ store's folder, which the kernel gives back however a process ends: what one wor
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -26,7 +27,7 @@ from rankscope.dashboards.data.derive import derive
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.replaying import make_replay
 from rankscope.dashboards.data.scenarios import make_scenarios
-from rankscope.dashboards.data.store import Store
+from rankscope.dashboards.data.store import Store, cache_folder
 from rankscope.dashboards.data.whole import ended_silently, replace_file
 from rankscope.dashboards.data.window_export import export_window
 from rankscope.dashboards.data.window_laying import derive_window
@@ -151,7 +152,11 @@ def in_words(error: Exception) -> str:
     """One line of what went wrong; a path in it may be no text."""
     said = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
-        said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        where = error.filename or (cache_folder() if full else None)
+        said = error.strerror if where is None else f"{where}: {error.strerror}"
+        if full:
+            said += "; make room there, or set XDG_CACHE_HOME to another folder"
     return shown(said, MAX_TEXT)
 
 

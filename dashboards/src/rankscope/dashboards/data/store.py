@@ -14,11 +14,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 FORMAT: Final = 4
-"""Part of every name: what another version of this code wrote is not looked at."""
+"""Part of every name, as the version is: what other code wrote is not looked at."""
 
 MOST_BYTES: Final = 8 << 30
 """Matrices of 1,024 ranks and 10,000 steps take 1 GB."""
@@ -48,8 +49,8 @@ class Store:
         folder = self.root / key
         try:
             os.utime(folder / _USED)
-        except OSError:
-            return None
+        except OSError:  # a cache that may only be read is of use, too
+            return folder if (folder / _USED).exists() else None
         return folder
 
     def put(self, key: str, make: Callable[[Path], None]) -> Path:
@@ -100,7 +101,7 @@ def is_followed(folder: Path) -> bool:
 def key_of(*parts: str) -> str:
     """The key of something that depends on ``parts`` and nothing else."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in (str(FORMAT), *parts):
+    for part in (str(FORMAT), version("rankscope"), *parts):
         digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
     return digest.hexdigest()
 
