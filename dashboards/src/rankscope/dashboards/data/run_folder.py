@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,6 +51,7 @@ class RunFolder:
         self._look_again_s = look_again_s
         self._looked: dict[str, tuple[float, Footprint]] = {}
         """Until when it is taken to be so."""
+        self._looking: dict[str, threading.Lock] = {}
         self._where: dict[str, Path] = {}
         """Folder in which a run was last seen, so that asking for one run does not look at all."""
         self._summaries: Memo[RunSummary] = Memo(_KEPT)
@@ -109,14 +111,22 @@ class RunFolder:
         return read
 
     def _footprint(self, folder: Path) -> Footprint:
-        now = time.monotonic()
-        held = self._looked.get(str(folder))
-        if held is not None and now < held[0]:
-            return held[1]
-        print_ = footprint(folder, within=self.path)
-        looked = time.monotonic()
-        self._looked[str(folder)] = (looked + self._look_again_s * max(1.0, (looked - now) / _QUICK_LOOK_S), print_)
-        return print_
+        place = str(folder)
+        if (known := self._as_it_was(place)) is not None:
+            return known
+        # A page asks for all its pieces at once: the first of these looks, the others wait for what it finds.
+        with self._looking.setdefault(place, threading.Lock()):
+            if (known := self._as_it_was(place)) is not None:
+                return known
+            began = time.monotonic()
+            found = footprint(folder, within=self.path)
+            ended = time.monotonic()
+            self._looked[place] = (ended + self._look_again_s * max(1.0, (ended - began) / _QUICK_LOOK_S), found)
+            return found
+
+    def _as_it_was(self, place: str) -> Footprint | None:
+        until, found = self._looked.get(place, (0.0, None))
+        return found if time.monotonic() < until else None
 
 
 def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
