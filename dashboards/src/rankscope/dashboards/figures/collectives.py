@@ -42,7 +42,7 @@ def by_cost(rows: Sequence[CollectiveBandwidth], group: str | None) -> list[Coll
 
 def name_of(row: CollectiveBandwidth) -> str:
     """``all_reduce · dp (8 ranks) · 4.0 MiB``."""
-    ranks = "" if row.group_size is None else f" ({row.group_size:,} ranks)"
+    ranks = "" if row.group_size is None else f" ({row.group_size:,} rank{'' if row.group_size == 1 else 's'})"
     return f"{row.op} · {row.group}{ranks} · {'size not known' if row.bytes is None else bytes_in_words(row.bytes)}"
 
 

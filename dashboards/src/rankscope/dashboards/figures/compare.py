@@ -120,7 +120,9 @@ def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette,
         )
         says = f"Ranks cannot be compared: {why}."
         return Drawn(note(says, colors), NO_TABLE, says)
-    rows = host_rows(comparison.ranks) if by == "host" else [_rank_row(rank) for rank in comparison.ranks]
+    rows = host_rows(comparison.ranks) if by == "host" else []
+    if len(rows) < 2:  # a single host has nobody beside it: its ranks have
+        rows = [_rank_row(rank) for rank in comparison.ranks]
     rows.sort(key=lambda row: -abs(row.difference))
     shown = rows[:SHOWN]
     figure = _intervals(shown, colors, f"own time above the peers',<br>{comparison.b} minus {comparison.a}, per {comparison.per}")
@@ -250,7 +252,9 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
         )
     framed(figure, colors, height=120 + 26 * len(rows))
     legend_above(figure)
-    figure.update_xaxes(title_text=f"{title}, {unit}", zeroline=True, zerolinecolor=colors.muted, zerolinewidth=2)
+    figure.update_xaxes(
+        title_text=f"{title}, {unit}", zeroline=True, zerolinecolor=colors.muted, zerolinewidth=2, rangemode="tozero"
+    )
     rows_axis(figure, [plotly_text(row.name, _MOST_LETTERS) for row in rows], showgrid=True)
     return figure
 

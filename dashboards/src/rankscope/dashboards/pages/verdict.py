@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dash import html
+from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.alerts.findings import reading
@@ -11,6 +11,7 @@ from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.pages import wording
 from rankscope.dashboards.pages.facts import fact
 from rankscope.dashboards.pages.pieces import advice, badge
+from rankscope.dashboards.url_state import PageState, run_path
 
 MAX_FINDINGS = 6
 
@@ -29,6 +30,8 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Component]:
     steps = [text for text in verdict.next if not text.startswith("rankscope dashboard")]
     if steps:
         parts.append(html.Div([html.H3("Do next"), html.Div([advice(text) for text in steps])], className="next"))
+    if verdict.rank is not None:
+        parts.append(_where_to_see(run.run_id, verdict.rank))
     others = [finding for finding in analysis.findings if finding.summary != verdict.summary]
     if others or any(finding.evidence for finding in analysis.findings):
         parts.append(_findings(analysis.findings))
@@ -123,6 +126,18 @@ def _steps(verdict: Verdict, source: Source) -> str:
     return f"steps {verdict.steps[0]} to {verdict.steps[1] - 1}"
 
 
+def _where_to_see(run_id: str, rank: int) -> Component:
+    """Ways to what the verdict rests on, the blamed rank picked out."""
+    picked = PageState(rank=rank).search
+    ways = (
+        ("ranks", f"every step of rank {rank}", picked),
+        ("blame", "who waited for it", picked),
+        ("whatif", "the run without its slowness", PageState(rank=rank, without=(f"rank:{rank}",)).search),
+    )
+    links = [dcc.Link(text, href=run_path(run_id, view) + search) for view, text, search in ways]
+    return html.P(["See ", links[0], ", ", links[1], ", ", links[2], "."], className="see")
+
+
 def _findings(findings: list[Finding]) -> Component:
     rows: list[Component] = []
     for finding in findings[:MAX_FINDINGS]:
@@ -139,5 +154,7 @@ def _findings(findings: list[Finding]) -> Component:
 
 def _warnings(warnings: list[str]) -> Component:
     return html.Div(
-        [html.H3("Missing or damaged"), html.Ul([html.Li(warning) for warning in warnings])], className="warnings", role="note"
+        [html.H3("What limits the evidence"), html.Ul([html.Li(warning) for warning in warnings])],
+        className="warnings",
+        role="note",
     )

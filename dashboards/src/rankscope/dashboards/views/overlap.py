@@ -20,7 +20,7 @@ from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.pages.live import figure, part, rank_choice, select
 from rankscope.dashboards.pages.pieces import legend, section
-from rankscope.dashboards.pages.wording import percent
+from rankscope.dashboards.pages.wording import count, percent
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.picks import rank_of_bar
 from rankscope.dashboards.views.view import Help, View
@@ -42,7 +42,7 @@ def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
     return Drawn(
         breakdown_bars(ranks, colors, blamed=run.analysis.verdict.rank, picked=state.rank),
         Table(columns, rows),
-        f"Profiled time of {profiled:,} of {len(ranks):,} ranks by what it was spent on",
+        f"Profiled time of {profiled:,} of {count(len(ranks), 'rank')} by what it was spent on",
     )
 
 
@@ -142,10 +142,10 @@ def _about_collectives(run: RunData, state: PageState) -> list[Component]:
             f"Of {unknown:,} of {len(rows):,} the transfer is not known: no instance was matched on all ranks of its group."
         )
     if found.unmatched:
-        reasons = ", ".join(f"{reason.replace('_', ' ')} {count:,}" for reason, count in found.unmatched_by.items())
+        reasons = ", ".join(f"{reason.replace('_', ' ')} {number:,}" for reason, number in found.unmatched_by.items())
         lines.append(f"{found.unmatched:,} instances could not be matched{f' ({reasons})' if reasons else ''}.")
     if found.excluded:
-        reasons = ", ".join(f"{reason.replace('_', ' ')} {count:,}" for reason, count in found.excluded.items())
+        reasons = ", ".join(f"{reason.replace('_', ' ')} {number:,}" for reason, number in found.excluded.items())
         lines.append(f"Left out, as nothing tells who waited: {reasons}.")
     whys = {row.expected_unknown for row in rows if row.expected_unknown is not None}
     lines += [f"Why the expected bandwidth is not known: {why}." for why in sorted(whys)]

@@ -27,6 +27,7 @@ from rankscope.dashboards.pages.pieces import section
 from rankscope.dashboards.pages.rank_table import rank_grid, rank_rows
 from rankscope.dashboards.pages.sheet import save_sheet
 from rankscope.dashboards.pages.step_card import step_card
+from rankscope.dashboards.pages.wording import count as counted
 from rankscope.dashboards.url_state import DEFAULT_METRIC, PageState, run_path
 from rankscope.dashboards.views.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.views.view import Help, View
@@ -83,7 +84,7 @@ def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
         picked=state.rank,
     )
     count = min(shown.part.values.shape[1] * per_column, len(run.steps.steps))
-    says = f"{metric.label} of {len(shown.ranks):,} ranks in {count:,} steps"
+    says = f"{metric.label} of {counted(len(shown.ranks), 'rank')} in {counted(count, 'step')}"
     if picture.data:
         across = (int(shown.steps[0]), min(int(shown.steps[-1]) + per_column - 1, int(run.steps.steps[-1])))
         mark_events(picture, run.events.events, colors, steps=across)

@@ -23,7 +23,7 @@ from rankscope.dashboards.figures.timeline import LOOKS, Lanes, cut, kind_label,
 from rankscope.dashboards.pages.capture_panel import capture_panel, export_panel
 from rankscope.dashboards.pages.live import figure, part, rank_choice, select, when_there
 from rankscope.dashboards.pages.pieces import advice, legend, section, unbroken
-from rankscope.dashboards.pages.wording import moment
+from rankscope.dashboards.pages.wording import count, moment
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.timeline_lanes import described, lanes_of, representatives
 from rankscope.dashboards.views.view import Help, View
@@ -70,7 +70,8 @@ def _picture(run: RunData, state: PageState, colors: Palette) -> Drawn:
     picture = timeline(lanes, first, past, colors, bounds=_bounds(data, window), chosen=frames)
     picture.update_layout(uirevision=f"{window.first} {state.span} {state.rank}")
     some = f"; of every {each} ranks the one that waited least" if each > 1 else ""
-    says = f"What {len(data.about.ranks):,} ranks did in {window.steps}, from {first / 1e6:,.2f} to {past / 1e6:,.2f} ms{some}"
+    who, when = count(len(data.about.ranks), "rank"), f"from {first / 1e6:,.2f} to {past / 1e6:,.2f} ms"
+    says = f"What {who} did in {window.steps}, {when}{some}"
     return Drawn(picture, _times(lanes, first, past), says)
 
 
@@ -144,7 +145,7 @@ def _sentence(one: Collective) -> str:
     if one.spread_ns is None:
         return f"{described(one)}: in this operation not everybody waits for everybody"
     last = "" if one.last is not None else ": who came last is too close to tell"
-    return f"{described(one)} ({one.ranks:,} ranks, step {one.step}){last}"
+    return f"{described(one)} ({count(one.ranks, 'rank')}, step {one.step}){last}"
 
 
 def _facts(run: RunData, state: PageState) -> list[Component]:
@@ -237,7 +238,9 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
             ),
             capture_panel(run.summary),
         ]
-    options = [{"value": str(one.first), "label": f"{one.steps} · {one.ranks:,} ranks"} for one in reversed(windows.windows)]
+    options = [
+        {"value": str(one.first), "label": f"{one.steps} · {count(one.ranks, 'rank')}"} for one in reversed(windows.windows)
+    ]
     shown = windows.chosen(state.window)
     chosen = replace(state, window=None if shown is None else shown.first)
     return [

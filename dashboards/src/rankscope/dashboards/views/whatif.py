@@ -232,8 +232,8 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
         section(
             "whatif-ranks-of",
             "Without each rank",
-            f"The {RANKS_SHOWN} ranks whose healing gains most. Of two equally slow ranks healing one gains nothing: click bars "
-            "to think both away.",
+            f"At most {RANKS_SHOWN} ranks, those whose healing gains most. Of two equally slow ranks healing one gains nothing: "
+            "click bars to think both away.",
             [figure("whatif-ranks", "Bars of the step time without each rank", height=400, long=True)],
         ),
         section(
