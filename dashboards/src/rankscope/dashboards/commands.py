@@ -13,7 +13,8 @@ import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
 from rankscope.alerts.options import http_url, prometheus_access
-from rankscope.analysis.locations import local_path
+from rankscope.alerts.printing import progress_line
+from rankscope.analysis.locations import Location, local_path, location
 from rankscope.runs.errors import MissingError, RankscopeError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ Examples:
   rankscope dashboard                              all runs in rankscope-runs
   rankscope dashboard RUN --open                   one run, in the browser
   rankscope dashboard /shared/runs --listen 127.0.0.1:9000
+  rankscope dashboard s3://bucket/runs             needs fsspec and s3fs
 \b
 For other machines, with a token (make one: openssl rand -hex 32 > token):
   rankscope dashboard RUNS --token-file token --listen 10.0.0.7:8050
@@ -57,7 +59,7 @@ Behind a proxy on this machine that logs people in:
 The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
 """
 )
-@click.argument("path", default=DEFAULT_PATH, callback=lambda _context, _option, value: local_path(value))
+@click.argument("path", default=DEFAULT_PATH, callback=lambda _context, _option, value: location(value))
 @click.option(
     "--listen", type=Address(), default="127.0.0.1:8050", show_default=True, help="Where to serve; port 0 for any free one."
 )
@@ -96,7 +98,7 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
 @prometheus_access
 def dashboard(
     *,
-    path: Path,
+    path: Location,
     listen: tuple[str, int],
     workers: int,
     open_browser: bool,
@@ -110,7 +112,8 @@ def dashboard(
 ) -> None:
     """Serve the pages that show the evidence: verdict, bars, heat map, tables.
 
-    PATH is a run directory, or a folder of run directories (default: rankscope-runs). Live runs are followed. Ctrl-C ends it.
+    PATH is a run directory, or a folder of run directories (default: rankscope-runs); a URL of fsspec's (s3://…, gs://…) is
+    copied here and kept up to date. Live runs are followed. Ctrl-C ends it.
     """
     host, port = listen
     # Out of the environment of everything that is started from here.
@@ -153,7 +156,9 @@ def dashboard(
             f"`rankscope dashboard` needs the Python package {error.name!r}: pip install 'rankscope[dashboards]'"
         ) from error
     config = replace(_config(token_file, secret, trusted_proxy_header, trusted_proxies, allowed_hosts), idle_gpus=idle_gpus)
-    source = DiskRuns(path, MadeBeside(Store(cache_folder())), prometheus=prometheus, look_again_s=_LOOK_AGAIN_S)
+    making = MadeBeside(Store(cache_folder()))
+    copy_of = path if isinstance(path, str) else None
+    source = DiskRuns(_brought_here(path), making, prometheus=prometheus, look_again_s=_LOOK_AGAIN_S, copy_of=copy_of)
     sock = bind(host, port)
     app = create_app(source, config)
     # Every address is none that a browser could go to.
@@ -166,6 +171,18 @@ def dashboard(
             click.launch(url)
 
     server.serve(app, sock, workers=workers, ready=announce)
+
+
+def _brought_here(path: Location) -> Path:
+    """The folder of runs, or of a copy of them that a process beside this one keeps up to date."""
+    if isinstance(path, Path):
+        return path
+    from rankscope.dashboards.data.mirror import copied, keep_copied
+
+    with progress_line() as tell:
+        folder = copied(path, tell)
+    keep_copied(path, folder)
+    return folder
 
 
 def _names_of(host: str) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def open_location(place: Location) -> BinaryIO:
     """Open a file for reading. Raises ``OSError``, ``InputError``, or ``MissingError`` where a package is not installed."""
     if isinstance(place, Path):
         return open_regular(place)
-    filesystem, inside = _filesystem(place)
+    filesystem, inside = filesystem_of(place)
     file: BinaryIO = asked(place, lambda: filesystem.open(inside, "rb"))
     return file
 
@@ -69,7 +69,7 @@ def list_remote(url: str, suffixes: Sequence[str]) -> tuple[list[str], bool]:
 
     Raises ``InputError`` where there is none, ``MissingError`` where a package is not installed.
     """
-    filesystem, inside = _filesystem(url)
+    filesystem, inside = filesystem_of(url)
     if _is_remote_file(url, filesystem, inside):
         return [url], True
     if set("*?[") & set(inside):
@@ -132,7 +132,8 @@ def _refused(url: str, error: BaseException) -> str:
     return said
 
 
-def _filesystem(url: str) -> tuple[Any, str]:
+def filesystem_of(url: str) -> tuple[Any, str]:
+    """Its filesystem, as fsspec has it, and the path inside that. Raises ``InputError``, ``MissingError``."""
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:

@@ -24,6 +24,7 @@ from rankscope.dashboards.data.footprint import footprint
 from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.making import MadeHere, Making
 from rankscope.dashboards.data.memo import Memo
+from rankscope.dashboards.data.mirror import not_renewed
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.replaying import read_replay
 from rankscope.dashboards.data.run_folder import RunFolder
@@ -62,7 +63,7 @@ class DiskRuns:
 
     ``prometheus`` tells alerts besides the runs' own files, and of the GPUs of runs without samples.
     ``making`` has what takes long; without one it is done while the caller waits, and forgotten with this object.
-    ``look_again_s``, and what is raised: see ``RunFolder``.
+    ``look_again_s``, ``copy_of``, and what is raised: see ``RunFolder``.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class DiskRuns:
         prometheus: Prometheus | None = None,
         clock_s: Callable[[], float] = time.time,
         look_again_s: float = 0.0,
+        copy_of: str | None = None,
     ) -> None:
-        self._folder = RunFolder(path, clock_s=clock_s, look_again_s=look_again_s)
+        self._folder = RunFolder(path, clock_s=clock_s, look_again_s=look_again_s, copy_of=copy_of)
         self._alerts = FolderAlerts(self._folder, prometheus, clock_s=clock_s)
         self._clock_s = clock_s
         self._prometheus = prometheus
@@ -118,7 +120,8 @@ class DiskRuns:
 
     def stale(self, run_id: str) -> Stale | None:
         """Of a run that goes on, while what follows it fails."""
-        return self._derived(run_id, wait=False).stale
+        late = None if self._folder.copy_of is None else not_renewed(self._folder.path)
+        return late or self._derived(run_id, wait=False).stale
 
     def analysis(self, run_id: str) -> Analysis:
         """The verdict and its evidence, computed once per state of the files."""

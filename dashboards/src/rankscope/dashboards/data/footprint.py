@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_TRACES: Final = "traces"
+TRACES: Final = "traces"
 """Folder of raw traces: only captured windows are drawn from them, and they go when there are newer ones."""
-_CONTROL: Final = "control"
+CONTROL: Final = "control"
 """Folder of requests, which tell nothing of the run."""
 
-_STREAM: Final = ".jsonl"
+NOT_SHOWN: Final = frozenset({TRACES, CONTROL})
+
+STREAM: Final = ".jsonl"
+"""Files of records, which only grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,13 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = Fal
     links: list[str] = []
     digest, standing = (hashlib.blake2b(digest_size=12) for _ in range(2))
     newest = 0
-    skipped = {_CONTROL} if traces else {_CONTROL, _TRACES}
+    skipped = {CONTROL} if traces else {CONTROL, TRACES}
     for name, size, modified in sorted(_files(os.fspath(run), "", links, skipped)):
         if not name.rpartition("/")[2].startswith(streams):
             continue
         entry = f"{name}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape")
         digest.update(entry)
-        standing.update(os.fsencode(name) if name.endswith(_STREAM) else entry)
+        standing.update(os.fsencode(name) if name.endswith(STREAM) else entry)
         newest = max(newest, modified)
     outside = None if within is None else next((name for name in sorted(links) if leads_out(run / name, within)), None)
     return Footprint(revision=digest.hexdigest(), standing=standing.hexdigest(), newest_unix_ns=newest, outside=outside)

@@ -33,10 +33,10 @@ class RunFolder:
 
     For ``look_again_s`` a run is taken to be as it was, and longer in proportion if looking at its files takes long, as that of
     1,024 ranks does (50 to 200 ms): a page asks many times. Raises ``InputError`` when ``path`` is not a folder, or one that may
-    not be looked into.
+    not be looked into. ``copy_of``: the URL of the folder of which ``path`` is a copy.
     """
 
-    def __init__(self, path: Path, *, clock_s: Callable[[], float], look_again_s: float) -> None:
+    def __init__(self, path: Path, *, clock_s: Callable[[], float], look_again_s: float, copy_of: str | None = None) -> None:
         try:
             if not path.exists():
                 raise InputError(path, "no such file or folder")
@@ -47,6 +47,7 @@ class RunFolder:
             raise InputError(path, error.strerror or str(error)) from error
         self.path = path.resolve()
         self._leads_out = f"a symbolic link that leads out of {self.path}"
+        self.copy_of = copy_of
         self._clock_s = clock_s
         self._look_again_s = look_again_s
         self._looked: dict[str, tuple[float, Footprint]] = {}
@@ -104,11 +105,19 @@ class RunFolder:
         # Of 1,024 ranks it takes 80 ms, and of a run that goes on nothing but the streams changes.
         read = self._summaries.get(str(folder), print_.standing, lambda: _summed_up(folder, print_))
         if read.problem is None:
-            read = replace(read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns)
+            read = replace(
+                read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns, copy_of=self._original(folder)
+            )
         if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
             # Decided on every call: silence is what does not change the files.
             return replace(read, status="silent")
         return read
+
+    def _original(self, folder: Path) -> str | None:
+        if self.copy_of is None:
+            return None
+        inside = folder.relative_to(self.path).as_posix()
+        return self.copy_of if inside == "." else f"{self.copy_of.rstrip('/')}/{inside}"
 
     def _footprint(self, folder: Path) -> Footprint:
         place = str(folder)

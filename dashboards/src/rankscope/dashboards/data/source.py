@@ -64,6 +64,8 @@ class RunSummary:
     """Unique within its source; an unreadable run goes by its folder's name, or by its path where that is the id of another."""
     name: str
     path: str
+    copy_of: str | None = None
+    """Its URL where ``path`` is a copy."""
     revision: str
     """Changes when anything in the run changed."""
     status: Status

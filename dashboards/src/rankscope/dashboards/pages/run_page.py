@@ -84,7 +84,8 @@ def run_head(run: RunData) -> list[Component]:
         facts.append(
             f"nothing was written since {wording.moment(summary.last_write_unix_ns)}, and no rank has said that it ended"
         )
-    path, whole_path = inert.shown(summary.path), inert.shown(summary.path, inert.MAX_TEXT)
+    where = summary.copy_of or summary.path
+    path, whole_path = inert.shown(where), inert.shown(where, inert.MAX_TEXT)
     return [
         html.Div([html.H1(summary.name, className="run-name"), *status_badges(summary)], className="run-head"),
         html.Div([html.Span(" · ".join(facts)), html.Code(path, className="path", title=whole_path)], className="run-facts"),
