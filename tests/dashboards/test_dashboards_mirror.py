@@ -133,8 +133,10 @@ def test_a_copy_that_cannot_be_renewed_says_since_when_and_why(
 
 def test_what_cannot_be_copied_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(InputError, match="no such folder"):
-        copied("memory://nothing/here", lambda _what: None)
+    for url in ("memory://nothing/here", (tmp_path / "a file").as_uri()):
+        (tmp_path / "a file").touch()
+        with pytest.raises(InputError, match="no such folder"):
+            copied(url, lambda _what: None)
     with pytest.raises((InputError, MissingError), match="nosuch"):
         copied("nosuch://bucket/runs", lambda _what: None)
 

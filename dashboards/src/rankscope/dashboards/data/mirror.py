@@ -156,9 +156,11 @@ def not_renewed(folder: Path) -> Stale | None:
 
 
 def _relative(name: str, inside: str) -> str | None:
-    """Path of a listed file below the folder; ``None`` for a name that would lead out of it."""
-    path = PurePosixPath(name.removeprefix(inside.rstrip("/")).lstrip("/"))
-    return None if ".." in path.parts or path.is_absolute() or "\0" in name else path.as_posix()
+    """Path of a listed file below the folder; ``None`` for what is none: another's, a mark of a folder, a name that leads out."""
+    folder = f"{inside.rstrip('/')}/"
+    path = PurePosixPath(name.removeprefix(folder))
+    leads_out = ".." in path.parts or path.is_absolute() or "\0" in name
+    return None if leads_out or not name.startswith(folder) or name.endswith("/") else path.as_posix()
 
 
 def _is_wanted(path: str) -> bool:
