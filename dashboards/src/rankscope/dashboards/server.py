@@ -26,7 +26,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
             "worker_class": "gthread",
             "threads": _THREADS,
             "preload_app": True,  # one import for all workers
-            "graceful_timeout": 1,
+            "graceful_timeout": 10,  # workers end at once, unless the machine is too busy to let them
             "keepalive": 5,
             "loglevel": "warning",
             "forwarded_allow_ips": "",  # who may say what in which header is ours to decide: trusted_proxy.py
