@@ -36,13 +36,13 @@ def test_whether_a_path_can_be_read_is_not_asked_beforehand(
     assert done.stderr.startswith(f"rankscope: {tmp_path}")
 
 
-@pytest.mark.parametrize("verb", [*([verb] for verb in VERBS), ["alerts", "watch"], ["dashboard"]])
+@pytest.mark.parametrize("verb", [*([verb] for verb in VERBS), ["alerts", "watch"], ["report"]])
 def test_no_path_is_not_the_current_folder(verb: list[str], in_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = in_process(*verb, "", *VERBS.get(verb[0], []))
     assert (done.returncode, done.stderr) == (3, "rankscope: '': no path\n")
 
 
-@pytest.mark.parametrize("verb", [["hang"], ["compare"], ["capture"], ["compact"], ["alerts", "watch"], ["dashboard"]])
+@pytest.mark.parametrize("verb", [["hang"], ["compare"], ["capture"], ["compact"], ["alerts", "watch"], ["report"]])
 def test_a_url_is_not_called_a_missing_file(verb: list[str], in_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = in_process(*verb, "s3://bucket/run", *VERBS.get(verb[0], []))
     assert done.returncode == 3
