@@ -80,8 +80,9 @@ def require_program() -> Callable[[str], str]:
 def browser(require_program: Callable[[str], str]) -> Iterator[Browser]:
     """The system's Chromium. Not for longer than a file of tests: while Playwright runs nobody else can run an event loop."""
     path = require_program("chromium")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=60_000)  # a busy machine takes its time; the default of 5 s is no matter of what is tested
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_ARGUMENTS)
         yield browser
