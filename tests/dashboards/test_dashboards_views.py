@@ -51,7 +51,7 @@ def darken(page: Page) -> None:
     """The system turns dark, and everything follows."""
     page.emulate_media(color_scheme="dark")
     scheme = "document.documentElement.getAttribute('data-mantine-color-scheme')"
-    page.wait_for_function(f"[null, 'dark'].includes({scheme})")  # the form for logging in is not part of the app
+    page.wait_for_function(f"() => [null, 'dark'].includes({scheme})")  # the form for logging in is not part of the app
     page.wait_for_timeout(300)  # colours fade over; what is drawn anew has been asked for by then
 
 
