@@ -38,6 +38,7 @@ import plotly
 import plotly.graph_objects as go
 from make_run import MEANS_US, TRANSFER_US, Shape, begin_run, grow_run
 from playwright.sync_api import Browser, Page, Playwright, Request, ViewportSize, sync_playwright
+from process_memory import peak_beside, pss_bytes
 
 from rankscope.dashboards.views.registry import VIEWS
 from rankscope.runs.reader import RunReader
@@ -110,50 +111,6 @@ def answering(command: list[str], environment: dict[str, str]) -> Iterator[tuple
     finally:
         process.terminate()
         process.wait(timeout=30)
-
-
-def proportional_bytes(pid: int) -> int:
-    """Memory of a process and all below it; pages that several share count once, spread over them."""
-    total = 0
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-        total += 1024 * int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1])  # type: ignore[index]
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
-            total += proportional_bytes(int(child))
-    except OSError:
-        pass  # it has ended
-    return total
-
-
-def bytes_beside(cache: Path) -> int:
-    """Memory of what works things out or follows runs beside the server: all processes that are told of this cache."""
-    total = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            told_of_it = os.fsencode(cache) in (process / "cmdline").read_bytes()
-        except OSError:
-            continue  # it has ended
-        total += proportional_bytes(int(process.name)) if told_of_it else 0
-    return total
-
-
-@contextmanager
-def peak_beside(cache: Path) -> Iterator[list[int]]:
-    """The most of it meanwhile, looked at twice a second."""
-    peak = [0]
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.wait(0.5):
-            peak[0] = max(peak[0], bytes_beside(cache))
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
-        yield peak
-    finally:
-        done.set()
-        looking.join()
 
 
 @contextmanager
@@ -371,11 +328,11 @@ def main() -> None:
             alone = replayed(url, asked, args.repeats)
             told(f"{USERS} users at once")
             together = at_once(url, asked, requests=30)
-            server_bytes = proportional_bytes(pid)
+            server_bytes = pss_bytes(pid)
             told("a page of a run that grows")
             with peak_beside(cache) as following:
                 updates, seen = live_updates(browser, address, run, shape, args.repeats)
-            live_bytes = proportional_bytes(pid)
+            live_bytes = pss_bytes(pid)
         browser.close()
     plain_s, plain_bytes = plain_figure(args.ranks, min(args.steps, 1000))
     slowest = max({view for view, _ in alone}, key=lambda of: percentile([s for view, s in alone if view == of], 0.95))

@@ -34,6 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from process_memory import pss_bytes, tree
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, mig_state
 
 CPU_RATIO_BUDGET = 0.5
@@ -48,16 +49,6 @@ SCRAPERS = 20
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def tree(pid: int) -> list[int]:
-    """The process and everything below it."""
-    found = [pid]
-    for one in found:
-        with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
-                found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
 def cpu_seconds(pid: int) -> float:
     """CPU time of the tree, to the nanosecond by each process's own clock, and of its children that ended, to the tick."""
     total = 0.0
@@ -66,16 +57,6 @@ def cpu_seconds(pid: int) -> float:
             fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
             total += time.clock_gettime(~one << 3 | 2) + (int(fields[13]) + int(fields[14])) / TICKS
     return total
-
-
-def pss_mib(pid: int) -> float:
-    """Proportional set size of the tree: shared pages count once."""
-    total = 0
-    for one in tree(pid):
-        with contextlib.suppress(OSError):
-            match = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{one}/smaps_rollup").read_text(), re.MULTILINE)
-            total += int(match[1]) if match else 0
-    return total / 1024
 
 
 @dataclass(frozen=True)
@@ -113,7 +94,7 @@ class Running:
         return self.count(rb"^[a-zA-Z]")
 
     def pss_mib(self) -> float:
-        return pss_mib(self.pid)
+        return pss_bytes(self.pid) / 2**20
 
 
 def cpu_side_by_side(exporters: list[Running], *, rounds: int, seconds: int) -> list[list[float]]:

@@ -24,11 +24,10 @@ from rankscope.dashboards.data import follow, jobs
 from rankscope.dashboards.data.derive import Derived
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.follow import Following, Live
-from rankscope.dashboards.data.jobs import FAILURE_LASTS_S, MOST_BEGUN, Jobs
+from rankscope.dashboards.data.jobs import FAILURE_LASTS_S, MOST_BEGUN, Jobs, ended_silently
 from rankscope.dashboards.data.making import MadeBeside, MadeHere
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.store import LEFT_AFTER_S, Store
-from rankscope.dashboards.data.whole import ended_silently
 from rankscope.dashboards.pages.wording import moment
 from rankscope.dashboards.unforeseen import ANSWER
 from rankscope.runs.errors import InputError, RankscopeError

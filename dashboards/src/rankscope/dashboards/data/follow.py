@@ -36,12 +36,12 @@ from rankscope.dashboards.data.derive import (
 )
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.footprint import footprint
-from rankscope.dashboards.data.jobs import FAILURE_LASTS_S, in_words, start, take
+from rankscope.dashboards.data.jobs import FAILURE_LASTS_S, ended_silently, in_words, start, take
 from rankscope.dashboards.data.samples import Samples, sample_values
 from rankscope.dashboards.data.step_values import imposed_values, window_values
 from rankscope.dashboards.data.tiles import Tiles, TileWriter
 from rankscope.dashboards.data.trend import Trend, trend_of, write_trend
-from rankscope.dashboards.data.whole import ended_silently, replace_file
+from rankscope.dashboards.data.whole import replace_file
 from rankscope.runs.errors import RankscopeError
 from rankscope.runs.follow import StartOverError, StreamFollower
 from rankscope.runs.paths import host_dir

@@ -42,13 +42,13 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = Fal
     links: list[str] = []
     digest, standing = (hashlib.blake2b(digest_size=12) for _ in range(2))
     newest = 0
-    skipped = {CONTROL} if traces else {CONTROL, TRACES}
+    skipped = NOT_SHOWN - {TRACES} if traces else NOT_SHOWN
     for name, size, modified in sorted(_files(os.fspath(run), "", links, skipped)):
         if not name.rpartition("/")[2].startswith(streams):
             continue
         entry = f"{name}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape")
         digest.update(entry)
-        standing.update(os.fsencode(name) if name.endswith(STREAM) else entry)
+        standing.update(os.fsencode(f"{name}\n") if name.endswith(STREAM) else entry)
         newest = max(newest, modified)
     outside = None if within is None else next((name for name in sorted(links) if leads_out(run / name, within)), None)
     return Footprint(revision=digest.hexdigest(), standing=standing.hexdigest(), newest_unix_ns=newest, outside=outside)

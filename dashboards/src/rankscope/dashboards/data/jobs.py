@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,8 +28,8 @@ from rankscope.dashboards.data.derive import derive
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.replaying import make_replay
 from rankscope.dashboards.data.scenarios import make_scenarios
-from rankscope.dashboards.data.store import Store, cache_folder
-from rankscope.dashboards.data.whole import ended_silently, replace_file
+from rankscope.dashboards.data.store import ELSEWHERE, Store, cache_folder
+from rankscope.dashboards.data.whole import replace_file
 from rankscope.dashboards.data.window_export import export_window
 from rankscope.dashboards.data.window_laying import derive_window
 from rankscope.dashboards.data.windows import find_windows
@@ -44,6 +45,8 @@ FAILURE_LASTS_S: Final = 60.0
 MOST_BEGUN: Final = 2
 """A job that has ended so often without a word would do so again: it is said, and not begun anew at once."""
 _TELL_EVERY_S: Final = 0.2
+_LITTLE_BYTES: Final = 32 << 20
+_MAKE_ROOM: Final = f"make room there, or {ELSEWHERE}"
 
 
 class State(msgspec.Struct, frozen=True):
@@ -156,8 +159,16 @@ def in_words(error: Exception) -> str:
         where = error.filename or (cache_folder() if full else None)
         said = error.strerror if where is None else f"{where}: {error.strerror}"
         if full:
-            said += "; make room there, or set XDG_CACHE_HOME to another folder"
+            said += f"; {_MAKE_ROOM}"
     return shown(said, MAX_TEXT)
+
+
+def ended_silently(what: str, folder: Path) -> str:
+    """Why a process that writes into ``folder`` may have ended without saying how: on a full disk it cannot say it."""
+    free = shutil.disk_usage(folder).free
+    if free < _LITTLE_BYTES:
+        return f"{what} could not go on: the disk of {folder} is full ({free / 2**20:.0f} MiB are left); {_MAKE_ROOM}"
+    return f"{what} ended without a word, as processes do that are killed for want of memory; the kernel's log tells of that"
 
 
 def take(path: Path, held: contextlib.ExitStack) -> int | None:

@@ -13,7 +13,7 @@ from rankscope.dashboards.data.follow import Live
 from rankscope.dashboards.data.jobs import TASKS, Jobs
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.data.store import Store, key_of
+from rankscope.dashboards.data.store import ELSEWHERE, Store, key_of
 from rankscope.runs.errors import InputError, RankscopeError
 
 PATIENCE_S: Final = 0.8
@@ -138,4 +138,4 @@ class MadeBeside:
 
 
 def _unusable(store: Store, error: OSError) -> InputError:
-    return InputError(store.root, f"the cache cannot be used: {error.strerror or error}; set XDG_CACHE_HOME to another folder")
+    return InputError(store.root, f"the cache cannot be used: {error.strerror or error}; {ELSEWHERE}")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final
 
@@ -23,7 +25,7 @@ from rankscope.alerts.child import end_with_parent
 from rankscope.analysis.locations import asked, filesystem_of
 from rankscope.dashboards.data.footprint import NOT_SHOWN, STREAM
 from rankscope.dashboards.data.source import Stale
-from rankscope.dashboards.data.store import cache_folder, key_of
+from rankscope.dashboards.data.store import ELSEWHERE, cache_folder
 from rankscope.dashboards.data.whole import replace_file
 from rankscope.runs.errors import InputError, RankscopeError
 
@@ -48,7 +50,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Mirror:
-    """A copy of the folder ``url`` in ``folder``. One process at a time may bring it up to date (``held``)."""
+    """A copy of the folder ``url`` in ``folder``. Only who holds its lock may bring it up to date."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
@@ -68,11 +70,11 @@ class Mirror:
         for number, (path, (name, about)) in enumerate(sorted(wanted.items())):
             tell(f"Copying {self.url}: {number:,} of {len(wanted):,} files")
             size, changed = int(about.get("size") or 0), next((about[key] for key in _TIMES if about.get(key)), None)
-            stamp = (size, str(changed or about.get("ETag")))
+            stamp, seconds = (size, str(changed or about.get("ETag"))), _seconds(changed)
             place = self.folder / path
-            if self._known.get(path) != stamp and not _is_here(place, size, _seconds(changed)):
+            if self._known.get(path) != stamp and not _is_here(place, size, seconds):
                 self._fetch(filesystem, name, place, size)
-                if (seconds := _seconds(changed)) is not None:  # tells whether a run still goes on
+                if seconds is not None:  # tells whether a run still goes on
                     os.utime(place, (seconds, seconds))
             self._known[path] = stamp
         self._remove_others(set(wanted))
@@ -92,8 +94,7 @@ class Mirror:
     def _copy(self, filesystem: Any, name: str, file: BinaryIO, begin: int, end: int) -> None:
         for at in range(begin, end, _PART_BYTES):
             past = min(at + _PART_BYTES, end)
-            part: bytes = asked(self.url, lambda at=at, past=past: filesystem.cat_file(name, start=at, end=past))  # type: ignore[misc]
-            file.write(part)
+            file.write(asked(self.url, partial(filesystem.cat_file, name, start=at, end=past)))
 
     def _remove_others(self, wanted: set[str]) -> None:
         for here, _folders, files in os.walk(self.folder, topdown=False):
@@ -107,7 +108,7 @@ class Mirror:
                 Path(here).rmdir()
 
     def follow(self) -> None:
-        """Bring it up to date again and again; why that fails is in ``state_of``, and said once."""
+        """Bring it up to date again and again; why that fails is told by ``not_renewed``, and said once."""
         said = None
         looked = time.time_ns()
         while True:
@@ -127,7 +128,8 @@ class Mirror:
 
 def copied(url: str, tell: Callable[[str], None]) -> Path:
     """The folder of a copy of ``url``, as it is now or as another server keeps it. Raises ``RankscopeError``."""
-    folder = cache_folder().with_name("copies") / key_of(url)
+    # Unlike what is worked out, a copy is as good for the next version.
+    folder = cache_folder().with_name("copies") / hashlib.blake2b(url.encode(), digest_size=16).hexdigest()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (folder / _LOCK).open("ab") as lock:
@@ -137,7 +139,7 @@ def copied(url: str, tell: Callable[[str], None]) -> Path:
                 return folder  # another server's process is at it
             Mirror(url, folder).bring(tell)
     except OSError as error:
-        raise InputError(error.filename or folder, f"{error.strerror or error}; set XDG_CACHE_HOME to another folder") from error
+        raise InputError(error.filename or folder, f"{error.strerror or error}; {ELSEWHERE}") from error
     return folder
 
 

@@ -30,6 +30,9 @@ LEFT_AFTER_S: Final = 24 * 3600.0
 _USED: Final = ".used"
 _SLOT: Final = ".slot-"
 
+ELSEWHERE: Final = "set XDG_CACHE_HOME to another folder"
+"""What to do about a cache that cannot be used."""
+
 
 def cache_folder() -> Path:
     """Where the user's caches belong, by the XDG Base Directory Specification."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from rankscope.runs.errors import InputError
 
 T = TypeVar("T")
-
-_LITTLE_BYTES: Final = 32 << 20
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -28,14 +25,3 @@ def read_json(path: Path, kind: type[T], what: str) -> T:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, ValueError) as error:  # not DecodeError alone: bytes that are no UTF-8 are another
         raise InputError(path, f"{what} cannot be read: {error}") from error
-
-
-def ended_silently(what: str, folder: Path) -> str:
-    """Why a process that writes into ``folder`` may have ended without saying how: on a full disk it cannot say it."""
-    free = shutil.disk_usage(folder).free
-    if free < _LITTLE_BYTES:
-        return (
-            f"{what} could not go on: the disk of the cache is full ({free / 2**20:.0f} MiB are left in {folder}); "
-            f"make room there, or set XDG_CACHE_HOME to another folder"
-        )
-    return f"{what} ended without a word, as processes do that are killed for want of memory; the kernel's log tells of that"

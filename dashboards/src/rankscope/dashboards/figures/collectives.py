@@ -8,6 +8,7 @@ from typing import Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth
+from rankscope.analysis.wording import counted
 from rankscope.analysis.wording import size as bytes_in_words
 from rankscope.dashboards.figures.frame import framed, hatched, note
 from rankscope.dashboards.figures.palette import Palette
@@ -42,7 +43,7 @@ def by_cost(rows: Sequence[CollectiveBandwidth], group: str | None) -> list[Coll
 
 def name_of(row: CollectiveBandwidth) -> str:
     """``all_reduce · dp (8 ranks) · 4.0 MiB``."""
-    ranks = "" if row.group_size is None else f" ({row.group_size:,} rank{'' if row.group_size == 1 else 's'})"
+    ranks = "" if row.group_size is None else f" ({counted(row.group_size, 'rank')})"
     return f"{row.op} · {row.group}{ranks} · {'size not known' if row.bytes is None else bytes_in_words(row.bytes)}"
 
 

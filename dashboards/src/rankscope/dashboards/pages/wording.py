@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.analysis.result import Cause, Kind
+from rankscope.analysis.wording import counted
 from rankscope.dashboards.data.source import Stale, Status
 from rankscope.dashboards.figures import units
 
 UNKNOWN: Final = "not known"
+
+count: Final = counted
+"""``1 rank``, ``1,024 ranks``."""
 
 KIND_LABELS: Final[dict[Kind, str]] = {
     "balanced": "Balanced",
@@ -116,8 +120,3 @@ def moment(unix_ns: int | None) -> str:
 def not_renewed(stale: Stale) -> str:
     """That something older is shown, as of when, and why."""
     return f"As of {moment(stale.as_of_unix_ns)}; nothing newer could be read, and it is tried again: {stale.why}"
-
-
-def count(number: int, noun: str) -> str:
-    """``1 rank``, ``1,024 ranks``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -23,7 +23,7 @@ from rankscope.dashboards.pages.facts import work_and_memory
 from rankscope.dashboards.pages.live import figure, part, when_there
 from rankscope.dashboards.pages.pieces import section
 from rankscope.dashboards.pages.verdict import verdict_card
-from rankscope.dashboards.pages.wording import percent
+from rankscope.dashboards.pages.wording import count, percent
 from rankscope.dashboards.pages.wording import rate as per_second
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.picks import steps_of_drag
@@ -108,7 +108,7 @@ def _trend_in_words(trend: Trend, first: int, last: int) -> str:
     if not np.isfinite(typical).any():
         return "Step times are not known"
     found = sum(first <= change.at < last for change in trend.changes)
-    changed = "does not change lastingly" if not found else f"changes lastingly {found} time{'' if found == 1 else 's'}"
+    changed = "does not change lastingly" if not found else f"changes lastingly {count(found, 'time')}"
     return f"Over {last - first:,} steps the median step takes {duration(float(np.nanmedian(typical)))} and {changed}"
 
 
