@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -98,14 +99,23 @@ def test_what_killed_jobs_left_makes_room_and_what_is_used_stays(tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {".live-new", ".slot-0", "key"}
 
 
-def test_no_process_that_has_ended_stays_a_zombie() -> None:
+def test_no_process_that_has_ended_stays_a_zombie(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Seen(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self.pid)
+
+    monkeypatch.setattr(subprocess, "Popen", Seen)
     before = set(threading.enumerate())
     jobs.start("this", [], locks=[])
     for thread in set(threading.enumerate()) - before:
         thread.join(30)
         assert not thread.is_alive()
+    (pid,) = started
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(pid, os.WNOHANG)
 
 
 def test_an_error_of_ours_is_a_page_that_says_so_and_a_line_in_the_log(
