@@ -201,6 +201,9 @@ def test_scripts_send_the_token_itself(http: Any) -> None:
     assert browser.get("/_dash-layout", headers={"Authorization": f"bearer {SECRET}"}).status_code == 200
     for wrong in ("Bearer", "Bearer x", f"Basic {SECRET}", SECRET):
         assert browser.get("/_dash-layout", headers={"Authorization": wrong}).status_code == 401
+    assert browser.get("/", headers={"Authorization": "Bearer x"}).status_code == 401
+    passed_on_by_a_proxy = {"Authorization": "Basic YW5uOnMzY3IzdA=="}
+    assert browser.get("/", headers=passed_on_by_a_proxy).location.startswith("/login")
 
 
 def test_logging_out_takes_the_session_away(http: Any) -> None:

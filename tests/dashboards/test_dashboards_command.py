@@ -148,6 +148,7 @@ def test_other_machines_are_let_in_only_when_it_is_known_who_may_read(tmp_path: 
         (["--listen", "192.0.2.1:0", "--trusted-proxy-header", "X-Forwarded-User"], "--trusted-proxy ADDR"),
         (["--trusted-proxy", "10.0.0.5"], "needs --trusted-proxy-header"),
         (["--trusted-proxy-header", "X_User"], "not the name of a header"),
+        (["--trusted-proxy-header", "host"], "sent by every browser"),
         (["--trusted-proxy-header", "X-User", "--trusted-proxy", "proxy.example"], "not an address"),
         (["--trusted-proxy-header", "X-User", "--trusted-proxy", "0.0.0.0/0"], "is everybody"),
         (["--allow-host", "http://runs.example"], "not a host's name"),

@@ -129,7 +129,9 @@ def _too_many(error: HTTPException) -> flask.Response:
 
 
 def _to_login(request: flask.Request) -> flask.typing.ResponseReturnValue:
-    if request.method not in _READS or request.path.startswith(_FOR_SCRIPTS):
+    # Not of any scheme: proxies pass on the password that people gave them.
+    sends_token = request.headers.get("Authorization", "").lower().startswith("bearer ")
+    if request.method not in _READS or request.path.startswith(_FOR_SCRIPTS) or sends_token:
         challenge = {"WWW-Authenticate": 'Bearer realm="rankscope"', "X-Rankscope-Login": LOGIN}
         return _refused(401, "log in first, or send the token as: Authorization: Bearer TOKEN", **challenge)
     here = quote(request.path) + (f"?{request.query_string.decode('latin-1')}" if request.query_string else "")

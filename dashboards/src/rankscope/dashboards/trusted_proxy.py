@@ -17,6 +17,8 @@ Network = IPv4Network | IPv6Network
 LOOPBACK: Final[tuple[Network, ...]] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 MAX_USER: Final = 100
 
+_EVERY_REQUEST: Final = frozenset({"accept", "accept-encoding", "accept-language", "connection", "cookie", "host", "user-agent"})
+"""Browsers send these with every request: they say of nobody who it is."""
 _HEADER: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}", re.ASCII)
 
 
@@ -32,6 +34,8 @@ class TrustedProxy:
         """Of options; without addresses the proxy is on this machine. Raises ``ValueError`` with what is wrong."""
         if _HEADER.fullmatch(header) is None:
             raise ValueError(f"{header!r} is not the name of a header such as X-Forwarded-User: letters, digits and '-'")
+        if header.lower() in _EVERY_REQUEST:
+            raise ValueError(f"{header} is sent by every browser, and says nothing of who is there; name the proxy's own header")
         return cls(header, tuple(map(_network, addresses)) or LOOPBACK)
 
     def is_sender(self, request: flask.Request) -> bool:
