@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -81,7 +82,10 @@ def test_alerts_of_all_runs_are_searched_read_saved_and_followed(
         # And searched
         page.get_by_label("Search alerts").fill("over")
         expect(rows).to_have_count(1)
-        expect(page).to_have_url(f"{url}/alerts?q=over")
+        expect(page).to_have_url(re.compile(r"/alerts\?q=over&picked=[0-9a-f]{18}$"))
+        page.reload()
+        expect(rows).to_have_count(1)
+        expect(page.locator("#alerts-picked")).to_contain_text("=Rank 3")
         page.get_by_label("Search alerts").fill("")
         expect(rows).to_have_count(2)
 

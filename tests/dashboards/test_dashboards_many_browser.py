@@ -59,11 +59,20 @@ def test_two_thousand_runs_are_searched_sorted_selected_and_compared(
         expect(page.locator(".run-link").first).to_have_text("job-199")
         for run in ("id-0199", "id-1990"):  # by name: rows may still be on their way to where sorting puts them
             page.locator(f".ag-row[row-id='{run}'] .ag-checkbox-input").check()
+        expect(page).to_have_url(f"{url}/?q=job-199&sort=name&picked=id-0199,id-1990")
         page.get_by_role("link", name="Compare 2 runs").click()
         expect(page.locator("#compare-verdict")).to_contain_text("Not enough data", timeout=PATIENCE_MS)
         assert "/compare?runs=id-" in page.url
         page.go_back()
         expect(rows).to_have_count(11)
+        selected = page.locator(".ag-center-cols-container .ag-row-selected")
+        expect(selected).to_have_count(2)
+        expect(page.get_by_role("link", name="Compare 2 runs")).to_be_visible()
+        page.go_back()
+        expect(selected).to_have_count(1)
+        expect(page.locator("#runs-compare")).to_have_text("Select two runs to compare")
+    with opened(f"{url}/?q=job-199&picked=id-1990,gone") as page:
+        expect(page.locator(".ag-center-cols-container .ag-row-selected")).to_have_attribute("row-id", "id-1990")
 
 
 def test_the_list_follows_runs_as_they_come_without_losing_what_is_selected(

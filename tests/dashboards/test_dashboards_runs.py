@@ -212,6 +212,23 @@ def test_search_and_order_are_in_the_address_and_come_from_it(memory_runs: Any, 
     assert "list-address" not in back, "the address has the say"
 
 
+def test_the_selection_is_in_the_address(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+
+    def answer(triggered: str, rows: Any, search: str) -> Any:
+        values = {"runs-q.value": "", "runs-grid.selectedRows": rows, "list-address.search": search}
+        return client("list-address.search", values, triggered=triggered)
+
+    ticked = answer("runs-grid.selectedRows", [{"id": "a"}, {"id": "b,c"}], "")
+    assert ticked["list-address"]["search"] == "?picked=a,b%2Cc"
+    back = answer("list-address.search", [{"id": "a"}, {"id": "b,c"}], "?picked=a")
+    assert back["runs-grid"]["selectedRows"] == {"ids": ["a"]}
+    assert "list-address" not in back
+    still = answer("runs-q.value", {"ids": ["a"]}, "?picked=a")
+    assert "list-address" not in still
+    assert "selectedRows" not in still["runs-grid"], "it is as the address says"
+
+
 def test_two_selected_runs_can_be_compared(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
 

@@ -21,18 +21,20 @@ _DAYS: Final = re.compile(r"([0-9]{1,4})d", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ListState:
-    """Of a table, such as the list of runs: ``?q=bert&sort=-lost``."""
+    """Of a table, such as the list of runs: ``?q=bert&sort=-lost&picked=ID,ID``."""
 
     q: str = ""
     sort: str | None = None
     """A column; ``None``: the order in which the rows come."""
     descending: bool = False
+    picked: tuple[str, ...] = ()
+    """Selected rows."""
 
     @property
     def search(self) -> str:
         """Query part of the address; ``""`` at the defaults."""
         sort = None if self.sort is None else f"{'-' if self.descending else ''}{self.sort}"
-        return _search(q=self.q or None, sort=sort)
+        return _search(q=self.q or None, sort=sort, picked=self.picked or None)
 
     @classmethod
     def parse(cls, search: object) -> Self:
@@ -43,6 +45,7 @@ class ListState:
             q=unquote_plus(given.get("q", ""))[:_LONGEST],
             sort=sort[2] if sort else None,
             descending=bool(sort and sort[1]),
+            picked=_ids(given.get("picked", "")),
         )
 
 
@@ -65,10 +68,9 @@ class CompareState:
     def parse(cls, search: object) -> Self:
         """What cannot be understood gets its default."""
         given = _given(search)
-        runs = [unquote_plus(run) for run in given.get("runs", "").split(",")]
         by = given.get("by")
         return cls(
-            runs=tuple(dict.fromkeys(run for run in runs if 0 < len(run) <= _LONGEST)),
+            runs=_ids(given.get("runs", "")),
             at=int(given["at"]) if _NUMBER.fullmatch(given.get("at", "")) else None,
             by=next((one for one in get_args(By) if one == by), "host"),
         )
@@ -104,6 +106,11 @@ def _given(search: object) -> dict[str, str]:
         return {}
     pairs = (part.partition("=") for part in search.removeprefix("?").split("&"))
     return {name: value for name, _, value in pairs}
+
+
+def _ids(text: str) -> tuple[str, ...]:
+    ids = map(unquote_plus, text.split(","))
+    return tuple(dict.fromkeys(one for one in ids if 0 < len(one) <= _LONGEST))
 
 
 def _search(**values: str | Sequence[str] | None) -> str:

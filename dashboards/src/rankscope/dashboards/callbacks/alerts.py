@@ -6,7 +6,7 @@ from typing import Any
 
 from dash import Dash, Input, Output, State, no_update
 
-from rankscope.dashboards.callbacks.listing import register_choices
+from rankscope.dashboards.callbacks.listing import picked_ids, register_choices
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.pages.alert_rows import revision_of_rows
 from rankscope.dashboards.pages.alerts import alert_notes, alert_rows, counted, picked
@@ -43,8 +43,7 @@ def register(app: Dash, source: RunSource) -> None:
 
     @app.callback(Output("alerts-picked", "children"), Input("alerts-grid", "selectedRows"), prevent_initial_call=True)
     def pick(rows: Any) -> Any:
-        row = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
         try:
-            return picked(source.all_alerts(), row.get("id"))
+            return picked(source.all_alerts(), picked_ids(rows))
         except RankscopeError:
             return no_update

@@ -61,7 +61,7 @@ def register(app: Dash, source: RunSource) -> None:
 
     @app.callback(Output("runs-compare", "children"), Input("runs-grid", "selectedRows"), prevent_initial_call=True)
     def selected(rows: Any) -> Any:
-        return compare_link([str(row["id"]) for row in rows or [] if isinstance(row, dict) and "id" in row])
+        return compare_link(picked_ids(rows))
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope_runs", "look"),
@@ -73,7 +73,7 @@ def register(app: Dash, source: RunSource) -> None:
 
 
 def register_choices(app: Dash, table: str, address: str) -> None:
-    """Search and order of a table follow the address, and it follows them; all rows can be saved."""
+    """Search, order and selection of a table follow the address, and it follows them; all rows can be saved."""
     search_box, grid = f"{table}-q", f"{table}-grid"
 
     @app.callback(
@@ -81,15 +81,17 @@ def register_choices(app: Dash, table: str, address: str) -> None:
         Output(search_box, "value"),
         Output(grid, "dashGridOptions"),
         Output(grid, "columnState"),
+        Output(grid, "selectedRows"),
         Input(search_box, "value"),
         Input(grid, "columnState"),
+        Input(grid, "selectedRows"),
         Input(address, "search"),
         prevent_initial_call=True,
     )
-    def select(q: Any, columns: Any, search: str | None) -> tuple[Any, Any, Any, Any]:
+    def select(q: Any, columns: Any, rows: Any, search: str | None) -> tuple[Any, ...]:
         now = ListState.parse(search)
-        shown = sorted_as(columns, now)
-        # Both choices at once: somebody may have made the second while the first was under way.
+        shown = replace(sorted_as(columns, now), picked=now.picked if rows is None else picked_ids(rows))
+        # All choices at once: somebody may have made the second while the first was under way.
         wanted = now if ctx.triggered_id == address else replace(shown, q=str(q or ""))
         options = Patch()
         options["quickFilterText"] = wanted.q
@@ -98,6 +100,7 @@ def register_choices(app: Dash, table: str, address: str) -> None:
             no_update if wanted.q == q else wanted.q,
             options if ctx.triggered_id != grid else no_update,
             no_update if wanted == shown or not columns else [_column(column, wanted) for column in columns],
+            no_update if wanted.picked == shown.picked else {"ids": wanted.picked},
         )
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
@@ -106,6 +109,13 @@ def register_choices(app: Dash, table: str, address: str) -> None:
         Input(f"{table}-csv", "n_clicks"),
         prevent_initial_call=True,
     )
+
+
+def picked_ids(rows: object) -> tuple[str, ...]:
+    """Ids of the selected rows, as the table tells them and as it is told them."""
+    if isinstance(rows, dict):
+        return tuple(map(str, rows.get("ids") or ()))
+    return tuple(str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row) if isinstance(rows, list) else ()
 
 
 def asked_rows(source: RunSource, run_ids: Sequence[str]) -> list[dict[str, Any]]:
@@ -127,7 +137,8 @@ def sorted_as(columns: Any, now: ListState) -> ListState:
     if not isinstance(columns, list):
         return now
     order = next(((one["colId"], one["sort"]) for one in columns if isinstance(one, dict) and one.get("sort")), None)
-    return ListState(now.q, *((None, False) if order is None else (str(order[0]), order[1] == "desc")))
+    sort, descending = (None, False) if order is None else (str(order[0]), order[1] == "desc")
+    return replace(now, sort=sort, descending=descending)
 
 
 def _column(column: dict[str, Any], state: ListState) -> dict[str, Any]:

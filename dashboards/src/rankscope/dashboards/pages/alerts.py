@@ -67,9 +67,9 @@ def counted(found: AlertsFound) -> str:
     return f"{wording.count(len(found.alerts), 'alert')}, {firing:,} firing"
 
 
-def picked(found: AlertsFound, identifier: object) -> list[Component]:
-    """All that the alert of a row says, with its runbook."""
-    alert = next((alert for alert in found.alerts[:MOST_ROWS] if row_id(alert) == identifier), None)
+def picked(found: AlertsFound, identifiers: tuple[str, ...]) -> list[Component]:
+    """All that the alert of a selected row says, with its runbook."""
+    alert = next((alert for alert in found.alerts[:MOST_ROWS] if row_id(alert) in identifiers), None)
     if alert is None:
         return [html.P("Select a row to read what it rests on and its runbook.", className="help")]
     return [alert_article(alert)]
@@ -95,7 +95,7 @@ def _shown(source: RunSource, found: AlertsFound, state: ListState) -> list[Comp
             "alert-picked",
             "The selected alert",
             "What it says, what that rests on, and what to do.",
-            [html.Div(picked(found, None), id="alerts-picked", **aria(live="polite"))],
+            [html.Div(picked(found, state.picked), id="alerts-picked", **aria(live="polite"))],
         ),
         section(
             "alert-counts",

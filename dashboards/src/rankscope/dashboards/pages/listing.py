@@ -47,6 +47,7 @@ def listing_grid(
         columnDefs=[{**column, "sort": order} if column["field"] == state.sort else column for column in columns],
         defaultColDef={**DEFAULT_COLUMN, "floatingFilter": False},
         getRowId="params.data.id",
+        selectedRows={"ids": state.picked},
         csvExportParams=csv_params(f"rankscope-{table}"),
         dashGridOptions={
             **OPTIONS,

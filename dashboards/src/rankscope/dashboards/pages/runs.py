@@ -59,7 +59,7 @@ def counted(runs: Sequence[RunSummary]) -> str:
 
 def _list(source: RunSource, runs: Sequence[RunSummary], state: ListState) -> list[Component]:
     return [
-        listing_tools("runs", counted(runs), state, [html.Div(compare_link([]), id="runs-compare")]),
+        listing_tools("runs", counted(runs), state, [html.Div(compare_link(state.picked), id="runs-compare")]),
         listing_grid(
             "runs",
             COLUMNS,
