@@ -200,16 +200,16 @@ def test_search_and_order_are_in_the_address_and_come_from_it(memory_runs: Any, 
 
     def select(triggered: str, q: str, search: str) -> Any:
         values = {"runs-q.value": q, "runs-grid.columnState": columns, "list-address.search": search}
-        return client("list-address.search", values, triggered=triggered)
+        return client("runs-search.data", values, triggered=triggered)
 
     typed = select("runs-q.value", "gpt", "?q=bert&sort=-lost")
-    assert typed["list-address"]["search"] == "?q=gpt&sort=-lost"
+    assert typed["runs-search"]["data"] == ["/", "?q=gpt&sort=-lost"]
     clicked = select("runs-grid.columnState", "bert", "?q=bert")
-    assert clicked["list-address"]["search"] == "?q=bert&sort=-lost"
+    assert clicked["runs-search"]["data"] == ["/", "?q=bert&sort=-lost"]
     back = select("list-address.search", "bert", "?sort=name")
     assert back["runs-q"]["value"] == ""
     assert [(column["colId"], column["sort"]) for column in back["runs-grid"]["columnState"]] == [("name", "asc"), ("lost", None)]
-    assert "list-address" not in back, "the address has the say"
+    assert "runs-search" not in back, "the address has the say"
 
 
 def test_the_selection_is_in_the_address(memory_runs: Any, caller: Any) -> None:
@@ -217,16 +217,27 @@ def test_the_selection_is_in_the_address(memory_runs: Any, caller: Any) -> None:
 
     def answer(triggered: str, rows: Any, search: str) -> Any:
         values = {"runs-q.value": "", "runs-grid.selectedRows": rows, "list-address.search": search}
-        return client("list-address.search", values, triggered=triggered)
+        return client("runs-search.data", values, triggered=triggered)
 
     ticked = answer("runs-grid.selectedRows", [{"id": "a"}, {"id": "b,c"}], "")
-    assert ticked["list-address"]["search"] == "?picked=a,b%2Cc"
+    assert ticked["runs-search"]["data"] == ["/", "?picked=a,b%2Cc"]
     back = answer("list-address.search", [{"id": "a"}, {"id": "b,c"}], "?picked=a")
     assert back["runs-grid"]["selectedRows"] == {"ids": ["a"]}
-    assert "list-address" not in back
+    assert "runs-search" not in back
     still = answer("runs-q.value", {"ids": ["a"]}, "?picked=a")
-    assert "list-address" not in still
+    assert "runs-search" not in still
     assert "selectedRows" not in still["runs-grid"], "it is as the address says"
+
+
+def test_the_address_of_the_next_page_is_left_alone(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+    values = {
+        "runs-grid.selectedRows": [{"id": "a"}, {"id": "b"}],
+        "list-address.search": "?runs=a,b",
+        "list-address.pathname": "/compare",
+    }
+    for triggered in ("list-address.search", "runs-grid.selectedRows", "runs-grid.columnState"):
+        assert client("runs-search.data", values, triggered=triggered) == {}
 
 
 def test_two_selected_runs_can_be_compared(memory_runs: Any, caller: Any) -> None:

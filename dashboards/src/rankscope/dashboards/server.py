@@ -13,6 +13,7 @@ import dash
 from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
 
 _THREADS: Final = 4
+_ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
@@ -32,6 +33,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
             "forwarded_allow_ips": "",  # who may say what in which header is ours to decide: trusted_proxy.py
             "header_map": "drop",  # X_Forwarded_User is not X-Forwarded-User
             "control_socket_disable": True,  # nobody asked for a second way in
+            "pre_fork": _hold_signals,
             "post_worker_init": _end_at_once,
         }
         super().__init__()
@@ -47,14 +49,24 @@ class _Server(BaseApplication):  # type: ignore[misc]
         return self._app.server
 
 
+def _hold_signals(_arbiter: object, _worker: object) -> None:
+    """Until the worker has handlers of its own: before, it would put a signal into its copy of the arbiter's queue, and go on."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+
+
+def _let_signals_come() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+
+
 def _end_at_once(_worker: object) -> None:
     """Let a worker that is told to end do so, also in the middle of an analysis.
 
     Answering writes nothing, so nothing is lost; waiting would last as long as the analysis, and gunicorn would then kill the
     worker and wonder aloud whether memory ran out.
     """
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+    for number in _ENDS:
         signal.signal(number, lambda *_: os._exit(0))
+    _let_signals_come()
 
 
 def serve(app: dash.Dash, sock: socket.socket, *, workers: int, ready: Callable[[], None]) -> None:
@@ -62,5 +74,6 @@ def serve(app: dash.Dash, sock: socket.socket, *, workers: int, ready: Callable[
     # Until gunicorn takes them over: whoever has read the address may already end it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
+    os.register_at_fork(after_in_parent=_let_signals_come)
     ready()
     _Server(app, sock, workers).run()

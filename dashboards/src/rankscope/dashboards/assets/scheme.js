@@ -26,6 +26,10 @@
         }
         return dash_clientside.no_update;
       },
+      // [page, query]: the query, unless somebody has gone on to another page while it was on its way.
+      search: function (wanted) {
+        return wanted && window.location.pathname === wanted[0] ? wanted[1] : dash_clientside.no_update;
+      },
       saveGrid: function (clicks) {
         return Boolean(clicks);
       },

@@ -15,7 +15,7 @@ from rankscope.runs.errors import RankscopeError
 
 def register(app: Dash, source: RunSource) -> None:
     """Add the callbacks."""
-    register_choices(app, "alerts", "alerts-address")
+    register_choices(app, "alerts", "alerts-address", "/alerts")
 
     @app.callback(
         Output("alerts-grid", "rowData"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, no_update
+from dash.exceptions import PreventUpdate
 
 from rankscope.dashboards.data.lately import Lately
 from rankscope.dashboards.data.source import RunSource
@@ -57,7 +58,7 @@ def register(app: Dash, source: RunSource) -> None:
         rows = asked_rows(source, [str(run_id) for run_id in asked["ids"][:MOST_ASKED]])
         return ({"update": rows, "async": False} if rows else no_update), asked.get("number")
 
-    register_choices(app, "runs", "list-address")
+    register_choices(app, "runs", "list-address", "/")
 
     @app.callback(Output("runs-compare", "children"), Input("runs-grid", "selectedRows"), prevent_initial_call=True)
     def selected(rows: Any) -> Any:
@@ -72,12 +73,12 @@ def register(app: Dash, source: RunSource) -> None:
     )
 
 
-def register_choices(app: Dash, table: str, address: str) -> None:
+def register_choices(app: Dash, table: str, address: str, page: str) -> None:
     """Search, order and selection of a table follow the address, and it follows them; all rows can be saved."""
-    search_box, grid = f"{table}-q", f"{table}-grid"
+    search_box, grid, wanted_search = f"{table}-q", f"{table}-grid", f"{table}-search"
 
     @app.callback(
-        Output(address, "search"),
+        Output(wanted_search, "data"),
         Output(search_box, "value"),
         Output(grid, "dashGridOptions"),
         Output(grid, "columnState"),
@@ -86,9 +87,12 @@ def register_choices(app: Dash, table: str, address: str) -> None:
         Input(grid, "columnState"),
         Input(grid, "selectedRows"),
         Input(address, "search"),
+        State(address, "pathname"),
         prevent_initial_call=True,
     )
-    def select(q: Any, columns: Any, rows: Any, search: str | None) -> tuple[Any, ...]:
+    def select(q: Any, columns: Any, rows: Any, search: str | None, path: str | None) -> tuple[Any, ...]:
+        if path not in (None, page):
+            raise PreventUpdate  # somebody is leaving: this is the address of where they go
         now = ListState.parse(search)
         shown = replace(sorted_as(columns, now), picked=now.picked if rows is None else picked_ids(rows))
         # All choices at once: somebody may have made the second while the first was under way.
@@ -96,13 +100,19 @@ def register_choices(app: Dash, table: str, address: str) -> None:
         options = Patch()
         options["quickFilterText"] = wanted.q
         return (
-            no_update if wanted == now else wanted.search,
+            no_update if wanted == now else [page, wanted.search],
             no_update if wanted.q == q else wanted.q,
             options if ctx.triggered_id != grid else no_update,
             no_update if wanted == shown or not columns else [_column(column, wanted) for column in columns],
             no_update if wanted.picked == shown.picked else {"ids": wanted.picked},
         )
 
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "search"),
+        Output(address, "search"),
+        Input(wanted_search, "data"),
+        prevent_initial_call=True,
+    )
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "saveGrid"),
         Output(grid, "exportDataAsCsv"),

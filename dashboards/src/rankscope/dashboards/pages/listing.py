@@ -6,7 +6,7 @@ from typing import Any
 
 import dash_ag_grid as dag  # type: ignore[import-untyped]
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import html
+from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.dashboards.many_state import ListState
@@ -27,6 +27,7 @@ def listing_tools(table: str, counted: str, state: ListState, others: list[Compo
                 className="runs-q",
                 **aria(label=f"Search {table}"),
             ),
+            dcc.Store(id=f"{table}-search"),
             html.Span(counted, id=f"{table}-count", className="help", **aria(live="polite")),
             html.Div(
                 [*others, dmc.Button("Save as CSV", id=f"{table}-csv", size="compact-sm", variant="default")], className="tools"
