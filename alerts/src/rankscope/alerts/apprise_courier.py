@@ -74,7 +74,7 @@ class AppriseCourier:
         except OSError as error:
             return not_answered(f"cannot start a process: {error.strerror or error}", sent=False)
         if done.returncode == 0:
-            return Judgement(kind="delivered", heard=True)
+            return Judgement(kind="delivered", reason="taken by Apprise", heard=True)
         if done.returncode == _REFUSED:
             return Judgement(kind="dead", reason="Apprise knows no service of such an address")
         return not_answered("Apprise could not deliver it", sent=True)

@@ -12,8 +12,10 @@ import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
 from rankscope.alerts.options import format_option, http_url, seconds, targets_option
+from rankscope.alerts.outbox_command import outbox
 from rankscope.alerts.printing import print_line
 from rankscope.alerts.replay_command import replay
+from rankscope.alerts.trial_command import test_webhook
 from rankscope.analysis.locations import local_path
 from rankscope.runs.errors import InputError
 
@@ -34,6 +36,8 @@ def alerts() -> None:
 
 
 alerts.add_command(replay)
+alerts.add_command(outbox)
+alerts.add_command(test_webhook)
 
 
 @alerts.command()

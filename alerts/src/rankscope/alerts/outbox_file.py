@@ -72,12 +72,19 @@ class OutboxFile:
     that cannot be had. One that is damaged is moved to ``….bad`` and reported, and ``recovered`` is true.
     """
 
-    def __init__(self, path: Path | None, *, report: Callable[[str], None], clock: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        report: Callable[[str], None],
+        clock: Callable[[], int] | None = None,
+        repair: bool = True,
+    ) -> None:
         self.path = path
         self.name = "the outbox in memory" if path is None else str(path)
         self.recovered = False
         self._lock = threading.RLock()
-        self._connection = self._open(report)
+        self._connection = self._open(report, repair=repair)
         self.clock = clock or self._agreed_clock()
 
     def close(self) -> None:
@@ -110,7 +117,7 @@ class OutboxFile:
         except sqlite3.Error as error:
             raise OutboxError(f"{self.name}: the outbox cannot be used: {error}") from error
 
-    def _open(self, report: Callable[[str], None]) -> sqlite3.Connection:
+    def _open(self, report: Callable[[str], None], *, repair: bool) -> sqlite3.Connection:
         if self.path is None:
             return _connected(":memory:")
         _create(self.path)
@@ -119,6 +126,8 @@ class OutboxFile:
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise OutboxError(f"{self.path}: the outbox cannot be opened: {error}") from error
+            if not repair:
+                raise InputError(self.path, "damaged; the next watcher that uses it moves it away and begins anew") from error
             _set_aside(self.path, report)
             self.recovered = True
         _create(self.path)
