@@ -14,8 +14,8 @@ from tests.local_http import answering, respond
 from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.message import Message, messages_about
 
-Behaviour = Callable[[BaseHTTPRequestHandler], bool]
-"""Answers a request; returns whether that accepted it."""
+Behaviour = Callable[[BaseHTTPRequestHandler, Callable[[], None]], None]
+"""Answers a request; one that accepts it first calls its second argument: who is killed while it reads the answer was heard."""
 
 START_NS = 1_700_000_000_000_000_000
 
@@ -38,11 +38,13 @@ class WebhookReceiver:
             self.tried.append(message_id)
             self.headers.append({name.lower(): value for name, value in request.headers.items()})
             self.bodies.append(body)
-        behaviour = self.behaviour if callable(self.behaviour) else answer_with(self.behaviour)
-        # Noted before the answer is sent: who is killed while it reads the answer has been heard.
-        if behaviour(request):
+
+        def accept() -> None:
             with self._lock:
                 self.accepted.append((message_id, msgspec.json.decode(body)))
+
+        behaviour = self.behaviour if callable(self.behaviour) else answer_with(self.behaviour)
+        behaviour(request, accept)
 
     @property
     def ids(self) -> list[str]:
@@ -58,9 +60,10 @@ class WebhookReceiver:
 def answer_with(status: int, body: bytes = b"", **headers: str) -> Behaviour:
     """Always answer with a status."""
 
-    def answer(request: BaseHTTPRequestHandler) -> bool:
+    def answer(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+        if 200 <= status < 300:
+            accept()
         respond(request, status, body, **headers)
-        return 200 <= status < 300
 
     return answer
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from standardwebhooks import Webhook as Reference
-from tests.local_http import respond
-from tests.webhook_receiver import SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
+from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
 
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.retrying import judge_status, pause_s
@@ -158,12 +157,11 @@ def test_a_receiver_that_is_gone_for_good_is_left_alone_until_somebody_says_so(w
     ],
 )
 def test_who_asks_for_time_gets_it_within_bounds(world: World, headers: dict[str, str], wait_s: float) -> None:
-    def busy(request: BaseHTTPRequestHandler) -> bool:
+    def busy(request: BaseHTTPRequestHandler, _: Callable[[], None]) -> None:
         request.send_response_only(429)
         for name, value in headers.items():
             request.send_header(name.replace("_", "-"), value)
         request.end_headers()
-        return False
 
     world.receiver.behaviour = busy
     world.box.put(about(notice(1)))
@@ -187,35 +185,31 @@ def test_nobody_there_is_tried_again(world: World, free_port: Callable[[], int])
     assert SECRET not in "".join(world.reports)
 
 
-def huge(request: BaseHTTPRequestHandler) -> bool:
+def huge(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+    accept()
     request.send_response(200)
     request.end_headers()
     for _ in range(10_000):
         request.wfile.write(b"x" * 100_000)
-    return True
 
 
-def never_ending(request: BaseHTTPRequestHandler) -> bool:
+def never_ending(request: BaseHTTPRequestHandler, _: Callable[[], None]) -> None:
     request.wfile.write(b"HTTP/1.1 200 OK\r\n")
     for _ in range(100):
         request.wfile.write(b"X-Slow: 1\r\n")
         time.sleep(0.05)
-    return False
 
 
-def silent(request: BaseHTTPRequestHandler) -> bool:
+def silent(request: BaseHTTPRequestHandler, _: Callable[[], None]) -> None:
     time.sleep(0.6)
-    return False
 
 
-def garbage(request: BaseHTTPRequestHandler) -> bool:
+def garbage(request: BaseHTTPRequestHandler, _: Callable[[], None]) -> None:
     request.wfile.write(b"\0\xff not http\r\n\r\n")
-    return False
 
 
-def hanging_up(request: BaseHTTPRequestHandler) -> bool:
+def hanging_up(request: BaseHTTPRequestHandler, _: Callable[[], None]) -> None:
     request.close_connection = True
-    return False
 
 
 def test_of_a_huge_answer_only_the_head_is_read(world: World) -> None:
@@ -226,7 +220,7 @@ def test_of_a_huge_answer_only_the_head_is_read(world: World) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [never_ending, silent, garbage, hanging_up])
-def test_who_does_not_answer_may_have_heard(world: World, behaviour: Callable[[BaseHTTPRequestHandler], bool]) -> None:
+def test_who_does_not_answer_may_have_heard(world: World, behaviour: Behaviour) -> None:
     world.restarted(timeout_s=0.3)
     world.receiver.behaviour = behaviour
     world.box.put(about(notice(1)))
@@ -257,10 +251,8 @@ def test_while_a_receiver_is_away_only_one_message_at_a_time_tries(world: World)
 
 
 def test_one_message_that_always_fails_holds_up_its_group_only(world: World) -> None:
-    def poisoned(request: BaseHTTPRequestHandler) -> bool:
-        bad = b'"run_id":"bad"' in world.receiver.bodies[-1]
-        respond(request, 500 if bad else 200)
-        return not bad
+    def poisoned(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+        answer_with(500 if b'"run_id":"bad"' in world.receiver.bodies[-1] else 200)(request, accept)
 
     world.receiver.behaviour = poisoned
     world.box.put(about(notice(1, run="bad")))
@@ -329,11 +321,10 @@ def test_no_secret_is_in_the_file_or_in_a_message(receiver: WebhookReceiver, tmp
 def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver) -> None:
     release: list[bool] = []
 
-    def slow(request: BaseHTTPRequestHandler) -> bool:
+    def slow(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
         while not release:
             time.sleep(0.01)
-        respond(request, 200)
-        return True
+        answer_with(200)(request, accept)
 
     with receiving() as other:
         receiver.behaviour = slow
