@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -209,6 +210,33 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
     assert [one.alert.labels["rank"] for one in ledger.entries] == ["3"]
     assert len([line for line in reports if "not delivered" in line]) == 2
     assert all("answered 500" in line or "delivered after" in line for line in reports)
+
+
+def test_a_slow_receiver_holds_up_neither_the_others_nor_the_evaluation() -> None:
+    class Slow(Note):
+        def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+            assert release.wait(30)
+            super().send(notices, now_unix_ns=now_unix_ns)
+
+    release = threading.Event()
+    slow, quick = Slow("slow"), Note("quick")
+    delivery = Delivery([slow, quick], retry_after_s=1, report=pytest.fail)
+    one = notice(2)
+    ledger = Ledger(
+        entries=[Entry(run="r", fingerprint=one.fingerprint, alert=one.alert, track=Track("firing"), starts_at_unix_ns=1)]
+    )
+    # Given that it is over before the slow one has said whether it heard of the beginning
+    delivery.deliver(ledger, now_unix_ns=0, wait_s=0.05)
+    ledger.resolve("r", now_unix_ns=2)
+    delivery.deliver(ledger, now_unix_ns=10**9, wait_s=0.05)
+    assert quick.heard == [("2", False), ("2", True)]
+    assert delivery.undelivered(ledger) == ["slow"]
+    # Then it hears of the end, too
+    release.set()
+    for second in range(2, 10):
+        delivery.deliver(ledger, now_unix_ns=second * 10**9)
+    assert slow.heard == [("2", False), ("2", True)]
+    assert ledger.entries == []
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_receiver_that_is_gone_for_good_is_left_alone_until_somebody_says_so(w
     ],
 )
 def test_who_asks_for_time_gets_it_within_bounds(world: World, headers: dict[str, str], wait_s: float) -> None:
-    def busy(request: BaseHTTPRequestHandler, _: Callable[[], None]) -> None:
+    def busy(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
         request.send_response_only(429)
         for name, value in headers.items():
             request.send_header(name.replace("_", "-"), value)
@@ -193,22 +193,22 @@ def huge(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
         request.wfile.write(b"x" * 100_000)
 
 
-def never_ending(request: BaseHTTPRequestHandler, _: Callable[[], None]) -> None:
+def never_ending(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
     request.wfile.write(b"HTTP/1.1 200 OK\r\n")
     for _ in range(100):
         request.wfile.write(b"X-Slow: 1\r\n")
         time.sleep(0.05)
 
 
-def silent(request: BaseHTTPRequestHandler, _: Callable[[], None]) -> None:
+def silent(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
     time.sleep(0.6)
 
 
-def garbage(request: BaseHTTPRequestHandler, _: Callable[[], None]) -> None:
+def garbage(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
     request.wfile.write(b"\0\xff not http\r\n\r\n")
 
 
-def hanging_up(request: BaseHTTPRequestHandler, _: Callable[[], None]) -> None:
+def hanging_up(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
     request.close_connection = True
 
 
