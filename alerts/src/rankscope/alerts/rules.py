@@ -1,11 +1,13 @@
 """The Prometheus rule file and the runbooks that come with it.
 
-The rules are written in several files of ``rules/``, each valid YAML with ``${...}`` where a threshold stands; one file is made of them.
+The rules are written in several files of ``rules/``, each valid YAML with ``${...}`` where a threshold stands; one file is made
+of them.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -22,11 +24,11 @@ DEFAULT_RUNBOOKS: Final = "runbooks"
 
 _SAFE_BASE: Final = re.compile(r"[A-Za-z0-9._~:/\[\]@%+-]+")
 _HEAD: Final = """\
-# Rules over the metrics of the training ranks and of the node exporter, made by `rankscope alerts rules export`: change thresholds in a file
-# (`rankscope alerts rules thresholds` prints one to start from) rather than here.
+# Rules over the metrics of the training ranks and of the node exporter, made by `rankscope alerts rules export`: change
+# thresholds in a file (`rankscope alerts rules thresholds` prints one to start from) rather than here.
 #
-# Aggregations name the labels they keep, so that it does not matter how many exporters or scrape jobs see the same rank. In a path a
-# space is %20, not the + that urlquery makes of it (of a + it makes %2B).
+# Aggregations name the labels they keep, so that it does not matter how many exporters or scrape jobs see the same rank. In a
+# path a space is %20, not the + that urlquery makes of it (of a + it makes %2B).
 groups:
 """
 _ALERT: Final = re.compile(r"^      - alert: (\w+)\n(?:(?!      - |  - ).*\n)*", re.MULTILINE)
@@ -98,7 +100,7 @@ def _filled(text: str, values: dict[str, Value]) -> str:
     return _SETTING.sub(lambda match: str(values[match[1]]), text)
 
 
-def _price(settings: dict[str, Value]) -> str:
+def _price(settings: Mapping[str, Value]) -> str:
     """An expression without a value where no price is known."""
     if "per_gpu_hour" not in settings:
         return "vector(0) > 0"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -27,7 +26,9 @@ MOST_BYTES: Final = 1 << 20
 
 _WITHOUT_DEFAULT: Final[dict[str, dict[str, Value]]] = {"price": {"per_gpu_hour": 1.0}}
 """Settings that the shipped file leaves open, with an example of their kind."""
-_DURATION: Final = re.compile(r"(?=\d)(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?")
+_DURATION: Final = re.compile(r"(?=\d)(\d{1,4}w)?(\d{1,4}d)?(\d{1,6}h)?(\d{1,6}m)?(\d{1,6}s)?(\d{1,6}ms)?")
+_MAY_BE_ZERO: Final = ("for", "keep_firing_for")
+_MOST: Final = 1e15
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 
 
@@ -50,11 +51,11 @@ def thresholds(path: Path | None = None) -> Tables:
                     raise InputError(path, f"no such setting{_instead(key, known)}", place=place)
                 if wrong := _wrong(key, value, known[key]):
                     raise InputError(path, f"{value!r} is not {wrong}", place=place)
-                tables[name][key] = value
+                tables[name][key] = cast("Value", value)
     return MappingProxyType(tables)
 
 
-def _read(path: Path) -> dict[str, dict[str, Value]]:
+def _read(path: Path) -> dict[str, dict[str, object]]:
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -63,19 +64,15 @@ def _read(path: Path) -> dict[str, dict[str, Value]]:
     if len(content) > MOST_BYTES:
         raise InputError(path, "more than 1 MiB: this is no file of thresholds")
     try:
-        return _tables(content)
+        tables = msgspec.toml.decode(content)
     except UnicodeDecodeError as error:
         raise InputError(path, "not UTF-8") from error
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$")
-        where = place.rstrip("`").replace("[...]", "").strip(".")
-        raise InputError(path, f"{reason}; settings stand in tables, as in `rules thresholds`", place=where or None) from error
     except msgspec.DecodeError as error:
         raise InputError(path, f"not TOML: {error}") from error
-
-
-def _tables(content: bytes) -> dict[str, dict[str, Value]]:
-    return msgspec.toml.decode(content, type=dict[str, dict[str, Value]])
+    for name, settings in tables.items():
+        if not isinstance(settings, dict):
+            raise InputError(path, "stands in no table: settings are written below [NAME OF AN ALERT]", place=name)
+    return cast("dict[str, dict[str, object]]", tables)
 
 
 def _with_common_settings(tables: dict[str, dict[str, Value]]) -> Mapping[str, dict[str, Value]]:
@@ -89,7 +86,7 @@ def _instead(name: str, known: Mapping[str, object]) -> str:
     return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
 
 
-def _wrong(key: str, value: Value, example: Value) -> str | None:  # noqa: PLR0911  one line for each kind
+def _wrong(key: str, value: object, example: Value) -> str | None:  # noqa: PLR0911  one line for each kind
     """What ``value`` should have been, or ``None`` when it may be the value of ``key``, whose default is ``example``."""
     if isinstance(example, bool):
         return None if isinstance(value, bool) else "true or false"
@@ -112,4 +109,4 @@ def _wrong(key: str, value: Value, example: Value) -> str | None:  # noqa: PLR09
     return None
 
 
-DEFAULTS: Final = _with_common_settings(_tables(default_text().encode()))
+DEFAULTS: Final = _with_common_settings(msgspec.toml.decode(default_text(), type=dict[str, dict[str, Value]]))
