@@ -95,12 +95,9 @@ def _wrong(key: str, value: object, example: Value) -> str | None:  # noqa: PLR0
     if key == "currency":
         return None if isinstance(value, str) and _CURRENCY.fullmatch(value) else 'three capital letters, as "USD"'
     if isinstance(example, str):
-        return (
-            None
-            if isinstance(value, str) and _DURATION.fullmatch(value)
-            else 'a duration with its unit in quotes, as "5m" or "1h30m"'
-        )
-    if isinstance(value, bool | str) or not math.isfinite(value) or value < 0:
+        is_duration = isinstance(value, str) and _DURATION.fullmatch(value) and (key in _MAY_BE_ZERO or re.search("[1-9]", value))
+        return None if is_duration else 'a duration with its unit in quotes, as "5m" or "1h30m"'
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
         return "a number that is not negative"
     if key.endswith("_ratio") and value > 1:
         return "a share of 1: 15 % is 0.15"
