@@ -116,8 +116,12 @@ def _with_settings(text: str, tables: Tables) -> str:
 
 def _filled(text: str, values: Mapping[str, Value]) -> str:
     while _SETTING.search(text):  # phrases are made of phrases
-        text = _SETTING.sub(lambda match: str(values[match[1]]), text)
+        text = _SETTING.sub(lambda match: _written(values[match[1]]), text)
     return text
+
+
+def _written(value: Value) -> str:
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def _with_seconds(settings: Mapping[str, Value]) -> dict[str, Value]:
