@@ -89,7 +89,6 @@ def test_every_metric_used_is_one_that_somebody_publishes() -> None:
     assert "rank_steps_total" in used
     assert "gpu_up" in used
     assert used <= published | recorded
-    assert recorded <= used, "recorded and used by nobody"
 
 
 def test_the_labels_that_rules_join_on_are_published() -> None:
