@@ -62,9 +62,10 @@ class Canvas:
         words: ValueMap | None = None,
         links: Links = (),
         decimals: int | None = None,
+        legend: str = "",
     ) -> None:
         """See ``kinds.figure``."""
-        asked = self._asked(title, [None if expr is None else Query(expr, title)])
+        asked = self._asked(title, [None if expr is None else Query(expr, legend)])
         if asked:
             head = self._head(title, description, unit, width, 4)
             self._put(kinds.figure(head, asked[0], thresholds=thresholds, words=words, links=links, decimals=decimals))
@@ -74,27 +75,24 @@ class Canvas:
         title: str,
         description: str,
         columns: Sequence[Column],
-        *exprs: str | None,
+        *exprs: str,
         width: int = 24,
         height: int = 8,
         sort: str | None = None,
     ) -> None:
-        """See ``kinds.sheet``. The first query decides on the rows; columns of queries that cannot be asked are dropped."""
-        letters = {f"Value #{chr(ord('A') + index)}": expr for index, expr in enumerate(exprs)} if len(exprs) > 1 else {}
-        asked = self._asked(title, [None if expr is None else Query(expr) for expr in exprs])
-        if not asked:
-            return
-        kept = [name for name, expr in letters.items() if expr is not None]
-        now = {old: f"Value #{chr(ord('A') + index)}" if len(kept) > 1 else "Value" for index, old in enumerate(kept)}
-        shown = [
-            Column(**{**_fields(column), "source": now.get(column.source, column.source)})
-            for column in columns
-            if column.source not in letters or column.source in now
-        ]
-        self._put(kinds.sheet(self._head(title, description, "short", width, height), asked, shown, sort=sort))
+        """See ``kinds.sheet``. Columns of values are named ``Value``, or ``Value #A`` and so on where there are several queries."""
+        head = self._head(title, description, "short", width, height)
+        self._put(kinds.sheet(head, [Query(expr) for expr in exprs], columns, sort=sort))
 
     def timeline(
-        self, title: str, description: str, words: ValueMap, *queries: Query | None, width: int = 24, height: int = 8, links: Links = ()
+        self,
+        title: str,
+        description: str,
+        words: ValueMap,
+        *queries: Query | None,
+        width: int = 24,
+        height: int = 8,
+        links: Links = (),
     ) -> None:
         """See ``kinds.timeline``."""
         asked = self._asked(title, queries)
@@ -161,7 +159,3 @@ class Canvas:
 def identity(title: str) -> int:
     """A panel's id: from its title, so that it stays when panels come and go."""
     return zlib.crc32(title.encode()) % 900_000 + 1
-
-
-def _fields(column: Column) -> dict[str, object]:
-    return {name: getattr(column, name) for name in Column.__slots__}

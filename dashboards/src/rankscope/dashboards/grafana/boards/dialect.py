@@ -6,8 +6,9 @@ Every quantity is named as in the exporter's catalogue and comes in its base uni
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from rankscope.exporter.catalogue import BY_NAME, DcgmName
 
@@ -18,35 +19,37 @@ RATE: Final = "$__rate_interval"
 RANGE: Final = "$__range"
 
 
-class Dialect(Protocol):
-    """Names and labels of the GPUs' series."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect(ABC):
+    """Names and labels of the GPUs' series.
+
+    ``suffix`` is of uids and titles, ``legend`` of a GPU's series, ``by`` are the labels that tell GPUs apart and that legends and
+    tables show, ``alive`` has series as long as something is collected.
+    """
 
     name: str
     suffix: str
-    """Of uids and titles."""
     legend: str
-    """Of a GPU's series."""
     by: str
-    """Labels that tell GPUs apart and that a legend or a table shows."""
-    host: str
-    """Label with the node's name."""
-    uuid: str
-    """Label with the GPU's uuid."""
     alive: str
-    """There as long as something is collected."""
 
-    def selector(self, metric: str, **labels: str) -> str | None:
+    @abstractmethod
+    def selector(self, metric: str, /, **labels: str) -> str | None:
         """The series of the chosen GPUs, as they are published; ``labels`` as in the catalogue."""
 
-    def value(self, metric: str, **labels: str) -> str | None:
+    @abstractmethod
+    def value(self, metric: str, /, **labels: str) -> str | None:
         """A gauge of each chosen GPU, in base units, with the labels of ``by``."""
 
-    def rate(self, metric: str, **labels: str) -> str | None:
+    @abstractmethod
+    def rate(self, metric: str, /, **labels: str) -> str | None:
         """A counter of each chosen GPU per second, in base units, with the labels of ``by``."""
 
-    def increase(self, metric: str, **labels: str) -> str | None:
+    @abstractmethod
+    def increase(self, metric: str, /, **labels: str) -> str | None:
         """What a counter of each chosen GPU grew by over the time shown, with the labels of ``by``."""
 
+    @abstractmethod
     def missing(self, metric: str) -> str:
         """A series without values for every GPU that does not give this metric, and for every exporter that is gone.
 
@@ -58,51 +61,51 @@ def matchers(labels: dict[str, str]) -> str:
     """Further matchers, each with a comma before it. A value that begins with ``~`` is a regular expression, with ``!`` is none of it."""
     parts = []
     for name, value in labels.items():
-        operator, text = ("=~", value[1:]) if value.startswith("~") else ("!=", value[1:]) if value.startswith("!") else ("=", value)
+        operator, text = (
+            ("=~", value[1:]) if value.startswith("~") else ("!=", value[1:]) if value.startswith("!") else ("=", value)
+        )
         parts.append(f', {name}{operator}"{text}"')
     return "".join(parts)
 
 
 def gone() -> str:
     """A label pair ``of`` and ``why`` for every target of the chosen ones that does not answer Prometheus."""
-    return (
-        f'label_replace(label_join(up{{{SCOPE}}} == 0, "of", "", "instance"), "why", "collection dead (no answer)", "", "")'
-    )
+    return f'label_replace(label_join(up{{{SCOPE}}} == 0, "of", "", "instance"), "why", "collection dead (no answer)", "", "")'
 
 
-@dataclass(frozen=True, slots=True)
-class Native:
+class Native(Dialect):
     """The exporter's own page. Values are known by ``uuid``; host and index are joined from ``gpu_info``."""
 
-    name: str = "native"
-    suffix: str = ""
-    legend: str = "{{host}} GPU {{index}}"
-    by: str = "host, index, uuid"
-    host: str = "host"
-    uuid: str = "uuid"
-    alive: str = f"gpu_up{{{SCOPE}}} == 1"
-
-    def selector(self, metric: str, **labels: str) -> str | None:
+    def selector(self, metric: str, /, **labels: str) -> str:
         """See ``Dialect``."""
         return f'{metric}{{{SCOPE}, uuid=~"$gpu"{matchers(labels)}}}'
 
-    def value(self, metric: str, **labels: str) -> str | None:
+    def value(self, metric: str, /, **labels: str) -> str:
         """See ``Dialect``."""
-        return named(f"{self.selector(metric, **labels)}")
+        return named(self.selector(metric, **labels))
 
-    def rate(self, metric: str, **labels: str) -> str | None:
+    def rate(self, metric: str, /, **labels: str) -> str:
         """See ``Dialect``."""
         return named(f"rate({self.selector(metric, **labels)}[{RATE}])")
 
-    def increase(self, metric: str, **labels: str) -> str | None:
+    def increase(self, metric: str, /, **labels: str) -> str:
         """See ``Dialect``."""
         return named(f"increase({self.selector(metric, **labels)}[{RANGE}])")
 
     def missing(self, metric: str) -> str:
         """See ``Dialect``."""
-        absent = _told(f"{self.selector('gpu_metric_supported', metric=metric)}", "not available ($1)")
-        down = _told(f"{self.selector('gpu_down_info')}", "collection dead ($1)")
+        absent = _told(self.selector("gpu_metric_supported", metric=metric), "not available ($1)")
+        down = _told(self.selector("gpu_down_info"), "collection dead ($1)")
         return f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {gone()}\n)"
+
+
+def state(name: str | None = None) -> str:
+    """The recorded state of each chosen GPU, one that is gone for less than an hour included; its label ``state`` says which."""
+    wanted = "" if name is None else f', state="{name}"'
+    return (
+        f'(uuid_state:gpu_state:active{{instance=~"$instance", uuid=~"$gpu"{wanted}}}'
+        f" and on (instance, uuid) last_over_time(gpu_info{{{SCOPE}}}[1h]))"
+    )
 
 
 def named(expr: str) -> str:
@@ -115,36 +118,27 @@ def _told(series: str, why: str) -> str:
     return f'label_replace({joined}, "why", "{why}", "reason", "(.*)")'
 
 
-@dataclass(frozen=True, slots=True)
-class Dcgm:
+class Dcgm(Dialect):
     """dcgm-exporter, or the page of ``rankscope exporter --compat dcgm``: what is in its default set of counters.
 
     A GPU divided by MIG has a series for each instance, and for what only the whole has (power, say) the same value several
     times: sums over GPUs are over ``UUID``.
     """
 
-    name: str = "dcgm"
-    suffix: str = "-dcgm"
-    legend: str = "{{Hostname}}{{hostname}} GPU {{gpu}} {{GPU_I_PROFILE}}"
-    by: str = "Hostname, hostname, gpu, UUID, GPU_I_ID, GPU_I_PROFILE"
-    host: str = "Hostname"
-    uuid: str = "UUID"
-    alive: str = f"DCGM_FI_DEV_GPU_TEMP{{{SCOPE}}}"
-
-    def selector(self, metric: str, **labels: str) -> str | None:
+    def selector(self, metric: str, /, **labels: str) -> str | None:
         """See ``Dialect``."""
         counter = _counterpart(metric, labels)
         return None if counter is None else f'DCGM_FI_{counter.name}{{{SCOPE}, UUID=~"$gpu"}}'
 
-    def value(self, metric: str, **labels: str) -> str | None:
+    def value(self, metric: str, /, **labels: str) -> str | None:
         """See ``Dialect``."""
         return self._scaled(metric, labels, "{}")
 
-    def rate(self, metric: str, **labels: str) -> str | None:
+    def rate(self, metric: str, /, **labels: str) -> str | None:
         """See ``Dialect``."""
         return self._scaled(metric, labels, f"rate({{}}[{RATE}])")
 
-    def increase(self, metric: str, **labels: str) -> str | None:
+    def increase(self, metric: str, /, **labels: str) -> str | None:
         """See ``Dialect``."""
         return self._scaled(metric, labels, f"increase({{}}[{RANGE}])")
 
@@ -166,5 +160,17 @@ def _counterpart(metric: str, labels: dict[str, str]) -> DcgmName | None:
     return next((one for one in BY_NAME[metric].dcgm if one.default_on and one.labels == labels), None)
 
 
-NATIVE: Final = Native()
-DCGM: Final = Dcgm()
+NATIVE: Final = Native(
+    name="native",
+    suffix="",
+    legend="{{host}} GPU {{index}}",
+    by="host, index, uuid",
+    alive=f"gpu_up{{{SCOPE}}} == 1",
+)
+DCGM: Final = Dcgm(
+    name="dcgm",
+    suffix="-dcgm",
+    legend="{{Hostname}}{{hostname}} GPU {{gpu}} {{GPU_I_PROFILE}}",
+    by="Hostname, hostname, gpu, UUID, GPU_I_ID, GPU_I_PROFILE",
+    alive=f"DCGM_FI_DEV_GPU_TEMP{{{SCOPE}}}",
+)

@@ -21,7 +21,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 from rankscope.alerts.rules import DEFAULT_DASHBOARD
-from rankscope.dashboards.grafana.boards.dialect import Dialect
+from rankscope.dashboards.grafana.boards.dialect import SCOPE, Dialect
 from rankscope.dashboards.grafana.boards.kinds import DATASOURCE
 
 TAG: Final = "rankscope"
@@ -37,20 +37,34 @@ def frame(uid: str, title: str, description: str, *, dialect: Dialect, alerts: s
     board.tags([TAG, "gpu", *(["dcgm"] if dialect.suffix else [])]).readonly().refresh("30s").time(since, "now")
     board.tooltip(DashboardCursorSync.CROSSHAIR).timezone("browser")
     board.link(
-        DashboardLink("Boards").type(DashboardLinkType.DASHBOARDS).tags([TAG]).as_dropdown(True).include_vars(True).keep_time(True)
+        DashboardLink("Boards")
+        .type(DashboardLinkType.DASHBOARDS)
+        .tags([TAG])
+        .as_dropdown(True)
+        .include_vars(True)
+        .keep_time(True)
     )
     if not dialect.suffix:
-        board.link(DashboardLink("Runs").type(DashboardLinkType.LINK).url("${dashboard_url:raw}/").icon("external link").target_blank(True))
+        board.link(
+            DashboardLink("Runs")
+            .type(DashboardLinkType.LINK)
+            .url("${dashboard_url:raw}/")
+            .icon("external link")
+            .target_blank(True)
+        )
     expr = f'ALERTS{{alertstate="firing"{alerts}}}'
     board.annotation(AnnotationQuery().name("Firing alerts").datasource(DATASOURCE).enable(True).icon_color("red").expr(expr))
     board.with_variable(DatasourceVariable("datasource").label("Data source").type("prometheus"))
-    board.with_variable(
-        ConstantVariable("dashboard_url").label("Address of the rankscope dashboard").value(DEFAULT_DASHBOARD).hide(VariableHide.HIDE_VARIABLE)
-    )
+    address = ConstantVariable("dashboard_url").label("Address of the rankscope dashboard").value(DEFAULT_DASHBOARD)
+    # A constant and hidden: what stands in the address of a board must not decide where its links lead.
+    address.build().hide = VariableHide.HIDE_VARIABLE
+    board.with_variable(address)
     return board
 
 
-def chosen(name: str, label: str, query: str, *, all_value: str = ".+", start_with_all: bool = True, regex: str = "") -> QueryVariable:
+def chosen(
+    name: str, label: str, query: str, *, all_value: str = ".+", start_with_all: bool = True, regex: str = ""
+) -> QueryVariable:
     """A variable of which several values can be chosen. Without ``start_with_all`` the first value is, at first."""
     variable = QueryVariable(name).label(label).datasource(DATASOURCE).query({"query": query, "refId": f"variable-{name}"})
     variable.multi(True).include_all(start_with_all).all_value(all_value)
@@ -71,6 +85,15 @@ def places(series: str, *, all_instances: bool = True) -> list[QueryVariable]:
             start_with_all=all_instances,
         ),
     ]
+
+
+def gpu_variable(dialect: Dialect) -> QueryVariable:
+    """The GPUs: shown by index, known by uuid."""
+    if dialect.name == "native":
+        series, regex = "gpu_info", '/index="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/'
+    else:
+        series, regex = "DCGM_FI_DEV_GPU_TEMP", '/UUID="(?<value>[^"]+)".*gpu="(?<text>[^"]+)"/'
+    return chosen("gpu", "GPU", f"query_result({series}{{{SCOPE}}})", regex=regex)
 
 
 def node_board(dialect: Dialect, instance: str = "${__data.fields.instance:percentencode}") -> str:

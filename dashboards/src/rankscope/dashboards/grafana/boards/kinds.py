@@ -11,6 +11,7 @@ from grafana_foundation_sdk.builders.dashboard import DashboardLink, FieldColor
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
     BigValueGraphMode,
+    BigValueTextMode,
     GraphDrawStyle,
     GraphThresholdsStyleMode,
     HeatmapCellLayout,
@@ -149,10 +150,11 @@ def figure(
     links: Links = (),
     decimals: int | None = None,
 ) -> stat.Panel:
-    """One number, now."""
+    """One number, now; with the name of its series beside it where the query has a legend."""
     panel = _headed(stat.Panel(), head).with_target(_asked(query, "A").instant())
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields("").values(False))
     panel.graph_mode(BigValueGraphMode.NONE).color_mode(BigValueColorMode.VALUE)
+    panel.text_mode(BigValueTextMode.VALUE_AND_NAME if query.legend else BigValueTextMode.VALUE)
     panel.thresholds(steps(*thresholds)).data_links([one for one in _linked(links)])
     panel.mappings([NOT_AVAILABLE_WORDS, *([words] if words else [])])
     return panel if decimals is None else panel.decimals(decimals)
@@ -211,5 +213,5 @@ def buckets(head: Head, query: Query) -> heatmap.Panel:
     """A histogram over time; the query answers in buckets by ``le``."""
     panel = _headed(heatmap.Panel(), head)
     panel.with_target(_asked(query, "A").range().format(PromQueryFormat.HEATMAP))
-    panel.calculate(False).show_legend().mode(TooltipDisplayMode.SINGLE).show_y_histogram(True)
+    panel.calculate(False).show_legend().mode(TooltipDisplayMode.SINGLE).show_y_histogram()
     return panel.rows_frame(heatmap.RowsHeatmapOptions().layout(HeatmapCellLayout.AUTO))

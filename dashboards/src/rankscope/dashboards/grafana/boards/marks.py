@@ -27,7 +27,8 @@ STATES: Final = {
     "allocated_idle": (4, "allocated, idle", "purple"),
     "communication_wait": (5, "waits for others", "yellow"),
     "computing": (6, "computing", "green"),
-    "idle": (7, "idle", "#8e8e8e"),
+    "idle": (7, "idle", "semi-dark-blue"),
+    "unknown": (8, "unknown", "#8e8e8e"),
 }
 """State of a GPU to the number a state timeline carries, its words and its colour."""
 

@@ -1,0 +1,59 @@
+"""Writes the boards as JSON into ``json``: ``python -m rankscope.dashboards.grafana.boards.generate`` (``make docs`` runs it)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from rankscope.dashboards.grafana.boards.alerts import alerts
+from rankscope.dashboards.grafana.boards.canvas import Canvas
+from rankscope.dashboards.grafana.boards.cluster import cluster, cluster_dcgm
+from rankscope.dashboards.grafana.boards.node import node
+from rankscope.dashboards.grafana.boards.run import run
+from rankscope.dashboards.grafana.boards.dialect import DCGM, NATIVE
+
+FOLDER: Final = Path(__file__).parent.parent / "json"
+
+
+def texts() -> dict[str, str]:
+    """Path below ``json`` to what belongs there."""
+    native = [cluster(), node(NATIVE), run(), alerts()]
+    dcgm = [cluster_dcgm(), node(DCGM)]
+    found = {
+        f"{folder}/{_uid(canvas)}.json": _board(canvas)
+        for folder, all_of in (("native", native), ("dcgm", dcgm))
+        for canvas in all_of
+    }
+    left_out = {_uid(canvas): canvas.left_out for canvas in dcgm}
+    return found | {"dcgm/left_out.json": _text(left_out)}
+
+
+def _uid(canvas: Canvas) -> str:
+    return str(canvas.board.build().uid)
+
+
+def _board(canvas: Canvas) -> str:
+    return _text(json.loads(json.dumps(canvas.done().build(), cls=JSONEncoder)))
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    """Write what differs, remove what is no more."""
+    found = texts()
+    for path in FOLDER.rglob("*.json"):
+        if str(path.relative_to(FOLDER)) not in found:
+            path.unlink()
+    for name, text in found.items():
+        path = FOLDER / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
