@@ -7,7 +7,7 @@ from typing import Final
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, gone
 from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, node_board, places, run_board, run_page
-from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
+from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
 from rankscope.dashboards.grafana.boards.marks import BAD, PLAIN, WARNING, none_is_zero
 from rankscope.dashboards.grafana.boards.xids import xid_sheet
 
@@ -75,13 +75,13 @@ def _history(canvas: Canvas) -> None:
         "How many of each alert fired.",
         "none",
         Query(f"count by (alertname) (ALERTS{{{FIRING}}})", "{{alertname}}"),
-        Query(f"NaN * {gone()}", "{{of}}: {{why}}"),
+        told(f"NaN * {gone()}"),
         width=16,
         look=Graph(stacked=True),
     )
     canvas.sheet(
         "Alerts of this time",
-        "How often each alert was seen firing in the time shown, as a share of it: of all that fired, the one that fired longest.",
+        "For what share of the time shown an alert of this name fired: the one that fired longest.",
         [
             Column(source="alertname", title="Alert"),
             Column(source="severity", title="Severity"),
@@ -102,7 +102,7 @@ def _xids(canvas: Canvas) -> None:
         "How many GPUs had an Xid within each interval, by code: a burst counts once.",
         "none",
         Query(f"count by (xid) (group by (uuid, xid) ({recent}))", "Xid {{xid}}"),
-        Query(f"NaN * {gone()}", "{{of}}: {{why}}"),
+        told(f"NaN * {gone()}"),
         width=12,
         look=Graph(bars=True, stacked=True, interval="1m"),
     )
@@ -110,8 +110,8 @@ def _xids(canvas: Canvas) -> None:
         "Xids by GPU",
         "Xids that were counted in the time up to each moment, by GPU and code.",
         "none",
-        Query(f"ceil({NATIVE.increase('gpu_xid_errors_total')}) > 0", NATIVE.legend + " Xid {{xid}}"),
-        Query(NATIVE.missing("gpu_xid_errors_total"), "{{of}}: {{why}}"),
+        Query(f"round({NATIVE.increase('gpu_xid_errors_total')}) > 0", NATIVE.legend + " Xid {{xid}}"),
+        told(NATIVE.missing("gpu_xid_errors_total")),
         width=12,
     )
     canvas.sheet(
@@ -124,12 +124,12 @@ def _xids(canvas: Canvas) -> None:
             Column(source="severity", title="Severity"),
             Column(source="Value", title="In this time"),
         ],
-        f"ceil(max by (instance, pci_bus_id, sxid, severity) (increase(nvswitch_sxid_errors_total{{{SCOPE}}}[$__range])))",
+        f"round(max by (instance, pci_bus_id, sxid, severity) (increase(nvswitch_sxid_errors_total{{{SCOPE}}}[$__range])))",
         width=12,
     )
     canvas.sheet(
         "Can Xids be seen at all",
-        "0: the kernel log cannot be read, so that only what the driver reports while the exporter runs is known; or the journal is not on disk.",
+        "0: the kernel log cannot be read, so only what the driver tells a running exporter is known; or nothing is on disk.",
         [
             Column(source="instance", title="Instance"),
             Column(source="Value #A", title="Kernel log readable"),

@@ -12,7 +12,7 @@ from grafana_foundation_sdk.models.dashboard import GridPos, Panel, ValueMap
 
 from rankscope.dashboards.grafana.boards import kinds
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Head, Links, Query, Thresholds
-from rankscope.dashboards.grafana.boards.marks import PLAIN
+from rankscope.dashboards.grafana.boards.marks import NO_DATA, PLAIN
 
 GRID = 24
 
@@ -22,6 +22,7 @@ class Canvas:
     """Takes panels in reading order. One without its first query is left out, and named in ``left_out``."""
 
     board: Dashboard
+    no_value: str = NO_DATA
     left_out: list[str] = field(default_factory=list)
     _x: int = 0
     _y: int = 0
@@ -80,7 +81,7 @@ class Canvas:
         height: int = 8,
         sort: str | None = None,
     ) -> None:
-        """See ``kinds.sheet``. Columns of values are named ``Value``, or ``Value #A`` and so on where there are several queries."""
+        """See ``kinds.sheet``. A column of values is ``Value``, or ``Value #A`` and so on where there are several queries."""
         head = self._head(title, description, "short", width, height)
         self._put(kinds.sheet(head, [Query(expr) for expr in exprs], columns, sort=sort))
 
@@ -121,7 +122,7 @@ class Canvas:
         place = GridPos(x=self._x, y=self._y, w=width, h=height)
         self._x += width
         self._line = max(self._line, height)
-        return Head(identity(title), title, description, unit, place)
+        return Head(identity(title), title, description, unit, place, self.no_value)
 
     def _put(self, panel: Builder[Panel]) -> None:
         if self._row is not None and self._row.build().collapsed:

@@ -13,7 +13,7 @@ from typing import Final
 from rankscope.exporter.catalogue import BY_NAME, DcgmName
 
 SCOPE: Final = 'cluster=~"$cluster", job=~"$job", instance=~"$instance"'
-"""What the variables of every board pick. Not every site has the label ``cluster``: all of them is ``.*``, which no label is, too."""
+"""What the variables of every board pick. Not every site has the label ``cluster``: its "all" is ``.*``, which fits none, too."""
 
 RATE: Final = "$__rate_interval"
 RANGE: Final = "$__range"
@@ -23,8 +23,8 @@ RANGE: Final = "$__range"
 class Dialect(ABC):
     """Names and labels of the GPUs' series.
 
-    ``suffix`` is of uids and titles, ``legend`` of a GPU's series, ``by`` are the labels that tell GPUs apart and that legends and
-    tables show, ``alive`` has series as long as something is collected.
+    ``suffix`` is of uids, ``legend`` of a GPU's series, ``by`` are the labels that tell GPUs apart and that legends and tables
+    show, ``alive`` has series as long as something is collected.
     """
 
     name: str
@@ -58,13 +58,8 @@ class Dialect(ABC):
 
 
 def matchers(labels: dict[str, str]) -> str:
-    """Further matchers, each with a comma before it. A value that begins with ``~`` is a regular expression, with ``!`` is none of it."""
-    parts = []
-    for name, value in labels.items():
-        operator, text = (
-            ("=~", value[1:]) if value.startswith("~") else ("!=", value[1:]) if value.startswith("!") else ("=", value)
-        )
-        parts.append(f', {name}{operator}"{text}"')
+    """Further matchers, each with a comma before it. A value that begins with ``!`` is what the label is not."""
+    parts = [f', {name}!="{value[1:]}"' if value.startswith("!") else f', {name}="{value}"' for name, value in labels.items()]
     return "".join(parts)
 
 

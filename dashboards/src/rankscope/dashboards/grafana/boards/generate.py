@@ -10,10 +10,11 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from rankscope.dashboards.grafana.boards.alerts import alerts
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.cluster import cluster, cluster_dcgm
+from rankscope.dashboards.grafana.boards.cluster import cluster
+from rankscope.dashboards.grafana.boards.cluster_dcgm import cluster_dcgm
+from rankscope.dashboards.grafana.boards.dialect import DCGM, NATIVE
 from rankscope.dashboards.grafana.boards.node import node
 from rankscope.dashboards.grafana.boards.run import run
-from rankscope.dashboards.grafana.boards.dialect import DCGM, NATIVE
 
 FOLDER: Final = Path(__file__).parent.parent / "json"
 

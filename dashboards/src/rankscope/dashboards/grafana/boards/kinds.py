@@ -8,6 +8,8 @@ from typing import Final, TypeVar
 
 from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, statetimeline, table, timeseries
 from grafana_foundation_sdk.builders.dashboard import DashboardLink, FieldColor
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models import dashboard
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
     BigValueGraphMode,
@@ -32,7 +34,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from rankscope.dashboards.grafana.boards.marks import NO_DATA, NOT_AVAILABLE_WORDS, PLAIN, steps
+from rankscope.dashboards.grafana.boards.marks import NOT_AVAILABLE_WORDS, PLAIN, steps
 
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
@@ -50,6 +52,11 @@ class Query:
     dashed: bool = False
 
 
+def told(missing: str) -> Query:
+    """Series without values, whose labels ``of`` and ``why`` say in the legend what is missing and why."""
+    return Query(missing, "{{of}} {{series}}: {{why}}")
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """What every panel has."""
@@ -59,6 +66,7 @@ class Head:
     description: str
     unit: str
     place: GridPos
+    no_value: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +101,7 @@ _Kind = TypeVar("_Kind", timeseries.Panel, stat.Panel, table.Panel, statetimelin
 
 def _headed(panel: _Kind, head: Head) -> _Kind:
     panel = panel.id(head.id).title(head.title).description(head.description).datasource(DATASOURCE)
-    return panel.grid_pos(head.place).unit(head.unit).no_value(NO_DATA)
+    return panel.grid_pos(head.place).unit(head.unit).no_value(head.no_value)
 
 
 def _asked(query: Query, letter: str) -> prometheus.Dataquery:
@@ -104,13 +112,13 @@ def _letters(queries: Sequence[Query]) -> list[tuple[str, Query]]:
     return [(chr(ord("A") + index), query) for index, query in enumerate(queries)]
 
 
-def _linked(links: Links) -> list[DashboardLink]:
+def _linked(links: Links) -> list[Builder[dashboard.DashboardLink]]:
     return [DashboardLink(title).url(url) for title, url in links]
 
 
 def graph(head: Head, queries: Sequence[Query], look: Graph) -> timeseries.Panel:
     """Lines (or bars, or a stack) over time, with a legend that shows the latest and the greatest value."""
-    panel = _headed(timeseries.Panel(), head).data_links([one for one in _linked(look.links)])
+    panel = _headed(timeseries.Panel(), head).data_links(_linked(look.links))
     for letter, query in _letters(queries):
         panel.with_target(_asked(query, letter).range())
         if query.dashed:
@@ -155,7 +163,7 @@ def figure(
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields("").values(False))
     panel.graph_mode(BigValueGraphMode.NONE).color_mode(BigValueColorMode.VALUE)
     panel.text_mode(BigValueTextMode.VALUE_AND_NAME if query.legend else BigValueTextMode.VALUE)
-    panel.thresholds(steps(*thresholds)).data_links([one for one in _linked(links)])
+    panel.thresholds(steps(*thresholds)).data_links(_linked(links))
     panel.mappings([NOT_AVAILABLE_WORDS, *([words] if words else [])])
     return panel if decimals is None else panel.decimals(decimals)
 
@@ -201,7 +209,7 @@ def _shown(column: Column) -> list[DynamicConfigValue]:
 
 def timeline(head: Head, queries: Sequence[Query], words: ValueMap, *, links: Links = ()) -> statetimeline.Panel:
     """The state of each series over time; a number stands for a state, ``words`` for what is read."""
-    panel = _headed(statetimeline.Panel(), head).mappings([words]).data_links([one for one in _linked(links)])
+    panel = _headed(statetimeline.Panel(), head).mappings([words]).data_links(_linked(links))
     for letter, query in _letters(queries):
         panel.with_target(_asked(query, letter).range())
     panel.show_value(VisibilityMode.NEVER).merge_values(True).row_height(0.8)

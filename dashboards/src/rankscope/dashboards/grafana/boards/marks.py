@@ -20,6 +20,9 @@ NOT_AVAILABLE: Final = -1_000_000
 NO_DATA: Final = "collection dead, or nothing chosen"
 """Shown where neither a value came nor word of why there is none."""
 
+NO_SIGNAL: Final = "not available: the recorder has no signal for this, or nothing is chosen"
+"""The same for ranks: what they cannot tell is absent; those that are silent or disabled are named in the legend."""
+
 STATES: Final = {
     "unavailable": (1, "no answer", "dark-red"),
     "suspected_hang": (2, "hang suspected", "red"),
@@ -64,7 +67,7 @@ NO_YES: Final = words({0: ("no", GOOD), 1: ("yes", BAD)})
 
 def or_not_available(expr: str, alive: str) -> str:
     """A single figure; ``NOT_AVAILABLE`` when there is none although ``alive`` has series; nothing when it has none."""
-    return f"{expr}\nor\n(0 * count({alive}) + {NOT_AVAILABLE})"
+    return f"{expr}\nor on ()\n(0 * count({alive}) + {NOT_AVAILABLE})"
 
 
 def none_is_zero(expr: str, among: str) -> str:

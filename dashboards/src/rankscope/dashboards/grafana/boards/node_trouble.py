@@ -6,7 +6,7 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import SCOPE, Dialect, gone
-from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
+from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
 from rankscope.dashboards.grafana.boards.marks import ANY_IS_BAD, YES_NO
 from rankscope.dashboards.grafana.boards.xids import xid_sheet, xid_words
 
@@ -76,7 +76,7 @@ def errors(canvas: Canvas, dialect: Dialect) -> None:
 
 
 def _state(dialect: Dialect, metric: str) -> Query:
-    return Query(dialect.missing(metric), "{{of}}: {{why}}")
+    return told(dialect.missing(metric))
 
 
 def off_by_default(canvas: Canvas, dialect: Dialect) -> None:
@@ -86,7 +86,7 @@ def off_by_default(canvas: Canvas, dialect: Dialect) -> None:
         of_parent = "* on (job, instance, uuid) group_left (parent_uuid, profile, gpu_instance) gpu_mig_info"
         legend = "{{parent_uuid}} {{profile}} {{gpu_instance}}"
         scope = f"{{{SCOPE}}}"
-        state = Query(dialect.missing("gpu_mig_instances"), "{{of}}: {{why}}")
+        state = told(dialect.missing("gpu_mig_instances"))
         canvas.graph(
             "MIG memory in use",
             "Memory allocated on each MIG device.",
@@ -146,7 +146,7 @@ def collection(canvas: Canvas, dialect: Dialect) -> None:
             "1 when Prometheus reached the exporter, 0 when not: then nothing is known.",
             "bool_yes_no",
             Query(f"up{{{SCOPE}}}", "{{instance}}"),
-            Query(f"NaN * {gone()}", "{{of}}: {{why}}"),
+            told(f"NaN * {gone()}"),
             look=Graph(maximum=1),
         )
         canvas.left_out += ["Collectors", "Not measured here"]
@@ -186,7 +186,7 @@ def collection(canvas: Canvas, dialect: Dialect) -> None:
         "1 when Prometheus reached the exporter, 0 when not: then nothing is known.",
         "bool_yes_no",
         Query(f"up{{{SCOPE}}}", "{{instance}}"),
-        Query(f"NaN * {gone()}", "{{of}}: {{why}}"),
+        told(f"NaN * {gone()}"),
         look=Graph(maximum=1),
     )
     canvas.graph(

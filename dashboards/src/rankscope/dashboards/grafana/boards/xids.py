@@ -19,11 +19,11 @@ def xid_sheet(canvas: Canvas, *, width: int) -> None:
     last = f"max by ({_BY}) ({NATIVE.value('gpu_xid_last_timestamp_seconds')})"
     job = f"max by ({_BY}, job_id) ({NATIVE.value('gpu_xid_last_job_info')})"
     rows = f"(\n{last}\n* on ({_BY}) group_left (job_id) {job}\nor on ({_BY})\n{last}\n)"
-    grown = f"max by ({_BY}) (ceil({NATIVE.increase('gpu_xid_errors_total')}))"
+    grown = f"max by ({_BY}) (round({NATIVE.increase('gpu_xid_errors_total')}))"
     canvas.sheet(
         "Xids",
-        "Xid errors by GPU and code: the last time, the job it happened in, and how many were counted in the time shown. The first "
-        "Xid of a code may not be counted as one, for nothing was there before it.",
+        "Xid errors by GPU and code: the last time, the job it happened in, and how many were counted in the time shown; "
+        "the first of a code may not be counted, for nothing was there before it.",
         [
             Column(source="host", title="Host", links=(("Everything of this host", node_board(NATIVE)),)),
             Column(source="index", title="GPU"),
