@@ -58,6 +58,7 @@ def frame(uid: str, title: str, description: str, *, dialect: Dialect, alerts: s
     address = ConstantVariable("dashboard_url").label("Address of the rankscope dashboard").value(DEFAULT_DASHBOARD)
     # A constant and hidden: what stands in the address of a board must not decide where its links lead.
     address.build().hide = VariableHide.HIDE_VARIABLE
+    address.build().skip_url_sync = True
     board.with_variable(address)
     return board
 

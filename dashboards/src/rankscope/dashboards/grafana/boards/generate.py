@@ -37,7 +37,14 @@ def _uid(canvas: Canvas) -> str:
 
 
 def _board(canvas: Canvas) -> str:
-    return _text(json.loads(json.dumps(canvas.done().build(), cls=JSONEncoder)))
+    board = json.loads(json.dumps(canvas.done().build(), cls=JSONEncoder))
+    for variable in board["templating"]["list"]:
+        for only_of_intervals in ("auto", "auto_count", "auto_min"):
+            variable.pop(only_of_intervals, None)
+    for query in board["annotations"]["list"]:
+        # Of the Prometheus data source, for which the library has no words.
+        query |= {"titleFormat": "{{alertname}}", "tagKeys": "severity,host,instance,run_id,rank", "step": "60s"}
+    return _text(board)
 
 
 def _text(value: Any) -> str:
