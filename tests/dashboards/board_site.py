@@ -1,4 +1,4 @@
-"""A site as boards see it: a node with GPUs of many kinds, ranks that step, a job, Xids, what is dead; and what Prometheus makes of it."""
+"""A site as boards see it: a node with GPUs of many kinds, ranks that step, a job; and a Prometheus that scrapes it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from msgspec.structs import replace
@@ -34,7 +35,7 @@ for = "0s"
 
 
 def gpus() -> list[State]:
-    """H100, A100 (no GPM), an H100 divided by MIG, one that will be lost, one that is held and idle, one that is hot, one that is free."""
+    """H100, A100 (no GPM), H100 divided by MIG, one that will be lost, one held and idle, one hot, one free."""
     hot = {**h100_state(5), "throttle": 0x48, "margin": 0, "field.161@0": "3 ull", "fans": 1, "fan.0": 55}
     nothing = {"utilization": 0, "samples.1": "0,0,0", "gpm.1": 0, "gpm.2": "0", "gpm.5": "0", "gpm.10": 0}
     held, free = ({**h100_state(index), **nothing} for index in (HELD, FREE))
@@ -67,7 +68,9 @@ class Ranks:
             for rank, totals in enumerate(self._totals):
                 blocked = PhaseTimes(backward=1e4 if rank == 2 else 6e5)
                 totals.add_step(
-                    replace(STEP, step=number, start_unix_ns=time.time_ns() - 10**9, blocked_us=blocked, profiled=number % 10 == 0)
+                    replace(
+                        STEP, step=number, start_unix_ns=time.time_ns() - 10**9, blocked_us=blocked, profiled=number % 10 == 0
+                    )
                 )
                 totals.add_window(_window(number))
                 uuid = {0: uuid_of(0), 1: uuid_of(1), 2: uuid_of(5)}.get(rank)
@@ -82,7 +85,9 @@ class Ranks:
                     windows=number,
                     disabled_reason="over budget" if rank == 3 else None,
                 )
-                text = render({"run": "llama", "rank": str(rank), "slot": "0"}, samples(replace(RUN, run_id=RUN_ID), info, totals))
+                text = render(
+                    {"run": "llama", "rank": str(rank), "slot": "0"}, samples(replace(RUN, run_id=RUN_ID), info, totals)
+                )
                 new = self._spool / f".{rank}.new"
                 new.write_text(text)
                 new.replace(self._spool / f"rank-{rank}.prom")
@@ -123,11 +128,11 @@ class Asked:
     url: str
     client: httpx.Client
 
-    def instant(self, expr: str) -> list[dict[str, object]]:
+    def instant(self, expr: str) -> list[dict[str, Any]]:
         """Series that an expression has now. Raises ``AssertionError`` for one that is none."""
         answer = self.client.post(f"{self.url}/api/v1/query", data={"query": expr}).json()
         assert answer["status"] == "success", f"{answer.get('error')}\n{expr}"
-        found: list[dict[str, object]] = answer["data"]["result"]
+        found: list[dict[str, Any]] = answer["data"]["result"]
         return found
 
 
@@ -150,7 +155,12 @@ def scraping(
             }
         )
     )
-    command = [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'site-tsdb'}", f"--web.listen-address={address}"]
+    command = [
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'site-tsdb'}",
+        f"--web.listen-address={address}",
+    ]
     with (folder / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             with httpx.Client(timeout=20, trust_env=False) as client:

@@ -54,7 +54,9 @@ class Target:
 
 def targets(board: Json) -> list[Target]:
     return [
-        Target(board["uid"], panel, target["refId"], target["expr"]) for panel in panels(board) for target in panel.get("targets", ())
+        Target(board["uid"], panel, target["refId"], target["expr"])
+        for panel in panels(board)
+        for target in panel.get("targets", ())
     ]
 
 

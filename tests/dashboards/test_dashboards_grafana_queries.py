@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.dashboards.board_site import LOST, RUN_ID, THRESHOLDS, Asked, Ranks, prepared, scraping
-from tests.dashboards.grafana_model import Target, all_boards, put_in, targets
+from tests.dashboards.grafana_model import Json, Target, all_boards, put_in, targets
 from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
 
@@ -32,6 +34,28 @@ NOT_HERE = {
 }
 """Queries that rightly have no data at this site, and why: a value would be a fault."""
 
+PLANTED = {
+    ("rankscope-cluster", "Hosts"): 2,
+    ("rankscope-cluster", "Hosts not answering"): 1,
+    ("rankscope-cluster", "GPUs"): 8,
+    ("rankscope-cluster", "GPUs not answering"): 1,
+    ("rankscope-cluster", "GPUs missing"): 1,
+    ("rankscope-cluster", "GPUs throttled"): 1,
+    ("rankscope-cluster", "Least margin to slowdown"): 0,
+    ("rankscope-cluster", "Allocated, idle"): 1,
+    ("rankscope-cluster", "Cost of allocated, idle GPUs"): 2.5,
+    ("rankscope-cluster-dcgm", "Power"): 6 * 251.25,
+    ("rankscope-cluster-dcgm", "GPUs with a last Xid"): 1,
+    ("rankscope-run", "Ranks"): 4,
+    ("rankscope-run", "Step"): 1,
+    ("rankscope-run", "Worst straggler"): 0.59,
+    ("rankscope-run", "Input wait"): 0.1,
+    ("rankscope-run", "Exposed communication"): 0.1,
+    ("rankscope-run", "Overlap"): 0.75,
+    ("rankscope-alerts", "Firing: critical"): 1,
+}
+"""What the figures say of what the site is made of: a GPU that is lost draws nothing."""
+
 
 def test_every_query_has_data_or_a_reason(
     start_exporter: Callable[..., RunningExporter],
@@ -48,7 +72,17 @@ def test_every_query_has_data_or_a_reason(
         ranks = Ranks(tmp_path / "spool")
         stack.callback(ranks.stop)
         node = start_exporter(*arguments, env=driver.env)
-        simulated = start_exporter("--simulate", "1xH100", "--state-dir", tmp_path / "other", "--no-collector.spool", "--host", "node2", "--control.socket", tmp_path / "2.sock")
+        simulated = start_exporter(
+            "--simulate",
+            "1xH100",
+            "--state-dir",
+            tmp_path / "other",
+            "--no-collector.spool",
+            "--host",
+            "node2",
+            "--control.socket",
+            tmp_path / "2.sock",
+        )
         dead = f"127.0.0.1:{free_port()}"
         addresses = [f"127.0.0.1:{node.port}", dead]
         jobs = {"gpus": ("/metrics", [*addresses, f"127.0.0.1:{simulated.port}"]), "dcgm": ("/dcgm/metrics", addresses)}
@@ -61,9 +95,8 @@ def test_every_query_has_data_or_a_reason(
         driver.xid(0, 31, 79)
         driver.lose(LOST)
 
-        import os
-        if os.environ.get("HOLD"):
-            open("/tmp/boards_hold","w").write(f"{asked.url} {node.port} {dead} {simulated.port}")
+        if "HOLD" in os.environ:
+            Path("/tmp/boards_hold").write_text(f"{asked.url} {node.port} {dead} {simulated.port}")
             time.sleep(int(os.environ["HOLD"]))
         # then every query has data, except where there is a reason
         until = time.monotonic() + 60
@@ -71,23 +104,23 @@ def test_every_query_has_data_or_a_reason(
             assert time.monotonic() < until, sorted({target.name for target in left} - NOT_HERE.keys())
             time.sleep(0.3)
 
-        # and so it is when all is chosen
-        everything = {name: ".*" if name == "cluster" else ".+" for name in ("cluster", "job", "instance", "gpu", "run_id", "rank")}
-        empty = {target.name for target in _queries() if not asked.instant(put_in(target.expr, everything))}
-        import os
-        if os.environ.get("HOLD"):
-            from tests.dashboards.grafana_model import panels
-            for board in all_boards().values():
-              for t in targets(board):
-                if t.panel["type"] in ("stat", "table"):
-                  val=_values(t.board, jobs)
-                  r=asked.instant(put_in(t.expr, val))
-                  print(t.name, [x["value"][1] for x in r][:8] if t.panel["type"]=="stat" else [(x["metric"], x["value"][1]) for x in r][:3])
-
-
-        for q in ('uuid_state:gpu_state:active','gpu_job_info','uuid:gpu_held:bool','uuid:gpu_busy:ratio','uuid:gpu_throttled:ratio'):
-            print(q); [print('   ',x["metric"], x["value"][1]) for x in asked.instant(q)]
+        # and so it is when all is chosen, and figures are what was planted
+        empty = {target.name for target in _queries() if not asked.instant(put_in(target.expr, _everything(target.board)))}
         assert empty <= NOT_HERE.keys()
+        shown = {target.name[:2]: target for target in _queries() if target.panel["type"] == "stat"}
+        figures = {name: asked.instant(put_in(shown[name].expr, _values(name[0], jobs))) for name in PLANTED}
+        assert {name: [float(one["value"][1]) for one in found] for name, found in figures.items()} == {
+            name: [pytest.approx(value, rel=0.02)] for name, value in PLANTED.items()
+        }
+
+        # and variables have something to choose from, except that nobody here has clusters
+        for board in all_boards().values():
+            for variable in board["templating"]["list"]:
+                if variable["type"] == "query":
+                    choices = _choices(asked, variable, _values(board["uid"], jobs))
+                    assert bool(choices) == (variable["name"] != "cluster"), (board["uid"], variable["name"])
+                    if variable["name"] == "gpu":
+                        assert all(text.isdigit() and value.startswith("GPU-") for text, value in choices)
 
 
 def _queries() -> list[Target]:
@@ -97,7 +130,30 @@ def _queries() -> list[Target]:
 def _values(board: str, jobs: Mapping[str, tuple[str, list[str]]]) -> dict[str, list[str] | str]:
     """What somebody has chosen: these hosts, this run, all GPUs and ranks."""
     job = "dcgm" if board.endswith("dcgm") else "gpus"
-    return {"cluster": ".*", "job": [job, "other"], "instance": jobs[job][1], "gpu": ".+", "run_id": [RUN_ID], "rank": ".+"}
+    one = {"run_id": [RUN_ID], "rank": ".+"} if board == "rankscope-run" else {"gpu": ".+"}
+    return {"cluster": ".*", "job": [job, "other"], "instance": jobs[job][1]} | one
+
+
+def _everything(board: str) -> dict[str, list[str] | str]:
+    names = ("job", "instance", "run_id", "rank") if board == "rankscope-run" else ("job", "instance", "gpu")
+    return {"cluster": ".*", **dict.fromkeys(names, ".+")}
+
+
+def _choices(asked: Asked, variable: Json, values: Mapping[str, list[str] | str]) -> set[tuple[str, str]]:
+    """Text and value of what can be chosen."""
+    function, _, inner = put_in(variable["query"]["query"], values).partition("(")
+    if function == "label_values":
+        series, _, label = inner.removesuffix(")").rpartition(",")
+        found = {str(one["metric"].get(label.strip(), "")) for one in asked.instant(f"group by ({label}) ({series})")}
+        return {(one, one) for one in found if one}
+    pattern = re.compile(variable["regex"].strip("/").replace("(?<", "(?P<"))
+    lines = (_as_text(one["metric"]) for one in asked.instant(inner.removesuffix(")")))
+    return {(match["text"], match["value"]) for line in lines if (match := pattern.search(line))}
+
+
+def _as_text(metric: Mapping[str, str]) -> str:
+    labels = ",".join(f'{name}="{value}"' for name, value in sorted(metric.items()) if name != "__name__")
+    return f"{metric['__name__']}{{{labels}}} 1 1700000000000"
 
 
 def _without_data(asked: Asked, queries: Sequence[Target], jobs: Mapping[str, tuple[str, list[str]]]) -> list[Target]:

@@ -162,7 +162,7 @@ def _hosts(canvas: Canvas) -> None:
     up = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
     canvas.row("Hosts")
     canvas.sheet(
-        "Hosts",
+        "Every host",
         "One row for each host that is collected. An empty cell is a measurement that this host's GPUs do not give.",
         [
             Column(source="host", title="Host", links=TO_NODE),
@@ -195,7 +195,7 @@ def _jobs(canvas: Canvas) -> None:
     run = (("Training run", run_board()), ("Evidence", run_page()))
     canvas.row("Jobs")
     canvas.sheet(
-        "Jobs on GPUs",
+        "Every job on GPUs",
         "Who holds or uses GPUs, as Slurm, the kubelet, the process table and the ranks tell. Several on one GPU: multiple.",
         [
             Column(source="job_id", title="Job"),
@@ -229,6 +229,7 @@ def _jobs(canvas: Canvas) -> None:
             Column(source="pod_k8s", title="Pod"),
             Column(source="run_id", title="Run", links=run),
             Column(source="uuid", title="UUID"),
+            Column(source="instance", title="Instance", hidden=True),
             SIMULATED,
         ],
         f"max by ({idle}, {JOB}) ({state('allocated_idle')}\n* on (uuid) group_left ({JOB}) {HELD_BY})\n"

@@ -100,7 +100,7 @@ def cluster_dcgm() -> Canvas:
     )
     canvas.row("Hosts")
     canvas.sheet(
-        "Hosts",
+        "Every host",
         "One row for each host that is collected.",
         [
             Column(source="Hostname", title="Host", links=to_node),

@@ -79,7 +79,8 @@ class Column:
     words: ValueMap | None = None
     thresholds: Thresholds = ()
     links: Links = ()
-    width: int | None = None
+    hidden: bool = False
+    """There for the links of others alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +203,8 @@ def _shown(column: Column) -> list[DynamicConfigValue]:
         properties.append(DynamicConfigValue("custom.cellOptions", {"type": "color-text"}))
     if column.links:
         properties.append(DynamicConfigValue("links", [{"title": title, "url": url} for title, url in column.links]))
-    if column.width is not None:
-        properties.append(DynamicConfigValue("custom.width", column.width))
+    if column.hidden:
+        properties.append(DynamicConfigValue("custom.hidden", value=True))
     return properties
 
 

@@ -76,7 +76,7 @@ def _now(canvas: Canvas) -> None:
         thresholds=DEGREES_LEFT,
     )
     canvas.figure(
-        "Power",
+        "Power of all",
         "What the GPUs draw together now.",
         "watt",
         or_not_available(f"sum(max by (uuid) ({NATIVE.selector('gpu_power_watts')}))", NATIVE.alive),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, matchers
 from rankscope.dashboards.grafana.boards.frame import node_board, run_page
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
 from rankscope.dashboards.grafana.boards.marks import DEGREES_LEFT
@@ -48,7 +48,7 @@ def stragglers(canvas: Canvas) -> None:
         look=Graph(links=EVIDENCE, minimum=None, thresholds=((None, "green"), (0.1, "orange"))),
     )
     canvas.graph(
-        "Blocked",
+        "Blocked by rank",
         f"Share of its steps that a rank waits for others: the {MOST} that wait least, of whom a straggler is one, and the run.",
         "percentunit",
         Query(with_host(f"bottomk by (run_id) ({MOST}, {blocked})"), LEGEND),
@@ -87,7 +87,7 @@ def stragglers(canvas: Canvas) -> None:
         look=Graph(links=EVIDENCE),
     )
     canvas.sheet(
-        "Ranks",
+        "Every rank",
         "Where each rank is, what it needs for a step itself, how long it waits, and what the others wait for it.",
         [
             Column(source="rank", title="Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),)),
@@ -119,6 +119,11 @@ GPU_OF_RANK: Final = (
 """Which rank is on a GPU: what the exporter joined, else what the rank itself says."""
 
 
+def anywhere(metric: str, **labels: str) -> str:
+    """The series of all GPUs: the ranks pick theirs."""
+    return f"{metric}{{{SCOPE}{matchers(labels)}}}"
+
+
 def of_rank(expr: str) -> str:
     """Series of GPUs with the rank and the run that is on each."""
     return f"{expr}\n* on (uuid) group_left (rank, run_id)\n{GPU_OF_RANK}"
@@ -128,10 +133,10 @@ def hardware(canvas: Canvas) -> None:
     """The GPUs that the ranks are on, joined by what the exporter knows about who uses them."""
 
     def under(metric: str, **labels: str) -> str:
-        return of_rank(f"max by (uuid) ({NATIVE.selector(metric, **labels)})")
+        return of_rank(f"max by (uuid) ({anywhere(metric, **labels)})")
 
     def rated(metric: str, **labels: str) -> str:
-        return of_rank(f"max by (uuid) (rate({NATIVE.selector(metric, **labels)}[{RATE}]))")
+        return of_rank(f"max by (uuid) (rate({anywhere(metric, **labels)}[{RATE}]))")
 
     canvas.row("Hardware under the ranks")
     for title, unit, expr, text in (
@@ -194,6 +199,8 @@ def hardware(canvas: Canvas) -> None:
             Column(source="state", title="State"),
             Column(source="simulated", title="Simulated"),
             Column(source="uuid", title="UUID"),
+            Column(source="instance", title="Instance", hidden=True),
+            Column(source="run_id", title="Run"),
         ],
         f"max by ({identity}, state) ({of_rank(state)})\nor on (uuid)\nmax by ({identity}) ({of_rank(known)})",
         width=16,

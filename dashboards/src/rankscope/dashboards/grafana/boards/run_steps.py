@@ -108,7 +108,7 @@ def communication(canvas: Canvas) -> None:
         look=Graph(maximum=1),
     )
     canvas.graph(
-        "Exposed communication",
+        "Exposed communication over time",
         "Share of profiled steps in which nothing but communication went on.",
         "percentunit",
         Query(f"run_id:rank_exposed_communication:ratio_increase1h{RUN}", "{{run_id}}"),
@@ -145,7 +145,7 @@ def input_wait(canvas: Canvas) -> None:
     steps = by_rank("rank_step_duration_seconds_sum")
     canvas.row("Input")
     canvas.graph(
-        "Input wait",
+        "Input wait over time",
         "Share of the steps spent waiting for data, over all ranks.",
         "percentunit",
         Query(f"run_id:rank_input_wait:ratio_rate5m{RUN}", "{{run_id}}"),

@@ -32,6 +32,7 @@ def xid_sheet(canvas: Canvas, *, width: int) -> None:
             Column(source="Value #B", title="In this time"),
             Column(source="job_id", title="Job then"),
             Column(source="uuid", title="UUID"),
+            Column(source="instance", title="Instance", hidden=True),
         ],
         f"1000 * {rows}",
         f"0 * {rows}\n+ on ({_BY}) group_left () {grown}",
