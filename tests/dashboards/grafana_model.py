@@ -15,8 +15,8 @@ BUILT_IN = {
     "__rate_interval": "15s",
     "__range_s": "60",
     "__range": "60s",
-    "__interval_ms": "60000",
-    "__interval": "60s",
+    "__interval_ms": "5000",
+    "__interval": "5s",
 }
 _VARIABLE = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)")
 
@@ -47,6 +47,10 @@ class Target:
     letter: str
     expr: str
 
+    def asked(self, values: Mapping[str, list[str] | str]) -> str:
+        """What Prometheus is asked."""
+        return put_in(self.expr, values, interval=self.panel.get("interval"))
+
     @property
     def name(self) -> tuple[str, str, str]:
         return self.board, self.panel["title"], self.letter
@@ -60,13 +64,17 @@ def targets(board: Json) -> list[Target]:
     ]
 
 
-def put_in(expr: str, values: Mapping[str, list[str] | str]) -> str:
-    """The expression as Prometheus gets it: several values as an alternative of escaped texts; a text as it is (all of them)."""
+def put_in(expr: str, values: Mapping[str, list[str] | str], *, interval: str | None = None) -> str:
+    """The expression as Prometheus gets it: several values as an alternative of escaped texts; a text as it is (all of them).
+
+    ``interval`` is the least of a panel, of a minute or none.
+    """
+    built_in = BUILT_IN if interval is None else BUILT_IN | {"__interval": "60s", "__interval_ms": "60000"}
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
-        if name in BUILT_IN:
-            return BUILT_IN[name]
+        if name in built_in:
+            return built_in[name]
         if name.isdigit():  # of label_replace; Grafana leaves what is no variable
             return match[0]
         found = values[name]

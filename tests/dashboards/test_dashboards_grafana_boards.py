@@ -40,9 +40,9 @@ PUT_IN = dict.fromkeys(("cluster", "job", "instance", "gpu", "run_id", "rank"), 
 
 BOARDS = all_boards()
 TARGETS = [target for board in BOARDS.values() for target in targets(board)]
-COUNTERS = {metric.name for metric in (*CATALOGUE, *RANK_METRICS) if metric.type == "counter"} | {
-    f"DCGM_FI_{other.name}" for metric in CATALOGUE for other in metric.dcgm if other.type == "counter"
-}
+KNOWN = {metric.name: metric.type for metric in CATALOGUE} | {metric.name: metric.type for metric in RANK_METRICS}
+DCGM = {f"DCGM_FI_{other.name}": other.type for metric in CATALOGUE for other in metric.dcgm if other.default_on}
+COUNTERS = {name for name, kind in {**KNOWN, **DCGM}.items() if kind == "counter"}
 PARTS = {f"{metric.name}_{part}" for metric in RANK_METRICS if metric.type == "histogram" for part in ("bucket", "sum", "count")}
 
 needed: set[int] = set()
@@ -205,8 +205,7 @@ def test_counters_are_rates_gauges_are_not_and_ratios_are_never_averaged() -> No
 
 def test_every_metric_is_one_that_somebody_publishes_or_records() -> None:
     recorded = {rule["record"] for group in yaml.safe_load(rules_text())["groups"] for rule in group["rules"] if "record" in rule}
-    known = {metric.name for metric in (*CATALOGUE, *RANK_METRICS)} | PARTS | recorded | EXTERNAL
-    known |= {f"DCGM_FI_{other.name}" for metric in CATALOGUE for other in metric.dcgm if other.default_on}
+    known = KNOWN.keys() | DCGM.keys() | PARTS | recorded | EXTERNAL
     used = {selector.metric for _, selector in _selected()}
     for board in BOARDS.values():
         for variable in board["templating"]["list"]:

@@ -87,7 +87,8 @@ def _history(canvas: Canvas) -> None:
             Column(source="severity", title="Severity"),
             Column(source="Value", title="Share of the time", unit="percentunit"),
         ],
-        f"max by (alertname, severity) (count_over_time(ALERTS{{{FIRING}}}[$__range:1m])) / ($__range_s / 60)",
+        f"max by (alertname, severity) (count_over_time(ALERTS{{{FIRING}}}[$__range:$__interval]))"
+        " * $__interval_ms / 1000 / $__range_s",
         width=8,
         sort="Share of the time",
     )

@@ -28,6 +28,8 @@ def node(dialect: Dialect) -> Canvas:
     native = dialect.name == "native"
     about = (
         "Everything about the GPUs of a host: state, activity, memory, heat, power, links, errors, and how well that is known."
+        if native
+        else "The GPUs of a host, over dcgm-exporter or `rankscope exporter --compat dcgm`: activity, memory, heat, power, links."
     )
     alerts = ', instance=~"$instance"'
     canvas = Canvas(
