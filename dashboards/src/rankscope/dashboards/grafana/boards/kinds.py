@@ -54,7 +54,7 @@ class Query:
 
 def told(missing: str) -> Query:
     """Series without values, whose labels ``of`` and ``why`` say in the legend what is missing and why."""
-    return Query(missing, "{{of}} {{series}}: {{why}}")
+    return Query(missing, "{{of}}: {{why}} {{series}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,4 +223,5 @@ def buckets(head: Head, query: Query) -> heatmap.Panel:
     panel = _headed(heatmap.Panel(), head)
     panel.with_target(_asked(query, "A").range().format(PromQueryFormat.HEATMAP))
     panel.calculate(False).show_legend().mode(TooltipDisplayMode.SINGLE).show_y_histogram()
+    panel.y_axis(heatmap.YAxisConfig().unit(head.unit))
     return panel.rows_frame(heatmap.RowsHeatmapOptions().layout(HeatmapCellLayout.AUTO))
