@@ -244,6 +244,17 @@ def test_a_link_in_a_table_takes_what_the_table_has() -> None:
             assert used <= set(shown), (panel["title"], used - set(shown))
 
 
+def test_the_table_of_alerts_keeps_apart_what_differs() -> None:
+    files_of_cases = (Path(__file__).parents[1] / "alerts" / "rules").glob("*.yaml")
+    tests = [test for file in files_of_cases for test in yaml.safe_load(file.read_text())["tests"]]
+    cases = [case for test in tests for case in test.get("alert_rule_test", [])]
+    labels = {label for case in cases for alert in case["exp_alerts"] for label in alert["exp_labels"]}
+    (table,) = [target for target in TARGETS if target.name == ("rankscope-alerts", "Firing alerts", "A")]
+    shown = set(re.findall(r"\w+", table.expr))
+    assert "uuid" in labels
+    assert labels - {"uuid", "run", "model"} <= shown  # the gpu_uuid is the uuid; the others follow from what is shown
+
+
 def test_every_exclusion_has_a_reason_and_is_needed() -> None:
     test_every_query_asks_for_what_is_chosen()
     test_counters_are_rates_gauges_are_not_and_ratios_are_never_averaged()

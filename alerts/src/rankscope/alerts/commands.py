@@ -11,6 +11,7 @@ from typing import Final, Literal
 import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
+from rankscope.alerts.explain_command import explain
 from rankscope.alerts.options import format_option, http_url, seconds
 from rankscope.alerts.printing import print_line
 from rankscope.alerts.replay_command import replay
@@ -37,6 +38,7 @@ def alerts() -> None:
     """Prometheus rules, the watcher, webhooks."""
 
 
+alerts.add_command(explain)
 alerts.add_command(replay)
 alerts.add_command(rules)
 

@@ -7,17 +7,31 @@ of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from rankscope.alerts.thresholds import SHARED, Tables, Value, thresholds
+from rankscope.alerts.thresholds import SHARED, Tables, Value, duration_seconds, thresholds
+from rankscope.alerts.xid_policy import POLICIES
+from rankscope.exporter.xids import XIDS
 from rankscope.runs.errors import InputError
 from rankscope.runs.writer import write_atomically
 
 RULES_FILE: Final = "rankscope.rules.yaml"
-PARTS: Final = ("ranks.rules.yaml", "gpus.rules.yaml", "training.alerts.yaml", "hardware.alerts.yaml")
+PARTS: Final = (
+    "nodes.rules.yaml",
+    "ranks.rules.yaml",
+    "gpus.rules.yaml",
+    "xids.rules.yaml",
+    "training.alerts.yaml",
+    "gpus.alerts.yaml",
+    "states.alerts.yaml",
+    "xids.alerts.yaml",
+    "links.alerts.yaml",
+    "nodes.alerts.yaml",
+)
 DEFAULT_DASHBOARD: Final = "http://127.0.0.1:8050"
 DEFAULT_RUNBOOKS: Final = "runbooks"
 """Relative to the exported rule file; ``--runbook-url`` says where the pages are served."""
@@ -79,25 +93,54 @@ def export(
 
 
 def _parts() -> str:
-    folder = files("rankscope.alerts") / "rules"
-    return "\n".join((folder / part).read_text(encoding="utf-8").partition("groups:\n")[2] for part in PARTS)
+    return "\n".join(_rule_file(part).partition("groups:\n")[2] for part in PARTS)
+
+
+def _rule_file(name: str) -> str:
+    return (files("rankscope.alerts") / "rules" / name).read_text(encoding="utf-8")
 
 
 def _with_settings(text: str, tables: Tables) -> str:
-    """What is left out is gone, and every ``${name}`` of an alert, or ``${table.name}``, is its value."""
-    shared = {f"{table}.{name}": value for table in SHARED for name, value in tables[table].items()} | {
-        "price": _price(tables["price"])
+    """What is left out is gone; ``${name}`` is a setting of the alert or a phrase, ``${table.name}`` a setting that is shared."""
+    shared: dict[str, Value] = {
+        f"{table}.{name}": value for table in SHARED for name, value in _with_seconds(tables[table]).items()
     }
+    shared |= tomllib.loads(_rule_file("phrases.toml")) | _of_xids() | {"price": _price(tables["price"])}
 
     def alert(match: re.Match[str]) -> str:
         mine = tables[match[1]]
-        return _filled(match[0], {**shared, **mine}) if mine["enabled"] else ""
+        return _filled(match[0], {**shared, **_with_seconds(mine), "alert": match[1]}) if mine["enabled"] else ""
 
     return _filled(_GROUP.sub("", _ALERT.sub(alert, text)), shared).replace(_NOT_KEPT, "")
 
 
-def _filled(text: str, values: dict[str, Value]) -> str:
-    return _SETTING.sub(lambda match: str(values[match[1]]), text)
+def _filled(text: str, values: Mapping[str, Value]) -> str:
+    while _SETTING.search(text):  # phrases are made of phrases
+        text = _SETTING.sub(lambda match: _written(values[match[1]]), text)
+    return text
+
+
+def _written(value: Value) -> str:
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def _with_seconds(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Besides every duration how many seconds it is, for arithmetic."""
+    lengths = {name: duration_seconds(value) for name, value in settings.items() if isinstance(value, str)}
+    return {**settings, **{f"{name}_seconds": length for name, length in lengths.items() if length is not None}}
+
+
+def _of_xids() -> dict[str, Value]:
+    """Per alert the codes it is about, as a regular expression, and as a template what each means."""
+    by_alert = {policy.alert: policy.codes for policy in POLICIES}
+    codes = {f"xids.{alert}": "|".join(map(str, codes)) for alert, codes in by_alert.items()}
+    meanings = {f"meanings.{alert}": _meanings(codes) for alert, codes in by_alert.items()}
+    return {**codes, **meanings}
+
+
+def _meanings(codes: Sequence[int]) -> str:
+    cases = [f'if eq $labels.xid "{code}" }}}}{XIDS[code].meaning}' for code in codes]
+    return "{{ " + "\n            {{- else ".join(cases) + "{{ end }}"
 
 
 def _price(settings: Mapping[str, Value]) -> str:

@@ -55,6 +55,15 @@ def thresholds(path: Path | None = None) -> Tables:
     return MappingProxyType(tables)
 
 
+def duration_seconds(text: str) -> int | float | None:
+    """Seconds of a duration in Prometheus' spelling; ``None`` for anything else."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        return None
+    parts = zip(match.groups(), (604800, 86400, 3600, 60, 1, 0.001), (1, 1, 1, 1, 1, 2), strict=True)
+    return sum(int(part[:-letters]) * unit for part, unit, letters in parts if part)
+
+
 def _read(path: Path) -> dict[str, dict[str, object]]:
     try:
         with path.open("rb") as file:

@@ -14,6 +14,11 @@ from rankscope.dashboards.grafana.boards.xids import xid_sheet
 UID: Final = "rankscope-alerts"
 FIRING: Final = 'alertstate="firing", instance=~"$instance|"'
 """Alerts about the chosen hosts, and those about runs, which name no instance."""
+ABOUT: Final = (
+    *("xid", "sxid", "collector", "sensor", "memory", "part", "state", "action", "problem", "reason", "what", "unit"),
+    *("pci_bus_id", "device", "port"),
+)
+"""Labels that tell alerts of one name on one host apart, besides those that have a column of their own."""
 RULED: Final = f"up{{{SCOPE}}}"
 
 
@@ -47,6 +52,7 @@ def _now(canvas: Canvas) -> None:
         none_is_zero('count(ALERTS{alertstate="pending", instance=~"$instance|"})', RULED),
         width=6,
     )
+    labels = ", ".join(f'"{label}"' for label in ABOUT)
     canvas.sheet(
         "Firing alerts",
         "What fires, since when, and what it is about. `rankscope alerts explain NAME` prints the runbook.",
@@ -58,12 +64,14 @@ def _now(canvas: Canvas) -> None:
             Column(source="instance", title="Instance", links=(("Everything of this host", node_board(NATIVE)),)),
             Column(source="index", title="GPU"),
             Column(source="gpu_uuid", title="UUID"),
-            Column(source="collector", title="Collector"),
+            Column(source="about", title="About"),
             Column(source="run_id", title="Run", links=(("Training run", run_board()), ("Evidence", run_page()))),
             Column(source="rank", title="Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),)),
+            Column(source="simulated", title="Simulated"),
         ],
-        f"1000 * max by (alertname, severity, host, instance, index, gpu_uuid, collector, run_id, rank) ("
-        f"ALERTS_FOR_STATE and ignoring (alertstate) ALERTS{{{FIRING}}})",
+        f"1000 * max by (alertname, severity, host, instance, index, gpu_uuid, about, run_id, rank, simulated) (label_join(\n"
+        f"  ALERTS_FOR_STATE and ignoring (alertstate) ALERTS{{{FIRING}}},\n"
+        f'  "about", " ", {labels}\n))',
         sort="Since",
     )
 

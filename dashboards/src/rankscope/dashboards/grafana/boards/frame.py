@@ -67,7 +67,9 @@ def chosen(
     name: str, label: str, query: str, *, all_value: str = ".+", start_with_all: bool = True, regex: str = ""
 ) -> QueryVariable:
     """A variable of which several values can be chosen. Without ``start_with_all`` the first value is, at first."""
-    variable = QueryVariable(name).label(label).datasource(DATASOURCE).query({"query": query, "qryType": 5, "refId": f"variable-{name}"})
+    variable = (
+        QueryVariable(name).label(label).datasource(DATASOURCE).query({"query": query, "qryType": 5, "refId": f"variable-{name}"})
+    )
     variable.multi(True).include_all(start_with_all).all_value(all_value)
     variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.NATURAL_ASC)
     return variable.regex(regex) if regex else variable
