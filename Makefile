@@ -7,7 +7,7 @@
 # make bench       measurements against peers, in .venv-bench
 # make campaign    every fault on every rank, many quiet runs: long
 # make format      format the code
-# make docs        write docs/cli.md and the tables of docs/exporter.md
+# make docs        write docs/cli.md, the tables of docs/exporter.md and the boards for Grafana
 # make constraints refresh the versions in constraints.txt
 # make clean       remove environments, caches and recorded runs of this folder
 #
@@ -64,9 +64,10 @@ campaign:
 	$(BIN)/python -m pytest -m campaign --timeout 3600 $(TEST_ARGS)
 
 docs:
-	@$(SETUP) .venv run
+	@$(SETUP) .venv test
 	$(BIN)/python scripts/cli_docs.py >docs/cli.md
 	$(BIN)/python -m rankscope.exporter.reference docs/exporter.md
+	$(BIN)/python -m rankscope.dashboards.grafana.boards.generate
 
 constraints:
 	@$(SETUP) .venv check

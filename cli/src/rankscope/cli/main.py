@@ -44,6 +44,7 @@ VERBS: Final[dict[str, Verb]] = {
     "exporter": Verb("rankscope.exporter.commands:exporter", "Publish this node's GPUs and ranks to Prometheus.", "exporter"),
     "dashboard": Verb("rankscope.dashboards.commands:dashboard", "Serve the pages that show the evidence.", "dashboards"),
     "report": Verb("rankscope.dashboards.commands:report", "A run's pages as one file that opens offline.", "dashboards"),
+    "grafana": Verb("rankscope.dashboards.grafana.commands:grafana", "Boards for Grafana: hosts, GPUs, runs, alerts."),
     "alerts": Verb("rankscope.alerts.commands:alerts", "Prometheus rules, the watcher, webhooks.", "alerts"),
     "compact": Verb("rankscope.cli.compact:compact", "A finished run's records as Parquet: few files, small.", "analysis"),
     "schema": Verb("rankscope.cli.schema:schema", "Print the JSON Schema of a record or a result."),

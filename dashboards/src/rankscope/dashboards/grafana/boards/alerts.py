@@ -1,0 +1,150 @@
+"""The board of alerts and Xids: what fires now, and what was."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rankscope.dashboards.grafana.boards.canvas import Canvas
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, gone
+from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, node_board, places, run_board, run_page
+from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
+from rankscope.dashboards.grafana.boards.marks import BAD, PLAIN, WARNING, none_is_zero
+from rankscope.dashboards.grafana.boards.xids import xid_sheet
+
+UID: Final = "rankscope-alerts"
+FIRING: Final = 'alertstate="firing", instance=~"$instance|"'
+"""Alerts about the chosen hosts, and those about runs, which name no instance."""
+ABOUT: Final = (
+    *("xid", "sxid", "collector", "sensor", "memory", "part", "state", "action", "problem", "reason", "what", "unit"),
+    *("pci_bus_id", "device", "port"),
+)
+"""Labels that tell alerts of one name on one host apart, besides those that have a column of their own."""
+RULED: Final = f"up{{{SCOPE}}}"
+
+
+def alerts() -> Canvas:
+    """The board."""
+    about = "Alerts that fire, with what they are about; what fired before; Xids and NVSwitch errors."
+    canvas = Canvas(frame(UID, "Alerts & Xid", about, dialect=NATIVE, alerts=', instance=~"$instance|"', since="now-24h"))
+    for variable in [*places("gpu_info"), gpu_variable(NATIVE)]:
+        canvas.board.with_variable(variable)
+    _now(canvas)
+    _history(canvas)
+    _xids(canvas)
+    return canvas
+
+
+def _now(canvas: Canvas) -> None:
+    canvas.row("Now")
+    for severity, color in (("critical", BAD), ("warning", WARNING), ("info", PLAIN)):
+        canvas.figure(
+            f"Firing: {severity}",
+            f"Alerts of severity {severity} that fire.",
+            "none",
+            none_is_zero(f'count(ALERTS{{{FIRING}, severity="{severity}"}})', RULED),
+            thresholds=((None, "green"), (1, color)),
+            width=6,
+        )
+    canvas.figure(
+        "Pending",
+        "Conditions that hold, but not long enough yet to fire.",
+        "none",
+        none_is_zero('count(ALERTS{alertstate="pending", instance=~"$instance|"})', RULED),
+        width=6,
+    )
+    labels = ", ".join(f'"{label}"' for label in ABOUT)
+    canvas.sheet(
+        "Firing alerts",
+        "What fires, since when, and what it is about. `rankscope alerts explain NAME` prints the runbook.",
+        [
+            Column(source="alertname", title="Alert"),
+            Column(source="severity", title="Severity"),
+            Column(source="Value", title="Since", unit="dateTimeAsIso"),
+            Column(source="host", title="Host"),
+            Column(source="instance", title="Instance", links=(("Everything of this host", node_board(NATIVE)),)),
+            Column(source="index", title="GPU"),
+            Column(source="gpu_uuid", title="UUID"),
+            Column(source="about", title="About"),
+            Column(source="run_id", title="Run", links=(("Training run", run_board()), ("Evidence", run_page()))),
+            Column(source="rank", title="Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),)),
+            Column(source="simulated", title="Simulated"),
+        ],
+        f"1000 * max by (alertname, severity, host, instance, index, gpu_uuid, about, run_id, rank, simulated) (label_join(\n"
+        f"  ALERTS_FOR_STATE and ignoring (alertstate) ALERTS{{{FIRING}}},\n"
+        f'  "about", " ", {labels}\n))',
+        sort="Since",
+    )
+
+
+def _history(canvas: Canvas) -> None:
+    canvas.row("History")
+    canvas.graph(
+        "Alerts firing",
+        "How many of each alert fired.",
+        "none",
+        Query(f"count by (alertname) (ALERTS{{{FIRING}}})", "{{alertname}}"),
+        told(f"NaN * {gone()}"),
+        width=16,
+        look=Graph(stacked=True),
+    )
+    canvas.sheet(
+        "Alerts of this time",
+        "For what share of the time shown an alert of this name fired: the one that fired longest.",
+        [
+            Column(source="alertname", title="Alert"),
+            Column(source="severity", title="Severity"),
+            Column(source="Value", title="Share of the time", unit="percentunit"),
+        ],
+        f"max by (alertname, severity) (count_over_time(ALERTS{{{FIRING}}}[$__range:$__interval]))"
+        " * $__interval_ms / 1000 / $__range_s",
+        width=8,
+        sort="Share of the time",
+    )
+
+
+def _xids(canvas: Canvas) -> None:
+    canvas.row("Xids")
+    xid_sheet(canvas, width=24)
+    recent = f"{NATIVE.selector('gpu_xid_last_timestamp_seconds')} > time() - $__interval_ms / 1000"
+    canvas.graph(
+        "GPUs with an Xid",
+        "How many GPUs had an Xid within each interval, by code: a burst counts once.",
+        "none",
+        Query(f"count by (xid) (group by (uuid, xid) ({recent}))", "Xid {{xid}}"),
+        told(f"NaN * {gone()}"),
+        width=12,
+        look=Graph(bars=True, stacked=True, interval="1m"),
+    )
+    canvas.graph(
+        "Xids by GPU",
+        "Xids that were counted in the time up to each moment, by GPU and code.",
+        "none",
+        Query(f"round({NATIVE.increase('gpu_xid_errors_total')}) > 0", NATIVE.legend + " Xid {{xid}}"),
+        told(NATIVE.missing("gpu_xid_errors_total")),
+        width=12,
+    )
+    canvas.sheet(
+        "NVSwitch errors",
+        "SXids of NVSwitches, counted in the time shown. Fatal ones take every GPU of the host along.",
+        [
+            Column(source="instance", title="Instance", links=(("Everything of this host", node_board(NATIVE)),)),
+            Column(source="pci_bus_id", title="Switch"),
+            Column(source="sxid", title="SXid"),
+            Column(source="severity", title="Severity"),
+            Column(source="Value", title="In this time"),
+        ],
+        f"round(max by (instance, pci_bus_id, sxid, severity) (increase(nvswitch_sxid_errors_total{{{SCOPE}}}[$__range])))",
+        width=12,
+    )
+    canvas.sheet(
+        "Can Xids be seen at all",
+        "0: the kernel log cannot be read, so only what the driver tells a running exporter is known; or nothing is on disk.",
+        [
+            Column(source="instance", title="Instance"),
+            Column(source="Value #A", title="Kernel log readable"),
+            Column(source="Value #B", title="Journal on disk"),
+        ],
+        f"max by (instance) (rankscope_exporter_kernel_log_readable{{{SCOPE}}})",
+        f"max by (instance) (rankscope_exporter_xid_journal_durable{{{SCOPE}}})",
+        width=12,
+    )

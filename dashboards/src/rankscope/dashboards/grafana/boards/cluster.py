@@ -1,0 +1,319 @@
+"""The board of everything: hosts, their health, power, jobs, and what is allocated and does nothing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rankscope.dashboards.grafana.boards.canvas import Canvas
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, gone, state
+from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, node_board, places, run_board, run_page
+from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
+from rankscope.dashboards.grafana.boards.marks import (
+    ANY_IS_A_WARNING,
+    ANY_IS_BAD,
+    DEGREES_LEFT,
+    STATES,
+    none_is_zero,
+    or_not_available,
+)
+
+UID: Final = "rankscope-cluster"
+JOB: Final = "job_id, user, account, partition, run_id, namespace_k8s, pod_k8s"
+HELD_BY: Final = f"max by (uuid, {JOB}) (gpu_job_info{{{SCOPE}}})"
+TO_NODE: Final = (("Everything of this host", node_board(NATIVE)),)
+LINE_TO_NODE: Final = (("Everything of this host", node_board(NATIVE, "${__field.labels.instance:percentencode}")),)
+SIMULATED: Final = Column(source="simulated", title="Simulated")
+
+
+def cluster() -> Canvas:
+    """The board over the exporter's own metrics."""
+    about = "Hosts and GPUs of a cluster: what answers, what state it is in, heat and power, who holds what, and what that costs."
+    canvas = Canvas(frame(UID, "Cluster", about, dialect=NATIVE, alerts=', instance=~"$instance|"'))
+    for variable in [*places("gpu_info"), gpu_variable(NATIVE)]:
+        canvas.board.with_variable(variable)
+    _overview(canvas)
+    _states(canvas)
+    _hosts(canvas)
+    _jobs(canvas)
+    _power(canvas)
+    _activity(canvas)
+    _collection(canvas)
+    return canvas
+
+
+def _overview(canvas: Canvas) -> None:
+    alive = NATIVE.alive
+    up = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
+    canvas.row("Now")
+    canvas.figure("Hosts", "Hosts whose exporter answers Prometheus.", "none", f"count(group by (instance) (up{{{SCOPE}}} == 1))")
+    canvas.figure(
+        "Hosts not answering",
+        "Exporters that Prometheus cannot reach. What is not collected is missing, not healthy.",
+        "none",
+        none_is_zero(f"count(group by (instance) (up{{{SCOPE}}} == 0))", f"up{{{SCOPE}}}"),
+        thresholds=ANY_IS_BAD,
+    )
+    canvas.figure("GPUs", "GPUs that the exporters know, answering or not.", "none", f"count(group by (uuid) ({up}))")
+    canvas.figure(
+        "GPUs not answering",
+        "GPUs that the driver cannot read: lost, hung, or given back. The board of their host says why.",
+        "none",
+        none_is_zero(f"count(group by (uuid) ({up} == 0))", up),
+        thresholds=ANY_IS_BAD,
+    )
+    canvas.figure(
+        "GPUs missing",
+        "GPUs expected (--expected-gpus), or on the PCI bus, that the driver does not count.",
+        "none",
+        or_not_available(
+            f'sum(clamp_min(max by (instance) (node_gpus{{{SCOPE}, source=~"expected|pci"}})'
+            f' - max by (instance) (node_gpus{{{SCOPE}, source="driver"}}), 0))',
+            alive,
+        ),
+        thresholds=ANY_IS_BAD,
+    )
+    canvas.figure(
+        "Critical alerts firing",
+        "Alerts of severity critical about these hosts, or about runs. The board Alerts & Xid lists them.",
+        "none",
+        none_is_zero('count(ALERTS{alertstate="firing", severity="critical", instance=~"$instance|"})', f"up{{{SCOPE}}}"),
+        thresholds=ANY_IS_BAD,
+        links=(("Alerts & Xid", "/d/rankscope-alerts?${datasource:queryparam}&${__url_time_range}"),),
+    )
+    canvas.figure(
+        "Power",
+        "What all GPUs draw together now.",
+        "watt",
+        or_not_available(f"sum(max by (uuid) ({NATIVE.selector('gpu_power_watts')}))", alive),
+    )
+    canvas.figure(
+        "Least margin to slowdown",
+        "Degrees that the hottest GPU has left until it slows down by its own limit.",
+        "celsius",
+        or_not_available(f"min({NATIVE.selector('gpu_temperature_margin_celsius')})", alive),
+        thresholds=DEGREES_LEFT,
+    )
+    canvas.figure(
+        "GPUs throttled",
+        "GPUs whose clocks heat or the power supply holds down. A GPU that meets its own power limit is not counted.",
+        "none",
+        or_not_available(none_is_zero(f"count{state('throttled')}", state()), alive),
+        thresholds=ANY_IS_A_WARNING,
+    )
+    canvas.figure(
+        "Allocated, idle",
+        "GPUs that a job, a pod or a process holds and that compute nothing.",
+        "none",
+        or_not_available(none_is_zero(f"count{state('allocated_idle')}", state()), alive),
+        thresholds=ANY_IS_A_WARNING,
+    )
+    canvas.figure(
+        "Cost of allocated, idle GPUs",
+        "Money per hour, in the currency beside it; not available where the rules' thresholds name no price of a GPU-hour.",
+        "none",
+        or_not_available(f"{_idle_count()}\n* on () group_left (currency) cluster:gpu_hour_price:configured", alive),
+        thresholds=((None, "green"), (0.01, "orange")),
+        decimals=2,
+        legend="{{currency}} per hour",
+    )
+    canvas.figure(
+        "Jobs on GPUs",
+        "Jobs, pods and runs that hold or use GPUs.",
+        "none",
+        or_not_available(f"count(group by ({JOB}) ({HELD_BY}))", alive),
+    )
+
+
+def _idle_count() -> str:
+    return none_is_zero(f"(count{state('allocated_idle')}", state()) + ")"
+
+
+def _states(canvas: Canvas) -> None:
+    colors = {words: color for _, words, color in STATES.values()}
+    canvas.row("States")
+    canvas.graph(
+        "GPUs by state",
+        "Every GPU is in exactly one state, which recording rules decide on. Unknown: it cannot be told.",
+        "none",
+        *(Query(f"count{state(name)}", words) for name, (_, words, _) in STATES.items()),
+        width=12,
+        look=Graph(stacked=True, colors=colors),
+    )
+    canvas.graph(
+        "Allocated, idle GPUs by host",
+        "Hosts where GPUs are held and compute nothing.",
+        "none",
+        Query(f"count by (host, instance) {state('allocated_idle')}", "{{host}}"),
+        told(f"NaN * {gone()}"),
+        width=12,
+        look=Graph(stacked=True, links=LINE_TO_NODE),
+    )
+
+
+def _hosts(canvas: Canvas) -> None:
+    by = "instance, host, simulated"
+
+    def of_hosts(function: str, expr: str) -> str:
+        known = f"max by (instance, uuid, host, simulated) (gpu_info{{{SCOPE}}})"
+        return (
+            f"{function} by ({by}) (max by (instance, uuid) ({expr})\n* on (instance, uuid) group_left (host, simulated) {known})"
+        )
+
+    up = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
+    canvas.row("Hosts")
+    canvas.sheet(
+        "Every host",
+        "One row for each host that is collected. An empty cell is a measurement that this host's GPUs do not give.",
+        [
+            Column(source="host", title="Host", links=TO_NODE),
+            Column(source="instance", title="Instance", links=TO_NODE),
+            Column(source="Value #A", title="GPUs"),
+            Column(source="Value #B", title="Not answering", thresholds=ANY_IS_BAD),
+            Column(source="Value #C", title="Power", unit="watt"),
+            Column(source="Value #D", title="Margin to slowdown", unit="celsius", thresholds=DEGREES_LEFT),
+            Column(source="Value #E", title="Throttled", thresholds=ANY_IS_A_WARNING),
+            Column(source="Value #F", title="Allocated, idle", thresholds=ANY_IS_A_WARNING),
+            Column(source="Value #G", title="Xids in this time", thresholds=ANY_IS_A_WARNING),
+            SIMULATED,
+        ],
+        of_hosts("count", up),
+        of_hosts("sum", f"{up} == bool 0"),
+        of_hosts("sum", f"{NATIVE.selector('gpu_power_watts')}"),
+        of_hosts("min", f"{NATIVE.selector('gpu_temperature_margin_celsius')}"),
+        f"count by ({by}) {state('throttled')}",
+        f"count by ({by}) {state('allocated_idle')}",
+        of_hosts("sum", f"round(sum by (instance, uuid) (increase({NATIVE.selector('gpu_xid_errors_total')}[$__range])))"),
+        sort="Not answering",
+    )
+
+
+def _jobs(canvas: Canvas) -> None:
+    def of_jobs(expr: str) -> str:
+        return f"sum by ({JOB}) (max by (uuid) ({expr})\n* on (uuid) group_left ({JOB}) {HELD_BY})"
+
+    tensor = f"rate({NATIVE.selector('gpu_tensor_active_seconds_total')}[{RATE}])"
+    run = (("Training run", run_board()), ("Evidence", run_page()))
+    canvas.row("Jobs")
+    canvas.sheet(
+        "Every job on GPUs",
+        "Who holds or uses GPUs, as Slurm, the kubelet, the process table and the ranks tell. Several on one GPU: multiple.",
+        [
+            Column(source="job_id", title="Job"),
+            Column(source="user", title="User"),
+            Column(source="account", title="Account"),
+            Column(source="partition", title="Partition"),
+            Column(source="namespace_k8s", title="Namespace"),
+            Column(source="pod_k8s", title="Pod"),
+            Column(source="run_id", title="Run", links=run),
+            Column(source="Value #A", title="GPUs"),
+            Column(source="Value #B", title="Allocated, idle", thresholds=ANY_IS_A_WARNING),
+            Column(source="Value #C", title="Power", unit="watt"),
+            Column(source="Value #D", title="Tensor cores active", unit="percentunit"),
+        ],
+        f"count by ({JOB}) ({HELD_BY})",
+        of_jobs(f"{state('allocated_idle')}"),
+        of_jobs(f"{NATIVE.selector('gpu_power_watts')}"),
+        f"{of_jobs(tensor)}\n/\n{of_jobs(f'0 * {tensor} + 1')}",
+        sort="GPUs",
+    )
+    idle = "host, instance, index, uuid, model, simulated"
+    canvas.sheet(
+        "Allocated, idle GPUs",
+        "GPUs that are held and compute nothing, and who holds them.",
+        [
+            Column(source="host", title="Host", links=TO_NODE),
+            Column(source="index", title="GPU"),
+            Column(source="model", title="Model"),
+            Column(source="job_id", title="Job"),
+            Column(source="user", title="User"),
+            Column(source="pod_k8s", title="Pod"),
+            Column(source="run_id", title="Run", links=run),
+            Column(source="uuid", title="UUID"),
+            Column(source="instance", title="Instance", hidden=True),
+            SIMULATED,
+        ],
+        f"max by ({idle}, {JOB}) ({state('allocated_idle')}\n* on (uuid) group_left ({JOB}) {HELD_BY})\n"
+        f"or on (uuid)\nmax by ({idle}) ({state('allocated_idle')})",
+    )
+
+
+def _power(canvas: Canvas) -> None:
+    canvas.row("Power")
+    watts = f"max by (instance, uuid) ({NATIVE.selector('gpu_power_watts')})"
+    joules = f"max by (uuid) (increase({NATIVE.selector('gpu_energy_joules_total')}[$__range]))"
+    known = f"max by (instance, uuid, host) (gpu_info{{{SCOPE}}})"
+    canvas.graph(
+        "Power by host",
+        "What the GPUs of each host draw.",
+        "watt",
+        Query(f"sum by (instance, host) ({watts}\n* on (instance, uuid) group_left (host) {known})", "{{host}}"),
+        told(NATIVE.missing("gpu_power_watts")),
+        width=16,
+        look=Graph(stacked=True, links=LINE_TO_NODE),
+    )
+    canvas.figure(
+        "Energy in this time",
+        "What all GPUs took over the time shown, from their own counters.",
+        "kwatth",
+        or_not_available(f"sum({joules}) / 3.6e6", NATIVE.alive),
+        width=8,
+        decimals=3,
+    )
+
+
+def _activity(canvas: Canvas) -> None:
+    canvas.row("Activity")
+    counters = {
+        "gpu_busy_seconds_total": "a kernel runs",
+        "gpu_sm_active_seconds_total": "SMs active",
+        "gpu_tensor_active_seconds_total": "tensor cores active",
+        "gpu_dram_active_seconds_total": "memory active",
+    }
+
+    def share(metric: str) -> str:
+        each = f"max by (uuid) (rate({NATIVE.selector(metric)}[{RATE}]))"
+        return f"sum({each}) / count({each})"
+
+    canvas.graph(
+        "Share of GPU time",
+        "Seconds of activity per second of GPU, over all GPUs that tell. Before Hopper only that a kernel runs is known.",
+        "percentunit",
+        *(Query(share(metric), words) for metric, words in counters.items()),
+        told(NATIVE.missing("gpu_busy_seconds_total")),
+        width=12,
+        look=Graph(maximum=1),
+    )
+    per_host = f"sum by (host) (max by (uuid, host) ({NATIVE.rate('gpu_busy_seconds_total')}))"
+    canvas.graph(
+        "GPUs at work by host",
+        "Seconds of running kernels per second: how many GPUs of each host are busy.",
+        "none",
+        Query(per_host, "{{host}}"),
+        told(NATIVE.missing("gpu_busy_seconds_total")),
+        width=12,
+    )
+
+
+def _collection(canvas: Canvas) -> None:
+    canvas.row("Collection")
+    canvas.sheet(
+        "Exporters that do not answer",
+        "Targets that Prometheus cannot scrape: nothing is known about their GPUs.",
+        [Column(source="instance", title="Instance", links=TO_NODE), Column(source="job", title="Scrape job")],
+        f"max by (instance, job) (up{{{SCOPE}}} == 0)",
+        width=8,
+    )
+    canvas.sheet(
+        "Collectors that fail",
+        "Parts of the measurements that an exporter misses; the reason is in its log and on its page /-/ready.",
+        [Column(source="instance", title="Instance", links=TO_NODE), Column(source="collector", title="Collector")],
+        f"max by (instance, collector) (rankscope_exporter_collector_success{{{SCOPE}}} == 0)",
+        width=8,
+    )
+    canvas.sheet(
+        "Simulated GPUs",
+        "Hosts whose GPUs are invented (--simulate): nothing here is a measurement of them.",
+        [Column(source="instance", title="Instance"), Column(source="host", title="Host"), Column(source="Value", title="GPUs")],
+        f'count by (instance, host) (gpu_info{{{SCOPE}, simulated="true"}})',
+        width=8,
+    )

@@ -1,0 +1,69 @@
+"""Writes the boards as JSON into ``json``: ``python -m rankscope.dashboards.grafana.boards.generate`` (``make docs`` runs it)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from rankscope.dashboards.grafana.boards.alerts import alerts
+from rankscope.dashboards.grafana.boards.canvas import Canvas
+from rankscope.dashboards.grafana.boards.cluster import cluster
+from rankscope.dashboards.grafana.boards.cluster_dcgm import cluster_dcgm
+from rankscope.dashboards.grafana.boards.dialect import DCGM, NATIVE
+from rankscope.dashboards.grafana.boards.node import node
+from rankscope.dashboards.grafana.boards.run import run
+
+FOLDER: Final = Path(__file__).parent.parent / "json"
+
+
+def texts() -> dict[str, str]:
+    """Path below ``json`` to what belongs there."""
+    native = [cluster(), node(NATIVE), run(), alerts()]
+    dcgm = [cluster_dcgm(), node(DCGM)]
+    found = {
+        f"{folder}/{_uid(canvas)}.json": _board(canvas)
+        for folder, all_of in (("native", native), ("dcgm", dcgm))
+        for canvas in all_of
+    }
+    left_out = {_uid(canvas): canvas.left_out for canvas in dcgm}
+    return found | {"dcgm/left_out.json": _text(left_out)}
+
+
+def _uid(canvas: Canvas) -> str:
+    return str(canvas.board.build().uid)
+
+
+def _board(canvas: Canvas) -> str:
+    board = json.loads(json.dumps(canvas.done().build(), cls=JSONEncoder))
+    if canvas.left_out:
+        board["description"] += f" DCGM's names do not tell: {', '.join(canvas.left_out)}."
+    for variable in board["templating"]["list"]:
+        for only_of_intervals in ("auto", "auto_count", "auto_min"):
+            variable.pop(only_of_intervals, None)
+    for query in board["annotations"]["list"]:
+        # Of the Prometheus data source, for which the library has no words.
+        query |= {"titleFormat": "{{alertname}}", "tagKeys": "severity,host,instance,run_id,rank", "step": "60s"}
+    return _text(board)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    """Write what differs, remove what is no more."""
+    found = texts()
+    for path in FOLDER.rglob("*.json"):
+        if str(path.relative_to(FOLDER)) not in found:
+            path.unlink()
+    for name, text in found.items():
+        path = FOLDER / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Colours, thresholds, mappings and texts that mean the same on every board."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from grafana_foundation_sdk.builders.dashboard import ThresholdsConfig
+from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode, ValueMap, ValueMappingResult
+
+GOOD: Final = "green"
+WARNING: Final = "orange"
+BAD: Final = "red"
+PLAIN: Final = "blue"
+UNKNOWN: Final = "#8e8e8e"
+
+NOT_AVAILABLE: Final = -1_000_000
+"""What a single figure says when something is collected, and this is not part of it; shown as words, never as a number."""
+
+NO_DATA: Final = "collection dead, or nothing chosen"
+"""Shown where neither a value came nor word of why there is none."""
+
+NO_SIGNAL: Final = "not available: the recorder has no signal for this, or nothing is chosen"
+"""The same for ranks: what they cannot tell is absent; those that are silent or disabled are named in the legend."""
+
+STATES: Final = {
+    "unavailable": (1, "no answer", "dark-red"),
+    "suspected_hang": (2, "hang suspected", "red"),
+    "throttled": (3, "throttled", "orange"),
+    "allocated_idle": (4, "allocated, idle", "purple"),
+    "communication_wait": (5, "waits for others", "yellow"),
+    "computing": (6, "computing", "green"),
+    "idle": (7, "idle", "semi-dark-blue"),
+    "unknown": (8, "unknown", "#8e8e8e"),
+}
+"""State of a GPU to the number a state timeline carries, its words and its colour."""
+
+
+def steps(*found: tuple[float | None, str]) -> ThresholdsConfig:
+    """Thresholds from (value, colour); the first value is None."""
+    return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps([Threshold(value, color) for value, color in found])
+
+
+ANY_IS_BAD: Final = ((None, GOOD), (1, BAD))
+ANY_IS_A_WARNING: Final = ((None, GOOD), (1, WARNING))
+ALL_IS_GOOD: Final = ((None, BAD), (1, GOOD))
+DEGREES_LEFT: Final = ((None, BAD), (1, WARNING), (5, GOOD))
+"""Of the margin to the device's own slowdown limit: at none it is slow already."""
+SHARE_OF_LIMIT: Final = ((None, GOOD), (0.95, WARNING), (1.0, BAD))
+"""Of what the device itself gives as its limit."""
+
+
+def words(texts: Mapping[float, tuple[str, str]]) -> ValueMap:
+    """Numbers shown as (text, colour)."""
+    options = {
+        f"{number:g}" if abs(number) < 1e6 else f"{number:.0f}": ValueMappingResult(text=text, color=color, index=index)
+        for index, (number, (text, color)) in enumerate(texts.items())
+    }
+    return ValueMap(options)
+
+
+NOT_AVAILABLE_WORDS: Final = words({NOT_AVAILABLE: ("not available", UNKNOWN)})
+STATE_WORDS: Final = words({number: (text, color) for number, text, color in STATES.values()})
+YES_NO: Final = words({0: ("no", BAD), 1: ("yes", GOOD)})
+NO_YES: Final = words({0: ("no", GOOD), 1: ("yes", BAD)})
+
+
+def or_not_available(expr: str, alive: str) -> str:
+    """A single figure; ``NOT_AVAILABLE`` when there is none although ``alive`` has series; nothing when it has none."""
+    return f"{expr}\nor on ()\n(0 * count({alive}) + {NOT_AVAILABLE})"
+
+
+def none_is_zero(expr: str, among: str) -> str:
+    """A count of what is found ``among`` series that exist: 0 when none is found, nothing when there are no such series."""
+    return f"{expr}\nor\n0 * count({among})"
+
+
+def code_words(names: Sequence[tuple[str, str]]) -> ValueMap:
+    """Labels shown as words: (label, text)."""
+    return ValueMap({label: ValueMappingResult(text=text, index=index) for index, (label, text) in enumerate(names)})

@@ -1,0 +1,109 @@
+"""Rows of the board of a run: the processes, and what observing them costs."""
+
+from __future__ import annotations
+
+from rankscope.dashboards.grafana.boards.canvas import Canvas
+from rankscope.dashboards.grafana.boards.dialect import RANGE
+from rankscope.dashboards.grafana.boards.frame import run_page
+from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
+from rankscope.dashboards.grafana.boards.marks import ANY_IS_A_WARNING
+from rankscope.dashboards.grafana.boards.run_queries import (
+    EVIDENCE,
+    LEGEND,
+    MOST,
+    RUN,
+    SILENT,
+    by_rank,
+    summed,
+)
+
+
+def process(canvas: Canvas) -> None:
+    """Memory and CPU of the processes."""
+    canvas.row("Processes", collapsed=True)
+    for title, unit, metric, function, text in (
+        ("Device memory at its peak", "bytes", "rank_device_memory_peak_bytes", "", "Most memory that tensors held at once."),
+        (
+            "Device memory of tensors",
+            "bytes",
+            "rank_device_memory_allocated_bytes",
+            "",
+            "Memory held by tensors at the end of a recent step.",
+        ),
+        (
+            "Device memory of the allocator",
+            "bytes",
+            "rank_device_memory_reserved_bytes",
+            "",
+            "Memory held by the allocator at the end of a recent step.",
+        ),
+        (
+            "Allocator retries",
+            "cps",
+            "rank_allocator_retries_total",
+            "rate",
+            "Allocations that needed the cache given back first: close to out of memory.",
+        ),
+        ("Resident memory", "bytes", "rank_resident_memory_bytes", "", "Memory of the process on the host."),
+        ("CPU time", "percentunit", "rank_cpu_seconds_total", "rate", "Share of time in which the training thread was on a CPU."),
+        (
+            "Garbage collection",
+            "percentunit",
+            "rank_gc_seconds_total",
+            "rate",
+            "Share of time spent in Python's garbage collection.",
+        ),
+    ):
+        canvas.graph(
+            title,
+            f"{text} The {MOST} greatest.",
+            unit,
+            Query(f"topk by (run_id) ({MOST}, {by_rank(metric, function=function)})", LEGEND),
+            SILENT,
+            look=Graph(links=EVIDENCE),
+        )
+
+
+def recorder(canvas: Canvas) -> None:
+    """What the recorder costs, and what it lost."""
+    canvas.row("Recorder")
+    canvas.graph(
+        "What the recorder costs",
+        "Share of the steps, by part: the steps themselves, profiled windows; dashed: what it may cost.",
+        "percentunit",
+        Query(f"run_id_part:rank_recorder:ratio_rate5m{RUN}", "{{run_id}} {{part}}"),
+        Query(f"max by (run_id) ({by_rank('rank_recorder_budget_ratio', function='')})", "{{run_id}} budget", dashed=True),
+        SILENT,
+    )
+    canvas.graph(
+        "Records lost",
+        "Records that the ring had no room for, or that could not be written, in the time shown.",
+        "none",
+        Query(f"sum by (run_id) ({by_rank('rank_recorder_dropped_total', function='increase', window=RANGE)})", "{{run_id}}"),
+        SILENT,
+    )
+    canvas.graph(
+        "Profiled windows",
+        "Windows that were due in the time shown: recorded, missed.",
+        "none",
+        Query(f"round({summed('rank_windows_total', 'outcome', function='increase', window=RANGE)})", "{{outcome}}"),
+        SILENT,
+    )
+    canvas.graph(
+        "Ranks by state",
+        "Running; disabled: the recorder switched itself off while training goes on; silent: nothing comes any more.",
+        "none",
+        Query('count by (state) (run_id_rank_state:rank_state:max{run_id=~"$run_id"} == 1)', "{{state}}"),
+        look=Graph(stacked=True),
+    )
+    canvas.sheet(
+        "Ranks whose recorder is off",
+        "They train on and are not observed; disabled_reason in the rank's rank.json says why.",
+        [
+            Column(source="run_id", title="Run", links=(("Evidence", run_page()),)),
+            Column(source="rank", title="Rank"),
+            Column(source="state", title="State", thresholds=ANY_IS_A_WARNING),
+        ],
+        'max by (run_id, rank, state) (run_id_rank_state:rank_state:max{run_id=~"$run_id", state=~"disabled|silent"} == 1)',
+        width=8,
+    )

@@ -1,0 +1,46 @@
+"""The table of Xids, on the board of one host and on that of alerts."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import ValueMap
+
+from rankscope.dashboards.grafana.boards.canvas import Canvas
+from rankscope.dashboards.grafana.boards.dialect import NATIVE
+from rankscope.dashboards.grafana.boards.frame import node_board
+from rankscope.dashboards.grafana.boards.kinds import Column
+from rankscope.dashboards.grafana.boards.marks import code_words
+from rankscope.exporter.xids import XIDS
+
+_BY = "host, index, uuid, instance, xid"
+
+
+def xid_sheet(canvas: Canvas, *, width: int) -> None:
+    """Every Xid that a GPU ever had, as far as its exporter remembers: last time, how often, and the job it happened in."""
+    last = f"max by ({_BY}) ({NATIVE.value('gpu_xid_last_timestamp_seconds')})"
+    job = f"max by ({_BY}, job_id) ({NATIVE.value('gpu_xid_last_job_info')})"
+    rows = f"(\n{last}\n* on ({_BY}) group_left (job_id) {job}\nor on ({_BY})\n{last}\n)"
+    grown = f"max by ({_BY}) (round({NATIVE.increase('gpu_xid_errors_total')}))"
+    canvas.sheet(
+        "Xids",
+        "Xid errors by GPU and code: the last time, the job it happened in, and how many were counted in the time shown; "
+        "the first of a code may not be counted, for nothing was there before it.",
+        [
+            Column(source="host", title="Host", links=(("Everything of this host", node_board(NATIVE)),)),
+            Column(source="index", title="GPU"),
+            Column(source="xid", title="Xid", words=xid_words()),
+            Column(source="Value #A", title="Last time", unit="dateTimeAsIso"),
+            Column(source="Value #B", title="In this time"),
+            Column(source="job_id", title="Job then"),
+            Column(source="uuid", title="UUID"),
+            Column(source="instance", title="Instance", hidden=True),
+        ],
+        f"1000 * {rows}",
+        f"0 * {rows}\n+ on ({_BY}) group_left () {grown}",
+        width=width,
+        sort="Last time",
+    )
+
+
+def xid_words() -> ValueMap:
+    """Codes with their names, from the exporter's table."""
+    return code_words([(str(xid.code), f"{xid.code} {xid.name.replace('_', ' ')}") for xid in XIDS.values()])

@@ -1,0 +1,106 @@
+"""``rankscope grafana``: boards for those who have a Grafana. Needs no extra."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from rankscope.alerts.options import format_option, http_url
+from rankscope.dashboards.grafana.export import export as write
+from rankscope.dashboards.grafana.shipped import COMPATS, Board, Compat, shipped
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9._~:/\[\]%+-]+")
+
+
+class _Uid(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
+    """A uid as Grafana takes it."""
+
+    name = "uid"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check it."""
+        if re.fullmatch(r"[A-Za-z0-9_-]{1,40}", value) is None:
+            self.fail(f"{value!r} is not a uid: up to 40 letters, digits, - and _, as Grafana shows in the address", param, ctx)
+        return str(value)
+
+
+def _address(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """An address that a board can put in front of ``/run/…``."""
+    if value is None:
+        return None
+    if _PLAIN.fullmatch(http_url(value)) is None:
+        raise click.BadParameter("expected an address like https://host:port/path, without a user, a query or a fragment")
+    return value.rstrip("/")
+
+
+@click.group()
+def grafana() -> None:
+    """Boards for Grafana: hosts, GPUs, runs, alerts."""
+
+
+@grafana.command(
+    epilog="""
+\b
+Examples:
+  rankscope grafana export grafana
+  rankscope grafana export grafana --dashboard-url https://rankscope.example
+  rankscope grafana export grafana --compat dcgm     over dcgm-exporter
+"""
+)
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=True))
+@click.option("--datasource-uid", type=_Uid(), help="Prometheus that the boards choose first.  [default: Grafana's own choice]")
+@click.option(
+    "--dashboard-url",
+    callback=_address,
+    metavar="URL",
+    help="Where `rankscope dashboard` is served: links to the evidence lead there.  [default: http://127.0.0.1:8050]",
+)
+@click.option(
+    "--compat",
+    type=click.Choice(COMPATS),
+    default="native",
+    show_default=True,
+    help="Whose metrics the boards ask for: of `rankscope exporter`, or of dcgm-exporter.",
+)
+@format_option("What was written, and left out, as one object.")
+def export(folder: Path, datasource_uid: str | None, dashboard_url: str | None, compat: Compat, format_: str) -> None:
+    """Write the boards into DIR, with what tells Grafana where they are.
+
+    Files of the same names are replaced, others stay. DIR/README.md says how to mount it.
+    """
+    written = write(folder, compat=compat, datasource_uid=datasource_uid, dashboard_url=dashboard_url)
+    left_out = {board.uid: list(board.left_out) for board in shipped(compat) if board.left_out}
+    if format_ == "json":
+        click.echo(json.dumps({"files": [str(path) for path in written], "left_out": left_out}))
+        return
+    for path in written:
+        click.echo(str(path))
+    for uid, titles in left_out.items():
+        click.echo(f"{uid} is without what DCGM's names do not tell: {', '.join(titles)}", err=True)
+
+
+@grafana.command("list")
+@format_option("One object per board, in a list.")
+def list_boards(format_: str) -> None:
+    """Say which boards there are."""
+    boards = [board for compat in COMPATS for board in shipped(compat)]
+    if format_ == "json":
+        click.echo(json.dumps([_row(board) for board in boards]))
+        return
+    for board in boards:
+        click.echo(f"{board.uid:24} {board.compat:7} {board.panels:3} panels  {board.title}: {board.description}")
+
+
+def _row(board: Board) -> dict[str, Any]:
+    return {
+        "uid": board.uid,
+        "compat": board.compat,
+        "title": board.title,
+        "description": board.description,
+        "panels": board.panels,
+        "left_out": list(board.left_out),
+    }

@@ -1,0 +1,86 @@
+"""What Grafana does with a board's JSON, as far as the tests need it: panels, queries, variables put in."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+Json = dict[str, Any]
+
+BUILT_IN = {
+    "__rate_interval": "15s",
+    "__range_s": "60",
+    "__range": "60s",
+    "__interval_ms": "5000",
+    "__interval": "5s",
+}
+_VARIABLE = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)")
+
+
+def boards(kind: str) -> dict[str, Json]:
+    """The shipped boards by uid; ``native`` or ``dcgm``."""
+    folder = files("rankscope.dashboards") / "grafana" / "json" / kind
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir()]
+    return {board["uid"]: board for board in found if "uid" in board}
+
+
+def all_boards() -> dict[str, Json]:
+    return boards("native") | boards("dcgm")
+
+
+def panels(board: Json) -> Iterator[Json]:
+    """Panels, those in collapsed rows included; no rows."""
+    for panel in board["panels"]:
+        if panel["type"] != "row":
+            yield panel
+        yield from panel.get("panels", ())
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    board: str
+    panel: Json
+    letter: str
+    expr: str
+
+    def asked(self, values: Mapping[str, list[str] | str]) -> str:
+        """What Prometheus is asked."""
+        return put_in(self.expr, values, interval=self.panel.get("interval"))
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        return self.board, self.panel["title"], self.letter
+
+
+def targets(board: Json) -> list[Target]:
+    return [
+        Target(board["uid"], panel, target["refId"], target["expr"])
+        for panel in panels(board)
+        for target in panel.get("targets", ())
+    ]
+
+
+def put_in(expr: str, values: Mapping[str, list[str] | str], *, interval: str | None = None) -> str:
+    """The expression as Prometheus gets it: several values as an alternative of escaped texts; a text as it is (all of them).
+
+    ``interval`` is the least of a panel, of a minute or none.
+    """
+    built_in = BUILT_IN if interval is None else BUILT_IN | {"__interval": "60s", "__interval_ms": "60000"}
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name in built_in:
+            return built_in[name]
+        if name.isdigit():  # of label_replace; Grafana leaves what is no variable
+            return match[0]
+        found = values[name]
+        if isinstance(found, str):
+            return found
+        escaped = [re.sub(r"[$^*{}\[\]'+?.()|]", r"\\\\\g<0>", one.replace("\\", "\\\\\\\\")) for one in found]
+        return escaped[0] if len(escaped) == 1 else f"({'|'.join(escaped)})"
+
+    return _VARIABLE.sub(value, expr)

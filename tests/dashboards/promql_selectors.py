@@ -1,0 +1,80 @@
+"""What a PromQL expression selects, and in which function: enough of the language to check boards by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+)|(?P<string>"(?:[^"\\]|\\.)*")|(?P<range>\[[^\]]*\])|(?P<matchers>\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})"""
+    r"""|(?P<variable>\$\w+)|(?P<number>\d[\w.]*)|(?P<name>[A-Za-z_:][\w:]*)|(?P<sign>[-+*/%^=!<>~(),@])"""
+)
+_LABELS = {"by", "without", "on", "ignoring", "group_left", "group_right"}
+_WORDS = {"and", "or", "unless", "bool", "offset", "NaN", "Inf"}
+_MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """``function`` is the nearest one around it; ``range`` without brackets, empty where there is none."""
+
+    metric: str
+    matchers: dict[str, tuple[str, str]]
+    range: str
+    function: str
+
+
+def functions(expr: str) -> set[str]:
+    """Functions and aggregations of an expression."""
+    tokens = list(_tokens(expr))
+    return {text for kind, text, after in tokens if kind == "name" and after in ("(", "by") and text not in _LABELS | _WORDS}
+
+
+def selectors(expr: str) -> list[Selector]:  # noqa: C901  # one branch per kind of token
+    """Every selector, in order. Raises ``ValueError`` for what is no PromQL, as far as this can tell."""
+    found: list[Selector] = []
+    around: list[str] = []
+    opening = ""
+    labels = False
+    for kind, text, after in _tokens(expr):
+        if labels:
+            labels = text != ")"
+        elif kind == "name" and text in _LABELS:
+            labels = after == "("
+        elif kind == "name" and text not in _WORDS:
+            if after in ("(", "by"):
+                opening = text
+            else:
+                found.append(Selector(text, {}, "", around[-1] if around else ""))
+        elif kind == "matchers":
+            last = found.pop()
+            pairs = {name: (operator, value) for name, operator, value in _MATCHER.findall(text)}
+            found.append(Selector(last.metric, pairs, last.range, last.function))
+        elif kind == "range":
+            if found and (opening or around):
+                last = found.pop()
+                found.append(Selector(last.metric, last.matchers, text[1:-1], last.function))
+        elif text == "(":
+            around.append(opening)
+            opening = ""
+        elif text == ")":
+            around.pop()
+    if around:
+        raise ValueError(f"a bracket stays open: {expr}")
+    return found
+
+
+def _tokens(expr: str) -> Iterator[tuple[str, str, str]]:
+    """Kind, text, and the text of the next token."""
+    found: list[tuple[str, str]] = []
+    place = 0
+    while place < len(expr):
+        match = _TOKEN.match(expr, place)
+        if match is None:
+            raise ValueError(f"what is {expr[place : place + 20]!r} in {expr}")
+        place = match.end()
+        if match.lastgroup != "space":
+            found.append((str(match.lastgroup), match[0]))
+    for index, (kind, text) in enumerate(found):
+        yield kind, text, found[index + 1][1] if index + 1 < len(found) else ""

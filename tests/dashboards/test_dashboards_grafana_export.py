@@ -1,0 +1,149 @@
+"""``rankscope grafana``: what it writes, and what it makes of bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from rankscope.dashboards.grafana.commands import grafana
+from rankscope.dashboards.grafana.export import export
+from rankscope.dashboards.grafana.shipped import COMPATS, shipped
+from rankscope.runs.errors import InputError
+
+PROVIDER, SOURCE = "provisioning/dashboards/rankscope.yaml", "provisioning/datasources/rankscope.yaml.example"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(grafana, [str(argument) for argument in arguments])
+
+
+def variable(path: Path, name: str) -> dict[str, object]:
+    (found,) = [one for one in json.loads(path.read_text())["templating"]["list"] if one["name"] == name]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_folder_has_boards_and_what_tells_grafana_where_they_are(tmp_path: Path) -> None:
+    written = export(tmp_path / "out")
+
+    boards = {f"dashboards/{board.uid}.json" for board in shipped("native")}
+    assert len(boards) == 4
+    assert {str(path.relative_to(tmp_path / "out")) for path in written} == boards | {"README.md", PROVIDER, SOURCE}
+    assert {path for path in (tmp_path / "out").rglob("*") if path.is_file()} == set(written)
+    (provider,) = yaml.safe_load((tmp_path / "out" / PROVIDER).read_text())["providers"]
+    assert provider["options"]["path"] in (tmp_path / "out" / "README.md").read_text()
+    (source,) = yaml.safe_load((tmp_path / "out" / SOURCE).read_text())["datasources"]
+    assert (source["type"], source["uid"]) == ("prometheus", "prometheus")
+
+
+def test_without_options_boards_are_as_they_were_generated(tmp_path: Path) -> None:
+    export(tmp_path)
+    generated = files("rankscope.dashboards") / "grafana" / "json" / "native"
+    for path in (tmp_path / "dashboards").iterdir():
+        assert path.read_text() == (generated / path.name).read_text()
+
+
+def test_addresses_are_put_into_every_board(tmp_path: Path) -> None:
+    done = run("export", tmp_path, "--datasource-uid", "prom-1", "--dashboard-url", "https://r.example/x/")
+
+    assert done.exit_code == 0
+    paths = list((tmp_path / "dashboards").iterdir())
+    assert len(paths) == 4
+    for path in paths:
+        assert variable(path, "dashboard_url")["query"] == "https://r.example/x"
+        assert variable(path, "datasource")["current"] == {"selected": False, "text": "prom-1", "value": "prom-1"}
+    (source,) = yaml.safe_load((tmp_path / SOURCE).read_text())["datasources"]
+    assert source["uid"] == "prom-1"
+
+
+def test_over_dcgm_there_are_fewer_boards_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+    done = run("export", tmp_path, "--compat", "dcgm")
+
+    assert {path.name for path in (tmp_path / "dashboards").iterdir()} == {
+        "rankscope-cluster-dcgm.json",
+        "rankscope-node-dcgm.json",
+    }
+    assert done.exit_code == 0
+    for board in shipped("dcgm"):
+        assert board.left_out
+        assert f"{board.uid} is without" in done.stderr
+        assert all(title in done.stderr for title in board.left_out)
+        titles = {panel["title"] for row in board.model["panels"] for panel in (row, *row.get("panels", ()))}
+        assert not titles & set(board.left_out)
+        assert all(title in board.description for title in board.left_out)
+
+
+def test_programs_get_what_was_written_as_an_object(tmp_path: Path) -> None:
+    done = json.loads(run("export", tmp_path, "--compat", "dcgm", "--format", "json").stdout)
+    assert all(Path(name).is_file() for name in done["files"])
+    assert done["left_out"].keys() == {board.uid for board in shipped("dcgm")}
+
+
+def test_exporting_again_replaces_its_own_files_and_leaves_others(tmp_path: Path) -> None:
+    export(tmp_path, dashboard_url="https://old.example")
+    (tmp_path / "dashboards" / "mine.json").write_text("{}")
+
+    export(tmp_path, dashboard_url="https://new.example")
+
+    assert (tmp_path / "dashboards" / "mine.json").read_text() == "{}"
+    assert variable(tmp_path / "dashboards" / "rankscope-run.json", "dashboard_url")["query"] == "https://new.example"
+    assert not list(tmp_path.rglob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--datasource-uid", "a/b"),
+        ("--datasource-uid", ""),
+        ("--datasource-uid", "x" * 41),
+        ("--datasource-uid", "${x}"),
+        ("--dashboard-url", "ftp://h"),
+        ("--dashboard-url", "javascript:alert(1)"),
+        ("--dashboard-url", "http://user:secret@h"),
+        ("--dashboard-url", "http://h/?a=b"),
+        ("--dashboard-url", "http://h/${__user.login}"),
+        ("--dashboard-url", "http://h/\n"),
+        ("--compat", "nvidia-smi"),
+    ],
+)
+def test_what_is_no_uid_or_address_is_refused(tmp_path: Path, option: str, value: str) -> None:
+    done = run("export", tmp_path / "out", option, value)
+    assert done.exit_code == 2
+    assert option in done.stderr
+    assert "secret" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file"):
+        export(tmp_path / "file")
+    (tmp_path / "out" / "dashboards" / "rankscope-alerts.json").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"rankscope-alerts\.json"):
+        export(tmp_path / "out")
+
+
+def test_the_list_names_every_board() -> None:
+    rows = json.loads(run("list", "--format", "json").stdout)
+    text = run("list").stdout
+    boards = [board for compat in COMPATS for board in shipped(compat)]
+    assert [row["uid"] for row in rows] == [board.uid for board in boards]
+    assert all(board.uid in line and board.title in line for board, line in zip(boards, text.splitlines(), strict=True))
+    assert all(row["panels"] > 10 for row in rows)
+
+
+def test_the_command_itself_ends_with_status_3_and_one_line(
+    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = cli("grafana", "export", tmp_path / "file" / "out")
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert "file" in done.stderr
