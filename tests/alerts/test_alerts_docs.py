@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
+from rankscope.alerts.alerted import ALERTED
 from rankscope.alerts.commands import alerts
-from rankscope.alerts.findings import ALERTED
 from rankscope.alerts.rules import runbooks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rankscope.alerts.findings import ALERTED
+from rankscope.alerts.alerted import ALERTED
 from rankscope.alerts.rules import export, rules_text, runbooks
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.errors import InputError

@@ -16,10 +16,12 @@ from rankscope.alerts.events import Event
 from rankscope.alerts.following import Following
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
+from rankscope.alerts.past import StepPast
 from rankscope.alerts.post import DeliveryError
 from rankscope.alerts.state import load_ledger, save_ledger
-from rankscope.alerts.watched_run import RESTART_GRACE_S, Glance, glance
+from rankscope.alerts.watched_run import RESTART_GRACE_S, Glance, Glances
 from rankscope.alerts.watcher import FINAL_TRIES, FORGET_AFTER_S, SHOWN, Options, Watcher
+from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.result import Analysis
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir, segment
@@ -63,6 +65,8 @@ class World:
         self.reports: list[str] = []
         self.events: list[Event] = []
         self.saved: list[bytes] = []
+        self.steps: StepPast | None = None
+        self.hung: HangReport | None = None
         self.receiver = receiver
         self.watcher = Watcher(
             path,
@@ -75,7 +79,16 @@ class World:
             emit=self.events.append,
             save=lambda ledger: self.saved.append(msgspec.json.encode(ledger)),
             clock=lambda: int(self.now_s * 1e9),
+            elapsed=lambda: self.now_s,
         )
+
+    def past(self, run: Path) -> StepPast | None:
+        del run
+        return self.steps
+
+    def hang(self, run: Path, fresh: bool, /) -> HangReport | None:
+        del run, fresh
+        return self.hung
 
     def update(self, run: Path) -> Analysis:
         self.followed.append(run)
@@ -356,12 +369,14 @@ def test_a_run_that_may_not_be_looked_at_costs_only_itself(
 ) -> None:
     run, locked = make_run("llama"), make_run("locked")
 
-    def refuse(path: Path, *, now_unix_ns: int) -> Glance:
+    original = Glances.glance
+
+    def refuse(self: Glances, path: Path, *, now_unix_ns: int) -> Glance:
         if path == locked.path:
             raise PermissionError(13, "Permission denied", str(path))
-        return glance(path, now_unix_ns=now_unix_ns)
+        return original(self, path, now_unix_ns=now_unix_ns)
 
-    monkeypatch.setattr("rankscope.alerts.watcher.glance", refuse)
+    monkeypatch.setattr(Glances, "glance", refuse)
     world = World(run.path.parent, receiver=told)
     for _ in range(3):
         world.evaluate(make_analysis(2), run)

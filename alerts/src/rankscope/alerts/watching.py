@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,11 +14,10 @@ from rankscope.alerts.alertmanager import Alertmanager
 from rankscope.alerts.delivery import Delivery, Receiver
 from rankscope.alerts.events import Event, as_json, as_text
 from rankscope.alerts.following import Following
-from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.post import http_client
 from rankscope.alerts.printing import print_line
-from rankscope.alerts.state import default_state_file, load_ledger, save_ledger
+from rankscope.alerts.state import default_state_file, hold, load_ledger, save_ledger
 from rankscope.alerts.watcher import Options, Watcher
 from rankscope.alerts.webhook import Webhook
 from rankscope.analysis.engine import analyze
@@ -53,32 +52,26 @@ def prepare(
     path: Path,
     *,
     addresses: Addresses,
-    fire_after: int,
-    resolve_after: int,
-    once: bool,
-    interval_s: float,
+    options: Options,
     state: Path | None,
     json_lines: bool,
 ) -> Watcher:
-    """A watcher over ``path`` that prints, delivers and remembers. Raises ``InputError`` for an unusable state file."""
+    """A watcher over ``path`` that prints, delivers and remembers. Raises ``InputError`` for a state file that is of no use, or in use."""
     # One name for one folder, wherever the command was started: both the state file and the entries in it go by it.
     path = path.resolve()
     # A retry is not worth a log line, and the libraries' own lines would quote addresses.
     stamina.instrumentation.set_on_retry_hooks([])
     state = state or default_state_file(path)
-    receivers = addresses.receivers(http_client(), interval_s=interval_s, once=once)
+    if not options.once:
+        hold(state, path)
+    receivers = addresses.receivers(http_client(), interval_s=options.interval_s, once=options.once)
     return Watcher(
         path,
         analyse=analyze,
         follow=Following(),
-        delivery=Delivery(receivers, retry_after_s=interval_s, report=_report),
+        delivery=Delivery(receivers, retry_after_s=options.interval_s, report=_report),
         ledger=load_ledger(state, report=_report),
-        options=Options(
-            policy=Policy(fire_after=fire_after, resolve_after=resolve_after),
-            once=once,
-            dashboard_url=addresses.dashboard,
-            runbook_url=addresses.runbooks,
-        ),
+        options=replace(options, dashboard_url=addresses.dashboard, runbook_url=addresses.runbooks),
         report=_report,
         emit=_printer(as_json if json_lines else as_text, needed=not receivers),
         save=_saver(state),
