@@ -33,6 +33,8 @@ from rankscope.runs.errors import InputError
 
 INTERVAL_S: Final = 5.0
 """Between evaluations, as of ``rankscope alerts watch``."""
+LOOKED_ON_S: Final = 1200.0
+"""So long a run that does not grow is looked at as often as if it did; what lasts longer than that lasts."""
 
 WATCHER_RULES: Final = WATCHER_ALERTS
 """Names of the alerts that the watcher knows."""
@@ -157,8 +159,8 @@ class _Replaying:
         grows = self._growing.next_unix_ns
         if grows is not None and grows <= self._now + self._interval_ns:
             return self._now + self._interval_ns
-        if not self._how.skip_silence and self._now - self._grown_unix_ns < LOOKED_ON_S * 1e9 and self._now < self._latest_unix_ns:
-            return self._now + self._interval_ns
+        if self._now - self._grown_unix_ns < LOOKED_ON_S * 1e9 and self._now + self._interval_ns <= time.time_ns():
+            return self._now + self._interval_ns  # that nothing grows is what alerts may be about
         waits = [self._grown_unix_ns + int(seconds * 1e9) for seconds in (RESTART_GRACE_S, FORGET_AFTER_S)]
         moments = [moment for moment in waits if self._now < moment <= time.time_ns()]
         if grows is not None:
