@@ -113,7 +113,7 @@ class Ledger(msgspec.Struct, kw_only=True):
             if key not in present and not silent.isdisjoint(_ranks_of(entry)):
                 continue
             before = entry.track.state
-            firing_s = (now_unix_ns - (entry.starts_at_unix_ns or now_unix_ns)) / 1e9
+            firing_s = 0.0 if entry.starts_at_unix_ns is None else (now_unix_ns - entry.starts_at_unix_ns) / 1e9
             track = advance(entry.track, present=key in present, policy=policy, firing_s=firing_s)
             if track is None:
                 self.entries.remove(entry)
