@@ -6,9 +6,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-SHARE: Final = 0.03
+SHARE: Final = 0.025
 """Of the time of one processor, for the analyses of all runs together."""
-SHARE_WHILE_PENDING: Final = 0.10
+SHARE_WHILE_PENDING: Final = 0.08
 """While something is about to fire: then waiting costs more than looking."""
 LONGEST_PAUSE_S: Final = 300.0
 

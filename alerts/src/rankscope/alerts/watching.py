@@ -56,7 +56,7 @@ def prepare(
     state: Path | None,
     json_lines: bool,
 ) -> Watcher:
-    """A watcher over ``path`` that prints, delivers and remembers. Raises ``InputError`` for a state file that is of no use, or in use."""
+    """A watcher over ``path`` that prints, delivers and remembers. Raises ``InputError`` for a state file it cannot use."""
     # One name for one folder, wherever the command was started: both the state file and the entries in it go by it.
     path = path.resolve()
     # A retry is not worth a log line, and the libraries' own lines would quote addresses.
