@@ -39,8 +39,10 @@ OF_LIFE: Final = (STALLED.alertname, SILENT.alertname, DISABLED.alertname)
 OF_PAST: Final = (REGRESSION, THROUGHPUT)
 """Told by how a run went so far."""
 
-WATCHER_ALERTS: Final = tuple(dict.fromkeys(rule.alertname for rule in (*ALERTED.values(), SILENT, CRASHED, DISABLED, *OF_PAST)))
-"""Names of all of them."""
+EVERY: Final = tuple(dict.fromkeys((*ALERTED.values(), SILENT, CRASHED, DISABLED, *OF_PAST)))
+"""All of them."""
+
+WATCHER_ALERTS: Final = tuple(rule.alertname for rule in EVERY)
 
 OF_RECORDS: Final = tuple(name for name in WATCHER_ALERTS if name not in OF_LIFE)
 """Told by what the records say."""

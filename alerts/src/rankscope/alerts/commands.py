@@ -11,9 +11,11 @@ from typing import Final, Literal
 import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
+from rankscope.alerts.explain_command import explain
 from rankscope.alerts.options import format_option, http_url, seconds
 from rankscope.alerts.printing import print_line
 from rankscope.alerts.replay_command import replay
+from rankscope.alerts.rules_command import rules
 from rankscope.analysis.locations import local_path
 from rankscope.runs.errors import InputError
 
@@ -36,41 +38,9 @@ def alerts() -> None:
     """Prometheus rules, the watcher, webhooks."""
 
 
+alerts.add_command(explain)
 alerts.add_command(replay)
-
-
-@alerts.command()
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the rule file and the runbooks.")
-@click.option("--print", "print_", is_flag=True, help="Print the rule file (the default without --out).")
-@click.option(
-    "--dashboard-url",
-    type=http_url,
-    metavar="URL",
-    default="http://127.0.0.1:8050",
-    show_default=True,
-    help="Dashboard that alerts link to.",
-)
-@click.option(
-    "--runbook-url", default="runbooks", show_default=True, help="Where the runbooks are served: https://wiki.example/rankscope"
-)
-def rules(out: Path | None, print_: bool, dashboard_url: str, runbook_url: str) -> None:
-    """Export the Prometheus rules and one runbook per alert.
-
-    \b
-    Examples:
-      rankscope alerts rules > rankscope.rules.yaml
-      rankscope alerts rules --out rules --dashboard-url https://rankscope.example
-    """  # noqa: D301 - \b is for click
-    from rankscope.alerts.rules import export, rules_text
-
-    try:
-        if out is not None:
-            for path in export(out, dashboard_url=dashboard_url, runbook_url=runbook_url):
-                click.echo(f"wrote {path}", err=True)
-        if print_ or out is None:
-            click.echo(rules_text(dashboard_url=dashboard_url, runbook_url=runbook_url), nl=False)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+alerts.add_command(rules)
 
 
 @alerts.command()

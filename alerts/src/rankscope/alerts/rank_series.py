@@ -23,6 +23,22 @@ STALE_S: Final = 300.0
 AFTER_S: Final = 900.0
 """What never said goodbye is looked at for so long after its last step: long enough for every rule about silence."""
 
+SHOWN: Final = frozenset(
+    {
+        "rank_info",
+        "rank_state",
+        "rank_last_step_timestamp_seconds",
+        "rank_steps_total",
+        "rank_step_duration_seconds_count",
+        "rank_step_duration_seconds_sum",
+        "rank_phase_seconds_total",
+        "rank_blocked_seconds_total",
+        "rank_samples_total",
+        "rank_tokens_total",
+    }
+)
+"""All that is made; a rule that rests on others of the ranks' metrics cannot be replayed over a run."""
+
 _Times = NDArray[np.float64]
 
 
@@ -36,8 +52,8 @@ class RankPast:
     ends_s: _Times
     walls_s: _Times
     """Sum so far."""
-    blocked_s: dict[str, _Times]
-    """Phase to the sum so far, NaN before its first signal."""
+    sums: dict[tuple[str, str], _Times]
+    """Metric and phase (``""`` where there are none) to the sum so far, NaN before its first signal."""
 
     @property
     def start_s(self) -> float:
@@ -113,22 +129,32 @@ def _samples(one: RankPast, at: _Times, *, run_id: str, simulated: bool) -> Iter
     yield "rank_steps_total", {}, at[fresh], done[fresh].astype(np.float64)
     yield "rank_step_duration_seconds_count", {}, at[fresh], done[fresh].astype(np.float64)
     yield "rank_step_duration_seconds_sum", {}, at[fresh], np.concatenate([[0.0], one.walls_s])[done[fresh]]
-    for phase, sums in one.blocked_s.items():
+    for (name, phase), sums in one.sums.items():
         values = np.concatenate([[np.nan], sums])[done[fresh]]
         known = np.isfinite(values)
-        yield "rank_blocked_seconds_total", {"phase": phase}, at[fresh][known], values[known]
+        yield name, {"phase": phase} if phase else {}, at[fresh][known], values[known]
 
 
 def _past(info: RankInfo, records: Iterable[StepRecord], latest_s: float) -> RankPast:
     steps = sorted((step for step in records if _end_s(step) <= latest_s), key=_end_s)
-    blocked: dict[str, _Times] = {}
-    for phase in PHASES:
-        times = np.array([_blocked_us(step, phase) for step in steps], dtype=np.float64)
-        if (known := np.isfinite(times)).any():
-            blocked[phase] = np.where(np.maximum.accumulate(known), np.cumsum(np.nan_to_num(times)) / 1e6, np.nan)
     ends = np.array([_end_s(step) for step in steps], dtype=np.float64)
     walls = np.array([step.wall_us for step in steps], dtype=np.float64)
-    return RankPast(info, 0.0, ends, np.cumsum(walls) / 1e6, blocked)
+    return RankPast(info, 0.0, ends, np.cumsum(walls) / 1e6, dict(_sums(steps)))
+
+
+def _sums(steps: Sequence[StepRecord]) -> Iterator[tuple[tuple[str, str], _Times]]:
+    each: list[tuple[tuple[str, str], list[float | None], float]] = []
+    for phase in PHASES:
+        each += [
+            (("rank_phase_seconds_total", phase), [step.phases_us.get(phase) for step in steps], 1e-6),
+            (("rank_blocked_seconds_total", phase), [_blocked_us(step, phase) for step in steps], 1e-6),
+        ]
+    each.append((("rank_samples_total", ""), [step.samples for step in steps], 1.0))
+    each.append((("rank_tokens_total", ""), [step.tokens for step in steps], 1.0))
+    for name, values, unit in each:
+        amounts = np.array(values, dtype=np.float64)
+        if (known := np.isfinite(amounts)).any():
+            yield name, np.where(np.maximum.accumulate(known), np.cumsum(np.nan_to_num(amounts)) * unit, np.nan)
 
 
 def _end_s(step: StepRecord) -> float:

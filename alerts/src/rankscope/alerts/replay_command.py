@@ -14,6 +14,7 @@ import msgspec
 
 from rankscope.alerts.options import format_option, http_url, prometheus_access, seconds
 from rankscope.alerts.printing import progress_line
+from rankscope.alerts.rules_command import thresholds_option
 from rankscope.analysis.locations import Location, location
 
 DEFAULT_START: Final = "1d"
@@ -33,6 +34,7 @@ def _source(_context: click.Context, _option: click.Parameter, written: str) -> 
 @click.option("--interval", type=seconds, metavar="DURATION", help="RUN: time between the watcher's evaluations.  [default: 5s]")
 @click.option("--fire-after", type=click.IntRange(1), help="RUN: consecutive evaluations to fire.  [default: 3]")
 @click.option("--resolve-after", type=click.IntRange(1), help="RUN: consecutive evaluations to resolve.  [default: 3]")
+@thresholds_option
 @click.option("--start", metavar="TIME", help="PROMETHEUS_URL: 2026-01-31T12:00:00Z, or 6h for so long ago.  [default: 1d]")
 @click.option("--end", metavar="TIME", help="PROMETHEUS_URL: likewise.  [default: now]")
 @prometheus_access
@@ -45,6 +47,7 @@ def replay(
     interval: float | None,
     fire_after: int | None,
     resolve_after: int | None,
+    thresholds: Path | None,
     start: str | None,
     end: str | None,
     prometheus_token_file: Path | None,
@@ -69,7 +72,8 @@ def replay(
     """  # noqa: D301 - \b is for click
     from rankscope.alerts.replay_text import replay_text
 
-    of_run = ("--by", by), ("--interval", interval), ("--fire-after", fire_after), ("--resolve-after", resolve_after)
+    policy = ("--fire-after", fire_after), ("--resolve-after", resolve_after)
+    of_run = ("--by", by), ("--interval", interval), *policy, ("--thresholds", thresholds)
     access = ("--prometheus-token-file", prometheus_token_file), ("--prometheus-ca", prometheus_ca)
     of_server = ("--start", start), ("--end", end), *access
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: the copy of the run and the Prometheus over it go, too
@@ -82,6 +86,7 @@ def replay(
         from rankscope.alerts.hysteresis import Policy
         from rankscope.alerts.replay import INTERVAL_S, WATCHER_RULES, How
         from rankscope.alerts.run_replay import KNOWN, replay_alerts
+        from rankscope.alerts.thresholds import thresholds as read
 
         known = WATCHER_RULES if by == "watcher" else KNOWN
         if unknown := [rule for rule in rules if rule not in known]:
@@ -93,7 +98,14 @@ def replay(
                 policy=Policy(fire_after=fire_after or 3, resolve_after=resolve_after or 3),
                 progress=lambda percent: say(f"replaying the watcher: {percent} % of the run"),
             )
-            result = replay_alerts(source, rules, by=by, how=how, progress=lambda what: say(f"replaying the rules: {what}"))
+            result = replay_alerts(
+                source,
+                rules,
+                by=by,
+                how=how,
+                settings=read(thresholds),
+                progress=lambda what: say(f"replaying the rules: {what}"),
+            )
     else:
         from rankscope.alerts.prometheus import Prometheus, Server
         from rankscope.alerts.prometheus_replay import replay_server

@@ -14,15 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TextIO
 
+from rankscope.alerts.external import EXTERNAL
 from rankscope.alerts.own_prometheus import OwnPrometheus, Programs, find_programs
 from rankscope.alerts.prometheus import Rule, Series
 from rankscope.alerts.prometheus_replay import replay_rule, values_of
-from rankscope.alerts.rank_series import AFTER_S, SCRAPE_S, RankPast, pasts_of, span_of, write_samples, write_series
+from rankscope.alerts.rank_series import AFTER_S, SCRAPE_S, SHOWN, RankPast, pasts_of, span_of, write_samples, write_series
 from rankscope.alerts.replay_result import Replay, Replayed
 from rankscope.alerts.rules import rules_text, runbooks
+from rankscope.alerts.thresholds import Tables
 from rankscope.analysis.wording import counted
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.errors import InputError
+from rankscope.runs.metrics import RANK_METRICS
 from rankscope.runs.reader import RunReader
 
 RULES: Final = tuple(runbooks())
@@ -32,14 +35,21 @@ MOST_SAMPLES: Final = 20_000_000
 LONGER_S: Final = 360.0
 """Beyond the end of the run: what then still fires is kept firing for a while."""
 _LOST: Final = f"no end is recorded of {{ranks}}: Prometheus' rules take such a rank to be there for {AFTER_S / 60:.0f} min more"
-_SERIES_PER_RANK: Final = 12
+_SERIES_PER_RANK: Final = 20
 _VALUES_AT_ONCE: Final = 1_000_000
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_OF_EXPORTER: Final = frozenset(metric.name for metric in CATALOGUE if metric.group != "rank")
+_OF_OTHERS: Final = frozenset({metric.name for metric in CATALOGUE} | {metric.name for metric in EXTERNAL}) - SHOWN
+_OF_RANKS: Final = frozenset(metric.name for metric in RANK_METRICS) - SHOWN
 
 
-def replay_rules(run: Path, names: Sequence[str] = (), *, progress: Callable[[str], None] = lambda _what: None) -> Replay:
-    """The shipped rules of these ``names`` (all of them when there are none) over a run.
+def replay_rules(
+    run: Path,
+    names: Sequence[str] = (),
+    *,
+    settings: Tables | None = None,
+    progress: Callable[[str], None] = lambda _what: None,
+) -> Replay:
+    """The shipped rules of these ``names`` (all of them when there are none) over a run, with the thresholds ``settings``.
 
     Those that cannot be evaluated say why. Raises ``InputError`` for a run that cannot be read, ``MissingError`` without a
     Prometheus, ``RankscopeError`` and ``OSError``.
@@ -53,9 +63,10 @@ def replay_rules(run: Path, names: Sequence[str] = (), *, progress: Callable[[st
     span = (int(began * 1e9), int((ended + LONGER_S) * 1e9))
     info = reader.info
     with tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
-        rules = _shipped(programs, Path(folder))
-        wanted = [rules[name] for name in names or RULES]
-        possible = [rule for rule in wanted if not _mentioned(rule, rules) & _OF_EXPORTER]
+        rules = _shipped(programs, Path(folder), rules_text(settings=settings))
+        wanted = {name: rules.get(name) for name in names or RULES}
+        obstacles = {name: _obstacle(rule, rules) for name, rule in wanted.items()}
+        possible = [rule for name, rule in wanted.items() if rule is not None and obstacles[name] is None]
         # Every evaluation is at the moment of a scrape: what was not there at that one is gone.
         own = OwnPrometheus(programs, Path(folder), lookback_s=0.5 * SCRAPE_S)
         own.remember(partial(write_series, pasts=pasts, run=info.name, run_id=info.run_id, simulated=info.simulated))
@@ -71,7 +82,10 @@ def replay_rules(run: Path, names: Sequence[str] = (), *, progress: Callable[[st
             own.remember(partial(_write, recorded=recorded))
         with own.running() as prometheus:
             replayed = [
-                replay_rule(prometheus, rule, span, SCRAPE_S)[0] if rule in possible else _impossible(rule) for rule in wanted
+                _impossible(name, rule, obstacles[name])
+                if rule is None or obstacles[name] is not None
+                else replay_rule(prometheus, rule, span, SCRAPE_S)[0]
+                for name, rule in wanted.items()
             ]
     lost = sum(rank.info.end_unix_ns is None for rank in pasts)
     return Replay(
@@ -103,11 +117,11 @@ def levels(alerts: Sequence[Rule], rules: Mapping[str, Rule]) -> list[list[Rule]
     return [[rules[name] for name in depths if depths[name] == level] for level in range(max(depths.values(), default=-1) + 1)]
 
 
-def _shipped(programs: Programs, folder: Path) -> dict[str, Rule]:
+def _shipped(programs: Programs, folder: Path, text: str) -> dict[str, Rule]:
     """The shipped rules by name, as Prometheus reads them. It starts with no data, and leaves none."""
     reading = folder / "rules"
     reading.mkdir()
-    with OwnPrometheus(programs, reading, lookback_s=SCRAPE_S).running(rules=rules_text()) as prometheus:
+    with OwnPrometheus(programs, reading, lookback_s=SCRAPE_S).running(rules=text) as prometheus:
         return {rule.name: rule for group in prometheus.rules() for rule in group.rules}
 
 
@@ -117,13 +131,21 @@ def _mentioned(rule: Rule, rules: Mapping[str, Rule]) -> set[str]:
     return names.union(*(_mentioned(rules[name], rules) for name in names if name in rules))
 
 
-def _impossible(rule: Rule) -> Replayed:
+def _obstacle(rule: Rule | None, rules: Mapping[str, Rule]) -> str | None:
+    """Why it cannot be evaluated over a run; ``None``: it can."""
+    if rule is None:
+        return "the thresholds leave it out"
+    names = _mentioned(rule, rules)
+    if names & _OF_OTHERS:
+        return "it rests on metrics of the exporter, which are in no run; replay it over the Prometheus that has them"
+    if missing := names & _OF_RANKS:
+        return f"it rests on {min(missing)}, which is not made from a run's records; replay it over the Prometheus that has it"
+    return None
+
+
+def _impossible(name: str, rule: Rule | None, obstacle: str | None) -> Replayed:
     return Replayed(
-        rule=rule.name,
-        source="prometheus",
-        policy="",
-        expression=rule.query,
-        not_evaluated="it rests on metrics of the exporter, which are in no run; replay it over the Prometheus that has them",
+        rule=name, source="prometheus", policy="", expression=None if rule is None else rule.query, not_evaluated=obstacle
     )
 
 

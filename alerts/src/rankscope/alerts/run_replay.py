@@ -11,6 +11,7 @@ import msgspec
 from rankscope.alerts.replay import WATCHER_RULES, How, naming_the_folder, replay_run
 from rankscope.alerts.replay_result import Replay, Replayed
 from rankscope.alerts.rules_replay import RULES, replay_rules
+from rankscope.alerts.thresholds import Tables
 from rankscope.runs.errors import RankscopeError
 
 By = Literal["watcher", "prometheus"]
@@ -19,11 +20,17 @@ KNOWN: Final = tuple(dict.fromkeys((*WATCHER_RULES, *RULES)))
 
 
 def replay_alerts(
-    run: Path, names: Sequence[str], *, by: By | None, how: How, progress: Callable[[str], None] = lambda _what: None
+    run: Path,
+    names: Sequence[str],
+    *,
+    by: By | None,
+    how: How,
+    settings: Tables | None = None,
+    progress: Callable[[str], None] = lambda _what: None,
 ) -> Replay:
     """The alerts of these ``names`` (all when there are none) over a run, by one or by both. Raises ``RankscopeError``.
 
-    Where the watcher has an answer and Prometheus cannot give one, the reason stands in its place.
+    ``settings`` are the thresholds of the rules. Where the watcher has an answer and Prometheus cannot give one, the reason stands in its place.
     """
     watched = [name for name in names or WATCHER_RULES if name in WATCHER_RULES] if by != "prometheus" else []
     ruled = [name for name in names or RULES if name in RULES] if by != "watcher" else []
@@ -32,7 +39,7 @@ def replay_alerts(
         return watcher
     try:
         with naming_the_folder():
-            prometheus = replay_rules(run, ruled, progress=progress)
+            prometheus = replay_rules(run, ruled, settings=settings, progress=progress)
     except RankscopeError as error:
         if watcher is None:
             raise

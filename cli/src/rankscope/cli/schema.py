@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
+from rankscope.alerts.explain import Explanation
 from rankscope.alerts.findings_log import FindingRecord
 from rankscope.alerts.replay_result import Replay
 from rankscope.analysis.compare.result import CompareResult
@@ -29,6 +30,7 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "dump": DumpResult,
     "export": ExportResult,
     "replay": Replay,
+    "explain": Explanation,
 }
 
 

@@ -1,0 +1,95 @@
+"""``rankscope alerts rules``: the rule file, its thresholds, the runbooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from rankscope.alerts.options import http_url
+
+_dashboard: Final = click.option(
+    "--dashboard-url",
+    type=http_url,
+    metavar="URL",
+    default="http://127.0.0.1:8050",
+    show_default=True,
+    help="Dashboard that alerts link to.",
+)
+_runbooks: Final = click.option(
+    "--runbook-url", default="runbooks", show_default=True, help="Where the runbooks are served: https://wiki.example/rankscope"
+)
+thresholds_option: Final = click.option(
+    "--thresholds",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="TOML file with what is to be otherwise: numbers, durations, severities, alerts to leave out, the price of a GPU.",
+)
+
+
+def _addressed(command: Callable[..., Any]) -> Callable[..., Any]:
+    return thresholds_option(_dashboard(_runbooks(command)))
+
+
+@click.group()
+def rules() -> None:
+    """Prometheus rules, a runbook for each alert, and what they compare with."""
+
+
+@rules.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@_addressed
+def export(folder: Path, thresholds: Path | None, dashboard_url: str, runbook_url: str) -> None:
+    """Write the rule file and one runbook per alert into DIR.
+
+    \b
+    Examples:
+      rankscope alerts rules export rules
+      rankscope alerts rules export rules --thresholds ours.toml --dashboard-url https://rankscope.example
+
+    Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong or DIR cannot be written.
+    """  # noqa: D301 - \b is for click
+    from rankscope.alerts.rules import export as write
+    from rankscope.alerts.thresholds import thresholds as read
+
+    settings = read(thresholds)
+    try:
+        written = write(folder, dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    for path in written:
+        click.echo(f"wrote {path}", err=True)
+
+
+@rules.command()
+@_addressed
+def show(thresholds: Path | None, dashboard_url: str, runbook_url: str) -> None:
+    """Print the rule file.
+
+    \b
+    Example:
+      rankscope alerts rules show --thresholds ours.toml > rankscope.rules.yaml
+    """  # noqa: D301 - \b is for click
+    from rankscope.alerts.rules import rules_text
+    from rankscope.alerts.thresholds import thresholds as read
+
+    settings = read(thresholds)
+    try:
+        click.echo(rules_text(dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings), nl=False)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@rules.command("thresholds")
+def default_thresholds() -> None:
+    """Print the default thresholds, with what each means: a file to start from.
+
+    \b
+    Example:
+      rankscope alerts rules thresholds > ours.toml
+    """  # noqa: D301 - \b is for click
+    from rankscope.alerts.thresholds import default_text
+
+    click.echo(default_text(), nl=False)

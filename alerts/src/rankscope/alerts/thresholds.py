@@ -1,0 +1,118 @@
+"""What the rules compare with: the shipped ``rules/thresholds.toml``, and over it what an operator's file says otherwise."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, cast
+
+import msgspec
+
+from rankscope.runs.errors import InputError
+
+Value = bool | int | float | str
+Tables = Mapping[str, Mapping[str, Value]]
+
+SEVERITIES: Final = ("critical", "warning", "info")
+OF_EVERY_ALERT: Final = ("enabled", "severity", "for", "keep_firing_for")
+SHARED: Final = ("price", "gpu_states")
+"""Tables that are not about one alert."""
+
+MOST_BYTES: Final = 1 << 20
+
+_WITHOUT_DEFAULT: Final[dict[str, dict[str, Value]]] = {"price": {"per_gpu_hour": 1.0}}
+"""Settings that the shipped file leaves open, with an example of their kind."""
+_DURATION: Final = re.compile(r"(?=\d)(\d{1,4}w)?(\d{1,4}d)?(\d{1,6}h)?(\d{1,6}m)?(\d{1,6}s)?(\d{1,6}ms)?")
+_MAY_BE_ZERO: Final = ("for", "keep_firing_for")
+_MOST: Final = 1e15
+_CURRENCY: Final = re.compile(r"[A-Z]{3}")
+
+
+def default_text() -> str:
+    """The shipped file, with its comments."""
+    return (files("rankscope.alerts") / "rules" / "thresholds.toml").read_text(encoding="utf-8")
+
+
+def thresholds(path: Path | None = None) -> Tables:
+    """Every setting by table and name: the defaults, and over them those of the file ``path``. Raises ``InputError``."""
+    tables = {name: dict(settings) for name, settings in DEFAULTS.items()}
+    if path is not None:
+        for name, settings in _read(path).items():
+            if name not in tables:
+                raise InputError(path, f"no such alert or table{_instead(name, tables)}", place=f"[{name}]")
+            known = DEFAULTS[name] | _WITHOUT_DEFAULT.get(name, {})
+            for key, value in settings.items():
+                place = f"[{name}] {key}"
+                if key not in known:
+                    raise InputError(path, f"no such setting{_instead(key, known)}", place=place)
+                if wrong := _wrong(key, value, known[key]):
+                    raise InputError(path, f"{value!r} is not {wrong}", place=place)
+                tables[name][key] = cast("Value", value)
+    return MappingProxyType(tables)
+
+
+def duration_seconds(text: str) -> int | float | None:
+    """Seconds of a duration in Prometheus' spelling; ``None`` for anything else."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        return None
+    parts = zip(match.groups(), (604800, 86400, 3600, 60, 1, 0.001), (1, 1, 1, 1, 1, 2), strict=True)
+    return sum(int(part[:-letters]) * unit for part, unit, letters in parts if part)
+
+
+def _read(path: Path) -> dict[str, dict[str, object]]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error)) from error
+    if len(content) > MOST_BYTES:
+        raise InputError(path, "more than 1 MiB: this is no file of thresholds")
+    try:
+        tables = msgspec.toml.decode(content)
+    except UnicodeDecodeError as error:
+        raise InputError(path, "not UTF-8") from error
+    except msgspec.DecodeError as error:
+        raise InputError(path, f"not TOML: {error}") from error
+    for name, settings in tables.items():
+        if not isinstance(settings, dict):
+            raise InputError(path, "stands in no table: settings are written below [NAME OF AN ALERT]", place=name)
+    return cast("dict[str, dict[str, object]]", tables)
+
+
+def _with_common_settings(tables: dict[str, dict[str, Value]]) -> Mapping[str, dict[str, Value]]:
+    return MappingProxyType(
+        {name: settings if name in SHARED else {"enabled": True, **settings} for name, settings in tables.items()}
+    )
+
+
+def _instead(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
+
+
+def _wrong(key: str, value: object, example: Value) -> str | None:  # noqa: PLR0911  one line for each kind
+    """What ``value`` should have been, or ``None`` when it may be the value of ``key``, whose default is ``example``."""
+    if isinstance(example, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if key == "severity":
+        return None if value in SEVERITIES else f"one of {', '.join(SEVERITIES)}"
+    if key == "currency":
+        return None if isinstance(value, str) and _CURRENCY.fullmatch(value) else 'three capital letters, as "USD"'
+    if isinstance(example, str):
+        is_duration = isinstance(value, str) and _DURATION.fullmatch(value) and (key in _MAY_BE_ZERO or re.search("[1-9]", value))
+        return None if is_duration else 'a duration with its unit in quotes, as "5m" or "1h30m"'
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
+        return "a number that is not negative"
+    if key.endswith("_ratio") and value > 1:
+        return "a share of 1: 15 % is 0.15"
+    if isinstance(example, int) and not isinstance(value, int):
+        return "a whole number"
+    return None
+
+
+DEFAULTS: Final = _with_common_settings(msgspec.toml.decode(default_text(), type=dict[str, dict[str, Value]]))
