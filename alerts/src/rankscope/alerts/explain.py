@@ -106,7 +106,6 @@ def _xid(code: int) -> XidExplained:
 def _alert(name: str) -> AlertExplained:
     codes = [code for code in XIDS if policy_of(code).alert == name]
     # Of what only the watcher tells there are no thresholds of a rule.
-    own = {"severity": rule.severity for rule in EVERY if rule.alertname == name}
     settings = dict(DEFAULTS[name]) if name in DEFAULTS else {}
-    severity = str({**own, **settings}["severity"])
+    severity = str(settings["severity"]) if settings else next(one.severity for one in EVERY if one.alertname == name)
     return AlertExplained(name=name, severity=severity, settings=settings, xids=codes, runbook=runbooks()[name])
