@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ class RunOnDisk:
         create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=START_NS, world_size=4, backend="gloo"))
         self.end(None)
 
-    def grow(self, steps: int = 60) -> None:
-        for rank in range(4):
+    def grow(self, steps: int = 60, *, ranks: Iterable[int] = range(4)) -> None:
+        for rank in ranks:
             writer = JsonLinesWriter(rank_dir(self.path, 0, rank), "steps")
             writer.append(*(self._step(step, rank) for step in range(self.steps, self.steps + steps)))
             writer.close()

@@ -114,7 +114,9 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
         watcher = Watcher(
             run.path,
             analyse=lambda _: make_analysis(2),
-            follow=SimpleNamespace(update=lambda _: make_analysis(2), keep=lambda _: None),
+            follow=SimpleNamespace(
+                update=lambda _: make_analysis(2), keep=lambda _: None, past=lambda _: None, hang=lambda _, _fresh: None
+            ),
             delivery=Delivery(
                 [Alertmanager(manager, client, resend_after_s=60, valid_s=240)],
                 retry_after_s=1,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rankscope.alerts.alerted import EVERY
 from rankscope.alerts.external import EXTERNAL
-from rankscope.alerts.findings import ALERTED
 from rankscope.alerts.rules import export, rules_text, runbooks
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.errors import InputError
@@ -104,7 +104,7 @@ def test_the_labels_that_rules_join_on_are_published() -> None:
 
 
 def test_every_alert_says_how_bad_it_is_what_it_means_and_where_to_look() -> None:
-    assert {rule["alert"] for rule in alerts()} == set(runbooks())
+    assert {rule["alert"] for rule in alerts()} | {rule.alertname for rule in EVERY} == set(runbooks())
     for rule in alerts():
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
         assert "for" in rule
@@ -143,15 +143,17 @@ def test_a_ratio_is_divided_by_something_that_is_not_zero() -> None:
 
 def test_what_the_watcher_sends_has_a_runbook_and_the_severity_of_the_rule() -> None:
     severities = {rule["alert"]: rule["labels"]["severity"] for rule in alerts()}
-    for rule in ALERTED.values():
+    for rule in EVERY:
         assert rule.alertname in runbooks()
-        assert severities[rule.alertname] == rule.severity
+        assert severities.get(rule.alertname, rule.severity) == rule.severity
 
 
 def test_every_runbook_says_what_to_do_and_those_about_nodes_print_the_drain_commands() -> None:
     drained = {rule["alert"] for rule in alerts() if "scontrol" in rule["annotations"]["description"]} - {"NodeMaintenance"}
     assert len(drained) > 25
-    severities = {rule["alert"]: rule["labels"]["severity"] for rule in alerts()}
+    severities = {rule.alertname: rule.severity for rule in EVERY} | {
+        rule["alert"]: rule["labels"]["severity"] for rule in alerts()
+    }
     for name, page in runbooks().items():
         assert page.startswith(f"# {name}\n\n**Severity:** {severities[name]} ")
         for heading in ("## What it means", "## How to confirm", "## What to do", "## When it is quiet"):

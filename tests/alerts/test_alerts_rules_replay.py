@@ -142,11 +142,14 @@ def test_without_prometheus_the_watcher_answers_and_what_is_missing_is_said(
     replay = replay_alerts(run.path, [], by=None, how=How(policy=Policy(fire_after=1)))
 
     assert replay.rules[0].spells[0].fired_unix_ns is not None
-    assert {rule.not_evaluated for rule in replay.rules[1:]} == {
+    assert {rule.not_evaluated for rule in replay.rules if rule.source == "watcher"} == {None}
+    assert {rule.not_evaluated for rule in replay.rules if rule.source == "prometheus"} == {
         "replaying Prometheus' rules over a run needs the program 'prometheus': apt-get install prometheus"
     }
     with pytest.raises(MissingError):
-        replay_alerts(run.path, ["RankSilent"], by=None, how=How())
+        replay_alerts(run.path, ["RankSilent"], by="prometheus", how=How())
+    with pytest.raises(MissingError):
+        replay_alerts(run.path, ["GpuDown"], by=None, how=How())
 
 
 def test_what_is_too_much_or_nothing_is_said_before_anything_is_made(

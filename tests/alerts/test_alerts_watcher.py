@@ -3,105 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.watched_world import Told, World
 
-from rankscope.alerts.alert import Notice
-from rankscope.alerts.delivery import Delivery
-from rankscope.alerts.events import Event
 from rankscope.alerts.following import Following
-from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
-from rankscope.alerts.post import DeliveryError
 from rankscope.alerts.state import load_ledger, save_ledger
-from rankscope.alerts.watched_run import RESTART_GRACE_S, Glance, glance
-from rankscope.alerts.watcher import FINAL_TRIES, FORGET_AFTER_S, SHOWN, Options, Watcher
+from rankscope.alerts.watched_run import RESTART_GRACE_S, Glance, Glances
+from rankscope.alerts.watcher import FINAL_TRIES, FORGET_AFTER_S, SHOWN
 from rankscope.analysis.result import Analysis
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.writer import JsonLinesWriter
-
-
-class Told:
-    """A receiver that notes what it is told, or refuses."""
-
-    def __init__(self, *, resend_after_s: float | None = None) -> None:
-        self.key = self.name = "told"
-        self.resend_after_s = resend_after_s
-        self.broken = False
-        self.calls: list[list[Notice]] = []
-
-    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
-        if self.broken:
-            raise DeliveryError("answered 500")
-        self.calls.append(list(notices))
-
-    @property
-    def heard(self) -> list[tuple[str, str]]:
-        return [
-            ("resolved" if notice.ends_at_unix_ns else "firing", notice.alert.labels.get("rank", ""))
-            for call in self.calls
-            for notice in call
-        ]
-
-
-class World:
-    """A watcher, the clock it reads, and everything it says."""
-
-    def __init__(
-        self, path: Path, *, receiver: Told, ledger: Ledger | None = None, once: bool = False, fire_after: int = 2
-    ) -> None:
-        self.now_s = 1_700_000_100.0
-        self.answer: Analysis | Exception | None = None
-        self.analysed: list[Path] = []
-        self.followed: list[Path] = []
-        self.kept: list[Path] = []
-        self.reports: list[str] = []
-        self.events: list[Event] = []
-        self.saved: list[bytes] = []
-        self.receiver = receiver
-        self.watcher = Watcher(
-            path,
-            analyse=self.analyse,
-            follow=self,
-            delivery=Delivery([receiver], retry_after_s=5, report=self.reports.append),
-            ledger=ledger or Ledger(),
-            options=Options(policy=Policy(fire_after, 2), once=once),
-            report=self.reports.append,
-            emit=self.events.append,
-            save=lambda ledger: self.saved.append(msgspec.json.encode(ledger)),
-            clock=lambda: int(self.now_s * 1e9),
-        )
-
-    def update(self, run: Path) -> Analysis:
-        self.followed.append(run)
-        return self.analyse([run])
-
-    def keep(self, runs: Collection[Path]) -> None:
-        self.kept = list(runs)
-
-    def analyse(self, paths: Sequence[Path]) -> Analysis:
-        self.analysed += paths
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        assert self.answer is not None
-        return self.answer
-
-    def evaluate(self, answer: Analysis | Exception | None = None, run: Any = None) -> bool:
-        """Five seconds later, with one more step in ``run``."""
-        self.now_s += 5
-        if answer is not None:
-            self.answer = answer
-        if run is not None:
-            run.grow(1)
-        return self.watcher.evaluate()
-
-    def said(self) -> list[str]:
-        return [event.event for event in self.events]
 
 
 @pytest.fixture
@@ -356,12 +273,14 @@ def test_a_run_that_may_not_be_looked_at_costs_only_itself(
 ) -> None:
     run, locked = make_run("llama"), make_run("locked")
 
-    def refuse(path: Path, *, now_unix_ns: int) -> Glance:
+    original = Glances.glance
+
+    def refuse(self: Glances, path: Path, *, now_unix_ns: int) -> Glance:
         if path == locked.path:
             raise PermissionError(13, "Permission denied", str(path))
-        return glance(path, now_unix_ns=now_unix_ns)
+        return original(self, path, now_unix_ns=now_unix_ns)
 
-    monkeypatch.setattr("rankscope.alerts.watcher.glance", refuse)
+    monkeypatch.setattr(Glances, "glance", refuse)
     world = World(run.path.parent, receiver=told)
     for _ in range(3):
         world.evaluate(make_analysis(2), run)

@@ -62,6 +62,36 @@ alerts.add_command(test_webhook)
 @click.option("--interval", type=seconds, metavar="DURATION", default="5s", show_default=True, help="Time between evaluations.")
 @click.option("--fire-after", type=click.IntRange(1), help="Consecutive evaluations to fire.  [default: 3; 1 with --once]")
 @click.option("--resolve-after", type=click.IntRange(1), default=3, show_default=True, help="Consecutive evaluations to resolve.")
+@click.option(
+    "--least-firing", type=seconds, metavar="DURATION", default="1m", show_default=True, help="An alert fires at least so long."
+)
+@click.option(
+    "--silent-after",
+    type=seconds,
+    metavar="DURATION",
+    default="2m",
+    show_default=True,
+    help="Time without a step after which a rank is silent, or the run stalled.",
+)
+@click.option(
+    "--silent-steps",
+    type=click.FloatRange(2),
+    default=10.0,
+    show_default=True,
+    help="And at least so many times what a step takes as a rule.",
+)
+@click.option(
+    "--budget",
+    multiple=True,
+    metavar="NAME=SHARE",
+    help="Of the step: communication=30%, input=25%, host=35%; of the run's own past: slower=10%. Repeatable.",
+)
+@click.option(
+    "--ask-for-dumps/--no-ask-for-dumps",
+    default=True,
+    show_default=True,
+    help="Whether ranks of a stalled run are asked, once, for their Flight Recorders.",
+)
 @click.option("--dashboard-url", type=http_url, metavar="URL", help="Dashboard that alerts link to, http://host:8050.")
 @click.option("--runbook-url", default="runbooks", show_default=True, help="Where the runbooks are served.")
 @click.option(
@@ -80,6 +110,11 @@ def watch(
     interval: float,
     fire_after: int | None,
     resolve_after: int,
+    least_firing: float,
+    silent_after: float,
+    silent_steps: float,
+    budget: tuple[str, ...],
+    ask_for_dumps: bool,
     dashboard_url: str | None,
     runbook_url: str,
     state: Path | None,
@@ -99,11 +134,20 @@ def watch(
 
     Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
     """  # noqa: D301 - \b is for click
+    from rankscope.alerts.budgets import budgets_of
+    from rankscope.alerts.hysteresis import Policy
+    from rankscope.alerts.pace import Pace
     from rankscope.alerts.target import webhook_target
     from rankscope.alerts.targets import load_targets
+    from rankscope.alerts.watched_life import Patience
     from rankscope.alerts.watched_run import discover
+    from rankscope.alerts.watcher import Options
     from rankscope.alerts.watching import Addresses, prepare
 
+    try:
+        budgets = budgets_of(budget)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--budget") from error
     try:
         discover(path)
     except OSError as error:
@@ -112,10 +156,15 @@ def watch(
     watch = prepare(
         path,
         addresses=Addresses(alertmanagers=alertmanager, targets=targets, dashboard=dashboard_url, runbooks=runbook_url),
-        fire_after=fire_after or (1 if once else 3),
-        resolve_after=resolve_after,
-        once=once,
-        interval_s=interval,
+        options=Options(
+            policy=Policy(fire_after or (1 if once else 3), resolve_after, least_firing),
+            patience=Patience(silent_after_s=silent_after, silent_steps=silent_steps),
+            budgets=budgets,
+            interval_s=interval,
+            ask_for_dumps=ask_for_dumps,
+            pace=Pace(),
+            once=once,
+        ),
         state=state,
         json_lines=format_ == "json",
     )

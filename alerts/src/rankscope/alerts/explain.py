@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.alerts.alerted import EVERY
 from rankscope.alerts.rules import runbooks
 from rankscope.alerts.thresholds import DEFAULTS
 from rankscope.alerts.xid_policy import policy_of
@@ -104,6 +105,7 @@ def _xid(code: int) -> XidExplained:
 
 def _alert(name: str) -> AlertExplained:
     codes = [code for code in XIDS if policy_of(code).alert == name]
-    return AlertExplained(
-        name=name, severity=str(DEFAULTS[name]["severity"]), settings=dict(DEFAULTS[name]), xids=codes, runbook=runbooks()[name]
-    )
+    # Of what only the watcher tells there are no thresholds of a rule.
+    settings = dict(DEFAULTS[name]) if name in DEFAULTS else {}
+    severity = str(settings["severity"]) if settings else next(one.severity for one in EVERY if one.alertname == name)
+    return AlertExplained(name=name, severity=severity, settings=settings, xids=codes, runbook=runbooks()[name])

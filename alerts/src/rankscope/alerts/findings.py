@@ -2,84 +2,109 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
-from rankscope.alerts.alert import Alert, fingerprint
+from rankscope.alerts.alerted import ALERTED
+from rankscope.alerts.budgets import PARTS, SAYS, Budgets
+from rankscope.alerts.candidate import Candidate, Loss, Subject
 from rankscope.analysis.duration import duration
-from rankscope.analysis.result import Analysis, Evidence, Finding, Kind, Verdict
-from rankscope.runs.links import overview_url
+from rankscope.analysis.result import Analysis, Cost, Evidence, Finding, Verdict
+
+_HOUR_US: Final = 3.6e9
 
 
-@dataclass(frozen=True, slots=True)
-class FindingRule:
-    """The alert that a kind of finding becomes."""
-
-    alertname: str
-    severity: Literal["critical", "warning", "info"]
-
-
-ALERTED: Final[dict[Kind, FindingRule]] = {
-    "straggler": FindingRule("TrainingStraggler", "warning"),
-}
-"""A finding of any other kind describes the job as a whole and wakes nobody."""
-
-
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding that deserves an alert, if it lasts."""
-
-    alert: Alert
-    fingerprint: str
-    finding: Finding
-
-
-def candidates(analysis: Analysis, *, dashboard_url: str | None = None, runbook_url: str = "runbooks") -> list[Candidate]:
+def candidates(
+    analysis: Analysis,
+    *,
+    dashboard_url: str | None = None,
+    runbook_url: str = "runbooks",
+    budgets: Budgets | None = None,
+    price: Cost | None = None,
+) -> list[Candidate]:
     """The alerts an analysis speaks for, at most one per identity, most costly first.
 
-    ``dashboard_url`` and ``runbook_url`` are the bases of the links.
+    ``dashboard_url`` and ``runbook_url`` are the bases of the links; ``price`` is that of a GPU-hour.
     """
+    subject = subject_of(analysis, dashboard_url=dashboard_url, runbook_url=runbook_url)
     found: dict[str, Candidate] = {}
-    for finding in analysis.findings:
+    for finding in (*_of_each_rank(analysis), *_over_budget(analysis, budgets or Budgets())):
         rule = ALERTED.get(finding.kind)
         if rule is None:
             continue
-        labels = _labels(analysis, finding, rule)
-        identity = fingerprint(labels)
-        if identity in found:
-            continue
-        link = ""
-        if dashboard_url is not None:
-            link = overview_url(dashboard_url, labels["run_id"], rank=finding.rank)
-        annotations = _annotations(analysis, finding)
-        annotations["runbook_url"] = f"{runbook_url.rstrip('/')}/{rule.alertname}.md"
-        if link:
-            annotations["dashboard_url"] = link
-        alert = Alert(labels=labels, annotations=annotations, generator_url=link)
-        found[identity] = Candidate(alert=alert, fingerprint=identity, finding=finding)
+        # Who hangs may become clear later: it must not make another alert of it.
+        rank, host = (None, None) if finding.kind == "hang" else (finding.rank, finding.host)
+        candidate = subject.candidate(
+            rule,
+            _annotations(analysis, finding),
+            rank=rank,
+            host=host,
+            finding=finding,
+            loss=_loss(analysis, finding, price),
+        )
+        found.setdefault(candidate.fingerprint, candidate)
     return list(found.values())
 
 
-def _labels(analysis: Analysis, finding: Finding, rule: FindingRule) -> dict[str, str]:
+def subject_of(analysis: Analysis, *, dashboard_url: str | None, runbook_url: str) -> Subject:
+    """The run that was analysed."""
     source = analysis.source
-    labels = {
-        "alertname": rule.alertname,
-        "severity": rule.severity,
-        "run_id": source.run_id or source.path,
-        "run": source.name or "",
-        "rank": "" if finding.rank is None else str(finding.rank),
-        "host": finding.host or "",
-    }
-    return {name: value for name, value in labels.items() if value}
+    return Subject(
+        run_id=source.run_id or source.path,
+        name=source.name,
+        simulated=source.simulated,
+        dashboard_url=dashboard_url,
+        runbook_url=runbook_url,
+    )
+
+
+def _of_each_rank(analysis: Analysis) -> Iterator[Finding]:
+    """The findings that speak for themselves; of one about several ranks one each, for which is the worst of them changes."""
+    hosts = {rank.rank: rank.host for rank in analysis.ranks}
+    verdict = analysis.verdict
+    for finding in analysis.findings:
+        if finding.kind in {kind for _, kind in PARTS.values()}:
+            continue  # their budgets decide
+        yield finding
+        if finding.rank is not None and (verdict.kind, verdict.rank) == (finding.kind, finding.rank):
+            others = [rank for rank in verdict.ranks if rank != finding.rank]
+            yield from (msgspec.structs.replace(finding, rank=rank, host=hosts.get(rank)) for rank in others)
+
+
+def _over_budget(analysis: Analysis, budgets: Budgets) -> Iterator[Finding]:
+    """Parts of the step that take more than they may, the largest first; in the analysis' own words where it has any."""
+    told = {finding.kind: finding for finding in analysis.findings}
+    shares: list[tuple[float, str]] = []
+    for name, (part, kind) in PARTS.items():
+        share = None if analysis.waterfall is None else analysis.waterfall.share(part)  # type: ignore[arg-type]
+        if share is None and kind in told:
+            # Not a part of the waterfall by itself: idle time of a device, say, that nothing explains.
+            share = next((one.value for one in told[kind].evidence if one.name.startswith("share.")), None)
+        if share is not None and share >= getattr(budgets, name):
+            shares.append((share, name))
+    for share, name in sorted(shares, reverse=True):
+        part, kind = PARTS[name]
+        budget: float = getattr(budgets, name)
+        evidence = [
+            Evidence(name=f"share.{part}", value=share, unit="ratio", detail="of the step"),
+            Evidence(name="budget", value=budget, unit="ratio", detail="of the step"),
+        ]
+        own = told.get(kind)
+        if own is not None:
+            yield msgspec.structs.replace(own, evidence=[*own.evidence, evidence[1]])
+        else:
+            summary = f"{share:.0%} {SAYS[part]}, more than {budget:.0%}."
+            yield Finding(kind=kind, steps=analysis.verdict.steps, summary=summary, evidence=evidence)
 
 
 def _annotations(analysis: Analysis, finding: Finding) -> dict[str, str]:
-    simulated = analysis.source.simulated
     verdict = analysis.verdict
-    texts = {
-        "summary": f"[simulated GPUs] {finding.summary}" if simulated else finding.summary,
-        "simulated": "true" if simulated else "",
+    # What makes one of several wait is known of the worst of them, and of the others no less.
+    about = verdict.kind == finding.kind and (verdict.rank == finding.rank or finding.rank in verdict.ranks)
+    return {
+        "summary": finding.summary,
         "gpu_uuid": next((rank.gpu_uuid or "" for rank in analysis.ranks if rank.rank == finding.rank), ""),
         "cause": finding.cause or "",
         "phase": finding.phase or "",
@@ -89,9 +114,8 @@ def _annotations(analysis: Analysis, finding: Finding) -> dict[str, str]:
         "gpu_hours_lost": _number(finding.gpu_hours_lost),
         "confidence": "" if finding.confidence is None else f"{finding.confidence:.0%}",
         "evidence": "; ".join(_evidence(finding)),
-        **(_from_verdict(verdict) if (verdict.kind, verdict.rank) == (finding.kind, finding.rank) else {}),
+        **(_from_verdict(verdict) if about else {"next": "\n".join(_advice(analysis, finding))}),
     }
-    return {name: text for name, text in texts.items() if text}
 
 
 def _from_verdict(verdict: Verdict) -> dict[str, str]:
@@ -99,8 +123,32 @@ def _from_verdict(verdict: Verdict) -> dict[str, str]:
     return {
         "explained_by": verdict.explained_by or "",
         "cost": f"{verdict.cost.amount:.2f} {verdict.cost.currency}" if verdict.cost else "",
+        "culprit": ",".join(map(str, verdict.ranks)) if verdict.kind == "hang" else "",
+        "group": verdict.group or "",
         "next": "\n".join(verdict.next),
     }
+
+
+def _advice(analysis: Analysis, finding: Finding) -> list[str]:
+    """What is advised on a part of the step that is not what the verdict is about."""
+    figures = {f"share.{part}" for part, kind in PARTS.values() if kind == finding.kind}
+    return [one.action for one in analysis.advice if figures & {evidence.name for evidence in one.evidence}]
+
+
+def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | None:
+    """``None`` where no GPU time is lost, and where it is not known how much."""
+    world = analysis.source.world_size or analysis.source.ranks
+    amount, currency = (None, None) if price is None else (price.amount, price.currency)
+    if finding.slowdown is not None and finding.gpu_hours_lost is not None:
+        per_hour = world * (1 - 1 / finding.slowdown) if finding.slowdown > 1 else 0.0
+        return Loss(gpu_hours=finding.gpu_hours_lost, per_hour=per_hour, price=amount, currency=currency)
+    part = next((part for part, kind in PARTS.values() if kind == finding.kind), None)
+    share = next((one.value for one in finding.evidence if one.name == f"share.{part}"), None)
+    accelerated = any(rank.device_kind not in (None, "cpu") for rank in analysis.ranks)
+    if share is None or analysis.waterfall is None or not (accelerated or price is not None):
+        return None
+    hours = share * analysis.waterfall.step_us * analysis.waterfall.steps * world / _HOUR_US
+    return Loss(gpu_hours=hours, per_hour=share * world, price=amount, currency=currency)
 
 
 def reading(item: Evidence) -> tuple[str, str]:

@@ -14,6 +14,8 @@ class Policy:
 
     fire_after: int = 3
     resolve_after: int = 3
+    least_firing_s: float = 0.0
+    """An alert fires for at least as long: whoever groups alerts must get to see it before it is over."""
 
     def __post_init__(self) -> None:
         if min(self.fire_after, self.resolve_after) < 1:
@@ -31,14 +33,16 @@ class Track(msgspec.Struct, frozen=True):
     streak: int = 0
 
 
-def advance(track: Track | None, *, present: bool, policy: Policy) -> Track | None:
+def advance(track: Track | None, *, present: bool, policy: Policy, firing_s: float = float("inf")) -> Track | None:
     """The next state after one evaluation that did or did not show the finding; ``None`` when there is nothing to follow.
 
-    An evaluation that could not tell must not be passed on: missing is neither present nor absent.
+    An evaluation that could not tell must not be passed on: missing is neither present nor absent. ``firing_s``: for how long it
+    has been firing.
     """
     if track is not None and track.state == "firing":
         misses = 0 if present else track.streak + 1
-        return Track("resolved") if misses >= policy.resolve_after else Track("firing", misses)
+        over = misses >= policy.resolve_after and firing_s >= policy.least_firing_s
+        return Track("resolved") if over else Track("firing", misses)
     if not present:
         return None
     hits = 1 + (track.streak if track is not None and track.state == "pending" else 0)

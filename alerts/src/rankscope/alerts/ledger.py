@@ -1,4 +1,4 @@
-"""The ledger of alerts: which finding is pending or firing since when, and which receiver has been told what.
+"""What the watcher remembers: which alert is pending or firing since when, and which receiver has been told what.
 
 It is the part of the watcher that outlives a restart: start times and fingerprints stay, nobody is told twice.
 """
@@ -11,10 +11,13 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.alerts.alert import Alert, Notice
-from rankscope.alerts.findings import Candidate
+from rankscope.alerts.candidate import Candidate, Loss
 from rankscope.alerts.hysteresis import Policy, Track, advance
+from rankscope.analysis.result import Finding
 
 LEDGER_SCHEMA: Final = "rankscope.alerts-state/1"
+_LONGEST_HOURS: Final = 1.0
+"""Between two evaluations: what a clock that is set, or a watcher that was away, adds beyond is not counted as lost."""
 
 Status = Literal["firing", "resolved"]
 
@@ -32,6 +35,19 @@ class Entry(msgspec.Struct, kw_only=True):
     ends_at_unix_ns: int | None = None
     told: dict[str, Status] = {}
     """Receiver (its key, not its address) to the last status it accepted."""
+    logged: Status | None = None
+    """The last status that is in the run's ``findings.jsonl``."""
+    finding: Finding | None = None
+    """What it fired for, until that is there, too."""
+    gpu_hours_lost: float = 0.0
+    """Since it was seen first."""
+    seen_unix_ns: int | None = None
+    """When it was found last."""
+
+    @property
+    def name(self) -> str:
+        """Of the alert."""
+        return self.alert.labels.get("alertname", "")
 
     def notice(self) -> Notice:
         """What to send about it; only for an alert that has fired."""
@@ -43,12 +59,28 @@ class Entry(msgspec.Struct, kw_only=True):
             ends_at_unix_ns=self.ends_at_unix_ns,
         )
 
+    def found(self, candidate: Candidate, now_unix_ns: int) -> None:
+        """It is there, and this is what is known of it now."""
+        self.alert = candidate.alert
+        if candidate.loss is not None:
+            self._lose(candidate.loss, now_unix_ns)
+        self.seen_unix_ns = now_unix_ns
+
+    def _lose(self, loss: Loss, now_unix_ns: int) -> None:
+        hours = 0.0 if self.seen_unix_ns is None else max(0.0, (now_unix_ns - self.seen_unix_ns) / 3.6e12)
+        more = self.gpu_hours_lost + loss.per_hour * min(hours, _LONGEST_HOURS)
+        self.gpu_hours_lost = max(more, loss.gpu_hours)
+        texts = {**self.alert.annotations, **loss.annotations(self.gpu_hours_lost)}
+        self.alert = msgspec.structs.replace(self.alert, annotations=texts)
+
 
 class Ledger(msgspec.Struct, kw_only=True):
     """All alerts that are followed, of all runs."""
 
     schema: str = LEDGER_SCHEMA
     entries: list[Entry] = []
+    alive: list[str] = []
+    """Folders of runs that were seen to make steps and have not ended: that they no longer do is news after a restart, too."""
 
     def update(
         self,
@@ -58,51 +90,88 @@ class Ledger(msgspec.Struct, kw_only=True):
         now_unix_ns: int,
         policy: Policy,
         unknown: Collection[int] = (),
+        of: Collection[str] | None = None,
     ) -> list[Entry]:
         """Take in one evaluation of a run; returns the entries that fired or resolved by it.
 
-        ``unknown``: ranks that it could tell nothing of. What is followed of them stays as it is unless it was found.
+        ``unknown``: ranks that it could tell nothing of. What is followed of them stays as it is unless it was found. ``of``:
+        names of the alerts that it was about; ``None``: all.
         """
         silent = {str(rank) for rank in unknown}
         present = {candidate.fingerprint: candidate for candidate in found}
         changed: list[Entry] = []
-        followed = {entry.fingerprint: entry for entry in self.entries if entry.run == run and entry.track.state != "resolved"}
+        followed = {
+            entry.fingerprint: entry
+            for entry in self.entries
+            if entry.run == run and entry.track.state != "resolved" and (of is None or entry.name in of)
+        }
         for key, candidate in present.items():
             if key not in followed:
                 followed[key] = Entry(run=run, fingerprint=key, alert=candidate.alert, track=Track("pending"))
                 self.entries.append(followed[key])
         for key, entry in followed.items():
-            if key not in present and entry.alert.labels.get("rank") in silent:
+            if key not in present and not silent.isdisjoint(_ranks_of(entry)):
                 continue
             before = entry.track.state
-            track = advance(entry.track, present=key in present, policy=policy)
+            firing_s = 0.0 if entry.starts_at_unix_ns is None else (now_unix_ns - entry.starts_at_unix_ns) / 1e9
+            track = advance(entry.track, present=key in present, policy=policy, firing_s=firing_s)
             if track is None:
                 self.entries.remove(entry)
                 continue
             entry.track = track
             if key in present:
-                entry.alert = present[key].alert
+                entry.found(present[key], now_unix_ns)
             if track.state == "resolved":
                 entry.ends_at_unix_ns = now_unix_ns
             elif track.state == "firing" and before != "firing":
                 entry.starts_at_unix_ns = now_unix_ns
+                entry.finding = present[key].finding
                 self._drop_overtaken(entry)
             if track.state != before:
                 changed.append(entry)
         return [entry for entry in changed if entry.track.state != "pending"]
 
-    def resolve(self, run: str, *, now_unix_ns: int) -> list[Entry]:
-        """End everything of a run that is over or gone: pending findings are dropped, firing alerts resolved and returned."""
-        self.entries = [entry for entry in self.entries if entry.run != run or entry.track.state != "pending"]
-        ended = [entry for entry in self.entries if entry.run == run and entry.track.state == "firing"]
+    def resolve(self, run: str, *, now_unix_ns: int, of: Collection[str] | None = None, but: Collection[str] = ()) -> list[Entry]:
+        """End everything of a run that is over or gone: pending findings are dropped, firing alerts resolved and returned.
+
+        ``of`` these names (``None``: all), ``but`` not of these.
+        """
+        meant = [
+            entry for entry in self.entries if entry.run == run and (of is None or entry.name in of) and entry.name not in but
+        ]
+        dropped = {id(entry) for entry in meant if entry.track.state == "pending"}
+        self.entries = [entry for entry in self.entries if id(entry) not in dropped]
+        ended = [entry for entry in meant if entry.track.state == "firing"]
         for entry in ended:
             entry.track = Track("resolved")
             entry.ends_at_unix_ns = now_unix_ns
         return ended
 
+    def restart(self, run: str) -> None:
+        """Another attempt has begun: what was only pending was about ranks that are gone."""
+        self.entries = [entry for entry in self.entries if entry.run != run or entry.track.state != "pending"]
+
     def runs(self) -> set[str]:
         """Folders of the runs with a pending or firing alert."""
         return {entry.run for entry in self.entries if entry.track.state != "resolved"}
+
+    def names(self, run: str, *, together: bool = False) -> set[str]:
+        """Names of the pending or firing alerts of a run; ``together``: only of those that are about many ranks at once."""
+        return {
+            entry.name
+            for entry in self.entries
+            if entry.run == run and entry.track.state != "resolved" and (not together or "ranks" in entry.alert.annotations)
+        }
+
+    def has_pending(self, run: str) -> bool:
+        """Whether something of the run is about to fire."""
+        return any(entry.run == run and entry.track.state == "pending" for entry in self.entries)
+
+    def unlogged(self) -> list[Entry]:
+        """Those whose last change is not in ``findings.jsonl``."""
+        return [
+            entry for entry in self.entries if entry.track.state in ("firing", "resolved") and entry.logged != entry.track.state
+        ]
 
     def forget(self, receivers: Collection[str]) -> None:
         """Drop resolved alerts of which every one of ``receivers`` (keys) that was told about the firing knows the end."""
@@ -119,3 +188,9 @@ class Ledger(msgspec.Struct, kw_only=True):
             for other in self.entries
             if other is entry or other.fingerprint != entry.fingerprint or other.track.state != "resolved"
         ]
+
+
+def _ranks_of(entry: Entry) -> set[str]:
+    """The ranks that an alert is about."""
+    together = entry.alert.annotations.get("ranks", "")
+    return {entry.alert.labels.get("rank", ""), *together.split(",")} - {""}

@@ -16,9 +16,10 @@ from typing import Final
 
 import msgspec
 
+from rankscope.alerts.alerted import WATCHER_ALERTS
 from rankscope.alerts.delivery import Delivery
 from rankscope.alerts.events import Event
-from rankscope.alerts.findings import ALERTED, candidates
+from rankscope.alerts.findings import candidates
 from rankscope.alerts.following import Following
 from rankscope.alerts.growing_run import GrowingRun
 from rankscope.alerts.hysteresis import Policy
@@ -32,8 +33,10 @@ from rankscope.runs.errors import InputError
 
 INTERVAL_S: Final = 5.0
 """Between evaluations, as of ``rankscope alerts watch``."""
+LOOKED_ON_S: Final = 1200.0
+"""So long a run that does not grow is looked at as often as if it did; what lasts longer than that lasts."""
 
-WATCHER_RULES: Final = tuple(dict.fromkeys(rule.alertname for rule in ALERTED.values()))
+WATCHER_RULES: Final = WATCHER_ALERTS
 """Names of the alerts that the watcher knows."""
 
 
@@ -90,11 +93,12 @@ class _Replaying:
             follow=_Seen(lambda: self._now / 1e9, self._remember),
             delivery=Delivery([], retry_after_s=how.interval_s, report=self._note),
             ledger=Ledger(),
-            options=Options(policy=how.policy),
+            options=Options(policy=how.policy, interval_s=how.interval_s, ask_for_dumps=False),
             report=self._note,
             emit=self._take,
             save=lambda _ledger: None,
             clock=lambda: self._now,
+            elapsed=lambda: self._now / 1e9,
         )
 
     def go(self) -> None:
@@ -155,6 +159,8 @@ class _Replaying:
         grows = self._growing.next_unix_ns
         if grows is not None and grows <= self._now + self._interval_ns:
             return self._now + self._interval_ns
+        if self._now - self._grown_unix_ns < LOOKED_ON_S * 1e9 and self._now + self._interval_ns <= time.time_ns():
+            return self._now + self._interval_ns  # that nothing grows is what alerts may be about
         waits = [self._grown_unix_ns + int(seconds * 1e9) for seconds in (RESTART_GRACE_S, FORGET_AFTER_S)]
         moments = [moment for moment in waits if self._now < moment <= time.time_ns()]
         if grows is not None:
@@ -176,7 +182,7 @@ class _Replaying:
 
     def _remember(self, analysis: Analysis) -> Analysis:
         self._judged = self._judged or analysis.verdict.kind != "insufficient_data"
-        self._findings = {candidate.fingerprint: candidate.finding for candidate in candidates(analysis)}
+        self._findings = {one.fingerprint: one.finding for one in candidates(analysis) if one.finding is not None}
         return analysis
 
     def _take(self, event: Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Callable
@@ -49,6 +50,33 @@ def load_ledger(path: Path, *, report: Callable[[str], None]) -> Ledger:
     if ledger.schema != LEDGER_SCHEMA:
         raise InputError(path, f"written in format {ledger.schema!r}; this version reads {LEDGER_SCHEMA!r}")
     return ledger
+
+
+def hold(path: Path, watched: Path) -> None:
+    """Keep the state file ``path`` to this process until it ends. Raises ``InputError`` where another watcher has it.
+
+    Where it cannot be locked at all, as on some file servers, it is shared.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return  # whoever saves it says so
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise InputError(
+            watched, f"another watcher follows it already, with the state in {path}; --state names another"
+        ) from error
+    except OSError:
+        os.close(handle)
+        return
+    _held.append(handle)
+
+
+_held: list[int] = []
+"""Open as long as this process lives."""
 
 
 def _is_remnant(data: bytes) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from rankscope.alerts.rank_look import RankLook, RankSeen
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader, is_run, is_visible_run
-from rankscope.runs.records import RankInfo
+from rankscope.runs.records import RankInfo, RunInfo
 from rankscope.runs.segments import open_regular
 
 RESTART_GRACE_S: Final = 30.0
@@ -26,6 +26,47 @@ class Glance:
     content: tuple[int, int, int]
     """Changes whenever a record is written: attempts, ranks, bytes of the last attempt."""
     ended: bool
+    info: RunInfo = field(compare=False)
+    ranks: Mapping[int, RankSeen] = field(default_factory=dict, compare=False)
+    """Of the last attempt."""
+
+    @property
+    def attempt(self) -> int:
+        """Number of the last attempt."""
+        return self.content[0]
+
+    @property
+    def infos(self) -> dict[int, RankInfo]:
+        """Who the ranks are, where that is known."""
+        return {rank: seen.info for rank, seen in self.ranks.items() if seen.info is not None}
+
+
+class Glances:
+    """Looks at runs, each again and again."""
+
+    def __init__(self) -> None:
+        self._looks: dict[Path, tuple[int, dict[int, RankLook]]] = {}
+
+    def glance(self, run: Path, *, now_unix_ns: int) -> Glance:
+        """Look at a run without reading its records. Raises ``InputError`` for what is no readable run."""
+        reader = RunReader(run)
+        attempts = reader.attempts()
+        if not attempts:
+            return Glance(reader.info.run_id, (0, 0, 0), ended=False, info=reader.info)
+        last = attempts[-1]
+        known = self._looks.get(run)
+        looks = known[1] if known is not None and known[0] == last else {}
+        # Of a rank that cannot be looked at nothing is known; that is for the analysis to say, of the others as well.
+        looks = {rank: looks.get(rank) or RankLook(rank_dir(run, last, rank), last, rank) for rank in reader.ranks(last)}
+        self._looks[run] = (last, looks)
+        seen = {rank: look.look(reader) for rank, look in looks.items()}
+        ended = _ended([one.info for one in seen.values()], now_unix_ns)
+        content = (last, len(seen), sum(one.size for one in seen.values()))
+        return Glance(reader.info.run_id, content, ended=ended, info=reader.info, ranks=seen)
+
+    def keep(self, runs: Collection[Path]) -> None:
+        """Remember nothing of other runs than these."""
+        self._looks = {run: looks for run, looks in self._looks.items() if run in runs}
 
 
 def discover(path: Path) -> list[Path]:
@@ -42,20 +83,6 @@ def last_attempt(run: Path) -> int | None:
     """Number of the last attempt, ``None`` before the first. Raises ``InputError``."""
     attempts = RunReader(run).attempts()
     return attempts[-1] if attempts else None
-
-
-def glance(run: Path, *, now_unix_ns: int) -> Glance:
-    """Look at a run without reading its records. Raises ``InputError`` for what is no readable run."""
-    reader = RunReader(run)
-    attempts = reader.attempts()
-    if not attempts:
-        return Glance(reader.info.run_id, (0, 0, 0), ended=False)
-    last = attempts[-1]
-    ranks = reader.ranks(last)
-    # Of a rank that cannot be looked at nothing is known; that is for the analysis to say, of the others as well.
-    size = sum(_bytes_in(rank_dir(run, last, rank)) for rank in ranks)
-    ended = _ended([reader.rank(last, rank) for rank in ranks], now_unix_ns)
-    return Glance(reader.info.run_id, (last, len(ranks), size), ended=ended)
 
 
 def _ended(ranks: list[RankInfo | None], now_unix_ns: int) -> bool:
@@ -85,12 +112,3 @@ def ranks_within(run: Path, attempt: int, paths: Iterable[str]) -> set[int]:
     folder = rank_dir(run, attempt, 0).parent
     inside = [(run / path).relative_to(folder).parts for path in paths if (run / path).is_relative_to(folder)]
     return {int(parts[0]) for parts in inside if parts and parts[0].isdecimal()}
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(OSError):  # retention removed it meanwhile
-                total += entry.stat(follow_symlinks=False).st_size
-    return total

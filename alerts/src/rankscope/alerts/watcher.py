@@ -1,4 +1,4 @@
-"""Follows runs: analyses them again and again, turns lasting findings into alerts, and has them delivered.
+"""Follows runs: looks at them again and again, turns what lasts into alerts, and has them delivered.
 
 Whatever goes wrong with one run is reported in one line and costs only that run, only this time: its alerts stay as they are,
 because what cannot be read is neither well nor ill.
@@ -13,14 +13,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from rankscope.alerts.alerted import CRASHED, OF_LIFE, OF_PAST, OF_RECORDS
+from rankscope.alerts.announcing import Announcer
+from rankscope.alerts.budgets import Budgets
+from rankscope.alerts.candidate import Candidate, Subject
 from rankscope.alerts.delivery import Delivery
+from rankscope.alerts.dumps import Dumps
 from rankscope.alerts.events import Event
-from rankscope.alerts.findings import Candidate, candidates
-from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding
+from rankscope.alerts.findings import candidates
 from rankscope.alerts.hysteresis import Policy
-from rankscope.alerts.ledger import Entry, Ledger, Status
-from rankscope.alerts.watched_run import Glance, discover, glance, last_attempt, ranks_within, why_unreadable
-from rankscope.analysis.result import Analysis
+from rankscope.alerts.ledger import Ledger
+from rankscope.alerts.pace import Pace
+from rankscope.alerts.past import StepPast
+from rankscope.alerts.regressions import Regressions
+from rankscope.alerts.standstill import Standing
+from rankscope.alerts.storm import collapsed
+from rankscope.alerts.watched_life import Lives, Patience, gpus_of
+from rankscope.alerts.watched_run import Glance, Glances, discover, last_attempt, ranks_within, why_unreadable
+from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.result import Analysis, Cost
 from rankscope.runs.errors import InputError, RankscopeError
 
 FINAL_TRIES: Final = 5
@@ -29,6 +40,10 @@ SHOWN: Final = 5
 """Of the files of a run that cannot be read; when a file server is away they are thousands."""
 FORGET_AFTER_S: Final = 3600.0
 """Alerts of a run that has been gone, unreadable or without a new record for this long are ended: nothing else would end them."""
+FORGET_LIFE_AFTER_S: Final = 24 * 3600.0
+"""Those that say just that, that nothing is recorded any more."""
+CRASH_TOLD_S: Final = 600.0
+"""So long it is told that a run crashed: what is over as soon as it fires nobody gets to see."""
 
 
 class Analyse(Protocol):
@@ -44,6 +59,12 @@ class Follow(Protocol):
     def update(self, run: Path) -> Analysis:
         """Analyse a run, of which only what is new need be read."""
 
+    def past(self, run: Path) -> StepPast | None:
+        """How its steps went so far; ``None``: nothing is known."""
+
+    def hang(self, run: Path, fresh: bool, /) -> HangReport | None:
+        """Who hung it, from the dumps in it."""
+
     def keep(self, runs: Collection[Path]) -> None:
         """These go on; nothing of any other run need be kept."""
 
@@ -53,6 +74,13 @@ class Options:
     """How to watch. ``dashboard_url`` and ``runbook_url`` are the bases of the links in alerts."""
 
     policy: Policy = field(default_factory=Policy)
+    patience: Patience = field(default_factory=Patience)
+    budgets: Budgets = field(default_factory=Budgets)
+    interval_s: float = 5.0
+    """From one evaluation to the next, as far as they do not take longer."""
+    ask_for_dumps: bool = True
+    """Whether ranks of a run that stands still are asked for their Flight Recorders."""
+    pace: Pace = field(default_factory=lambda: Pace(0.0, 0.0))
     once: bool = False
     """Evaluate everything there is, also runs that are over, and end no alert because its run is over."""
     dashboard_url: str | None = None
@@ -63,7 +91,8 @@ class Watcher:
     """Follows ``path``: one run, or a folder of runs that come and go.
 
     Runs that go on are analysed by ``follow``, those that are over as a whole by ``analyse``.
-    ``report`` takes problems, one line each; ``emit`` takes events; ``save`` persists the ledger.
+    ``report`` takes problems, one line each; ``emit`` takes events; ``save`` persists the ledger; ``clock`` tells unix
+    nanoseconds, ``elapsed`` seconds of a clock that is never set.
     """
 
     def __init__(
@@ -79,6 +108,7 @@ class Watcher:
         emit: Callable[[Event], None],
         save: Callable[[Ledger], None],
         clock: Callable[[], int] = time.time_ns,
+        elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
         self._analyse = analyse
@@ -90,26 +120,36 @@ class Watcher:
         self._emit = emit
         self._save = save
         self._clock = clock
+        self._elapsed = elapsed
+        self._announcer = Announcer(ledger, emit=emit, report=report, save=save)
+        self._glances = Glances()
+        dumps = Dumps(follow.hang, ask=options.ask_for_dumps, report=report)
+        self._lives = Lives(patience=options.patience, interval_s=options.interval_s, dumps=dumps, elapsed=elapsed)
         self._seen: dict[Path, Glance] = {}
         self._over: dict[Path, Glance] = {}
         self._final_failures: Counter[Path] = Counter()
         self._trouble: dict[tuple[str, Path], str] = {}
         self._fresh_unix_ns: dict[str, int] = {}
         self._unreadable: dict[Path, frozenset[str]] = {}
-        self._log_failed: set[Path] = set()
         self._single: Path | None = None
 
     def evaluate(self) -> bool:
         """One evaluation of everything. Returns whether there is nothing left to follow: a single run that is over."""
+        self._announcer.announce()  # what a watcher that was killed had no time to say
+        self._lives.tick()
         runs = self._runs()
-        ended = [run for run in runs if self._evaluate_run(run)]
-        self._follow.keep([run for run in runs if run not in self._over])
+        ended = [run for run in runs if self._evaluate_run(run, runs)]
+        going = [run for run in runs if run not in self._over]
+        for keeping in (self._follow, self._glances, self._lives, self._options.pace):
+            keeping.keep(going)
         self._forget_lost()
         # Deliver before ending anything: who is told of an end must have heard of the beginning.
+        self._announcer.announce()
         self._deliver()
         if ended and not self._options.once:
             for run in ended:
-                self._announce(self.ledger.resolve(str(run), now_unix_ns=self._clock()))
+                self.ledger.resolve(str(run), now_unix_ns=self._clock(), but=[CRASHED.alertname])
+            self._announcer.announce()
             self._deliver()
         self._save(self.ledger)
         return self._single is not None and self._single in self._over
@@ -145,58 +185,77 @@ class Watcher:
             raise InputError(self._path, "no run in it (no run.json)")
         return runs
 
-    def _evaluate_run(self, run: Path) -> bool:
+    def _evaluate_run(self, run: Path, runs: Sequence[Path]) -> bool:
         """Evaluate one run; returns whether it is over, and was not before. Never raises for what a run can do wrong."""
         now = self._clock()
         seen = self._glance(run, now)
         if seen is None:
             return False
-        followed = run == self._single or str(run) in self._fresh_unix_ns or str(run) in self.ledger.runs()
+        known = str(run) in self.ledger.alive or not self.ledger.names(str(run)) <= {CRASHED.alertname}
+        followed = run == self._single or str(run) in self._fresh_unix_ns or known
         if seen.ended and not followed and not self._options.once:
             # It was over before anybody watched it: history, not news.
             self._over[run] = seen
             return False
-        if self._seen.get(run) != seen:
+        before = self._seen.get(run)
+        if before is not None and before.attempt != seen.attempt:
+            self.ledger.restart(str(run))
+        changed = before != seen
+        if changed:
             self._fresh_unix_ns[str(run)] = now
-        if seen.ended or self._seen.get(run) != seen:
-            if self._judge(run, final=seen.ended):
-                self._trouble.pop(("analyse", run), None)
-                self._seen[run] = seen
-            elif seen.ended:
-                self._final_failures[run] += 1
-                if self._final_failures[run] < FINAL_TRIES:
-                    return False
+        if (seen.ended or (changed and self._due(run, runs))) and not self._judged(run, seen):
+            return False
         if seen.ended:
             self._over[run] = seen
             self._seen.pop(run, None)
             del self._final_failures[run]
+            self._set_alive(run, alive=False)
+        elif not self._options.once:
+            self._look_for_life(run, seen, news=run == self._single or known)
         return seen.ended
+
+    def _judged(self, run: Path, seen: Glance) -> bool:
+        """Judge a run; returns whether to go on with it: one that is over is tried again a few times."""
+        if self._judge(run, seen):
+            self._trouble.pop(("analyse", run), None)
+            self._seen[run] = seen
+        elif seen.ended:
+            self._final_failures[run] += 1
+            return self._final_failures[run] >= FINAL_TRIES
+        return True
+
+    def _due(self, run: Path, runs: Sequence[Path]) -> bool:
+        going = max(1, len(runs) - len(self._over))
+        return self._options.pace.due(run, self._elapsed(), runs=going, pending=self.ledger.has_pending(str(run)))
 
     def _glance(self, run: Path, now_unix_ns: int) -> Glance | None:
         """Look at a run; ``None`` when it cannot be read, or was over before and still is."""
         try:
             # One that is over wakes up only by a new attempt; its many files need no second look.
-            if run in self._over and last_attempt(run) == self._over[run].content[0]:
+            if run in self._over and last_attempt(run) == self._over[run].attempt:
                 return None
-            seen = glance(run, now_unix_ns=now_unix_ns)
+            seen = self._glances.glance(run, now_unix_ns=now_unix_ns)
         except (RankscopeError, OSError) as error:
             problem = InputError(run, error.strerror or str(error)) if isinstance(error, OSError) else error
             self._complain("read", run, str(problem), problem)
             return None
+        self._over.pop(run, None)
         self._trouble.pop(("read", run), None)
         return seen
 
-    def _judge(self, run: Path, *, final: bool) -> bool:
+    def _judge(self, run: Path, seen: Glance) -> bool:
         """Analyse a run and take in what was found; returns whether that worked."""
+        began = time.process_time()
         try:
-            analysis = self._analyse([run]) if final or self._options.once else self._follow.update(run)
+            analysis = self._analyse([run]) if seen.ended or self._options.once else self._follow.update(run)
         except RankscopeError as error:
             self._complain("analyse", run, str(error), error)
             return False
         except Exception as error:  # noqa: BLE001 - a fault of ours in one run must not end the watch over the others
             self._complain("analyse", run, f"{run}: cannot be analysed: {type(error).__name__}: {error}")
             return False
-        self._take_in(run, analysis, final=final)
+        self._take_in(run, analysis, seen)
+        self._options.pace.analysed(run, self._elapsed(), time.process_time() - began)
         return True
 
     def _report_unreadable(self, run: Path, paths: Sequence[str]) -> None:
@@ -210,10 +269,10 @@ class Watcher:
             self._report(f"{run}: {len(new) - SHOWN} more files and folders cannot be read, and are left out")
         self._unreadable[run] = frozenset(paths)
 
-    def _take_in(self, run: Path, analysis: Analysis, *, final: bool) -> None:
+    def _take_in(self, run: Path, analysis: Analysis, seen: Glance) -> None:
         now = self._clock()
         self._report_unreadable(run, analysis.source.unreadable)
-        if final or self._options.once:
+        if seen.ended or self._options.once:
             self._emit(
                 Event(
                     event="verdict",
@@ -224,56 +283,73 @@ class Watcher:
                     kind=analysis.verdict.kind,
                 )
             )
-        if analysis.verdict.kind == "insufficient_data":
-            return
-        found = candidates(analysis, dashboard_url=self._options.dashboard_url, runbook_url=self._options.runbook_url)
+        found, told = self._found(run, analysis, seen)
+        if not seen.ended and not self._options.once:
+            # While it goes on, that it moves or does not is told by looking at it, which is quicker.
+            found = [one for one in found if one.name not in OF_LIFE]
         policy = self._options.policy
-        if final:
+        if seen.ended:
             # All evidence is in: nothing can become clearer by waiting.
-            policy = Policy(fire_after=1, resolve_after=policy.resolve_after)
+            policy = Policy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
         attempt = analysis.ranks[0].attempt if analysis.ranks else 0
         unknown = ranks_within(run, attempt, analysis.source.unreadable)
-        self._announce(self.ledger.update(str(run), found, now_unix_ns=now, policy=policy, unknown=unknown), found)
+        self._update(run, found, policy=policy, unknown=unknown, of=told | {one.name for one in found})
 
-    def _announce(self, changed: Sequence[Entry], found: Sequence[Candidate] = ()) -> None:
-        findings = {candidate.fingerprint: candidate.finding for candidate in found}
-        for entry in changed:
-            status: Status = "resolved" if entry.ends_at_unix_ns is not None else "firing"
-            now = self._clock()
-            alert = entry.alert
-            self._emit(
-                Event(
-                    event=status,
-                    time_unix_ns=now,
-                    run=entry.run,
-                    run_id=alert.labels["run_id"],
-                    summary=alert.annotations.get("summary", ""),
-                    fingerprint=entry.fingerprint,
-                    labels=alert.labels,
-                    annotations=alert.annotations,
-                )
+    def _found(self, run: Path, analysis: Analysis, seen: Glance) -> tuple[list[Candidate], set[str]]:
+        """What the records say deserves an alert, and the names of the alerts of which they say anything."""
+        options, price = self._options, seen.info.price_per_gpu_hour
+        subject = self._subject(seen)
+        found: list[Candidate] = []
+        told = {CRASHED.alertname}
+        if analysis.verdict.kind != "insufficient_data":
+            told |= {*OF_RECORDS} - {one.alertname for one in OF_PAST}
+            found += candidates(
+                analysis,
+                dashboard_url=options.dashboard_url,
+                runbook_url=options.runbook_url,
+                budgets=options.budgets,
+                price=None if price is None else Cost(amount=price, currency=seen.info.currency or "USD"),
             )
-            self._log(
-                Path(entry.run),
-                FindingRecord(
-                    schema=FINDING_SCHEMA,
-                    time_unix_ns=now,
-                    status=status,
-                    fingerprint=entry.fingerprint,
-                    labels=alert.labels,
-                    annotations=alert.annotations,
-                    finding=findings.get(entry.fingerprint),
-                ),
-            )
+        past = self._follow.past(run)
+        regressions = Regressions(run=run, subject=subject, gpus=gpus_of(seen))
+        slower = None if past is None else regressions.found(past, at_least=options.budgets.slower)
+        if slower is not None:
+            told |= {one.alertname for one in OF_PAST}
+            found += slower
+        standing = Standing(run=run, subject=subject, infos=seen.infos)
+        if seen.ended and (crashed := standing.crashed()) is not None:
+            found.append(crashed)
+        if options.once:
+            found += standing.disabled()
+        return found, told
 
-    def _log(self, run: Path, record: FindingRecord) -> None:
-        try:
-            append_finding(run, record)
-        except OSError as error:
-            # Of a run that has been removed nobody expects it.
-            if run not in self._log_failed and not isinstance(error, FileNotFoundError):
-                self._report(f"{run}: findings.jsonl cannot be written: {error.strerror or error}; alerts are not affected")
-            self._log_failed.add(run)
+    def _look_for_life(self, run: Path, seen: Glance, *, news: bool) -> None:
+        told = self._lives.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
+        if told.moved:
+            self._set_alive(run, alive=True)
+        self._update(run, told.found, policy=self._options.policy, unknown=told.unknown, of=told.of)
+
+    def _update(
+        self, run: Path, found: Sequence[Candidate], *, policy: Policy, unknown: Collection[int], of: Collection[str]
+    ) -> None:
+        found = collapsed(found, together=self.ledger.names(str(run), together=True))
+        self.ledger.update(str(run), found, now_unix_ns=self._clock(), policy=policy, unknown=unknown, of=of)
+
+    def _subject(self, seen: Glance) -> Subject:
+        return Subject(
+            run_id=seen.run_id,
+            name=seen.info.name,
+            simulated=seen.info.simulated,
+            dashboard_url=self._options.dashboard_url,
+            runbook_url=self._options.runbook_url,
+        )
+
+    def _set_alive(self, run: Path, *, alive: bool) -> None:
+        there = str(run) in self.ledger.alive
+        if alive and not there:
+            self.ledger.alive.append(str(run))
+        elif there and not alive:
+            self.ledger.alive.remove(str(run))
 
     def _deliver(self) -> None:
         # Saved before anybody is told: killed in between, we must tell of the same alert, not of another that began later.
@@ -291,7 +367,20 @@ class Watcher:
     def _forget_lost(self) -> None:
         """End the alerts of runs that have been gone, unreadable or without a new record for too long."""
         now = self._clock()
-        for run in self.ledger.runs():
-            if now - self._fresh_unix_ns.setdefault(run, now) >= FORGET_AFTER_S * 1e9:
-                self._report(f"{run}: nothing new for {FORGET_AFTER_S / 3600:.0f} h; its alerts are ended")
-                self._announce(self.ledger.resolve(run, now_unix_ns=now))
+        for run in self.ledger.runs() | set(self.ledger.alive):
+            silent_s = (now - self._fresh_unix_ns.setdefault(run, now)) / 1e9
+            named = self.ledger.names(run)
+            if silent_s >= FORGET_LIFE_AFTER_S:
+                over = named
+                self._set_alive(Path(run), alive=False)
+            elif silent_s >= FORGET_AFTER_S:
+                over = named - set(OF_LIFE)
+            else:
+                over = named & {CRASHED.alertname} if Path(run) in self._over and silent_s >= CRASH_TOLD_S else set()
+            if over:
+                self._report(f"{run}: nothing new for {_span(silent_s)}; its alerts are ended: {', '.join(sorted(over))}")
+                self.ledger.resolve(run, now_unix_ns=now, of=over)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 3600:.0f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,14 +13,13 @@ from rankscope.alerts.client import http_client
 from rankscope.alerts.delivery import Delivery, Receiver
 from rankscope.alerts.events import Event, as_json, as_text
 from rankscope.alerts.following import Following
-from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.outbox_place import outbox_file
 from rankscope.alerts.printing import print_line
 from rankscope.alerts.sender import Sender
-from rankscope.alerts.state import default_state_file, load_ledger, save_ledger
+from rankscope.alerts.state import default_state_file, hold, load_ledger, save_ledger
 from rankscope.alerts.target import Target
 from rankscope.alerts.watcher import Options, Watcher
 from rankscope.alerts.webhook import Webhook
@@ -80,41 +79,35 @@ def prepare(
     path: Path,
     *,
     addresses: Addresses,
-    fire_after: int,
-    resolve_after: int,
-    once: bool,
-    interval_s: float,
+    options: Options,
     state: Path | None,
     json_lines: bool,
 ) -> Watch:
-    """A watcher over ``path`` that prints, delivers and remembers. Raises ``InputError`` for an unusable state file."""
+    """A watcher over ``path`` that prints, delivers and remembers. Raises ``InputError`` for a state file it cannot use."""
     # One name for one folder, wherever the command was started: both the state file and the entries in it go by it.
     path = path.resolve()
     state = state or default_state_file(path)
+    if not options.once:
+        hold(state, path)
     ledger = load_ledger(state, report=_report)
     outbox = _outbox(state, addresses.targets, ledger)
     sender = Sender(outbox, addresses.targets, report=_report)
     receivers: list[Receiver] = [
-        *addresses.managers(interval_s=interval_s, once=once),
+        *addresses.managers(interval_s=options.interval_s, once=options.once),
         *(Webhook(target, outbox, wake=sender.wake, external_url=addresses.dashboard or "") for target in addresses.targets),
     ]
     watcher = Watcher(
         path,
         analyse=analyze,
         follow=Following(),
-        delivery=Delivery(receivers, retry_after_s=interval_s, report=_report),
+        delivery=Delivery(receivers, retry_after_s=options.interval_s, report=_report),
         ledger=ledger,
-        options=Options(
-            policy=Policy(fire_after=fire_after, resolve_after=resolve_after),
-            once=once,
-            dashboard_url=addresses.dashboard,
-            runbook_url=addresses.runbooks,
-        ),
+        options=replace(options, dashboard_url=addresses.dashboard, runbook_url=addresses.runbooks),
         report=_report,
         emit=_printer(as_json if json_lines else as_text, needed=not receivers),
         save=_saver(state),
     )
-    return Watch(watcher=watcher, sender=sender, once=once)
+    return Watch(watcher=watcher, sender=sender, once=options.once)
 
 
 def _outbox(state: Path, targets: tuple[Target, ...], ledger: Ledger) -> Outbox:

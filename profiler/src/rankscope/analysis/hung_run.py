@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 from rankscope.analysis.hang.diagnosis import analyze_hang
@@ -16,15 +20,43 @@ BEFORE_NS: Final = 1_000_000_000
 """Hosts' clocks may be apart by less than that."""
 
 
-def hung_verdict(run: RunEvidence) -> tuple[Verdict, Finding] | None:
-    """What the dumps of the analysed attempt show, unless its ranks made steps after that, or all came to a good end."""
-    if not flight_dir(run.reader.path, run.table.attempt).is_dir() or _ended_well(run):
+def hung_report(run: RunEvidence, *, fresh: bool = False) -> HangReport | None:
+    """What the dumps of the analysed attempt show, unless its ranks made steps after that, or all came to a good end.
+
+    ``fresh``: somebody knows that no rank has made a step since they were taken.
+    """
+    folder = flight_dir(run.reader.path, run.table.attempt)
+    if not folder.is_dir() or _ended_well(run):
         return None
+    report = _report(run.reader.path, _files(folder))
+    if report is None or report.kind != "hang" or report.attempt != run.table.attempt:
+        return None
+    return None if not fresh and _went_on(run, report) else report
+
+
+@lru_cache(maxsize=16)
+def _report(run: Path, _files: frozenset[tuple[str, int, int]]) -> HangReport | None:
+    """Who follows runs judges them again and again, and the dumps of a thousand ranks take a minute to read."""
     try:
-        report = analyze_hang([run.reader.path])
+        return analyze_hang([run])
     except InputError:
         return None  # `rankscope hang` says why they cannot be read
-    if report.kind != "hang" or report.attempt != run.table.attempt or _went_on(run, report):
+
+
+def _files(folder: Path) -> frozenset[tuple[str, int, int]]:
+    found: set[tuple[str, int, int]] = set()
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                status = entry.stat()
+                found.add((entry.name, status.st_size, status.st_mtime_ns))
+    return frozenset(found)
+
+
+def hung_verdict(run: RunEvidence) -> tuple[Verdict, Finding] | None:
+    """The verdict and the finding of ``hung_report``."""
+    report = hung_report(run)
+    if report is None:
         return None
     alone = report.culprits[0] if len(report.culprits) == 1 else None
     group = None if report.group is None else report.group.description or report.group.name

@@ -1,0 +1,100 @@
+"""Saying that an alert fires or has ended: an event for whoever reads along, and a line in the run's ``findings.jsonl``.
+
+The ledger is saved before, and remembers what has been said: killed in between, the watcher says it when it comes back, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rankscope.alerts.events import Event
+from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
+from rankscope.alerts.ledger import Entry, Ledger, Status
+
+
+class Announcer:
+    """``emit`` takes events, ``report`` problems, one line each; ``save`` persists the ledger."""
+
+    def __init__(
+        self, ledger: Ledger, *, emit: Callable[[Event], None], report: Callable[[str], None], save: Callable[[Ledger], None]
+    ) -> None:
+        self._ledger = ledger
+        self._emit = emit
+        self._report = report
+        self._save = save
+        self._doubtful = {id(entry) for entry in ledger.unlogged()}
+        """Those that may have been said before a watcher was killed."""
+        self._emitted: set[tuple[str, str, int]] = set()
+        self._failed: set[str] = set()
+
+    def announce(self) -> None:
+        """Say what has not been said yet."""
+        news = self._ledger.unlogged()
+        if not news:
+            self._emitted.clear()
+            return
+        self._save(self._ledger)
+        for entry in news:
+            self._say(entry)
+
+    def _say(self, entry: Entry) -> None:
+        status: Status = "resolved" if entry.ends_at_unix_ns is not None else "firing"
+        moment = entry.ends_at_unix_ns if entry.ends_at_unix_ns is not None else entry.starts_at_unix_ns
+        assert moment is not None
+        alert = entry.alert
+        record = FindingRecord(
+            schema=FINDING_SCHEMA,
+            time_unix_ns=moment,
+            status=status,
+            fingerprint=entry.fingerprint,
+            labels=alert.labels,
+            annotations=alert.annotations,
+            finding=entry.finding if status == "firing" else None,
+        )
+        run = Path(entry.run)
+        if id(entry) in self._doubtful and _is_logged(run, record):
+            self._said(entry, status)
+            return
+        self._emit_once(entry, status, moment)
+        try:
+            append_finding(run, record)
+        except FileNotFoundError:
+            pass  # of a run that has been removed nobody expects it
+        except OSError as error:
+            if entry.run not in self._failed:
+                self._report(f"{run}: findings.jsonl cannot be written: {error.strerror or error}; alerts are not affected")
+                self._failed.add(entry.run)
+            return
+        self._said(entry, status)
+
+    def _said(self, entry: Entry, status: Status) -> None:
+        entry.logged, entry.finding = status, None
+        self._doubtful.discard(id(entry))
+
+    def _emit_once(self, entry: Entry, status: Status, moment: int) -> None:
+        """The file may be written later than the event was emitted, and is tried again meanwhile."""
+        key = (entry.run, f"{status} {entry.fingerprint}", moment)
+        if key in self._emitted:
+            return
+        alert = entry.alert
+        self._emit(
+            Event(
+                event=status,
+                time_unix_ns=moment,
+                run=entry.run,
+                run_id=alert.labels["run_id"],
+                summary=alert.annotations.get("summary", ""),
+                fingerprint=entry.fingerprint,
+                labels=alert.labels,
+                annotations=alert.annotations,
+            )
+        )
+        self._emitted.add(key)
+
+
+def _is_logged(run: Path, record: FindingRecord) -> bool:
+    try:
+        return is_logged(run, record)
+    except OSError:
+        return False

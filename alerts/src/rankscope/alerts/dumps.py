@@ -1,0 +1,125 @@
+"""Flight Recorder dumps of a run that stands still: those that are there, and those that its ranks are asked for, once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rankscope.analysis.hang.result import HangReport
+from rankscope.runs.control import new_request, post, read_answer
+from rankscope.runs.control_names import answer_name
+from rankscope.runs.errors import RankscopeError
+from rankscope.runs.paths import control_dir, flight_dir
+
+WAIT_S: Final = 30.0
+"""For dumps after having asked: ranks have 20 s to answer."""
+AGAIN_S: Final = 600.0
+"""From one request to the next at least."""
+
+_Files = frozenset[tuple[str, int, int]]
+
+
+@dataclass(slots=True)
+class _Standstill:
+    """One run that stands still."""
+
+    request: str | None = None
+    asked_s: float = 0.0
+    refused: str = ""
+    """Why nobody was, or can be, asked."""
+    files: _Files = frozenset()
+    read: _Files = frozenset()
+    report: HangReport | None = None
+
+
+class Dumps:
+    """Collects dumps. ``diagnose`` says who hung a run, from the dumps in it, of which some may be fresh; ``None``: nobody.
+
+    ``ask``: whether to leave requests in runs.
+    """
+
+    def __init__(
+        self,
+        diagnose: Callable[[Path, bool], HangReport | None],
+        *,
+        ask: bool,
+        report: Callable[[str], None],
+    ) -> None:
+        self._diagnose = diagnose
+        self._ask = ask
+        self._report = report
+        self._standing: dict[Path, _Standstill] = {}
+        self._last_asked_s: dict[Path, float] = {}
+
+    def look(self, run: Path, attempt: int, ranks: list[int], now_s: float) -> tuple[HangReport | None, str | None]:
+        """Who hung the run as far as is known, and why that is not known: ``None`` while dumps may still come."""
+        standing = self._standing.setdefault(run, _Standstill())
+        if self._ask and standing.request is None and not standing.refused:
+            self._leave_request(run, standing, now_s)
+        files = _files(flight_dir(run, attempt))
+        settled = files == standing.files
+        standing.files = files
+        if settled and files and files != standing.read:
+            standing.read = files
+            standing.report = self._read(run, standing) or standing.report
+        asked = standing.request
+        # Of those that are not there yet some would be blamed for it.
+        waiting = asked is not None and now_s - standing.asked_s < WAIT_S and not self._answered(run, asked, ranks)
+        if waiting or not settled:
+            return None, None
+        if standing.report is not None:
+            return standing.report, ""
+        if asked is None:
+            return None, standing.refused or "no Flight Recorder dumps in the run that tell who hangs"
+        return None, "the ranks were asked for Flight Recorder dumps, and those that came, if any, do not tell who hangs"
+
+    def over(self, run: Path) -> None:
+        """The run moves again, or has ended."""
+        self._standing.pop(run, None)
+
+    def _leave_request(self, run: Path, standing: _Standstill, now_s: float) -> None:
+        last = self._last_asked_s.get(run)
+        if last is not None and now_s - last < AGAIN_S:
+            standing.refused = "dumps were asked for a short while ago"
+            return
+        request = new_request("dump", note="the watcher sees no rank make a step")
+        try:
+            post(run, request)
+        except OSError as error:
+            standing.refused = f"no dumps could be asked for: {error.strerror or error}"
+            self._report(f"{run}: {standing.refused}")
+            return
+        standing.request, standing.asked_s = request.id, now_s
+        self._last_asked_s[run] = now_s
+
+    def _read(self, run: Path, standing: _Standstill) -> HangReport | None:
+        fresh = standing.request is not None and any(standing.request in name for name, _, _ in standing.files)
+        try:
+            return self._diagnose(run, fresh)
+        except RankscopeError as error:
+            self._report(f"{run}: the dumps cannot be read: {error}")
+        except Exception as error:  # noqa: BLE001 - a fault of ours about dumps must not cost the alert
+            self._report(f"{run}: the dumps cannot be read: {type(error).__name__}: {error}")
+        return None
+
+    def _answered(self, run: Path, request: str, ranks: list[int]) -> bool:
+        """Whether all ``ranks`` have answered, or somebody for all of them."""
+        answers = control_dir(run) / Path(answer_name(request, 0)).parent
+        with suppress(OSError):
+            if sum(1 for _ in answers.iterdir()) >= len(ranks):
+                return True
+        return read_answer(run, request) is not None
+
+
+def _files(folder: Path) -> _Files:
+    found: set[tuple[str, int, int]] = set()
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                found.add((entry.name, status.st_size, status.st_mtime_ns))
+    return frozenset(found)

@@ -1,0 +1,127 @@
+"""The past of a run that goes on: how long its steps took, and how much they got done, by one of its ranks.
+
+Walls are equalised by the collectives, so one rank tells; four bytes a step and measure are kept, of the attempt that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.rank_columns import RankColumns
+
+USUAL_STEPS: Final = 200
+"""The last ones, of which the usual step time is the median."""
+LONG_STEPS: Final = 20_000
+"""As far back it is looked for steps that take long as a rule: checkpoints, evaluations."""
+LONG_TAGS: Final = ("checkpoint", "eval")
+
+_GROWTH: Final = 2
+_START: Final = 1024
+
+
+class _Column:
+    """Numbers that are appended to."""
+
+    def __init__(self, kind: type[np.generic]) -> None:
+        self._room = np.empty(_START, kind)
+        self.count = 0
+
+    def append(self, values: NDArray[np.generic]) -> None:
+        needed = self.count + len(values)
+        if needed > len(self._room):
+            room = np.empty(_GROWTH * needed, self._room.dtype)
+            room[: self.count] = self._room[: self.count]
+            self._room = room
+        self._room[self.count : needed] = values
+        self.count = needed
+
+    @property
+    def values(self) -> NDArray[np.generic]:
+        return self._room[: self.count]
+
+
+class StepPast:
+    """Steps in the order in which they were recorded; takes what ``OnlineAnalysis`` reads."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._rank: int | None = None
+        self._walls = _Column(np.float32)
+        self._usable = _Column(np.bool_)
+        self._tagged = _Column(np.bool_)
+        self._starts = _Column(np.int64)
+        self._steps = _Column(np.int64)
+        self._work = {name: _Column(np.float32) for name in ("tokens", "samples")}
+
+    def begin(self, attempt: int) -> None:
+        """Ranks and their work may be others than before."""
+        del attempt
+        self._begin()
+
+    def has_ranks(self, ranks: Sequence[int]) -> None:
+        """The first of them tells, as long as there is any."""
+        if self._rank is None and ranks:
+            self._rank = ranks[0]
+
+    def add(self, rank: int, columns: RankColumns) -> None:
+        """What a rank has recorded."""
+        if rank != self._rank or not len(columns.step):
+            return
+        unknown = np.full(len(columns.step), np.nan, np.float32)
+        tagged = np.zeros(len(columns.step), np.bool_)
+        for tag in LONG_TAGS:
+            if tag in columns.tags:
+                tagged[columns.tags[tag]] = True
+        self._steps.append(columns.step)
+        self._starts.append(columns.start)
+        self._walls.append(columns.values.get("wall_us", unknown))
+        self._usable.append(~columns.profiled & ~tagged)
+        self._tagged.append(tagged)
+        for name, column in self._work.items():
+            column.append(columns.values.get(name, unknown))
+
+    def __len__(self) -> int:
+        return self._walls.count
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Their numbers."""
+        return self._steps.values.astype(np.int64, copy=False)
+
+    def walls_us(self) -> NDArray[np.float64]:
+        """Step times; NaN for those that the profiler, a checkpoint or an evaluation made longer."""
+        walls = self._walls.values.astype(np.float64)
+        walls[~self._usable.values.astype(np.bool_)] = np.nan
+        return walls
+
+    def us_per_work(self) -> tuple[str, NDArray[np.float64]] | None:
+        """``tokens``, or else ``samples``, and the microseconds that one took at each step; ``None``: neither is recorded."""
+        walls = self.walls_us()
+        for name, column in self._work.items():
+            work = column.values.astype(np.float64)
+            if (np.isfinite(work) & (work > 0)).any():
+                work[~(work > 0)] = np.nan
+                return name, walls / work
+        return None
+
+    def usual_us(self) -> float | None:
+        """What a step takes as a rule by now; ``None`` before the first."""
+        recent = self._walls.values[-USUAL_STEPS:].astype(np.float64)
+        recent = recent[np.isfinite(recent)]
+        return float(np.median(recent)) if len(recent) else None
+
+    def longest_us(self) -> float:
+        """The longest that has passed between two steps as it may again: with a tag that says why, or more than once."""
+        starts = self._starts.values[-LONG_STEPS:].astype(np.int64)
+        if len(starts) < 2:
+            return 0.0
+        gaps = np.diff(starts) / 1e3
+        known = gaps[self._tagged.values[-LONG_STEPS:][:-1].astype(np.bool_)]
+        others = np.partition(gaps, -2)[-2] if len(gaps) > 1 else 0.0
+        return max(0.0, float(others), float(known.max(initial=0.0)))

@@ -1,0 +1,112 @@
+"""Of all runs that are watched: who has fallen silent, and what stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rankscope.alerts.alerted import DISABLED, SILENT, STALLED
+from rankscope.alerts.candidate import Candidate, Loss, Subject
+from rankscope.alerts.dumps import Dumps
+from rankscope.alerts.life import Life, Signs, WatchedTime
+from rankscope.alerts.past import StepPast
+from rankscope.alerts.standstill import Standing
+from rankscope.alerts.watched_run import Glance
+
+SILENT_AFTER_S: Final = 120.0
+"""Longer than file servers show what is old, which is a minute as a rule."""
+SILENT_STEPS: Final = 10.0
+_TIMES_LONGEST: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long nobody need be seen to make a step: the longest of all these."""
+
+    silent_after_s: float = SILENT_AFTER_S
+    silent_steps: float = SILENT_STEPS
+    """Times the usual step. Besides, twice what a checkpoint, an evaluation or another step that takes long has taken before."""
+
+    def seconds(self, past: StepPast | None) -> float | None:
+        """``None`` before the first step: how long a job takes to start nobody knows."""
+        usual = None if past is None else past.usual_us()
+        if past is None or usual is None:
+            return None
+        return max(self.silent_after_s, self.silent_steps * usual / 1e6, _TIMES_LONGEST * past.longest_us() / 1e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What one look tells."""
+
+    found: list[Candidate]
+    of: set[str]
+    """Names of the alerts that it tells of."""
+    unknown: Collection[int]
+    """Ranks of which it tells nothing."""
+    moved: bool
+    """Whether the run has made a step since it is watched."""
+
+
+class Lives:
+    """Looks at runs again and again. ``elapsed``: a monotonic clock, in seconds."""
+
+    def __init__(self, *, patience: Patience, interval_s: float, dumps: Dumps, elapsed: Callable[[], float]) -> None:
+        self._patience = patience
+        self._dumps = dumps
+        self._elapsed = elapsed
+        self._time = WatchedTime(interval_s)
+        self._lives: dict[Path, Life] = {}
+
+    def tick(self) -> None:
+        """An evaluation begins."""
+        self._time.tick(self._elapsed())
+
+    def look(self, run: Path, seen: Glance, past: StepPast | None, *, subject: Subject, news: bool) -> Told:
+        """``news``: that nobody makes a step is news, for somebody was seen to before."""
+        now_s = self._time.s
+        life = self._lives.get(run)
+        if life is None or life.attempt != seen.attempt:
+            life = self._lives[run] = Life(seen.attempt)
+            self._dumps.over(run)
+        life.look(seen.ranks, now_s)
+        patience_s = self._patience.seconds(past)
+        signs = life.judge(seen.ranks, float("inf") if patience_s is None else patience_s, now_s)
+        standing = Standing(
+            run=run,
+            subject=subject,
+            infos=seen.infos,
+            usual_us=None if past is None else past.usual_us(),
+            gpus=gpus_of(seen),
+        )
+        found, of = [*standing.silent(signs), *standing.disabled()], {SILENT.alertname, DISABLED.alertname}
+        if signs.stalled is False:
+            self._dumps.over(run)
+            of.add(STALLED.alertname)
+        elif signs.stalled and (news or life.moved) and (stalled := self._stalled(run, seen, signs, standing)) is not None:
+            found.append(stalled)
+            of.add(STALLED.alertname)
+        return Told(found=found, of=of, unknown=signs.unknown, moved=life.moved)
+
+    def _stalled(self, run: Path, seen: Glance, signs: Signs, standing: Standing) -> Candidate | None:
+        """``None`` while dumps may still come that tell who it is."""
+        report, missing = self._dumps.look(run, seen.attempt, signs.live, self._time.s)
+        return None if missing is None else standing.stalled(signs, report, missing=missing)
+
+    def keep(self, runs: Collection[Path]) -> None:
+        """Remember nothing of other runs than these."""
+        for run in self._lives.keys() - set(runs):
+            del self._lives[run]
+            self._dumps.over(run)
+
+
+def gpus_of(seen: Glance) -> Loss | None:
+    """What all GPUs of a run cost while they do nothing; ``None`` where there are none and nobody has priced the ranks."""
+    infos = seen.infos.values()
+    price = seen.info.price_per_gpu_hour
+    if price is None and all(info.device_kind == "cpu" for info in infos):
+        return None
+    world = max((info.world_size for info in infos), default=0)
+    return Loss(gpu_hours=0.0, per_hour=float(world), price=price, currency=seen.info.currency)

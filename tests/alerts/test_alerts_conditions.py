@@ -1,0 +1,275 @@
+"""Parts of the step over budget, runs that became slower, what it costs, and very many ranks at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.watched_world import Told, World, past_of
+
+from rankscope.alerts.alerted import STALLED, STRAGGLER
+from rankscope.alerts.budgets import Budgets, budgets_of
+from rankscope.alerts.candidate import Candidate, Loss, Subject
+from rankscope.alerts.findings import candidates
+from rankscope.alerts.hysteresis import Policy
+from rankscope.alerts.ledger import Ledger
+from rankscope.alerts.pace import LONGEST_PAUSE_S, Pace
+from rankscope.alerts.regressions import Regressions
+from rankscope.alerts.storm import FEW_RANKS, MOST_RANKS, collapsed
+from rankscope.analysis.result import Analysis, Cost, Evidence, Finding
+from rankscope.analysis.waterfall_result import MEANING, Waterfall, WaterfallPart
+
+RUN = Path("/runs/bob's llama")
+SUBJECT = Subject(run_id="llama-1", name="llama")
+HOUR_NS = 3_600_000_000_000
+
+
+def with_shares(analysis: Analysis, *, device: str = "cuda", **shares: float) -> Analysis:
+    """An analysis of a run of 100 steps of 0.36 s, whose waterfall has these parts."""
+    parts = [WaterfallPart(name=name, us=None, share=shares.get(name)) for name in MEANING]
+    ranks = [msgspec.structs.replace(rank, device_kind=device) for rank in analysis.ranks]
+    fall = Waterfall(unit="step", step_us=360_000, steps=100, parts=parts)
+    return msgspec.structs.replace(analysis, waterfall=fall, ranks=ranks)
+
+
+def names(found: list[Candidate] | None) -> list[str]:
+    return [one.name for one in found or []]
+
+
+# Budgets -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_part_over_its_budget_is_an_alert_the_largest_first(make_analysis: Callable[..., Analysis]) -> None:
+    analysis = with_shares(make_analysis(), exposed_communication=0.31, input=0.4, host=0.1)
+    found = candidates(analysis, price=Cost(amount=2.0, currency="EUR"))
+    assert names(found) == ["TrainingInputBound", "TrainingCommunicationBound"]
+    told = found[0].alert.annotations
+    assert told["summary"] == "40% of the step goes into waiting for the data loader, more than 25%."
+    # 0.4 of 100 steps of 0.36 s of 4 GPUs are 0.016 GPU-hours; in an hour 1.6 are lost
+    assert (told["gpu_hours_lost"], told["gpu_hours_lost_per_hour"]) == ("0.016", "1.6")
+    assert (told["cost"], told["cost_per_hour"]) == ("0.03 EUR", "3.20 EUR")
+    assert "rank" not in found[0].alert.labels
+
+
+def test_what_is_within_its_budget_or_not_known_is_no_alert(make_analysis: Callable[..., Analysis]) -> None:
+    analysis = with_shares(make_analysis(), exposed_communication=0.31)
+    assert names(candidates(analysis, budgets=Budgets(communication=0.32))) == []
+    assert names(candidates(analysis, budgets=Budgets(communication=0.31))) == ["TrainingCommunicationBound"]
+    assert names(candidates(make_analysis())) == []
+
+
+def test_where_no_gpu_time_is_lost_none_is_told(make_analysis: Callable[..., Analysis]) -> None:
+    [found] = candidates(with_shares(make_analysis(), device="cpu", input=0.5))
+    assert found.loss is None
+    assert not {"gpu_hours_lost", "cost", "cost_per_hour"} & set(found.alert.annotations)
+
+
+def test_the_words_of_the_analysis_are_kept_where_there_are_any(make_analysis: Callable[..., Analysis]) -> None:
+    finding = Finding(
+        kind="host_bound",
+        cause="gc",
+        summary="Chiefly garbage collection.",
+        evidence=[Evidence(name="share.host", value=0.5, unit="ratio")],
+    )
+    analysis = msgspec.structs.replace(with_shares(make_analysis(), host=0.5), findings=[finding])
+    [found] = candidates(analysis)
+    assert found.alert.annotations["cause"] == "gc"
+    assert found.alert.annotations["evidence"] == "share host 50%; budget 35% (of the step)"
+
+
+@pytest.mark.parametrize(("text", "share"), [("communication=0.4", 0.4), ("communication=40%", 0.4), ("communication=100%", 1.0)])
+def test_a_budget_is_a_share(text: str, share: float) -> None:
+    assert budgets_of([text]) == Budgets(communication=share)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "communication", "communication=", "comms=0.3", "input=0", "input=-1", "input=2", "host=nan"]
+)
+def test_what_is_no_budget_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"budget|share"):
+        budgets_of([text])
+
+
+# Stragglers --------------------------------------------------------------------------------------------------------------------
+
+
+def test_of_several_stragglers_each_has_its_alert_whichever_is_the_worst(make_analysis: Callable[..., Analysis]) -> None:
+    def of(worst: int) -> list[str]:
+        analysis = make_analysis(worst)
+        verdict = msgspec.structs.replace(analysis.verdict, ranks=[1, 2, 3])
+        return sorted(one.fingerprint for one in candidates(msgspec.structs.replace(analysis, verdict=verdict)))
+
+    # The host is known of the ranks' own results, and of the worst by the finding.
+    assert len(of(1)) == len(of(2)) == 3
+
+
+def test_a_slowness_that_moves_is_one_alert(make_analysis: Callable[..., Analysis]) -> None:
+    analysis = make_analysis(1)
+    finding = msgspec.structs.replace(analysis.findings[0], rank=None, host=None, pattern="rotating")
+    verdict = msgspec.structs.replace(analysis.verdict, rank=None, ranks=[0, 1, 2, 3], pattern="rotating")
+    [found] = candidates(msgspec.structs.replace(analysis, findings=[finding], verdict=verdict))
+    assert "rank" not in found.alert.labels
+
+
+# The run's own past ------------------------------------------------------------------------------------------------------------
+
+
+def noisy(*levels: tuple[float, int], seed: int = 1) -> list[float]:
+    """Steps in seconds: so many around each level."""
+    rng = np.random.default_rng(seed)
+    return [level * float(noise) for level, count in levels for noise in np.exp(rng.normal(0, 0.02, count))]
+
+
+def regressions(past: Any, *, at_least: float = 0.1) -> list[Candidate] | None:
+    gpus = Loss(gpu_hours=0, per_hour=4, price=2.0, currency="USD")
+    return Regressions(run=RUN, subject=SUBJECT, gpus=gpus).found(past, at_least=at_least)
+
+
+def test_steps_that_take_longer_for_good_are_told_with_what_that_costs() -> None:
+    [found] = regressions(past_of(noisy((0.1, 300), (0.125, 100)))) or []
+    assert found.name == "TrainingStepRegression"
+    told = found.alert.annotations
+    assert told["summary"].startswith("Steps take 12")
+    assert told["summary"].endswith("since step 300.")
+    assert told["slowdown"].startswith("1.2")
+    assert float(told["gpu_hours_lost_per_hour"]) == pytest.approx(0.8, rel=0.05)
+    assert "rankscope analyze '/runs/bob'\"'\"'s llama'" in told["next"]
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [(0.1, 400)],
+        [(0.1, 300), (0.125, 10)],
+        [(0.1, 300), (0.125, 60), (0.1, 60)],
+        [(0.1, 300), (0.104, 100)],
+        [(0.2, 100), (0.1, 300)],
+        [(10.0, 300), (12.5, 2000)],
+    ],
+    ids=["nothing", "a moment", "over again", "too little", "faster", "since more than six hours"],
+)
+def test_what_is_no_regression_is_none(levels: list[tuple[float, int]]) -> None:
+    assert regressions(past_of(noisy(*levels))) == []
+
+
+def test_of_a_few_steps_nothing_is_said() -> None:
+    assert regressions(past_of(noisy((0.1, 40)))) is None
+
+
+def test_checkpoints_and_profiled_steps_are_no_regression() -> None:
+    steps = noisy((0.1, 400))
+    for step in range(200, 400, 3):
+        steps[step] *= 5
+    assert names(regressions(past_of(steps, tags={"checkpoint": list(range(200, 400, 3))}))) == []
+
+
+def test_less_in_each_step_is_a_loss_of_throughput() -> None:
+    tokens = [1000.0] * 300 + [700.0] * 100
+    [found] = regressions(past_of(noisy((0.1, 400)), tokens=tokens)) or []
+    assert found.name == "TrainingThroughputLoss"
+    assert found.alert.annotations["summary"].startswith("30% fewer tokens a second")
+    # Longer steps are told as such, and not twice
+    slower = regressions(past_of(noisy((0.1, 300), (0.13, 100)), tokens=[1000.0] * 400))
+    assert names(slower) == ["TrainingStepRegression"]
+
+
+def test_a_run_that_became_slower_is_told_though_too_little_is_known_to_judge_its_ranks(
+    make_run: Any, make_analysis: Any
+) -> None:
+    run = make_run(slow=None)
+    world = World(run.path, receiver=Told())
+    world.steps = past_of(noisy((0.1, 300), (0.125, 100)))
+    for _ in range(2):
+        world.evaluate(make_analysis(kind="insufficient_data"), run)
+    assert world.firing() == ["TrainingStepRegression"]
+    world.steps = past_of(noisy((0.1, 300), (0.125, 100), (0.1, 100)))
+    for _ in range(2):
+        world.evaluate(run=run)
+    assert world.said() == ["firing", "resolved"]
+
+
+# Costs that grow ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_lost_adds_up_while_it_lasts() -> None:
+    loss = Loss(gpu_hours=1.0, per_hour=6.0, price=2.0, currency="USD")
+    found = SUBJECT.candidate(STALLED, {"summary": "s"}, loss=loss)
+    ledger = Ledger()
+    for minutes in (0, 10, 20, 20 + 24 * 60):  # the last: a clock that was set, or a watcher that was away
+        ledger.update("x", [found], now_unix_ns=10**18 + minutes * HOUR_NS // 60, policy=Policy(1, 1))
+        ledger = msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
+    [entry] = ledger.entries
+    assert entry.gpu_hours_lost == pytest.approx(1 + 2 + 6)
+    assert (entry.alert.annotations["gpu_hours_lost"], entry.alert.annotations["cost"]) == ("9", "18.00 USD")
+
+
+# Very many ranks ---------------------------------------------------------------------------------------------------------------
+
+
+def of_ranks(count: int) -> list[Candidate]:
+    return [SUBJECT.candidate(STRAGGLER, {"summary": f"Rank {rank}."}, rank=rank, host=f"n{rank // 8}") for rank in range(count)]
+
+
+def test_very_many_ranks_have_one_alert_together() -> None:
+    assert len(collapsed(of_ranks(MOST_RANKS))) == MOST_RANKS
+    other = SUBJECT.candidate(STALLED, {"summary": "s"})
+    [one, together] = collapsed([other, *of_ranks(MOST_RANKS + 1)])
+    assert one is other
+    assert "rank" not in together.alert.labels
+    assert together.alert.annotations["summary"].startswith("33 ranks on 5 hosts: 0, 1, 2, 3, 4, 5, 6, 7 and 25 more. ")
+    assert together.alert.annotations["ranks"].split(",") == [str(rank) for rank in range(33)]
+
+
+def test_around_the_limit_alerts_do_not_come_and_go() -> None:
+    assert len(collapsed(of_ranks(FEW_RANKS + 1), together=["TrainingStraggler"])) == 1
+    assert len(collapsed(of_ranks(FEW_RANKS), together=["TrainingStraggler"])) == FEW_RANKS
+
+
+def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> None:
+    ledger = Ledger()
+    ledger.update("x", collapsed(of_ranks(40)), now_unix_ns=1, policy=Policy(1, 1))
+    assert ledger.names("x", together=True) == {"TrainingStraggler"}
+    assert ledger.update("x", [], now_unix_ns=2, policy=Policy(1, 1), unknown=[17]) == []
+    [ended] = ledger.update("x", [], now_unix_ns=3, policy=Policy(1, 1), unknown=[41])
+    assert ended.track.state == "resolved"
+
+
+def test_an_alert_fires_for_a_while_at_least() -> None:
+    ledger, policy = Ledger(), Policy(1, 1, least_firing_s=60)
+    found = of_ranks(1)
+    ledger.update("x", found, now_unix_ns=0, policy=policy)
+    for second in range(5, 60, 5):
+        assert ledger.update("x", [], now_unix_ns=second * 10**9, policy=policy) == []
+    [ended] = ledger.update("x", [], now_unix_ns=60 * 10**9, policy=policy)
+    assert ended.ends_at_unix_ns == 60 * 10**9
+
+
+# How often ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_dear_analysis_is_made_less_often() -> None:
+    pace = Pace(0.05, 0.2)
+    assert pace.due(RUN, 0, runs=1, pending=False)
+    pace.analysed(RUN, 0, 100.0)  # the first reads everything, and does not count
+    assert pace.due(RUN, 5, runs=1, pending=False)
+    pace.analysed(RUN, 5, 1.0)
+    assert not pace.due(RUN, 24, runs=1, pending=False)
+    assert pace.due(RUN, 25, runs=1, pending=False)
+    assert not pace.due(RUN, 25, runs=3, pending=False)
+    assert pace.due(RUN, 10, runs=1, pending=True)
+    pace.analysed(RUN, 25, 1000.0)
+    assert pace.due(RUN, 25 + LONGEST_PAUSE_S, runs=9, pending=False)
+
+
+def test_what_is_saved_is_plain_json(make_run: Any, make_analysis: Any) -> None:
+    run = make_run()
+    world = World(run.path, receiver=Told())
+    for _ in range(2):
+        world.evaluate(make_analysis(2), run)
+    [entry] = json.loads(world.saved[-1])["entries"]
+    assert (entry["logged"], entry["finding"]) == ("firing", None)

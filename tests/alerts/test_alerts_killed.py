@@ -1,0 +1,157 @@
+"""A watcher that is killed at any moment, and started again: every change is told, and noted in the run once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.watched_world import Told, World
+
+from rankscope.alerts import announcing
+from rankscope.alerts.alert import Notice
+from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
+from rankscope.alerts.ledger import Ledger
+from rankscope.alerts.state import hold
+from rankscope.runs.errors import InputError
+
+
+class KilledError(BaseException):
+    """Nothing on the way may handle it."""
+
+
+class Reaper:
+    """Kills at one of the moments at which something leaves the process: before it does, or after."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.moments = 0
+
+    def around(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        """``act``, between two moments."""
+
+        def acting(*args: Any, **kwargs: Any) -> Any:
+            self.pass_by()
+            result = act(*args, **kwargs)
+            self.pass_by()
+            return result
+
+        return acting
+
+    def pass_by(self) -> None:
+        self.moments += 1
+        if self.moments == self.at:
+            raise KilledError
+
+
+class Listener(Told):
+    """Hears, and may be the moment at which the watcher is killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reaper: Reaper | None = None
+
+    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+        assert self.reaper is not None
+        self.reaper.around(super().send)(notices, now_unix_ns=now_unix_ns)
+
+
+def lines_of(run: Path) -> list[tuple[str, str]]:
+    """What stands in ``findings.jsonl``: status and rank."""
+    rows = [msgspec.json.decode(line) for line in (run / "findings.jsonl").read_bytes().splitlines()]
+    assert all(row["finding"] is not None for row in rows if row["status"] == "firing")
+    return [(row["status"], row["labels"]["rank"]) for row in rows]
+
+
+def followed(
+    make_run: Any, make_analysis: Any, monkeypatch: pytest.MonkeyPatch, reaper: Reaper, name: str
+) -> tuple[Any, Listener]:
+    """Two ranks become slow and well again, while whoever watches is killed once and started anew."""
+    run, told = make_run(name), Listener()
+    told.reaper = reaper
+    monkeypatch.setattr(announcing, "append_finding", reaper.around(append_finding))
+    saved: list[bytes] = [msgspec.json.encode(Ledger())]
+
+    def start(before: World | None) -> World:
+        world = World(run.path, receiver=told, ledger=msgspec.json.decode(saved[-1], type=Ledger))
+        # The ledger that is saved is what a next one finds; killed in the midst, it finds the one before.
+        saving = reaper.around(lambda ledger: saved.append(msgspec.json.encode(ledger)))
+        world.watcher._save = world.watcher._announcer._save = saving
+        world.now_s = world.now_s if before is None else before.now_s
+        return world
+
+    world = start(None)
+    for answer in [make_analysis(2, 3)] * 3 + [make_analysis()] * 3:
+        while True:
+            try:
+                world.evaluate(answer, run)
+            except KilledError:
+                world = start(world)
+                continue
+            break
+    return run, told
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_notes_every_change_once_and_tells_it(
+    make_run: Any, make_analysis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = Reaper(0)
+    followed(make_run, make_analysis, monkeypatch, never, "never")
+    assert never.moments >= 24
+    for at in range(1, never.moments + 1):
+        run, told = followed(make_run, make_analysis, monkeypatch, Reaper(at), f"run-{at}")
+        assert sorted(lines_of(run.path)) == [("firing", "2"), ("firing", "3"), ("resolved", "2"), ("resolved", "3")], at
+        for rank in ("2", "3"):
+            heard = [status for status, of in told.heard if of == rank]
+            # A receiver that was told in the moment of the end may be told again: by the same identity and start.
+            assert (heard[0], heard[-1]) == ("firing", "resolved"), at
+            assert heard == sorted(heard), at
+        for call in told.calls:
+            assert {notice.fingerprint for notice in call} <= {notice.fingerprint for notice in told.calls[0]}
+
+
+def test_what_a_full_disk_cut_short_takes_no_other_line_with_it(make_run: Any) -> None:
+    run = make_run().path
+    record = FindingRecord(
+        schema=FINDING_SCHEMA, time_unix_ns=7, status="firing", fingerprint="f", labels={"a": "b"}, annotations={}
+    )
+    (run / "findings.jsonl").write_bytes(b'{"schema": "rankscope.fin')
+    append_finding(run, record)
+    append_finding(run, record)
+    torn, *whole = (run / "findings.jsonl").read_bytes().splitlines()
+    assert torn == b'{"schema": "rankscope.fin'
+    assert [msgspec.json.decode(line, type=FindingRecord) for line in whole] == [record, record]
+    assert is_logged(run, record)
+    assert not is_logged(run, msgspec.structs.replace(record, status="resolved"))
+
+
+def test_a_state_belongs_to_one_watcher(tmp_path: Path) -> None:
+    hold(tmp_path / "states" / "one.json", tmp_path)
+    with pytest.raises(InputError, match="another watcher follows it already"):
+        hold(tmp_path / "states" / "one.json", tmp_path)
+    hold(tmp_path / "states" / "other.json", tmp_path)
+
+
+@pytest.mark.slow
+def test_a_second_watcher_of_a_folder_says_so_and_leaves(
+    make_run: Any, cli: Callable[..., Any], tmp_path: Path, eventually: Any
+) -> None:
+    run, state = make_run(), tmp_path / "state.json"
+    watch = ["alerts", "watch", run.path, "--state", state]
+    with subprocess.Popen([sys.executable, "-m", "rankscope", *watch], stdout=subprocess.DEVNULL) as first:
+        try:
+            eventually(state.exists)
+            second = cli(*watch)
+            assert (second.returncode, second.stdout, len(second.stderr.splitlines())) == (3, "", 1)
+            assert "another watcher follows it already" in second.stderr
+            assert cli(*watch, "--once").returncode == 0
+        finally:
+            first.kill()
+    # Killed, it holds nothing
+    run.end()
+    assert cli(*watch).returncode == 0

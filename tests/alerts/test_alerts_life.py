@@ -1,0 +1,345 @@
+"""Ranks that fall silent and runs that stand still: by files that grow or do not, on the watcher's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.flight_dumps import Job, write
+from tests.watched_world import Told, World, past_of
+
+from rankscope.alerts.dumps import WAIT_S
+from rankscope.alerts.ledger import Ledger
+from rankscope.alerts.watched_life import Patience
+from rankscope.alerts.watched_run import RESTART_GRACE_S
+from rankscope.alerts.watcher import CRASH_TOLD_S, FORGET_AFTER_S, FORGET_LIFE_AFTER_S
+from rankscope.analysis.hang.diagnosis import analyze_hang
+from rankscope.runs.control import ControlAnswer, answer
+from rankscope.runs.paths import attempt_dir, control_dir, flight_dir, rank_dir
+from rankscope.runs.records import AttemptInfo, RankInfo
+from rankscope.runs.writer import create_attempt, write_record
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def world(make_run: Any, make_analysis: Any) -> Callable[..., tuple[Any, World]]:
+    """``world()``: a run of steps of 0.1 s, and a watcher that has no patience for more than a minute."""
+
+    def make(path: str = ".", **options: Any) -> tuple[Any, World]:
+        run = make_run(slow=None)
+        options = {"patience": Patience(silent_after_s=PATIENCE_S), "ask_for_dumps": False, **options}
+        watched = World((run.path / path).resolve(), receiver=Told(), **options)
+        watched.answer = make_analysis()
+        watched.steps = past_of([0.1] * 100)
+        return run, watched
+
+    return make
+
+
+def let_pass(world: World, seconds: float, run: Any = None, **grown: Any) -> None:
+    """Evaluations until so much time has passed; at each of them the run has made a step, if one is given."""
+    for _ in range(round(seconds / 5)):
+        if run is not None:
+            run.grow(1, **grown)
+        world.evaluate()
+
+
+def test_a_run_in_which_nobody_makes_a_step_is_told_and_its_recovery_too(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S)
+    assert watched.said() == []
+    let_pass(watched, 10)
+    assert watched.firing() == ["TrainingStalled"]
+    [event] = watched.events
+    assert event.labels == {"alertname": "TrainingStalled", "severity": "critical", "run_id": "llama-1", "run": "llama"}
+    assert "No rank of run llama has finished a step for 65 s (usually 100 ms each)" in event.summary
+    assert "py-spy dump --pid 100   (rank 0, on node0)" in event.annotations["next"]
+    let_pass(watched, 10, run)
+    assert watched.said() == ["firing", "resolved"]
+
+
+def test_a_rank_that_is_silent_while_others_go_on_is_named(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S + 10, run, ranks=[0, 1, 3])
+    assert watched.firing() == ["RankSilent 2"]
+    assert watched.events[0].labels["host"] == "node1"
+    let_pass(watched, 10, run)
+    assert watched.said() == ["firing", "resolved"]
+
+
+def test_ranks_that_stop_one_after_the_other_make_one_alert(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    let_pass(watched, 15, run, ranks=[0, 1, 3])  # what a file server shows of others may be as old
+    let_pass(watched, 2 * PATIENCE_S)
+    assert watched.firing() == ["TrainingStalled"]
+    assert watched.said() == ["firing"]
+
+
+def test_the_time_a_watcher_was_suspended_does_not_count(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    for _ in range(3):  # a laptop that is closed for an hour, with nothing new at its first look
+        watched.now_s += 3600
+        watched.evaluate()
+        let_pass(watched, 10, run)
+    assert watched.said() == []
+
+
+def test_clocks_that_are_hours_apart_are_no_matter(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    watched.now_s += 10 * 3600
+    let_pass(watched, 4 * PATIENCE_S, run)
+    assert watched.said() == []
+
+
+@pytest.mark.parametrize(
+    "past",
+    [
+        past_of([12.0] * 50),
+        past_of([0.1] * 200 + [50.0] + [0.1] * 200, tags={"checkpoint": [200]}),
+        past_of(([0.1] * 100 + [50.0]) * 2 + [0.1]),
+    ],
+    ids=["long steps", "a step with a checkpoint", "long steps now and then"],
+)
+def test_patience_is_as_long_as_steps_may_take(world: Callable[..., tuple[Any, World]], past: Any) -> None:
+    run, watched = world()
+    watched.steps = past
+    let_pass(watched, 20, run)
+    let_pass(watched, 95)
+    assert watched.said() == []
+    let_pass(watched, 40)
+    assert watched.firing() == ["TrainingStalled"]
+
+
+def test_one_long_step_without_a_reason_is_no_excuse_for_the_next() -> None:
+    assert Patience().seconds(past_of([0.1] * 50 + [900.0] + [0.1] * 50)) == Patience().silent_after_s
+
+
+def test_before_the_first_step_nobody_knows_how_long_it_takes(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    watched.steps = None
+    let_pass(watched, 20, run)
+    let_pass(watched, 10 * PATIENCE_S)
+    assert watched.said() == []
+
+
+def test_a_run_that_ends_is_not_stalled(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S - 10)
+    run.end()
+    assert watched.evaluate()
+    assert watched.said() == ["verdict"]
+
+
+def test_in_a_folder_a_run_that_died_before_anybody_watched_is_no_news(world: Callable[..., tuple[Any, World]]) -> None:
+    _, watched = world("..")
+    let_pass(watched, 3 * PATIENCE_S)
+    assert watched.said() == []
+
+
+def test_a_run_that_is_watched_by_its_name_and_stands_still_is_told(world: Callable[..., tuple[Any, World]]) -> None:
+    _, watched = world()
+    let_pass(watched, 2 * PATIENCE_S)
+    assert watched.firing() == ["TrainingStalled"]
+
+
+@pytest.mark.parametrize("before_s", [10, PATIENCE_S + 10], ids=["before it fired", "while it fired"])
+def test_a_watcher_that_is_started_anew_neither_forgets_nor_resolves(
+    world: Callable[..., tuple[Any, World]], before_s: float
+) -> None:
+    run, first = world("..")
+    let_pass(first, 20, run)
+    let_pass(first, before_s)
+    fired = first.said()
+    second = World(
+        run.path.parent,
+        receiver=first.receiver,
+        ledger=msgspec.json.decode(first.saved[-1], type=Ledger),
+        patience=Patience(silent_after_s=PATIENCE_S),
+        ask_for_dumps=False,
+    )
+    second.now_s, second.answer, second.steps = first.now_s, first.answer, first.steps
+    let_pass(second, 30)
+    assert second.said() == []
+    let_pass(second, PATIENCE_S)
+    assert [*fired, *second.said()] == ["firing"]
+    let_pass(second, 10, run)
+    assert second.said()[-1] == "resolved"
+    assert second.firing() == []
+
+
+def test_what_cannot_be_looked_at_is_neither_silent_nor_well(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    folder = rank_dir(run.path, 0, 2)
+    hidden = folder.rename(folder.with_name("hidden"))
+    folder.write_text("")
+    let_pass(watched, 2 * PATIENCE_S, run, ranks=[0, 1, 3])
+    assert watched.firing() == []
+    folder.unlink()
+    hidden.rename(folder)
+    let_pass(watched, 2 * PATIENCE_S, run, ranks=[0, 1, 3])
+    assert watched.firing() == ["RankSilent 2"]
+
+
+def test_a_rank_that_was_killed_while_others_have_not_ended_is_told(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    run.end("killed", ranks=range(2, 3))
+    let_pass(watched, RESTART_GRACE_S - 5, run, ranks=[0, 1, 3])
+    assert watched.said() == []
+    let_pass(watched, 15, run, ranks=[0, 1, 3])
+    assert watched.firing() == ["RankSilent 2"]
+    assert "was killed" in watched.annotations("RankSilent")["summary"]
+
+
+def test_a_recorder_that_switched_itself_off_is_told_and_its_silence_is_not(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    file = rank_dir(run.path, 0, 1) / "rank.json"
+    info = msgspec.json.decode(file.read_bytes(), type=RankInfo)
+    write_record(file, msgspec.structs.replace(info, disabled_reason="the ring cannot be mapped"))
+    let_pass(watched, 2 * PATIENCE_S, run, ranks=[0, 2, 3])
+    assert watched.firing() == ["RecorderDisabled 1"]
+    assert "the ring cannot be mapped" in watched.annotations("RecorderDisabled")["summary"]
+
+
+def test_another_attempt_begins_anew(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S)  # pending, not firing
+    create_attempt(run.path, AttemptInfo(attempt=1, start_unix_ns=1, world_size=4))
+    info = msgspec.json.decode((rank_dir(run.path, 0, 0) / "rank.json").read_bytes(), type=RankInfo)
+    write_record(rank_dir(run.path, 1, 0) / "rank.json", info)
+    let_pass(watched, 30)
+    assert watched.said() == []
+    assert attempt_dir(run.path, 1).is_dir()
+
+
+def test_alerts_about_silence_outlast_those_about_steps(world: Callable[..., tuple[Any, World]], make_analysis: Any) -> None:
+    run, watched = world()
+    watched.answer = make_analysis(2)
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S + 10)
+    assert watched.firing() == ["TrainingStalled", "TrainingStraggler 2"]
+    watched.now_s += FORGET_AFTER_S
+    watched.evaluate()
+    assert watched.firing() == ["TrainingStalled"]
+    watched.now_s += FORGET_LIFE_AFTER_S
+    watched.evaluate()
+    assert watched.firing() == []
+
+
+# Flight Recorder dumps ---------------------------------------------------------------------------------------------------------
+
+
+def hung(folder: Path) -> Any:
+    """What dumps say of four ranks, of which rank 2 did not come to the second all-reduce."""
+    return analyze_hang([write(folder, Job.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps())])
+
+
+def requests(run: Path) -> list[Path]:
+    return [path for path in control_dir(run).glob("*.json") if not path.name.endswith(".answer.json")]
+
+
+def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(
+    world: Callable[..., tuple[Any, World]], tmp_path: Path
+) -> None:
+    run, watched = world(ask_for_dumps=True)
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S)
+    [asked] = requests(run.path)
+    # While dumps may still come, nobody is told half of it
+    let_pass(watched, 15)
+    assert watched.said() == []
+    write(flight_dir(run.path, 0), {})
+    (flight_dir(run.path, 0) / f"rank-00000-{asked.stem}-nccl.pickle").write_bytes(b"x")
+    watched.hung = hung(tmp_path / "dumps")
+    for rank in range(4):
+        answer(run.path, ControlAnswer(id=asked.stem, accepted=rank != 2, answered_unix_ns=1), rank=rank)
+    let_pass(watched, 20)
+    assert watched.firing() == ["TrainingStalled"]
+    told = watched.annotations("TrainingStalled")
+    assert (told["culprit"], told["collective"]) == ("2", "all_reduce 2 of group 0")
+    assert told["next"].startswith(f"rankscope hang {run.path}\npy-spy dump --pid 102   (rank 2, on node1)")
+    assert "rank" not in watched.events[0].labels
+    # And they are asked once
+    let_pass(watched, 10 * PATIENCE_S)
+    assert requests(run.path) == [asked]
+
+
+def test_without_an_answer_the_alert_comes_all_the_same_and_its_text_changes_when_there_is_one(
+    world: Callable[..., tuple[Any, World]], tmp_path: Path
+) -> None:
+    run, watched = world(ask_for_dumps=True)
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S + WAIT_S + 15)
+    assert watched.firing() == ["TrainingStalled"]
+    assert "culprit" not in watched.annotations("TrainingStalled")
+    [before] = {entry.fingerprint for entry in watched.watcher.ledger.entries}
+    flight_dir(run.path, 0).mkdir(parents=True)
+    (flight_dir(run.path, 0) / "rank-00000-end-nccl.pickle").write_bytes(b"x")
+    watched.hung = hung(tmp_path / "dumps")
+    let_pass(watched, 10)
+    assert watched.annotations("TrainingStalled")["culprit"] == "2"
+    assert {entry.fingerprint for entry in watched.watcher.ledger.entries} == {before}
+    assert watched.said() == ["firing"]
+
+
+def test_nobody_is_asked_who_is_not_to_be(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world(ask_for_dumps=False)
+    let_pass(watched, 20, run)
+    let_pass(watched, 2 * PATIENCE_S)
+    assert watched.firing() == ["TrainingStalled"]
+    assert not control_dir(run.path).exists()
+
+
+def test_a_run_that_may_not_be_written_to_is_told_of_without_dumps(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world(ask_for_dumps=True)
+    control_dir(run.path).write_text("")
+    let_pass(watched, 20, run)
+    let_pass(watched, 2 * PATIENCE_S)
+    assert watched.firing() == ["TrainingStalled"]
+    assert len([line for line in watched.reports if "no dumps could be asked for" in line]) == 1
+
+
+# The end -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(
+    world: Callable[..., tuple[Any, World]], make_analysis: Any
+) -> None:
+    run, watched = world("..")
+    watched.answer = make_analysis(3)
+    let_pass(watched, 20, run)
+    end = int(watched.now_s * 1e9)
+    run.end("crash", ranks=range(1, 2), end_unix_ns=end)
+    for others in (range(1), range(2, 4)):
+        run.end("killed", ranks=others, end_unix_ns=end + 2 * 10**9)
+    let_pass(watched, RESTART_GRACE_S + 10)
+    assert watched.firing() == ["TrainingCrashed"]
+    told = watched.annotations("TrainingCrashed")
+    assert (told["culprit"], told["culprit_host"], told["cause"]) == ("1", "node0", "crash")
+    assert "error output of rank 1 on node0" in told["next"]
+    let_pass(watched, CRASH_TOLD_S)
+    assert watched.firing() == []
+    assert [event.labels["alertname"] for event in watched.events if event.event == "firing"] == [
+        "TrainingStraggler",
+        "TrainingCrashed",
+    ]
+
+
+def test_a_job_that_was_cancelled_did_not_crash(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    run.end("killed", end_unix_ns=int(watched.now_s * 1e9))
+    let_pass(watched, RESTART_GRACE_S + 10)
+    assert watched.said() == ["verdict"]

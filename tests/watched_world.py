@@ -1,0 +1,151 @@
+"""A watcher over real run directories, with an analysis that says what the test wants and a clock that the test puts forward."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rankscope.alerts.alert import Notice
+from rankscope.alerts.delivery import Delivery
+from rankscope.alerts.events import Event
+from rankscope.alerts.hysteresis import Policy
+from rankscope.alerts.ledger import Ledger
+from rankscope.alerts.past import StepPast
+from rankscope.alerts.post import DeliveryError
+from rankscope.alerts.watcher import Options, Watcher
+from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.rank_columns import RankColumns
+from rankscope.analysis.result import Analysis
+
+
+class Told:
+    """A receiver that notes what it is told, or refuses."""
+
+    def __init__(self, *, resend_after_s: float | None = None) -> None:
+        self.key = self.name = "told"
+        self.resend_after_s = resend_after_s
+        self.broken = False
+        self.calls: list[list[Notice]] = []
+
+    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+        if self.broken:
+            raise DeliveryError("answered 500")
+        self.calls.append(list(notices))
+
+    @property
+    def heard(self) -> list[tuple[str, str]]:
+        return [
+            ("resolved" if notice.ends_at_unix_ns else "firing", notice.alert.labels.get("rank", ""))
+            for call in self.calls
+            for notice in call
+        ]
+
+
+class World:
+    """A watcher, the clock it reads, and everything it says."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        receiver: Told,
+        ledger: Ledger | None = None,
+        once: bool = False,
+        fire_after: int = 2,
+        **options: Any,
+    ) -> None:
+        self.now_s = 1_700_000_100.0
+        self.answer: Analysis | Exception | None = None
+        self.analysed: list[Path] = []
+        self.followed: list[Path] = []
+        self.kept: list[Path] = []
+        self.reports: list[str] = []
+        self.events: list[Event] = []
+        self.saved: list[bytes] = []
+        self.steps: StepPast | None = None
+        self.hung: HangReport | None = None
+        self.receiver = receiver
+        self.watcher = Watcher(
+            path,
+            analyse=self.analyse,
+            follow=self,
+            delivery=Delivery([receiver], retry_after_s=5, report=self.reports.append),
+            ledger=ledger or Ledger(),
+            options=Options(**{"policy": Policy(fire_after, 2), "once": once, **options}),
+            report=self.reports.append,
+            emit=self.events.append,
+            save=lambda ledger: self.saved.append(msgspec.json.encode(ledger)),
+            clock=lambda: int(self.now_s * 1e9),
+            elapsed=lambda: self.now_s,
+        )
+
+    def past(self, run: Path) -> StepPast | None:
+        del run
+        return self.steps
+
+    def hang(self, run: Path, fresh: bool, /) -> HangReport | None:
+        del run, fresh
+        return self.hung
+
+    def update(self, run: Path) -> Analysis:
+        self.followed.append(run)
+        return self.analyse([run])
+
+    def keep(self, runs: Collection[Path]) -> None:
+        self.kept = list(runs)
+
+    def analyse(self, paths: Sequence[Path]) -> Analysis:
+        self.analysed += paths
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        assert self.answer is not None
+        return self.answer
+
+    def evaluate(self, answer: Analysis | Exception | None = None, run: Any = None) -> bool:
+        """Five seconds later, with one more step in ``run``."""
+        self.now_s += 5
+        if answer is not None:
+            self.answer = answer
+        if run is not None:
+            run.grow(1)
+        return self.watcher.evaluate()
+
+    def said(self) -> list[str]:
+        return [event.event for event in self.events]
+
+    def firing(self) -> list[str]:
+        """The alerts that fire now: their names, with the rank of those that are about one."""
+        entries = [entry for entry in self.watcher.ledger.entries if entry.track.state == "firing"]
+        return sorted(f"{entry.name} {entry.alert.labels.get('rank', '')}".rstrip() for entry in entries)
+
+    def annotations(self, name: str) -> dict[str, str]:
+        """Of the one alert of that name that fires."""
+        [found] = [one for one in self.watcher.ledger.entries if (one.name, one.track.state) == (name, "firing")]
+        return found.alert.annotations
+
+
+def past_of(seconds: Sequence[float], **columns: Any) -> StepPast:
+    """A past of steps that took so long each; ``tags`` as in ``RankColumns``, other columns by their names."""
+    walls = np.array(seconds) * 1e6
+    tags = columns.pop("tags", {})
+    past = StepPast()
+    past.begin(0)
+    past.has_ranks([0])
+    past.add(
+        0,
+        RankColumns(
+            step=np.arange(len(walls)),
+            start=(10**18 + np.concatenate([[0], np.cumsum(walls)[:-1]]) * 1000).astype(np.int64),
+            profiled=np.zeros(len(walls), dtype=bool),
+            values={
+                "wall_us": walls.astype(np.float32),
+                **{name: np.asarray(values, np.float32) for name, values in columns.items()},
+            },
+            tags={tag: np.asarray(at, np.intp) for tag, at in tags.items()},
+        ),
+    )
+    return past
