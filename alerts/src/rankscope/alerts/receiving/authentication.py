@@ -1,0 +1,120 @@
+"""Who sends: a bearer token, a user and password, or a signature over the body. Several of each, so that they can be changed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rankscope.alerts.receiving.secret import Secret
+
+TOLERANCE_S: Final = 300.0
+"""A signature that names a time further away than this is an old one sent again."""
+GRAFANA_SIGNATURE: Final = b"x-grafana-alerting-signature"
+MAX_FAILURES: Final = 20
+"""Failed attempts of an address within ``FAILURES_S``; then it is heard again only when that time is over."""
+FAILURES_S: Final = 60.0
+MAX_ADDRESSES: Final = 1_024
+
+Headers = Mapping[bytes, bytes]
+"""Names in lower case; one that came twice is not in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """What is accepted; nothing at all means that nobody is asked."""
+
+    bearer: Sequence[Secret] = ()
+    basic: Sequence[tuple[str, Secret]] = ()
+    """User, and password."""
+    signed: Sequence[Secret] = ()
+    """Standard Webhooks: ``whsec_…``."""
+    grafana: Sequence[Secret] = ()
+    grafana_timestamp_header: str | None = None
+    """As set in Grafana; then its signature covers ``TIME:BODY``."""
+
+    @property
+    def any(self) -> bool:
+        """Whether somebody is asked at all."""
+        return bool(self.bearer or self.basic or self.signed or self.grafana)
+
+    def by_header(self, headers: Headers) -> bool:
+        """Whether the headers alone say who it is."""
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer":
+            return _one_of(given.strip(), [secret.value for secret in self.bearer])
+        if scheme.lower() == b"basic":
+            try:
+                said = base64.b64decode(given.strip(), validate=True)
+            except binascii.Error:
+                return False
+            return _one_of(said, [user.encode() + b":" + password.value for user, password in self.basic])
+        return False
+
+    def by_signature(self, headers: Headers, body: bytes, *, now_s: float) -> bool:
+        """Whether the body is signed by somebody we know, and lately."""
+        return self._grafana(headers, body, now_s) or self._standard(headers, body, now_s)
+
+    def _standard(self, headers: Headers, body: bytes, now_s: float) -> bool:
+        if not self.signed or b"webhook-signature" not in headers:
+            return False
+        from rankscope.alerts.signing import verify
+
+        return verify([secret.value for secret in self.signed], headers, body, now_s=now_s)
+
+    def _grafana(self, headers: Headers, body: bytes, now_s: float) -> bool:
+        given = headers.get(GRAFANA_SIGNATURE)
+        if given is None or not self.grafana:
+            return False
+        signed = body
+        if self.grafana_timestamp_header is not None:
+            at = headers.get(self.grafana_timestamp_header.lower().encode(), b"")
+            if not at.isdigit() or len(at) > 12 or abs(int(at) - now_s) > TOLERANCE_S:
+                return False
+            signed = at + b":" + body
+        return _one_of(
+            given.strip().lower(), [hmac.new(secret.value, signed, hashlib.sha256).hexdigest().encode() for secret in self.grafana]
+        )
+
+
+def _one_of(given: bytes, known: Sequence[bytes]) -> bool:
+    """Whether it is one of these, in a time that does not tell how much of it is right, nor which it is."""
+    digest = hashlib.sha256(given).digest()
+    found = False
+    for one in known:
+        found |= hmac.compare_digest(digest, hashlib.sha256(one).digest())
+    return found
+
+
+@dataclass(slots=True)
+class Failures:
+    """Counts failed attempts by address, so that nobody guesses for long; the first of each is told."""
+
+    report: Callable[[str], object]
+    clock: Callable[[], float] = time.monotonic
+    _counted: OrderedDict[str, tuple[float, int]] = field(default_factory=OrderedDict)
+
+    def shut_out_s(self, address: str) -> float:
+        """Seconds until the address is heard again; 0: now."""
+        began, count = self._counted.get(address, (0.0, 0))
+        return max(0.0, began + FAILURES_S - self.clock()) if count >= MAX_FAILURES else 0.0
+
+    def failed(self, address: str) -> None:
+        """Another one."""
+        now = self.clock()
+        began, count = self._counted.pop(address, (now, 0))
+        if now - began > FAILURES_S:
+            began, count = now, 0
+        if count == 0:
+            self.report(f"refused a request from {address or 'an unknown address'}: not authenticated; further ones are counted")
+        elif count + 1 == MAX_FAILURES:
+            self.report(f"{address}: {MAX_FAILURES} failed attempts within a minute; it gets 503 for the rest of that")
+        self._counted[address] = (began, count + 1)
+        while len(self._counted) > MAX_ADDRESSES:
+            self._counted.popitem(last=False)
