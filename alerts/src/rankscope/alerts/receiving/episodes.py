@@ -23,8 +23,16 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """When we heard of the status."""
     told_unix_ns: int
     """When the firing was last passed on; 0: never."""
-    told: int = 0
+    told: int = 1
     """How often it was."""
+    again: int = 0
+    """How many episodes before it began at the same time: a server that comes back goes on with the times it knew."""
+
+    @property
+    def revision(self) -> str:
+        """Tells what is passed on now from what was passed on about the same state; empty the first time."""
+        again = f"again-{self.again}" if self.again else ""
+        return f"{again}told-{self.told}" if self.status == "firing" and self.told > 1 else again
 
 
 def next_episode(
@@ -47,7 +55,7 @@ def next_episode(
         status=status,
         changed_unix_ns=now_unix_ns,
         told_unix_ns=now_unix_ns if status == "firing" else 0,
-        told=1 if status == "firing" else 0,
+        again=known.again + 1 if known is not None and known.starts_unix_ns == starts_unix_ns else 0,
     )
     if known is None:
         return fresh, "change" if status == "firing" else None

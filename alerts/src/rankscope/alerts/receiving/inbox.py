@@ -46,7 +46,8 @@ CREATE TABLE episode (
     status TEXT NOT NULL,
     changed_unix_ns INTEGER NOT NULL,
     told_unix_ns INTEGER NOT NULL,
-    told INTEGER NOT NULL
+    told INTEGER NOT NULL,
+    again INTEGER NOT NULL
 );
 CREATE TABLE action (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -227,8 +228,7 @@ class Inbox:
         """What is known of an alert."""
         with self._lock:
             row = self._db.execute(
-                "SELECT fingerprint, starts_unix_ns, status, changed_unix_ns, told_unix_ns, told FROM episode WHERE fingerprint = ?",
-                (fingerprint,),
+                "SELECT * FROM episode WHERE fingerprint = ?", (fingerprint,)
             ).fetchone()
         return None if row is None else Episode(**dict(zip(Episode.__struct_fields__, row, strict=True)))
 
@@ -275,7 +275,7 @@ class Inbox:
 def settle(db: sqlite3.Connection, number: int, episodes: list[Episode], actions: list[Action], *, now_unix_ns: int) -> None:
     """Within a transaction: what became of a delivery."""
     for episode in episodes:
-        db.execute("INSERT OR REPLACE INTO episode VALUES (?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(episode))
+        db.execute("INSERT OR REPLACE INTO episode VALUES (?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(episode))
     for action in actions:
         db.execute(
             "INSERT OR IGNORE INTO action (kind, fingerprint, starts_unix_ns, run_id, state, created_unix_ns, steps, alert) "
