@@ -52,20 +52,20 @@ def group_key(alert: Alert) -> str:
     return f"{{}}:{{{pairs}}}"
 
 
-def build_payload(notices: Sequence[Notice], *, external_url: str = "") -> Payload:
+def build_payload(notices: Sequence[Notice], *, external_url: str = "", most_alerts: int = MAX_ALERTS) -> Payload:
     """One payload for the notices of one group; there is at least one, firing ones first."""
     alerts = [_payload_alert(notice) for notice in sorted(notices, key=lambda notice: notice.ends_at_unix_ns is not None)]
     return Payload(
         version=PAYLOAD_VERSION,
         group_key=group_key(notices[0].alert),
-        truncated_alerts=max(0, len(alerts) - MAX_ALERTS),
+        truncated_alerts=max(0, len(alerts) - most_alerts),
         status="firing" if alerts[0].status == "firing" else "resolved",
         receiver="rankscope",
         group_labels=_group_labels(notices[0].alert),
-        common_labels=_common([alert.labels for alert in alerts]),
-        common_annotations=_common([alert.annotations for alert in alerts]),
+        common_labels=common([alert.labels for alert in alerts]),
+        common_annotations=common([alert.annotations for alert in alerts]),
         external_url=external_url,
-        alerts=alerts[:MAX_ALERTS],
+        alerts=alerts[:most_alerts],
     )
 
 
@@ -86,7 +86,8 @@ def _group_labels(alert: Alert) -> dict[str, str]:
     return {name: alert.labels[name] for name in GROUP_LABELS if name in alert.labels}
 
 
-def _common(mappings: Sequence[dict[str, str]]) -> dict[str, str]:
+def common(mappings: Sequence[dict[str, str]]) -> dict[str, str]:
+    """What all of the mappings, at least one, agree in."""
     first, *others = mappings
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 

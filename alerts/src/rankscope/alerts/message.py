@@ -1,0 +1,152 @@
+"""What waits in the outbox: some alerts of one group for one target, in a payload that is small enough for every receiver.
+
+The body is always the payload that Alertmanager would send; what a target wants instead (Slack, Teams, …) is made of it when it
+is sent. So no secret of a target is ever stored, and whatever is told is told of alerts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from rankscope.alerts.alert import Notice
+from rankscope.alerts.payload import MAX_ALERTS, Payload, PayloadAlert, build_payload, common, group_key
+
+MAX_PAYLOAD_BYTES: Final = 18_000
+"""Receivers may refuse 20 kB, and a template adds words of its own."""
+_CAPS: Final = (4000, 1500, 500, 150, 40)
+"""Characters that an annotation, and a label at last, may keep of an alert that is too large by itself."""
+_CUT: Final = "…"
+
+
+class AlertState(msgspec.Struct, frozen=True, kw_only=True):
+    """That an alert fires or has ended: what a target is told once."""
+
+    fingerprint: str
+    starts_at: str
+    """As the payload has it; tells one firing of an alert from the next."""
+    status: Literal["firing", "resolved"]
+    revision: str = ""
+    """Not empty: something more about the same state, to be told although the state itself was told."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One delivery to one target."""
+
+    id: str
+    """``webhook-id``: the same however often it is put or sent."""
+    target: str
+    """Name of the target."""
+    group: str
+    """Messages of one group are delivered in the order in which they were put."""
+    body: bytes
+    """A ``Payload`` as JSON."""
+    alerts: tuple[AlertState, ...]
+    most_alerts: int = MAX_ALERTS
+    """As many may be in one message to this target; while it waits, others of its group may join it."""
+
+
+def messages(target: str, payload: Payload, *, most_alerts: int = MAX_ALERTS, revision: str = "") -> list[Message]:
+    """A payload for a target: as many messages as it takes so that none is too large. No alert is left out."""
+    return [_message(target, part, most_alerts, revision) for part in split(payload, most_alerts=most_alerts)]
+
+
+def messages_about(
+    target: str, notices: Sequence[Notice], *, external_url: str = "", most_alerts: int = MAX_ALERTS
+) -> list[Message]:
+    """Messages about alerts of any number of groups."""
+    groups: dict[str, list[Notice]] = defaultdict(list)
+    for notice in notices:
+        groups[group_key(notice.alert)].append(notice)
+    return [
+        message
+        for group in groups.values()
+        for message in messages(
+            target, build_payload(group, external_url=external_url, most_alerts=len(group)), most_alerts=most_alerts
+        )
+    ]
+
+
+def split(payload: Payload, *, most_alerts: int = MAX_ALERTS) -> Iterator[Payload]:
+    """The same alerts in payloads of at most ``most_alerts`` and ``MAX_PAYLOAD_BYTES``."""
+    part: list[PayloadAlert] = []
+    for alert in payload.alerts:
+        if part and (len(part) >= most_alerts or too_large(with_alerts(payload, [*part, alert]))):
+            yield with_alerts(payload, part)
+            part = []
+        part.append(_small_enough(payload, alert) if not part else alert)
+    if part:
+        yield with_alerts(payload, part)
+
+
+def with_alerts(payload: Payload, alerts: list[PayloadAlert]) -> Payload:
+    """The payload with these alerts, at least one, instead of its own."""
+    return msgspec.structs.replace(
+        payload,
+        alerts=alerts,
+        status="firing" if any(alert.status == "firing" for alert in alerts) else "resolved",
+        common_labels=common([alert.labels for alert in alerts]),
+        common_annotations=common([alert.annotations for alert in alerts]),
+    )
+
+
+def without(body: bytes, gone: Collection[AlertState]) -> bytes:
+    """A body without some of its alerts; at least one is left."""
+    payload = msgspec.json.decode(body, type=Payload)
+    left_out = {(state.fingerprint, state.starts_at, state.status) for state in gone}
+    alerts = [alert for alert in payload.alerts if (alert.fingerprint, alert.starts_at, alert.status) not in left_out]
+    return msgspec.json.encode(with_alerts(payload, alerts))
+
+
+def joined(first: bytes, second: bytes) -> bytes | None:
+    """One body with the alerts of two of one group; ``None`` when it would be too large or say two things of one alert."""
+    ours, theirs = (msgspec.json.decode(body, type=Payload) for body in (first, second))
+    if {alert.fingerprint for alert in ours.alerts} & {alert.fingerprint for alert in theirs.alerts}:
+        return None
+    both = with_alerts(ours, ours.alerts + theirs.alerts)
+    return None if too_large(both) else msgspec.json.encode(both)
+
+
+def too_large(payload: Payload) -> bool:
+    """Whether some receiver might refuse it for its size."""
+    return len(msgspec.json.encode(payload)) > MAX_PAYLOAD_BYTES
+
+
+def cut(text: str, most: int) -> str:
+    """At most so many characters, the last one a sign that something was left out."""
+    return text if len(text) <= most else text[: most - 1] + _CUT
+
+
+def _message(target: str, payload: Payload, most_alerts: int, revision: str) -> Message:
+    alerts = tuple(
+        AlertState(fingerprint=alert.fingerprint, starts_at=alert.starts_at, status=alert.status, revision=revision)
+        for alert in payload.alerts
+    )
+    named = sorted(f"{state.fingerprint}\0{state.starts_at}\0{state.status}\0{state.revision}" for state in alerts)
+    digest = hashlib.sha256("\1".join([target, *named]).encode(errors="surrogatepass")).hexdigest()
+    return Message(
+        id=f"msg_{digest[:32]}",
+        target=target,
+        group=payload.group_key,
+        body=msgspec.json.encode(payload),
+        alerts=alerts,
+        most_alerts=most_alerts,
+    )
+
+
+def _small_enough(payload: Payload, alert: PayloadAlert) -> PayloadAlert:
+    """The alert, its annotations cut until a payload can hold it; its labels only when that is not enough."""
+    for cap in _CAPS:
+        if not too_large(with_alerts(payload, [alert])):
+            break
+        labels = alert.labels if cap > _CAPS[-1] else dict(_cut_all(alert.labels, cap)[:32])
+        alert = msgspec.structs.replace(alert, labels=labels, annotations=dict(_cut_all(alert.annotations, cap)[: max(cap, 32)]))
+    return alert
+
+
+def _cut_all(texts: dict[str, str], most: int) -> list[tuple[str, str]]:
+    return [(cut(name, most), cut(text, most)) for name, text in texts.items()]
