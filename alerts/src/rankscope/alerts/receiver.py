@@ -165,8 +165,10 @@ class ReceiverApp:
             said = read_notification(body)
             # Formatted anew: a line of the file must not contain the sender's line breaks.
             body = msgspec.json.format(body, indent=-1)
-        except (NotUnderstoodError, msgspec.DecodeError, RecursionError) as error:
-            raise _Refused(400, "not_understood", f"{error or 'nested too deeply'}") from error
+        except NotUnderstoodError as error:
+            raise _Refused(400, "not_understood", str(error)) from error
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise _Refused(400, "not_understood", "not a webhook payload: nested too deeply, or no JSON") from error
         message = headers.get(b"webhook-id")
         # With the body: an id that somebody uses twice must not lose what it stands for the second time.
         key = None if message is None else hashlib.sha256(message + b"\0" + body).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -11,7 +12,6 @@ import click
 import msgspec
 
 from rankscope.alerts.options import http_url, seconds
-from rankscope.alerts.receiving.secret import SecretSource
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
 from rankscope.runs.errors import InputError
 
@@ -22,11 +22,42 @@ _UNIT_S: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _T = TypeVar("_T")
 
 
+def rate(text: str) -> tuple[int, float]:
+    """``1/10min per run``, ``30/min``: how many in how many seconds. Raises ``ValueError``."""
+    match = _RATE.fullmatch(text.removesuffix(" per run").strip())
+    if match is None or match[2] == "0":
+        raise ValueError(f"{text!r} is not a rate such as 1/10min or 30/h")
+    return int(match[1]), float(match[2] or 1) * _UNIT_S[match[3]]
+
+
+def duration(text: str) -> float:
+    """``5s``, ``10m``, ``4h`` in seconds. Raises ``ValueError``."""
+    return _checked(seconds, text)
+
+
+def _checked(check: Callable[[str], _T], text: str) -> _T:
+    try:
+        return check(text)
+    except click.BadParameter as error:
+        raise ValueError(error.message) from error
+
+
+class SecretPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a secret is: ``{ env = "NAME" }`` or ``{ file = "path" }``."""
+
+    env: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.env is None) == (self.file is None):
+            raise ValueError('expected { env = "NAME" } or { file = "path" }; secrets themselves do not belong into this file')
+
+
 class BasicSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A user, and where the password is."""
 
     user: Annotated[str, msgspec.Meta(min_length=1, pattern="^[^:]*$")]
-    password: SecretSource
+    password: SecretPlace
 
 
 class ReceiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,11 +74,11 @@ class ReceiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """An alert goes on without a verdict when there is none after this long."""
     tls_cert: str | None = None
     tls_key: str | None = None
-    bearer: list[SecretSource] = []
+    bearer: list[SecretPlace] = []
     basic: list[BasicSource] = []
-    webhook_secrets: list[SecretSource] = []
+    webhook_secrets: list[SecretPlace] = []
     """Standard Webhooks, ``whsec_…``: what rankscope's own sender signs with."""
-    grafana_secrets: list[SecretSource] = []
+    grafana_secrets: list[SecretPlace] = []
     grafana_timestamp_header: str | None = None
 
     def __post_init__(self) -> None:
@@ -145,23 +176,3 @@ def _names(targets: object) -> list[str]:
     """What is wrong with a target is for the sender to say."""
     tables = targets if isinstance(targets, list) else []
     return [table["name"] for table in tables if isinstance(table, dict) and isinstance(table.get("name"), str)]
-
-
-def rate(text: str) -> tuple[int, float]:
-    """``1/10min per run``, ``30/min``: how many in how many seconds. Raises ``ValueError``."""
-    match = _RATE.fullmatch(text.removesuffix(" per run").strip())
-    if match is None or match[2] == "0":
-        raise ValueError(f"{text!r} is not a rate such as 1/10min or 30/h")
-    return int(match[1]), float(match[2] or 1) * _UNIT_S[match[3]]
-
-
-def duration(text: str) -> float:
-    """``5s``, ``10m``, ``4h`` in seconds. Raises ``ValueError``."""
-    return _checked(seconds, text)
-
-
-def _checked(check: Any, text: str) -> Any:
-    try:
-        return check(text)
-    except click.BadParameter as error:
-        raise ValueError(error.message) from error

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from pathlib import Path
 from typing import Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rankscope.alerts.receiver import ReceiverApp
+from rankscope.runs.errors import InputError
 
 REQUEST_DEADLINE_S: Final = 10.0
 RESPONSE_DEADLINE_S: Final = 30.0
@@ -60,8 +62,11 @@ class DeadlineProtocol(H11Protocol):
         self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
 
-def serve(app: ReceiverApp, sock: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT."""
+def serve(app: ReceiverApp, sock: socket.socket, *, certificate: tuple[Path, Path] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; with TLS where files of a certificate and its key are given.
+
+    Raises ``InputError`` for files that are no such pair.
+    """
     config = uvicorn.Config(
         app,
         http=DeadlineProtocol,
@@ -73,7 +78,15 @@ def serve(app: ReceiverApp, sock: socket.socket) -> None:
         limit_concurrency=64,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_S,
+        ssl_certfile=None if certificate is None else certificate[0],
+        ssl_keyfile=None if certificate is None else certificate[1],
     )
+    try:
+        config.load()
+    except OSError as error:  # of ssl's, too
+        raise InputError(
+            ", ".join(map(str, certificate or ())), f"no certificate with its key: {error.strerror or error}"
+        ) from error
     # uvicorn raises a signal again after it has shut down; the end was clean, so that second one is ours to swallow.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

@@ -67,9 +67,7 @@ def verify(keys: Sequence[bytes], headers: Mapping[str, str], body: bytes, *, no
         raise SignatureError(f"{TIMESTAMP_HEADER} is more than {TOLERANCE_S} s from our clock")
     given = [word.removeprefix("v1,") for word in headers[SIGNATURE_HEADER].split() if word.startswith("v1,")]
     expected = [_signature(key, message_id, timestamp, body).encode() for key in keys]
-    matches = [
-        hmac.compare_digest(one.encode(errors="replace"), other) for one in given[:_MOST_SIGNATURES] for other in expected
-    ]
+    matches = [hmac.compare_digest(one.encode(errors="replace"), other) for one in given[:_MOST_SIGNATURES] for other in expected]
     if not any(matches):
         raise SignatureError("no signature matches")
     return message_id

@@ -1,4 +1,4 @@
-"""Verdicts for whoever can wait a little: one run after the other is analysed in a process of its own, and who asks never waits."""
+"""Verdicts: one run after the other is analysed in a process of its own, and who asks is never kept waiting."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.alerts.receiving.secret import Secret
+from rankscope.alerts.secret import Secret, SecretUnavailableError
+from rankscope.alerts.signing import SecretError, SignatureError, parse_secret, verify
 
 TOLERANCE_S: Final = 300.0
 """A signature that names a time further away than this is an old one sent again."""
@@ -26,16 +27,49 @@ Headers = Mapping[bytes, bytes]
 """Names in lower case; one that came twice is not in it."""
 
 
+class Known:
+    """A secret as it is now, or as it was when it could last be read: while it is replaced, nobody is turned away.
+
+    Raises ``SecretUnavailableError`` where there is none at the start; later ``report`` gets a line, once.
+    """
+
+    def __init__(self, secret: Secret, *, report: Callable[[str], object]) -> None:
+        self._secret = secret
+        self._report = report
+        self._value = secret.read()
+        self._troubled = False
+
+    def __repr__(self) -> str:
+        return f"Known({self._secret.where})"
+
+    @property
+    def where(self) -> str:
+        """Its place, fit for a message."""
+        return self._secret.where
+
+    @property
+    def value(self) -> bytes:
+        """What it is."""
+        try:
+            self._value = self._secret.read()
+            self._troubled = False
+        except SecretUnavailableError as error:
+            if not self._troubled:
+                self._troubled = True
+                self._report(f"{error}; the secret that was read before stays in use")
+        return self._value.encode()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
     """What is accepted; nothing at all means that nobody is asked."""
 
-    bearer: Sequence[Secret] = ()
-    basic: Sequence[tuple[str, Secret]] = ()
+    bearer: Sequence[Known] = ()
+    basic: Sequence[tuple[str, Known]] = ()
     """User, and password."""
-    signed: Sequence[Secret] = ()
+    signed: Sequence[Known] = ()
     """Standard Webhooks: ``whsec_…``."""
-    grafana: Sequence[Secret] = ()
+    grafana: Sequence[Known] = ()
     grafana_timestamp_header: str | None = None
     """As set in Grafana; then its signature covers ``TIME:BODY``."""
 
@@ -62,11 +96,14 @@ class Ways:
         return self._grafana(headers, body, now_s) or self._standard(headers, body, now_s)
 
     def _standard(self, headers: Headers, body: bytes, now_s: float) -> bool:
-        if not self.signed or b"webhook-signature" not in headers:
+        if not self.signed:
             return False
-        from rankscope.alerts.signing import verify
-
-        return verify([secret.value for secret in self.signed], headers, body, now_s=now_s)
+        words = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+        try:
+            verify([parse_secret(secret.value.decode()) for secret in self.signed], words, body, now_s=now_s)
+        except (SecretError, SignatureError):
+            return False
+        return True
 
     def _grafana(self, headers: Headers, body: bytes, now_s: float) -> bool:
         given = headers.get(GRAFANA_SIGNATURE)
@@ -79,7 +116,8 @@ class Ways:
                 return False
             signed = at + b":" + body
         return _one_of(
-            given.strip().lower(), [hmac.new(secret.value, signed, hashlib.sha256).hexdigest().encode() for secret in self.grafana]
+            given.strip().lower(),
+            [hmac.new(secret.value, signed, hashlib.sha256).hexdigest().encode() for secret in self.grafana],
         )
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import IO, Final
 
 from rankscope.alerts.child import end_with_parent
 
@@ -38,8 +38,8 @@ class BoundedChild:
 
     def __init__(self, arguments: Sequence[str], *, limit_s: float) -> None:
         self._until = time.monotonic() + limit_s
-        self._output = tempfile.TemporaryFile()
-        self._errors = tempfile.TemporaryFile()
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by whoever polls for the end
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rankscope", *arguments],
             stdin=subprocess.DEVNULL,
@@ -56,7 +56,7 @@ class BoundedChild:
             if time.monotonic() < self._until:
                 return None
             self.end()
-        output, errors = (self._all(file) for file in (self._output, self._errors))
+        output, errors = (_all_of(file) for file in (self._output, self._errors))
         lines = errors.decode(errors="replace").strip().splitlines()
         return Finished(status, output, lines[-1] if lines else "")
 
@@ -74,10 +74,11 @@ class BoundedChild:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
 
-    def _all(self, file: tempfile._TemporaryFileWrapper[bytes]) -> bytes:
-        with file:
-            file.seek(0)
-            return file.read(OUTPUT_BYTES)
+
+def _all_of(file: IO[bytes]) -> bytes:
+    with file:
+        file.seek(0)
+        return file.read(OUTPUT_BYTES)
 
 
 def _bounded() -> None:

@@ -45,7 +45,7 @@ def facts_of(analysis: Analysis) -> Facts:
     )
 
 
-def annotations(facts: Facts, labels: dict[str, str], *, dashboard_url: str | None) -> dict[str, str]:
+def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str | None) -> dict[str, str]:
     """What the facts add to an alert with these labels; about its rank where it names one, else about whom the verdict names.
 
     ``verdict`` is the sentence about the run; ``no_verdict`` says why there is none.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,11 +30,20 @@ class Forwarded:
 class Forwarding:
     """Puts alerts into the outbox, for the targets that its routes say; ``targets`` maps names to alerts in one message."""
 
-    def __init__(self, outbox: Outbox, *, targets: dict[str, int], routes: Sequence[Route], external_url: str = "") -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        *,
+        targets: dict[str, int],
+        routes: Sequence[Route],
+        external_url: str = "",
+        woken: Callable[[], object] = lambda: None,
+    ) -> None:
         self._outbox = outbox
         self._targets = targets
         self._routes = routes
         self._external_url = external_url
+        self._woken = woken
 
     def put(self, alerts: Sequence[Forwarded]) -> int:
         """Take alerts, all or none; they are on the disk when this returns. Returns how many messages were made of them.
@@ -51,6 +60,7 @@ class Forwarding:
             made += messages(target, payload, most_alerts=self._targets[target], revision=revision)
         if made:
             self._outbox.put(made)
+            self._woken()
         return len(made)
 
     def targets_of(self, labels: dict[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import msgspec
 
@@ -125,13 +125,15 @@ class Inbox:
         except BlockingIOError as error:
             raise InputError(folder, "another receiver keeps its deliveries here; choose another folder with --state") from error
         except OSError as error:
-            raise InputError(error.filename or folder, f"{error.strerror or error}; choose another folder with --state") from error
+            raise InputError(
+                error.filename or folder, f"{error.strerror or error}; choose another folder with --state"
+            ) from error
         try:
             self._db = _opened(path, report)
         except sqlite3.Error as error:
             raise InputError(path, f"{error}; choose another folder with --state") from error
 
-    def __enter__(self) -> Inbox:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -210,9 +212,7 @@ class Inbox:
                 "AND number <= (SELECT max(number) FROM delivery) - ?",
                 (MAX_KEPT,),
             )
-            db.execute(
-                "DELETE FROM delivery WHERE body IS NULL AND done_unix_ns < ?", (now_unix_ns - int(KEPT_S * 1e9),)
-            )
+            db.execute("DELETE FROM delivery WHERE body IS NULL AND done_unix_ns < ?", (now_unix_ns - int(KEPT_S * 1e9),))
             old = now_unix_ns - int(EPISODE_KEPT_S * 1e9)
             db.execute("DELETE FROM episode WHERE status = 'resolved' AND changed_unix_ns < ?", (old,))
             db.execute("DELETE FROM action WHERE state = 'done' AND created_unix_ns < ?", (old,))
@@ -227,9 +227,7 @@ class Inbox:
     def episode(self, fingerprint: str) -> Episode | None:
         """What is known of an alert."""
         with self._lock:
-            row = self._db.execute(
-                "SELECT * FROM episode WHERE fingerprint = ?", (fingerprint,)
-            ).fetchone()
+            row = self._db.execute("SELECT * FROM episode WHERE fingerprint = ?", (fingerprint,)).fetchone()
         return None if row is None else Episode(**dict(zip(Episode.__struct_fields__, row, strict=True)))
 
     # Actions
@@ -246,7 +244,8 @@ class Inbox:
         """Whether it was wanted in this episode before."""
         with self._lock:
             found = self._db.execute(
-                "SELECT 1 FROM action WHERE kind = ? AND fingerprint = ? AND starts_unix_ns = ?", (kind, fingerprint, starts_unix_ns)
+                "SELECT 1 FROM action WHERE kind = ? AND fingerprint = ? AND starts_unix_ns = ?",
+                (kind, fingerprint, starts_unix_ns),
             ).fetchone()
         return found is not None
 
@@ -306,16 +305,20 @@ def _opened(path: Path, report: Callable[[str], object]) -> sqlite3.Connection:
 def _prepared(path: Path | str) -> sqlite3.Connection:
     db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=5.0)
     try:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA:
-            raise InputError(path, f"written by a newer version ({version}; this one reads {SCHEMA}): upgrade rankscope")
-        if version == 0:
-            db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
-        elif (answer := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise sqlite3.DatabaseError(answer)
+        _prepare(db, path)
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _prepare(db: sqlite3.Connection, path: Path | str) -> None:
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA:
+        raise InputError(path, f"written by a newer version ({version}; this one reads {SCHEMA}): upgrade rankscope")
+    if version == 0:
+        db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+    elif (answer := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+        raise sqlite3.DatabaseError(answer)

@@ -74,7 +74,8 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 def read_notification(body: bytes) -> Notification:
     """What a body says. Raises ``NotUnderstoodError``."""
     try:
-        read = msgspec.json.decode(body, type=_Body)
+        # The whole of it: the decoder does not look at what it skips, and what is kept is shown again.
+        read = msgspec.json.decode(body.decode(), type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotUnderstoodError(f"not a webhook payload of Alertmanager (version 4) or Grafana (version 1): {error}") from error
     left_out = max(0, len(read.alerts) - MAX_ALERTS)
