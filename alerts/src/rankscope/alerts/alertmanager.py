@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import httpx
 import msgspec
@@ -10,6 +11,9 @@ import msgspec
 from rankscope.alerts.alert import Notice, rfc3339
 from rankscope.alerts.post import post_json, receiver_key
 from rankscope.alerts.redacted import redact
+
+MOST_ALERTS: Final = 256
+"""In one request."""
 
 
 class Alertmanager:
@@ -28,8 +32,10 @@ class Alertmanager:
         self._url = url.rstrip("/") + "/api/v2/alerts"
 
     def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
-        """Post the notices. Raises ``DeliveryError``."""
-        post_json(self._client, self._url, msgspec.json.encode([self._post_alert(notice, now_unix_ns) for notice in notices]))
+        """Post the notices; when some are refused, all may be sent again. Raises ``DeliveryError``."""
+        for begin in range(0, len(notices), MOST_ALERTS):
+            alerts = [self._post_alert(notice, now_unix_ns) for notice in notices[begin : begin + MOST_ALERTS]]
+            post_json(self._client, self._url, msgspec.json.encode(alerts))
 
     def _post_alert(self, notice: Notice, now_unix_ns: int) -> dict[str, object]:
         posted: dict[str, object] = {

@@ -6,19 +6,16 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Final, Literal
+from typing import Literal
 
 import click
 
-from rankscope.alerts.options import format_option, http_url, seconds
+from rankscope.alerts.options import format_option, http_url, seconds, targets_option
 from rankscope.alerts.printing import print_line
 from rankscope.alerts.replay_command import replay
 from rankscope.alerts.serve_command import serve
 from rankscope.analysis.locations import local_path
 from rankscope.runs.errors import InputError
-
-DRAIN_S: Final = 60.0
-"""After a followed run has ended, deliveries that fail are tried again for this long."""
 
 
 class _Stop(BaseException):
@@ -87,6 +84,7 @@ def rules(out: Path | None, print_: bool, dashboard_url: str, runbook_url: str) 
     envvar="RANKSCOPE_ALERTS_WEBHOOK",
     help="Webhook to send to (Alertmanager's payload, version 4). Repeatable; RANKSCOPE_ALERTS_WEBHOOK hides it from ps.",
 )
+@targets_option
 @click.option("--once", is_flag=True, help="Evaluate and deliver once, also a run that is over, and leave.")
 @click.option("--interval", type=seconds, metavar="DURATION", default="5s", show_default=True, help="Time between evaluations.")
 @click.option("--fire-after", type=click.IntRange(1), help="Consecutive evaluations to fire.  [default: 3; 1 with --once]")
@@ -104,6 +102,7 @@ def watch(
     *,
     alertmanager: tuple[str, ...],
     webhook: tuple[str, ...],
+    config: Path | None,
     once: bool,
     interval: float,
     fire_after: int | None,
@@ -122,10 +121,13 @@ def watch(
     Examples:
       rankscope alerts watch runs/llama --alertmanager http://127.0.0.1:9093
       rankscope alerts watch runs --webhook https://hooks.example/T0/B0
+      rankscope alerts watch runs --config alerts.toml
       rankscope alerts watch runs/llama --once --format json
 
     Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
     """  # noqa: D301 - \b is for click
+    from rankscope.alerts.target import webhook_target
+    from rankscope.alerts.targets import load_targets
     from rankscope.alerts.watched_run import discover
     from rankscope.alerts.watching import Addresses, prepare
 
@@ -133,9 +135,10 @@ def watch(
         discover(path)
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error
-    watcher = prepare(
+    targets = (*map(webhook_target, dict.fromkeys(webhook)), *(load_targets(config) if config is not None else ()))
+    watch = prepare(
         path,
-        addresses=Addresses(alertmanagers=alertmanager, webhooks=webhook, dashboard=dashboard_url, runbooks=runbook_url),
+        addresses=Addresses(alertmanagers=alertmanager, targets=targets, dashboard=dashboard_url, runbooks=runbook_url),
         fire_after=fire_after or (1 if once else 3),
         resolve_after=resolve_after,
         once=once,
@@ -145,23 +148,21 @@ def watch(
     )
     previous = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        watch.sender.start()
         began = time.monotonic()
-        while not watcher.evaluate() and not once:
+        while not watch.watcher.evaluate() and not once:
             # At most half of the time goes into analysing, however large the run has become.
             time.sleep(max(interval, time.monotonic() - began))
             began = time.monotonic()
-        undelivered = watcher.flush()
-        patience = time.monotonic() + DRAIN_S
-        while undelivered and not once and time.monotonic() < patience:
-            time.sleep(interval)
-            undelivered = watcher.flush()
+        undelivered = watch.finish()
     except _Stop:
-        watcher.remember()
+        watch.watcher.remember()
         ctx.exit(0)
     finally:
+        watch.sender.stop()
         for number, handler in previous.items():
             signal.signal(number, handler)
     if undelivered:
         print_line(f"rankscope: not delivered to {', '.join(undelivered)}", err=True)
-    if undelivered or watcher.troubled:
+    if undelivered or watch.watcher.troubled:
         ctx.exit(1)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from rankscope.alerts.alert import Notice
-from rankscope.alerts.ledger import Entry, Ledger
-from rankscope.alerts.payload import group_key
+from rankscope.alerts.background import Background
+from rankscope.alerts.ledger import Entry, Ledger, Status
 from rankscope.alerts.post import DeliveryError
 
 LONGEST_PAUSE_S: Final = 120.0
 """A receiver that keeps failing is left alone for at most this long."""
+WAIT_S: Final = 0.5
+"""A receiver that takes longer holds up neither the others nor the next evaluation; what came of it is learned at a later one."""
 
 
 class Receiver(Protocol):
@@ -26,84 +29,123 @@ class Receiver(Protocol):
     """A firing alert is sent again after this long; ``None``: only changes are sent."""
 
     def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
-        """Deliver the notices of one group. Raises ``DeliveryError``."""
+        """Deliver notices of any groups, in a thread of the receiver's own. Raises ``DeliveryError``."""
 
 
 class Delivery:
-    """Delivers to all receivers; one that fails holds up nobody else and is tried again at a later evaluation.
+    """Delivers to all receivers; one that fails or is slow holds up nobody else and is tried again at a later evaluation.
 
     A receiver that failed is tried at the next evaluation, then with pauses that start at ``retry_after_s`` and double up to
     two minutes.
     """
 
     def __init__(self, receivers: Sequence[Receiver], *, retry_after_s: float, report: Callable[[str], None]) -> None:
-        self._receivers = receivers
-        self._retry_after_s = retry_after_s
-        self._report = report
-        self._sent_unix_ns: dict[tuple[str, str], int] = {}
-        self._failures: dict[str, int] = {}
-        self._not_before_unix_ns: dict[str, int] = {}
-        self._last_error: dict[str, str] = {}
+        self._lines = [_Line(receiver, retry_after_s=retry_after_s, report=report) for receiver in receivers]
 
-    def deliver(self, ledger: Ledger, *, now_unix_ns: int) -> None:
-        """Send what is due, then drop from the ledger what everybody knows."""
-        for receiver in self._receivers:
-            if now_unix_ns >= self._not_before_unix_ns.get(receiver.key, 0):
-                self._deliver_to(receiver, ledger, now_unix_ns)
-        ledger.forget([receiver.key for receiver in self._receivers])
+    def deliver(self, ledger: Ledger, *, now_unix_ns: int, wait_s: float = WAIT_S) -> None:
+        """Send what is due, wait so long for what comes of it, then drop from the ledger what everybody knows."""
+        for line in self._lines:
+            line.finish(0.0)
+            line.begin(ledger, now_unix_ns)
+        patience = time.monotonic() + wait_s
+        for line in self._lines:
+            line.finish(patience - time.monotonic())
+        # While somebody may be hearing of a beginning, nobody knows yet who has to hear of its end.
+        if not any(line.busy for line in self._lines):
+            ledger.forget([line.receiver.key for line in self._lines])
         followed = {entry.fingerprint for entry in ledger.entries}
-        self._sent_unix_ns = {sent: when for sent, when in self._sent_unix_ns.items() if sent[1] in followed}
+        for line in self._lines:
+            line.forget_all_but(followed)
 
     def undelivered(self, ledger: Ledger) -> list[str]:
         """Names of the receivers that have not accepted something they should know."""
         return [
-            receiver.name
-            for receiver in self._receivers
-            if any(_news(entry, receiver) for entry in ledger.entries if entry.track.state != "pending")
+            line.receiver.name
+            for line in self._lines
+            if line.busy or any(_news(entry, line.receiver) for entry in ledger.entries if entry.track.state != "pending")
         ]
 
-    def _deliver_to(self, receiver: Receiver, ledger: Ledger, now_unix_ns: int) -> None:
-        groups: dict[str, list[Entry]] = defaultdict(list)
-        for entry in ledger.entries:
-            if entry.track.state == "firing" or (entry.track.state == "resolved" and entry.told.get(receiver.key) == "firing"):
-                groups[group_key(entry.alert)].append(entry)
-        for entries in groups.values():
-            if not any(_news(entry, receiver) or self._stale(entry, receiver, now_unix_ns) for entry in entries):
-                continue
-            try:
-                receiver.send([entry.notice() for entry in entries], now_unix_ns=now_unix_ns)
-            except DeliveryError as error:
-                self._failed(receiver, str(error), now_unix_ns)
-                return
-            for entry in entries:
-                entry.told[receiver.key] = "firing" if entry.track.state == "firing" else "resolved"
-                self._sent_unix_ns[receiver.key, entry.fingerprint] = now_unix_ns
-            self._worked(receiver)
 
-    def _stale(self, entry: Entry, receiver: Receiver, now_unix_ns: int) -> bool:
-        if receiver.resend_after_s is None or entry.track.state != "firing":
+class _Line:
+    """What goes to one receiver."""
+
+    def __init__(self, receiver: Receiver, *, retry_after_s: float, report: Callable[[str], None]) -> None:
+        self.receiver = receiver
+        self._retry_after_s = retry_after_s
+        self._report = report
+        self._background = Background(f"rankscope-deliver-{receiver.key}")
+        self._sending: list[tuple[Entry, Status]] = []
+        self._began_unix_ns = 0
+        self._sent_unix_ns: dict[str, int] = {}
+        self._failures = 0
+        self._not_before_unix_ns = 0
+        self._last_error: str | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being sent."""
+        return self._background.busy
+
+    def begin(self, ledger: Ledger, now_unix_ns: int) -> None:
+        """Send what is due, unless something is being sent, or the receiver is left alone."""
+        if self.busy or now_unix_ns < self._not_before_unix_ns:
+            return
+        due = [entry for entry in ledger.entries if _news(entry, self.receiver) or self._stale(entry, now_unix_ns)]
+        if not due:
+            return
+        self._sending = [(entry, "firing" if entry.track.state == "firing" else "resolved") for entry in due]
+        self._began_unix_ns = now_unix_ns
+        # Made here: the thread must not look at entries that an evaluation changes.
+        notices = [entry.notice() for entry in due]
+        self._background.begin(partial(self.receiver.send, notices, now_unix_ns=now_unix_ns))
+
+    def finish(self, timeout_s: float) -> None:
+        """Take in what came of it, if it is over by then."""
+        if not self.busy:
+            return
+        over, error = self._background.result(timeout_s)
+        if not over:
+            return
+        if isinstance(error, DeliveryError):
+            self._failed(str(error))
+            return
+        if error is not None:
+            self._failed(f"{type(error).__name__}: {error}")
+            return
+        for entry, status in self._sending:
+            entry.told[self.receiver.key] = status
+            self._sent_unix_ns[entry.fingerprint] = self._began_unix_ns
+        self._worked()
+
+    def forget_all_but(self, fingerprints: set[str]) -> None:
+        """Nothing else is followed any more."""
+        self._sent_unix_ns = {sent: when for sent, when in self._sent_unix_ns.items() if sent in fingerprints}
+
+    def _stale(self, entry: Entry, now_unix_ns: int) -> bool:
+        if self.receiver.resend_after_s is None or entry.track.state != "firing":
             return False
         # Unknown after a restart: send again, it does no harm.
-        sent = self._sent_unix_ns.get((receiver.key, entry.fingerprint), 0)
-        return now_unix_ns - sent >= receiver.resend_after_s * 1e9
+        return now_unix_ns - self._sent_unix_ns.get(entry.fingerprint, 0) >= self.receiver.resend_after_s * 1e9
 
-    def _failed(self, receiver: Receiver, reason: str, now_unix_ns: int) -> None:
-        failures = self._failures.get(receiver.key, 0)
-        pause_s = min(LONGEST_PAUSE_S, self._retry_after_s * (2 ** min(failures, 16) - 1))
-        self._failures[receiver.key] = failures + 1
-        self._not_before_unix_ns[receiver.key] = now_unix_ns + int(pause_s * 1e9)
-        if self._last_error.get(receiver.key) != reason:
-            self._last_error[receiver.key] = reason
-            self._report(f"{receiver.name}: not delivered so far: {reason}")
+    def _failed(self, reason: str) -> None:
+        pause_s = min(LONGEST_PAUSE_S, self._retry_after_s * (2 ** min(self._failures, 16) - 1))
+        self._failures += 1
+        self._not_before_unix_ns = self._began_unix_ns + int(pause_s * 1e9)
+        if self._last_error != reason:
+            self._last_error = reason
+            self._report(f"{self.receiver.name}: not delivered so far: {reason}")
 
-    def _worked(self, receiver: Receiver) -> None:
-        if self._last_error.pop(receiver.key, None) is not None:
-            self._report(f"{receiver.name}: delivered after {self._failures[receiver.key]} failed evaluations")
-        self._failures.pop(receiver.key, None)
-        self._not_before_unix_ns.pop(receiver.key, None)
+    def _worked(self) -> None:
+        if self._last_error is not None:
+            self._report(f"{self.receiver.name}: delivered after {self._failures} failed evaluations")
+        self._last_error = None
+        self._failures = 0
+        self._not_before_unix_ns = 0
 
 
 def _news(entry: Entry, receiver: Receiver) -> bool:
     """Whether the receiver does not know the entry's state yet. Of an alert it never heard of, it need not hear the end."""
     told = entry.told.get(receiver.key)
+    if entry.track.state == "pending":
+        return False
     return told != "firing" if entry.track.state == "firing" else told == "firing"

@@ -51,3 +51,9 @@ def prometheus_access(command: _Command) -> _Command:
     words = "One line: a bearer token, or USER:PASSWORD.  [default: $RANKSCOPE_PROMETHEUS_TOKEN]"
     ca = click.option("--prometheus-ca", type=file, help="Certificate of the authority of an https address.")
     return click.option("--prometheus-token-file", type=file, help=words)(ca(command))
+
+
+def targets_option(command: _Command) -> _Command:
+    """``--config``: the operator's targets."""
+    file = click.Path(path_type=Path, dir_okay=False)
+    return click.option("--config", type=file, metavar="FILE", help="Targets to send to, in TOML: see docs/webhooks.md.")(command)

@@ -211,11 +211,11 @@ def drop_beginning(database: sqlite3.Connection, target: str, ended: AlertState,
         if state != "waiting":
             continue
         began = AlertState(fingerprint=ended.fingerprint, starts_at=ended.starts_at, status="firing", revision=revision)
-        _remove(database, id_, began, wall_ns)
+        take_out(database, id_, began, wall_ns)
     return True
 
 
-def _remove(database: sqlite3.Connection, id_: str, alert: AlertState, wall_ns: int) -> None:
+def take_out(database: sqlite3.Connection, id_: str, alert: AlertState, wall_ns: int) -> None:
     """Take an alert out of a message that waits."""
     [[body, count]] = database.execute("SELECT body, alert_count FROM messages WHERE id = ?", (id_,)).fetchall()
     if count <= 1:

@@ -1,70 +1,71 @@
-"""Sending one JSON body over HTTP: bounded retries, bounded time, no redirects, and no secret of an address in any message."""
+"""One POST over HTTP: bounded time, no redirects, and no secret of an address in any message."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import httpx
-import stamina
 
 from rankscope.alerts.deadline import Deadline
 from rankscope.alerts.redacted import plain_words
 
-ATTEMPTS: Final = 3
-TOTAL_S: Final = 30.0
-"""After this long no further attempt begins."""
-TIMEOUT: Final = httpx.Timeout(10.0, connect=5.0)
-"""For each connect, read and write."""
 ATTEMPT_S: Final = 10.0
 """For one attempt from beginning to end, however many reads it takes."""
+_JSON: Final = {"Content-Type": "application/json"}
 
 
 class DeliveryError(Exception):
     """A body was not accepted; the message says why without the address."""
 
 
-class _PassingError(DeliveryError):
-    """Worth another attempt: nobody there, too slow, or the receiver said it is busy or broken."""
+class NoAnswerError(DeliveryError):
+    """Nobody there, too slow, or gone in between. ``sent``: the body may have arrived all the same."""
+
+    def __init__(self, reason: str, *, sent: bool) -> None:
+        super().__init__(reason)
+        self.sent = sent
 
 
-def http_client(*, timeout: httpx.Timeout = TIMEOUT) -> httpx.Client:
-    """A client that verifies TLS, follows no redirect, and honours ``HTTPS_PROXY`` and ``SSL_CERT_FILE``."""
-    # No connection is kept: the deadline of an attempt learns of its connection when that is made.
-    limits = httpx.Limits(max_keepalive_connections=0)
-    return httpx.Client(timeout=timeout, limits=limits, follow_redirects=False, headers={"User-Agent": "rankscope"})
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The head of an answer, as far as it matters: ``retry_after`` and ``date`` are the headers."""
+
+    status: int
+    retry_after: str = ""
+    date: str = ""
 
 
-def post_json(client: httpx.Client, url: str, body: bytes, *, attempts: int = ATTEMPTS, attempt_s: float = ATTEMPT_S) -> None:
-    """POST ``body``; returns when it was accepted (2xx).
-
-    Raises ``DeliveryError``: at once for a redirect or a refusal (4xx), after ``attempts`` for 5xx, 429 and network errors.
-    """
-    for attempt in stamina.retry_context(on=_PassingError, attempts=attempts, timeout=TOTAL_S, wait_initial=0.5, wait_max=5.0):
-        with attempt:
-            _post(client, url, body, attempt_s)
-
-
-def _post(client: httpx.Client, url: str, body: bytes, attempt_s: float) -> None:
-    headers = {"Content-Type": "application/json"}
+def post(
+    client: httpx.Client, url: str, body: bytes, *, headers: Mapping[str, str] = _JSON, attempt_s: float = ATTEMPT_S
+) -> Answer:
+    """POST ``body`` once. Raises ``NoAnswerError``, and ``DeliveryError`` for what cannot be asked at all."""
     with Deadline(attempt_s) as deadline:
         try:
             # The body of the answer is of no interest and could be endless: it is never read.
             with client.stream("POST", url, content=body, headers=headers, extensions={"trace": deadline.trace}) as response:
-                status = response.status_code
-        except httpx.TimeoutException as error:
-            raise _PassingError("no answer in time") from error
+                return Answer(response.status_code, response.headers.get("Retry-After", ""), response.headers.get("Date", ""))
+        except (httpx.ConnectTimeout, httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
+            late = deadline.passed or isinstance(error, httpx.ConnectTimeout)
+            raise NoAnswerError("no answer in time" if late else plain_words(error, url), sent=False) from error
         except httpx.TransportError as error:
-            raise _PassingError("no answer in time" if deadline.passed else plain_words(error, url)) from error
+            late = deadline.passed or isinstance(error, httpx.TimeoutException)
+            raise NoAnswerError("no answer in time" if late else plain_words(error, url), sent=True) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise DeliveryError(type(error).__name__) from error
-    if httpx.codes.is_success(status):
+
+
+def post_json(client: httpx.Client, url: str, body: bytes, *, attempt_s: float = ATTEMPT_S) -> None:
+    """POST ``body`` once; returns when it was accepted (2xx). Raises ``DeliveryError``."""
+    answer = post(client, url, body, attempt_s=attempt_s)
+    if httpx.codes.is_success(answer.status):
         return
-    if httpx.codes.is_redirect(status):
-        raise DeliveryError(f"answered {status}; redirects are not followed")
-    if status == httpx.codes.TOO_MANY_REQUESTS or httpx.codes.is_server_error(status):
-        raise _PassingError(f"answered {status}")
-    raise DeliveryError(f"refused with {status}")
+    if httpx.codes.is_redirect(answer.status):
+        raise DeliveryError(f"answered {answer.status}; redirects are not followed")
+    busy = answer.status == httpx.codes.TOO_MANY_REQUESTS or httpx.codes.is_server_error(answer.status)
+    raise DeliveryError(f"answered {answer.status}" if busy else f"refused with {answer.status}")
 
 
 def receiver_key(kind: str, url: str) -> str:

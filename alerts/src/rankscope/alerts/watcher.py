@@ -276,6 +276,8 @@ class Watcher:
             self._log_failed.add(run)
 
     def _deliver(self) -> None:
+        # Saved before anybody is told: killed in between, we must tell of the same alert, not of another that began later.
+        self._save(self.ledger)
         self._delivery.deliver(self.ledger, now_unix_ns=self._clock())
 
     def _complain(self, doing: str, path: Path, reason: str, error: RankscopeError | None = None) -> None:

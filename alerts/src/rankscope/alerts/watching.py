@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import httpx
-import stamina.instrumentation
-
 from rankscope.alerts.alertmanager import Alertmanager
+from rankscope.alerts.client import http_client
 from rankscope.alerts.delivery import Delivery, Receiver
 from rankscope.alerts.events import Event, as_json, as_text
 from rankscope.alerts.following import Following
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
-from rankscope.alerts.post import http_client
+from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.outbox_file import OutboxError
+from rankscope.alerts.outbox_place import outbox_file
 from rankscope.alerts.printing import print_line
+from rankscope.alerts.sender import Sender
 from rankscope.alerts.state import default_state_file, load_ledger, save_ledger
+from rankscope.alerts.target import Target
 from rankscope.alerts.watcher import Options, Watcher
 from rankscope.alerts.webhook import Webhook
 from rankscope.analysis.engine import analyze
@@ -29,24 +32,48 @@ VALID_RESENDS: Final = 4
 """It stays valid for as many resends, so that a few lost ones do not resolve it."""
 
 
+DRAIN_S: Final = 60.0
+"""After a followed run has ended, deliveries that fail are tried again for this long; what is left then stays in the outbox."""
+ONCE_DRAIN_S: Final = 10.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
     """Where alerts go and what they link to."""
 
     alertmanagers: tuple[str, ...] = ()
-    webhooks: tuple[str, ...] = ()
+    targets: tuple[Target, ...] = ()
     dashboard: str | None = None
     runbooks: str = "runbooks"
 
-    def receivers(self, client: httpx.Client, *, interval_s: float, once: bool) -> list[Receiver]:
-        """The receivers, each address once."""
+    def managers(self, *, interval_s: float, once: bool) -> list[Alertmanager]:
+        """The Alertmanagers, each address once."""
         resend_s = max(RESEND_S, interval_s)
         # Sent once, nobody renews it: its end is then up to Alertmanager's own resolve_timeout.
         valid_s = None if once else VALID_RESENDS * resend_s
         return [
-            *(Alertmanager(url, client, resend_after_s=resend_s, valid_s=valid_s) for url in dict.fromkeys(self.alertmanagers)),
-            *(Webhook(url, client, external_url=self.dashboard or "") for url in dict.fromkeys(self.webhooks)),
+            Alertmanager(url, http_client(url), resend_after_s=resend_s, valid_s=valid_s)
+            for url in dict.fromkeys(self.alertmanagers)
         ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """A watcher, and the sender that brings what it finds to the targets."""
+
+    watcher: Watcher
+    sender: Sender
+    once: bool
+
+    def finish(self) -> list[str]:
+        """Deliver what is still outstanding, for a while; returns the names of those who could not be told."""
+        patience = time.monotonic() + (ONCE_DRAIN_S if self.once else DRAIN_S)
+        while True:
+            undelivered = self.watcher.flush()
+            untold = self.sender.drain(0.2)
+            waiting = undelivered or untold != self.sender.lost()
+            if not waiting or time.monotonic() >= patience:
+                return [*undelivered, *untold]
 
 
 def prepare(
@@ -59,20 +86,24 @@ def prepare(
     interval_s: float,
     state: Path | None,
     json_lines: bool,
-) -> Watcher:
+) -> Watch:
     """A watcher over ``path`` that prints, delivers and remembers. Raises ``InputError`` for an unusable state file."""
     # One name for one folder, wherever the command was started: both the state file and the entries in it go by it.
     path = path.resolve()
-    # A retry is not worth a log line, and the libraries' own lines would quote addresses.
-    stamina.instrumentation.set_on_retry_hooks([])
     state = state or default_state_file(path)
-    receivers = addresses.receivers(http_client(), interval_s=interval_s, once=once)
-    return Watcher(
+    ledger = load_ledger(state, report=_report)
+    outbox = _outbox(state, addresses.targets, ledger)
+    sender = Sender(outbox, addresses.targets, report=_report)
+    receivers: list[Receiver] = [
+        *addresses.managers(interval_s=interval_s, once=once),
+        *(Webhook(target, outbox, wake=sender.wake, external_url=addresses.dashboard or "") for target in addresses.targets),
+    ]
+    watcher = Watcher(
         path,
         analyse=analyze,
         follow=Following(),
         delivery=Delivery(receivers, retry_after_s=interval_s, report=_report),
-        ledger=load_ledger(state, report=_report),
+        ledger=ledger,
         options=Options(
             policy=Policy(fire_after=fire_after, resolve_after=resolve_after),
             once=once,
@@ -83,6 +114,24 @@ def prepare(
         emit=_printer(as_json if json_lines else as_text, needed=not receivers),
         save=_saver(state),
     )
+    return Watch(watcher=watcher, sender=sender, once=once)
+
+
+def _outbox(state: Path, targets: tuple[Target, ...], ledger: Ledger) -> Outbox:
+    """The outbox beside the state file. Where it cannot be had alerts go out all the same, from memory."""
+    if not targets:
+        return Outbox(None)
+    try:
+        outbox = Outbox(outbox_file(state), report=_report)
+    except OutboxError as error:
+        _report(f"{error}; alerts are sent, but what could not be delivered by the end is lost")
+        return Outbox(None)
+    if outbox.file.recovered:
+        # What waited is not known any more: better some alerts told twice than none at all.
+        for entry in ledger.entries:
+            for target in targets:
+                entry.told.pop(target.key, None)
+    return outbox
 
 
 def _report(line: str) -> None:

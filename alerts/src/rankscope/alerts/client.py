@@ -1,0 +1,93 @@
+"""HTTP clients that verify TLS, follow nobody elsewhere, and connect to the address that was checked."""
+
+from __future__ import annotations
+
+import ssl
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from rankscope.alerts.egress import EgressError, named_by_operator, resolve
+
+CONNECT_S: Final = 5.0
+TIMEOUT: Final = httpx.Timeout(10.0, connect=CONNECT_S)
+"""For each connect, read and write."""
+_LIMITS: Final = httpx.Limits(max_keepalive_connections=0)
+"""No connection is kept: the deadline of an attempt learns of its connection when that is made."""
+
+
+class PinnedTransport(httpx.BaseTransport):
+    """Resolves a host once, has every address checked, and connects to one that passed.
+
+    ``check`` gets host and address and raises ``EgressError``. TLS is for the name all the same.
+    """
+
+    def __init__(self, inner: httpx.BaseTransport, *, check: Callable[[str, str], None] = named_by_operator) -> None:
+        self._inner = inner
+        self._check = check
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send it to the first address that takes connections. Raises ``httpx.ConnectError`` where there is none."""
+        url = request.url
+        host = url.raw_host.decode("ascii")
+        port = url.port or {"http": 80, "https": 443}[url.scheme]
+        timeout_s = float(request.extensions.get("timeout", {}).get("connect") or CONNECT_S)
+        try:
+            addresses = resolve(host, port, timeout_s=timeout_s)
+            for address in addresses:
+                self._check(host, address)
+        except EgressError as error:
+            raise httpx.ConnectError(str(error), request=request) from error
+        refused: httpx.TransportError | None = None
+        for address in addresses:
+            request.url = url.copy_with(host=address)
+            request.extensions = {**request.extensions, "sni_hostname": host}
+            try:
+                return self._inner.handle_request(request)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                refused = error
+        raise refused or httpx.ConnectError(f"{host}: no address", request=request)
+
+    def close(self) -> None:
+        """Close what is inside."""
+        self._inner.close()
+
+
+def http_client(
+    url: str | None = None, *, timeout: httpx.Timeout = TIMEOUT, ca_file: Path | None = None, proxy: str | None = None
+) -> httpx.Client:
+    """A client for ``url``. ``ca_file``: whom to trust instead of the usual authorities (``SSL_CERT_FILE`` is honoured without).
+
+    ``proxy``: its address, ``""`` for none; without it ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` are
+    honoured. Through a proxy it is the proxy that resolves names. Raises ``OSError`` for an unusable ``ca_file``.
+    """
+    through = (proxy_for(url) if proxy is None else proxy) if url is not None else None
+    context = httpx.create_ssl_context() if ca_file is None else ssl.create_default_context(cafile=str(ca_file))
+    transport = httpx.HTTPTransport(
+        verify=context, limits=_LIMITS, trust_env=False, proxy=httpx.Proxy(through) if through else None
+    )
+    return httpx.Client(
+        transport=transport if through else PinnedTransport(transport),
+        timeout=timeout,
+        follow_redirects=False,
+        trust_env=False,
+        headers={"User-Agent": "rankscope"},
+    )
+
+
+def proxy_for(url: str) -> str:
+    """The proxy that the environment wants for an address; empty for none."""
+    parts = urlsplit(url)
+    proxies = urllib.request.getproxies_environment()
+    found = proxies.get(parts.scheme) or proxies.get("all") or ""
+    # The names are not in the stubs of the standard library's types; both functions are documented there.
+    with suppress(ValueError):
+        host = f"{parts.hostname}:{parts.port or ''}".rstrip(":")
+        if found and urllib.request.proxy_bypass_environment(host, proxies):  # type: ignore[attr-defined]
+            return ""
+    return found if "://" in found or not found else f"http://{found}"

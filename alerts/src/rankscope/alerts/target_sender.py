@@ -1,0 +1,180 @@
+"""Sends what waits for one target: in order, no faster than it wants, again when it failed, and never for ever."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from rankscope.alerts.courier import Courier
+from rankscope.alerts.outbox_queue import Claimed, OutboxQueue, Outcome
+from rankscope.alerts.retrying import Judgement, pause_s
+from rankscope.alerts.target import Target
+from rankscope.alerts.token_bucket import TokenBucket
+from rankscope.analysis.duration import duration
+
+BATCH: Final = 32
+"""So many messages are claimed, and their outcomes written down, at once."""
+RECORD_AFTER_S: Final = 1.0
+"""However slow the receiver is, what it accepted is written down after that long."""
+
+
+class TargetSender:
+    """One target's messages. While it fails as a whole, one message at a time tries whether it is back.
+
+    ``clock``: steady nanoseconds, which is what attempts are planned by. ``report`` takes one line when something changes.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        queue: OutboxQueue,
+        courier: Courier,
+        *,
+        clock: Callable[[], int],
+        report: Callable[[str], None],
+        chance: Callable[[], float] = random.random,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.target = target
+        self.lost = 0
+        """Messages given up since the start."""
+        self.busy = False
+        self._queue = queue
+        self._courier = courier
+        self._clock = clock
+        self._report = report
+        self._chance = chance
+        self._stopping = stopping
+        self._bucket = TokenBucket(target.rate, now_ns=clock())
+        self._failures = 0
+        self._not_before_ns = 0
+        self._reason = ""
+        self._said = ""
+        self._unrecorded: list[Outcome] = []
+
+    def run_due(self) -> int:
+        """Send what is due by now; returns how many attempts that took. Raises ``OutboxError``."""
+        self.busy = True
+        try:
+            return self._run_due()
+        finally:
+            self.busy = False
+
+    def next_ns(self) -> int | None:
+        """When there is something to do again; ``None``: when something is put. Raises ``OutboxError``."""
+        due = self._queue.next_due_ns(self.target.name)
+        if due is None:
+            return None
+        due = max(due, self._not_before_ns)
+        return due if self._bucket.available(self._clock()) >= 1 else max(due, self._bucket.next_ns())
+
+    def _run_due(self) -> int:
+        if self._unrecorded:
+            self._record()
+        reason = self._queue.disabled(self.target.name)
+        if reason is not None:
+            self._expire(self._clock() + 1, reason)
+            return 0
+        now = self._clock()
+        if now < self._not_before_ns:
+            return 0
+        probe = self._failures > 0
+        most = int(min(BATCH, self._bucket.available(now)))
+        if most < 1:
+            return 0
+        left_out = {outcome.message.id for outcome in self._unrecorded}
+        batch = self._queue.claim(self.target.name, now_ns=now, most=most, probe=probe, leave_out=left_out)
+        attempts, recorded = 0, time.monotonic()
+        stopped = False
+        for message in batch:
+            if stopped or self._stopping():
+                self._unrecorded.append(Outcome(message=message, state="unsent"))
+                continue
+            self._bucket.take()
+            attempts += 1
+            judgement = self._attempt(message)
+            self._take_in(message, judgement)
+            stopped = self._failures > 0 or judgement.kind == "gone"
+            if time.monotonic() - recorded > RECORD_AFTER_S:
+                self._record()
+                recorded = time.monotonic()
+        if batch:
+            self._record()
+        if self._failures:
+            self._expire(self._clock() - int(self.target.retry_for_s * 1e9), self._too_long())
+        return attempts
+
+    def _attempt(self, message: Claimed) -> Judgement:
+        try:
+            return self._courier.attempt(message.id, message.body)
+        except Exception as error:  # noqa: BLE001 - a fault of ours in one message must not end the sending of the others
+            kind = "not to be read" if isinstance(error, msgspec.DecodeError) else type(error).__name__
+            return Judgement(kind="dead", reason=f"cannot be sent: {kind}")
+
+    def _take_in(self, message: Claimed, judgement: Judgement) -> None:
+        match judgement.kind:
+            case "delivered":
+                if self._failures and self._said:
+                    self._report(f"{self.target.label}: delivered after {self._failures} failed attempts")
+                self._works()
+                self._said = ""
+                self._unrecorded.append(Outcome(message=message, state="delivered", heard=True))
+            case "retry":
+                self._failed(message, judgement)
+            case _:
+                # It answers: that it does not want this one says nothing about the others.
+                self._works()
+                self._give_up(message, judgement.reason, heard=judgement.heard)
+                if judgement.kind == "gone":
+                    self._queue.disable(self.target.name, judgement.reason)
+
+    def _works(self) -> None:
+        self._failures = 0
+        self._not_before_ns = 0
+
+    def _failed(self, message: Claimed, judgement: Judgement) -> None:
+        now = self._clock()
+        self._failures += 1
+        self._reason = judgement.reason
+        wait_ns = self._wait_ns(self._failures, judgement)
+        self._not_before_ns = now + wait_ns
+        if now - message.entered_ns > self.target.retry_for_s * 1e9:
+            self._give_up(message, self._too_long(), heard=judgement.heard)
+            return
+        next_ns = now + max(wait_ns, self._wait_ns(message.attempts, judgement))
+        self._unrecorded.append(
+            Outcome(message=message, state="waiting", reason=self._reason, heard=judgement.heard, next_attempt_ns=next_ns)
+        )
+        self._say(f"not delivered so far: {self._reason}")
+
+    def _give_up(self, message: Claimed, reason: str, *, heard: bool) -> None:
+        self.lost += 1
+        self._unrecorded.append(Outcome(message=message, state="dead", reason=reason, heard=heard))
+        self._say(f"not delivered: {reason}; kept, see rankscope alerts outbox list")
+
+    def _expire(self, entered_before_ns: int, reason: str) -> None:
+        given_up = self._queue.expire(self.target.name, entered_before_ns=entered_before_ns, reason=reason)
+        if given_up:
+            self.lost += given_up
+            self._say(f"not delivered: {reason}; kept, see rankscope alerts outbox list")
+
+    def _too_long(self) -> str:
+        return f"not accepted within {duration(self.target.retry_for_s * 1e6)}: {self._reason}"
+
+    def _wait_ns(self, failures: int, judgement: Judgement) -> int:
+        wait_s = pause_s(failures, chance=self._chance())
+        return int(max(wait_s, judgement.wait_s or 0.0) * 1e9)
+
+    def _record(self) -> None:
+        self._queue.record(self._unrecorded)
+        self._unrecorded = []
+
+    def _say(self, words: str) -> None:
+        """Once, until something else happens."""
+        if words != self._said:
+            self._said = words
+            self._report(f"{self.target.label}: {words}")

@@ -1,0 +1,18 @@
+"""What a target is sent: the payload as it is, or in the words of a service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rankscope.alerts.target import TemplateName
+
+Template = Callable[[bytes, str], bytes]
+"""Payload and routing key to the body of a request."""
+
+
+def _generic(payload: bytes, _routing_key: str) -> bytes:
+    return payload
+
+
+TEMPLATES: Final[dict[TemplateName, Template]] = {"generic": _generic}
