@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import threading
@@ -25,14 +26,15 @@ class Target:
     def __init__(self) -> None:
         self.url = ""
         self.alerts: list[dict[str, Any]] = []
-        self.ids: list[str] = []
+        self.alert_ids: list[str] = []
+        """Of each of them, the ``webhook-id`` it came with."""
         self._lock = threading.Lock()
 
     def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         """Take it."""
         payload = msgspec.json.decode(body)
         with self._lock:
-            self.ids.append(request.headers["webhook-id"])
+            self.alert_ids += [request.headers["webhook-id"]] * len(payload["alerts"])
             self.alerts += payload["alerts"]
         respond(request, 200)
 
@@ -55,16 +57,25 @@ class ReceiverProcess:
         self.shown = folder / "receiver.out"
         file = folder / "alerts.toml"
         file.write_text(config)
-        self._command = [sys.executable, "-m", "rankscope", "alerts", "serve", "--listen", f"127.0.0.1:{port}"]
-        self._command += ["--config", str(file), "--state", str(folder / "state"), *arguments]
+        self.command = [sys.executable, "-m", "rankscope", "alerts", "serve", "--listen", f"127.0.0.1:{port}"]
+        self.command += ["--config", str(file), "--state", str(folder / "state"), *arguments]
         self._process: subprocess.Popen[bytes] | None = None
+        self._largest_file: int | None = None
 
     def start(self, *, wait: bool = True) -> None:
         """Begin, and wait until it serves."""
         with self.shown.open("ab") as out, self.errors.open("ab") as errors:
-            self._process = subprocess.Popen(self._command, stdout=out, stderr=errors)
+            self._process = subprocess.Popen(self.command, stdout=out, stderr=errors, preexec_fn=self._limited)  # noqa: PLW1509
         if wait:
             until(self.healthy)
+
+    def limit_files(self, size: int | None) -> None:
+        """From the next start on no file may become larger: to who writes it, the disk is full."""
+        self._largest_file = size
+
+    def _limited(self) -> None:
+        if self._largest_file is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self._largest_file, self._largest_file))
 
     def healthy(self) -> bool:
         """Whether it serves."""

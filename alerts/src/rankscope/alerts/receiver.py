@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -25,6 +26,8 @@ from rankscope.alerts.receiving.notification import Notification, NotUnderstoodE
 
 MAX_BODY_BYTES: Final = 1024 * 1024
 BODY_TIMEOUT_S: Final = 15.0
+UNREADY_S: Final = 15.0
+"""So long after a delivery that could not be stored nobody should be sent here."""
 CHALLENGE: Final = b'Bearer, Basic realm="rankscope"'
 
 _Scope = MutableMapping[str, Any]
@@ -100,6 +103,7 @@ class ReceiverApp:
         # The disk may take its time, and the loop has others to serve meanwhile.
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inbox")
         self._writable = True
+        self._failed_s = -math.inf
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """Answer one request."""
@@ -200,6 +204,7 @@ class ReceiverApp:
         return new
 
     def _troubled(self, what: str) -> None:
+        self._failed_s = time.monotonic()
         if self._writable:
             self._writable = False
             self._report(f"{what}; senders are asked to try again")
@@ -221,6 +226,9 @@ class ReceiverApp:
         return self._counters.page(waiting=waiting, oldest_waiting_seconds=age_s, writable=int(self._writable))
 
     async def _readiness(self) -> tuple[int, bytes, bytes]:
+        # A full disk may have room for a word and not for a delivery.
+        if time.monotonic() - self._failed_s < UNREADY_S:
+            raise _Refused(503, "not_ready", "the last delivery could not be stored", _later(5))
         try:
             await self._off_loop(self._inbox.check)
         except InboxError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -62,10 +63,16 @@ class DeadlineProtocol(H11Protocol):
         self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
 
-def serve(app: ReceiverApp, sock: socket.socket, *, certificate: tuple[Path, Path] | None = None) -> None:
+def serve(
+    app: ReceiverApp,
+    sock: socket.socket,
+    *,
+    certificate: tuple[Path, Path] | None = None,
+    begins: Callable[[], object] = lambda: None,
+) -> None:
     """Serve until SIGTERM or SIGINT; with TLS where files of a certificate and its key are given.
 
-    Raises ``InputError`` for files that are no such pair.
+    ``begins`` is called when nothing can go wrong any more. Raises ``InputError`` for files that are no such pair.
     """
     config = uvicorn.Config(
         app,
@@ -87,6 +94,7 @@ def serve(app: ReceiverApp, sock: socket.socket, *, certificate: tuple[Path, Pat
         raise InputError(
             ", ".join(map(str, certificate or ())), f"no certificate with its key: {error.strerror or error}"
         ) from error
+    begins()
     # uvicorn raises a signal again after it has shut down; the end was clean, so that second one is ours to swallow.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

@@ -134,8 +134,8 @@ class Receiving:
                 accepted=woken.set,
             )
             scheme = "http" if chosen.certificate is None else "https"
-            click.echo(f"listening on {scheme}://{host_port(host, sock.getsockname()[1])}/webhook", err=True)
-            serve_app(app, sock, certificate=chosen.certificate)
+            said = f"listening on {scheme}://{host_port(host, sock.getsockname()[1])}/webhook"
+            serve_app(app, sock, certificate=chosen.certificate, begins=lambda: click.echo(said, err=True))
 
     def _begin(self, stack: ExitStack, inbox: Inbox, forwarding: Forwarding | None) -> threading.Event:
         chosen, receive = self._chosen, self._chosen.config.receive
