@@ -85,6 +85,14 @@ class ReceiverProcess:
             return httpx.get(f"{self.url}/-/healthy").status_code == 200
         return False
 
+    def memory_mib(self) -> float:
+        """Its resident memory, 0 when it is gone."""
+        if self._process is not None:
+            with suppress(OSError):
+                pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+                return pages * resource.getpagesize() / 2**20
+        return 0.0
+
     def kill(self) -> None:
         """SIGKILL."""
         if self._process is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,19 @@ from hypothesis import strategies as some
 
 from rankscope.alerts.alert import fingerprint, rfc3339
 from rankscope.alerts.outbox import Outbox
-from rankscope.alerts.receiver_config import ActionRule, ReceiverConfig, Route, load_config, rate
+from rankscope.alerts.receiver_config import ActionRule, ReceiverConfig, ReceiveSection, Route, load_config, rate
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.episodes import Episode, next_episode
 from rankscope.alerts.receiving.forwarding import Forwarding
 from rankscope.alerts.receiving.inbox import Inbox
 from rankscope.alerts.receiving.known_runs import KnownRuns, RunName, UnknownRunError
 from rankscope.alerts.receiving.notification import MAX_ALERTS, read_notification, unix_ns
+from rankscope.alerts.receiving.running import ways
 from rankscope.alerts.receiving.worker import Policy, Worker
 from rankscope.alerts.retrying import Judgement
 from rankscope.alerts.sender import Sender
 from rankscope.alerts.target import webhook_target
+from rankscope.alerts.targets import load_targets
 from rankscope.runs.errors import InputError
 from rankscope.runs.records import RunInfo
 from rankscope.runs.writer import create_run
@@ -310,6 +313,22 @@ def test_a_mistake_in_the_file_is_one_line_with_its_place(tmp_path: Path, old: s
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "alerts.toml" in str(caught.value)
+
+
+def test_the_file_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "receiver.md").read_text()
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    monkeypatch.setenv("RANKSCOPE_WEBHOOK_SECRET", "whsec_" + "c2VjcmV0" * 6)
+    for name, secret in (("receiver.token", "t"), ("chat.url", "https://chat.example/hook"), ("pager.key", "k")):
+        (tmp_path / name).write_text(secret)
+    config = load(tmp_path, text)
+    assert [rule.do for rule in config.actions] == ["capture", "dump"]
+    assert ways(config.receive, folder=tmp_path, report=pytest.fail).any
+    assert [target.name for target in load_targets(tmp_path / "alerts.toml")] == config.targets
+    # and it says of every field of the receiver's own sections what it is for
+    for section in (ReceiveSection, ActionRule):
+        for name in section.__struct_fields__:
+            assert re.search(rf"\b{name}\b", page), name
 
 
 def test_rates() -> None:
