@@ -14,6 +14,7 @@ from hypothesis import strategies as some
 from rankscope.alerts.alert import fingerprint, rfc3339
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.receiver_config import ActionRule, ReceiverConfig, ReceiveSection, Route, load_config, rate
+from rankscope.alerts.receiving import inbox as inbox_module
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.episodes import Episode, next_episode
 from rankscope.alerts.receiving.forwarding import Forwarding
@@ -369,14 +370,18 @@ def test_a_damaged_inbox_is_set_aside_and_a_newer_one_left_alone(folder: Path) -
         Inbox(folder, report=said.append)
 
 
-def test_an_inbox_forgets(folder: Path) -> None:
+def test_an_inbox_forgets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_module, "MAX_KEPT", 5)
+    monkeypatch.setattr(inbox_module, "MAX_KNOWN", 8)
     with Inbox(folder, report=pytest.fail) as inbox:
-        for number in range(300):
+        for number in range(1, 13):
             inbox.accept(b"x" * 1000, key=str(number), now_unix_ns=number)
         with inbox.transaction() as db:
-            db.execute("UPDATE delivery SET done_unix_ns = 0 WHERE number <= 299")
+            db.execute("UPDATE delivery SET done_unix_ns = 0 WHERE number < 12")
+        inbox.prune(now_unix_ns=1)
+        # bodies of the last five, ids of the last eight
+        assert [one.number for one in inbox.kept()[1]] == [8, 9, 10, 11, 12]
+        assert [inbox.accept(b"x", key=str(number), now_unix_ns=1) for number in (4, 5)] == [True, False]
         inbox.prune(now_unix_ns=2 * 86400 * S)
-        total, kept = inbox.kept()
-        assert (total, len(kept)) == (300, 200)
-        assert len(inbox.waiting(9)) == 1
-        assert inbox.accept(b"x", key="5", now_unix_ns=1)  # known for a day only
+        assert inbox.accept(b"x", key="6", now_unix_ns=1)  # known for a day only
+        assert [one.number for one in inbox.waiting(9)] == [12, 13, 14]

@@ -110,6 +110,9 @@ class Actor:
         alert = msgspec.json.decode(action.alert, type=Arrived)
         named = run_named(alert.labels)
         assert named is not None, "an action is wanted of a run"
+        if action.kind not in self._waits_s:
+            self._record(action, impossible(action.kind, "the receiver's file does not allow it any more"))
+            return
         if action.state == "wanted" and abs(time.time_ns() - action.created_unix_ns) > TOO_LATE_S * 1e9:
             self._record(action, impossible(action.kind, "the receiver was away for too long after the alert"))
             return
@@ -122,7 +125,7 @@ class Actor:
             # Settled before anything is asked: asked again after a crash, it is the same request.
             request_id = f"{time.time_ns():019d}-{secrets.token_hex(4)}"
             action = self._inbox.move(action, "asked", request_id=request_id)
-        wait_s = self._waits_s.get(action.kind, 600.0)
+        wait_s = self._waits_s[action.kind]
         how = ["--steps", str(action.steps)] if action.kind == "capture" else ["--flight-recorder"]
         note = f"asked for by an alert: {alert.labels.get('alertname', '')}"[:200]
         arguments = ["capture", str(run.path), *how, "--request", str(action.request_id), "--wait", f"{wait_s:g}"]

@@ -86,7 +86,7 @@ class Analyst:
         try:
             run = self._runs.find(named)
         except UnknownRunError as error:
-            return Facts(problem=str(error))
+            return Facts(problem=str(error), unknown=True)
         done = BoundedChild(["analyze", str(run.path), "--format", "json"], limit_s=left_s).wait()
         if done.status is None:
             return Facts(problem=late)

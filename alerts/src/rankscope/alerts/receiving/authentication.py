@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -132,10 +133,11 @@ def _one_of(given: bytes, known: Sequence[bytes]) -> bool:
 
 @dataclass(slots=True)
 class Failures:
-    """Counts failed attempts by address, so that nobody guesses for long; the first of each is told."""
+    """Counts failed attempts by address, so that nobody guesses for long; one a minute is told."""
 
     report: Callable[[str], object]
     clock: Callable[[], float] = time.monotonic
+    _told: float = -math.inf
     _counted: OrderedDict[str, tuple[float, int]] = field(default_factory=OrderedDict)
 
     def shut_out_s(self, address: str) -> float:
@@ -149,10 +151,11 @@ class Failures:
         began, count = self._counted.pop(address, (now, 0))
         if now - began > FAILURES_S:
             began, count = now, 0
-        if count == 0:
-            self.report(f"refused a request from {address or 'an unknown address'}: not authenticated; further ones are counted")
-        elif count + 1 == MAX_FAILURES:
+        if count + 1 == MAX_FAILURES:
             self.report(f"{address}: {MAX_FAILURES} failed attempts within a minute; it gets 503 for the rest of that")
+        elif count == 0 and now - self._told >= FAILURES_S:
+            self._told = now
+            self.report(f"refused a request from {address or 'an unknown address'}: not authenticated; others are only counted")
         self._counted[address] = (began, count + 1)
         while len(self._counted) > MAX_ADDRESSES:
             self._counted.popitem(last=False)

@@ -20,6 +20,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Of an analysis what alerts say; or why there is none."""
 
     problem: str = ""
+    unknown: bool = False
+    """There is no such run here, so there is nobody to ask for anything either."""
     run_id: str = ""
     simulated: bool = False
     coverage: float | None = None

@@ -26,8 +26,10 @@ MAX_KEPT: Final = 200
 """Deliveries whose bodies are kept after they were dealt with, for whoever looks on."""
 KEPT_S: Final = 24 * 3600.0
 """As long are their ids, so that a delivery that comes again is known."""
+MAX_KNOWN: Final = 100_000
+"""Of at most so many."""
 EPISODE_KEPT_S: Final = 30 * 24 * 3600.0
-"""As long after its last change, what is known of an alert that has ended."""
+"""As long after anybody was told of it, what is known of an alert: of one that fires, senders remind us."""
 MAX_WAITING: Final = 1_000
 MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
 
@@ -212,9 +214,13 @@ class Inbox:
                 "AND number <= (SELECT max(number) FROM delivery) - ?",
                 (MAX_KEPT,),
             )
-            db.execute("DELETE FROM delivery WHERE body IS NULL AND done_unix_ns < ?", (now_unix_ns - int(KEPT_S * 1e9),))
+            db.execute(
+                "DELETE FROM delivery WHERE body IS NULL AND "
+                "(done_unix_ns < ? OR number <= (SELECT max(number) FROM delivery) - ?)",
+                (now_unix_ns - int(KEPT_S * 1e9), MAX_KNOWN),
+            )
             old = now_unix_ns - int(EPISODE_KEPT_S * 1e9)
-            db.execute("DELETE FROM episode WHERE status = 'resolved' AND changed_unix_ns < ?", (old,))
+            db.execute("DELETE FROM episode WHERE max(changed_unix_ns, told_unix_ns) < ?", (old,))
             db.execute("DELETE FROM action WHERE state = 'done' AND created_unix_ns < ?", (old,))
 
     def check(self) -> None:

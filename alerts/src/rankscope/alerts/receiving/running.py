@@ -198,7 +198,7 @@ class Receiving:
 
         targets = load_targets(chosen.config_file)
         try:
-            outbox = Outbox(None if chosen.state is None else chosen.state / "outbox.sqlite", report=_report)
+            outbox = Outbox(None if chosen.state is None else chosen.state / "receiver.outbox", report=_report)
         except OutboxError as error:
             raise InputError(chosen.state or "the outbox", str(error)) from error
         stack.callback(outbox.close)

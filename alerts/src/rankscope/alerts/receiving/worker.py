@@ -6,6 +6,7 @@ the inbox. A process that is killed in between does it again, and the outbox kno
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,9 @@ LOOK_S: Final = 0.5
 TROUBLE_S: Final = 5.0
 """Until the next try after something could not be written."""
 PRUNE_S: Final = 600.0
+PRUNE_DELIVERIES: Final = 100
+POISON_S: Final = 60.0
+"""Until a delivery that we fail at is tried again."""
 _OURS: Final = frozenset(
     {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder"}
     | {"capture_asked", "dump_asked"}
@@ -84,7 +88,10 @@ class Worker:
         self._clock = clock
         self._waits: dict[int, float] = {}
         """Deliveries that wait for an analysis, and since when by a clock that nobody sets."""
-        self._pruned = 0.0
+        self._pruned = -math.inf
+        self._since_pruned = 0
+        self._poison: dict[int, float] = {}
+        """Deliveries that we failed at, and when."""
         self._trouble = ""
 
     def run(self, woken: threading.Event, stopping: threading.Event) -> None:
@@ -111,13 +118,14 @@ class Worker:
         """Deal with what can be dealt with now; returns whether that was anything. Raises ``InboxError`` and ``OutboxError``."""
         held: set[str] = set()
         done = 0
-        batch = self._inbox.waiting(BATCH)
+        batch = self._inbox.waiting(BATCH + len(self._poison))
         for delivery in batch:
             done += self._looked_at(delivery, held)
         self._waits = {number: since for number, since in self._waits.items() if number in {one.number for one in batch}}
-        if time.monotonic() - self._pruned > PRUNE_S:
+        self._since_pruned += done
+        if self._since_pruned >= PRUNE_DELIVERIES or time.monotonic() - self._pruned > PRUNE_S:
             self._inbox.prune(now_unix_ns=self._clock())
-            self._pruned = time.monotonic()
+            self._pruned, self._since_pruned = time.monotonic(), 0
         return done > 0
 
     def _looked_at(self, delivery: Delivery, held: set[str]) -> bool:
@@ -128,11 +136,27 @@ class Worker:
             self._report(f"delivery {delivery.number} was accepted and is not understood: {error}")
             said = Notification(source="alertmanager", receiver="", group_key="", external_url="", truncated_alerts=0, alerts=[])
         about = {alert.fingerprint for alert in said.alerts}
-        if about & held or not self._deal_with(delivery, said):
+        if about & held or not self._tried(delivery, said):
             held |= about
             return False
         self._waits.pop(delivery.number, None)
         return True
+
+    def _tried(self, delivery: Delivery, said: Notification) -> bool:
+        """Deal with it; one that we fail at, which is a fault of ours, stays where it is and does not keep the others."""
+        if time.monotonic() - self._poison.get(delivery.number, -math.inf) < POISON_S:
+            return False
+        try:
+            done = self._deal_with(delivery, said)
+        except (InboxError, OutboxError, OSError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, alerts of others must go out
+            if delivery.number not in self._poison:
+                self._report(f"internal fault: delivery {delivery.number} is left for later: {type(error).__name__}: {error}")
+            self._poison[delivery.number] = time.monotonic()
+            return False
+        self._poison.pop(delivery.number, None)
+        return done
 
     def _deal_with(self, delivery: Delivery, said: Notification) -> bool:
         now = self._clock()
@@ -143,8 +167,12 @@ class Worker:
         actions: list[Action] = []
         forwarded: list[Forwarded] = []
         for alert, episode, what in news.alerts:
-            words = dict(facts[alert.fingerprint]) if alert.fingerprint in facts else {}
-            for kind, text, action in wanted_actions(self._policy.rules, alert, episode, self._inbox, actions, now_unix_ns=now):
+            known = facts.get(alert.fingerprint)
+            words = {} if known is None else annotations_of(known, alert.labels, dashboard_url=self._policy.dashboard_url)
+            if known is not None:
+                self._counters.add("enriched", outcome="no_verdict" if known.verdict is None else "verdict")
+            rules = () if known is not None and known.unknown else self._policy.rules
+            for kind, text, action in wanted_actions(rules, alert, episode, self._inbox, actions, now_unix_ns=now):
                 words[f"{kind}_asked"] = text
                 if action is None:
                     self._counters.add("actions", kind=kind, outcome="rate_limited")
@@ -158,8 +186,6 @@ class Worker:
         for kind in news.kinds:
             self._counters.add("alerts", what=kind)
         self._counters.add("truncated_alerts", said.truncated_alerts)
-        for words in facts.values():
-            self._counters.add("enriched", outcome="no_verdict" if "no_verdict" in words else "verdict")
         if actions:
             self._acted()
         return True
@@ -182,14 +208,14 @@ class Worker:
                 news.alerts.append((alert, episode, what))
         return news
 
-    def _facts(self, delivery: Delivery, news: _News) -> dict[str, dict[str, str]] | None:
-        """Annotations by fingerprint for the alerts that name a run and fire; ``None``: wait."""
+    def _facts(self, delivery: Delivery, news: _News) -> dict[str, Facts] | None:
+        """What is known, by fingerprint, for the alerts that name a run and fire; ``None``: wait."""
         if self._analyst is None:
             return {}
         since = self._waits.setdefault(delivery.number, time.monotonic())
         # From when it came, but for what a receiver that was away finds in its inbox: that has waited long enough.
         late = time.monotonic() - since >= self._policy.enrich_within_s
-        found: dict[str, dict[str, str]] = {}
+        found: dict[str, Facts] = {}
         waits = False
         for alert, _, _ in news.alerts:
             named = run_named(alert.labels)
@@ -201,7 +227,7 @@ class Worker:
                     waits = True
                     continue
                 facts = Facts(problem=f"the run was not analysed within {self._policy.enrich_within_s:g} s")
-            found[alert.fingerprint] = annotations_of(facts, alert.labels, dashboard_url=self._policy.dashboard_url)
+            found[alert.fingerprint] = facts
         return None if waits else found
 
 
