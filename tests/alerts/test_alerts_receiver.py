@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from rankscope.alerts.receiver import MAX_BODY_BYTES, ReceiverApp
 from rankscope.alerts.receiving import inbox as inbox_module
+from rankscope.alerts.receiving import shown as shown_module
 from rankscope.alerts.receiving.inbox import MAX_KEPT, Inbox
 
 PAYLOAD: dict[str, Any] = {
@@ -195,6 +197,30 @@ def test_what_cannot_be_stored_is_asked_for_again(tmp_path: Path, shown: list[st
     assert answer.headers["retry-after"] == "5"
     assert "cannot be written" in shown[0]
     assert client.request("GET", "/deliveries").json()["total"] == 0
+
+
+def test_lines_that_nobody_takes_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_module, "MAX_WAITING", 3)
+    monkeypatch.setattr(shown_module, "CLOSE_S", 0.1)
+    free, written = threading.Event(), list[str]()
+
+    def write(line: str) -> None:
+        free.wait()
+        written.append(line)
+
+    # given somebody who looks on, and stops reading
+    lines = shown_module.Shown(write)
+    for number in range(100):
+        lines(str(number))
+    lines.close()
+    assert written == []
+    # when he goes on, he learns how many he missed
+    free.set()
+    monkeypatch.setattr(shown_module, "CLOSE_S", 60.0)
+    lines.close()
+    kept = [line for line in written if line.isdecimal()]
+    assert kept == [str(number) for number in range(len(kept))]
+    assert f"… {100 - len(kept)} lines were lost: they came faster than they could be shown" in written
 
 
 SHORT_DEADLINES = (

@@ -25,6 +25,7 @@ from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.forwarding import Forwarding
 from rankscope.alerts.receiving.inbox import Inbox
 from rankscope.alerts.receiving.known_runs import KnownRuns
+from rankscope.alerts.receiving.shown import Shown
 from rankscope.alerts.receiving.worker import Policy, Worker
 from rankscope.alerts.secret import Secret, SecretUnavailableError
 from rankscope.alerts.serve import serve as serve_app
@@ -105,8 +106,10 @@ class Receiving:
 
     def __init__(self, chosen: Settings) -> None:
         self._chosen = chosen
+        self._show: Callable[[str], object] = print_line
+        self._report: Callable[[str], None] = _report
         self._counters = Counters()
-        self._ways = ways(chosen.config.receive, folder=chosen.folder, report=_report)
+        self._ways = ways(chosen.config.receive, folder=chosen.folder, report=lambda line: self._report(line))
         host, _ = chosen.listen
         if not self._ways.any and not is_loopback(host):
             raise click.UsageError(
@@ -119,15 +122,19 @@ class Receiving:
         chosen = self._chosen
         host, port = chosen.listen
         with ExitStack() as stack:
-            inbox = stack.enter_context(Inbox(chosen.state, report=_report))
+            shown, reported = Shown(print_line), Shown(_report)
+            for lines in (shown, reported):
+                stack.callback(lines.close)
+            self._show, self._report = shown, reported
+            inbox = stack.enter_context(Inbox(chosen.state, report=self._report))
             forwarding = self._forwarding(stack)
             sock = bind(host, port)
             # Threads end before the files are closed.
             woken = self._begin(stack, inbox, forwarding)
             app = ReceiverApp(
                 inbox,
-                show=print_line,
-                report=_report,
+                show=self._show,
+                report=self._report,
                 out=chosen.out,
                 ways=self._ways,
                 counters=self._counters,
@@ -152,7 +159,7 @@ class Receiving:
                 rules=chosen.config.actions,
             ),
             counters=self._counters,
-            report=_report,
+            report=self._report,
             forwarding=forwarding,
             analyst=analyst,
             acted=asked.set,
@@ -164,8 +171,8 @@ class Receiving:
                 runs=KnownRuns(chosen.runs),
                 rules=chosen.config.actions,
                 counters=self._counters,
-                show=print_line,
-                report=_report,
+                show=self._show,
+                report=self._report,
                 forwarding=forwarding,
                 dashboard_url=chosen.dashboard_url,
             )
@@ -198,11 +205,11 @@ class Receiving:
 
         targets = load_targets(chosen.config_file)
         try:
-            outbox = Outbox(None if chosen.state is None else chosen.state / "receiver.outbox", report=_report)
+            outbox = Outbox(None if chosen.state is None else chosen.state / "receiver.outbox", report=self._report)
         except OutboxError as error:
             raise InputError(chosen.state or "the outbox", str(error)) from error
         stack.callback(outbox.close)
-        sender = Sender(outbox, targets, report=_report)
+        sender = Sender(outbox, targets, report=self._report)
         stack.callback(sender.stop)
         sender.start()
         return Forwarding(
