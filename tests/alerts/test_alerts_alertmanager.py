@@ -15,11 +15,11 @@ import pytest
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.alertmanager import Alertmanager
+from rankscope.alerts.client import http_client
 from rankscope.alerts.delivery import Delivery
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.payload import NOT_ENDED
-from rankscope.alerts.post import http_client
 from rankscope.alerts.watcher import Options, Watcher
 
 CONFIG = Path(__file__).parents[2] / "alerts" / "alertmanager" / "alertmanager.yml"

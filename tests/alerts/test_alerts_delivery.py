@@ -1,8 +1,9 @@
-"""Deliveries over real sockets: refusals, busy and slow receivers, redirects, and no secret in any message."""
+"""Single attempts over real sockets, and who still has to be told what: no secret is in any message."""
 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,25 +11,22 @@ import httpx
 import jsonschema
 import msgspec
 import pytest
-import stamina
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.alertmanager import Alertmanager
+from rankscope.alerts.client import PinnedTransport, http_client
 from rankscope.alerts.delivery import Delivery
 from rankscope.alerts.hysteresis import Track
 from rankscope.alerts.ledger import Entry, Ledger
+from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.payload import MAX_ALERTS, Payload, build_payload
-from rankscope.alerts.post import DeliveryError, http_client, post_json, receiver_key
+from rankscope.alerts.post import DeliveryError, post_json, receiver_key
 from rankscope.alerts.redacted import plain_words, redact
+from rankscope.alerts.sender import Sender
+from rankscope.alerts.target import webhook_target
 from rankscope.alerts.webhook import Webhook
 
 SECRET = "s3cr3t-token"
-
-
-@pytest.fixture(autouse=True)
-def no_backoff() -> Iterator[None]:
-    with stamina.set_testing(True, attempts=3, cap=True):
-        yield
 
 
 @pytest.fixture
@@ -47,8 +45,12 @@ def notice(rank: int = 2, *, ended: bool = False, **more: str) -> Notice:
     )
 
 
-def test_a_webhook_gets_the_payload_that_alertmanager_would_send(sink: Any, client: httpx.Client) -> None:
-    Webhook(sink.url + "/hook", client, external_url="http://host").send([notice(3, ended=True), notice(2)], now_unix_ns=0)
+def test_a_webhook_gets_the_payload_that_alertmanager_would_send(sink: Any) -> None:
+    outbox = Outbox(None)
+    sender = Sender(outbox, [webhook_target(sink.url + "/hook")], report=pytest.fail)
+    webhook = Webhook(webhook_target(sink.url + "/hook"), outbox, wake=sender.wake, external_url="http://host")
+    webhook.send([notice(3, ended=True), notice(2)], now_unix_ns=0)
+    assert sender.run_due() == 1
     [body] = sink.accepted
     assert body == {
         "version": "4",
@@ -103,21 +105,15 @@ def test_alertmanager_gets_alerts_that_end_by_themselves(sink: Any, client: http
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429])
-def test_a_receiver_that_is_busy_or_broken_is_asked_again(sink: Any, client: httpx.Client, status: int) -> None:
-    sink.answers = [status, status, 200]
-    post_json(client, sink.url, b"{}")
-    assert len(sink.requests) == 3
-
-
-def test_the_number_of_attempts_is_bounded(sink: Any, client: httpx.Client) -> None:
-    sink.answers = [500]
-    with pytest.raises(DeliveryError, match="answered 500"):
+def test_a_receiver_that_is_busy_or_broken_is_an_error(sink: Any, client: httpx.Client, status: int) -> None:
+    sink.answers = [status, 200]
+    with pytest.raises(DeliveryError, match=f"answered {status}"):
         post_json(client, sink.url, b"{}")
-    assert len(sink.requests) == 3
+    assert len(sink.requests) == 1
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 410, 413])
-def test_a_refusal_is_not_argued_with(sink: Any, client: httpx.Client, status: int) -> None:
+def test_a_refusal_is_an_error(sink: Any, client: httpx.Client, status: int) -> None:
     sink.answers = [status, 200]
     with pytest.raises(DeliveryError, match=f"refused with {status}"):
         post_json(client, sink.url, b"{}")
@@ -136,12 +132,12 @@ def test_redirects_are_not_followed(sink: Any, client: httpx.Client, status: int
 def test_a_receiver_that_does_not_answer_is_given_up(sink: Any) -> None:
     sink.delay_s = 1.0
     with http_client(timeout=httpx.Timeout(0.1)) as client, pytest.raises(DeliveryError, match="no answer in time"):
-        post_json(client, sink.url, b"{}", attempts=2)
+        post_json(client, sink.url, b"{}")
 
 
 def test_a_receiver_that_trickles_its_answer_is_given_up(trickle: str) -> None:
     with http_client() as client, pytest.raises(DeliveryError, match="no answer in time"):
-        post_json(client, trickle, b"{}", attempts=2, attempt_s=0.3)
+        post_json(client, trickle, b"{}", attempt_s=0.3)
 
 
 def test_a_receiver_that_does_not_speak_http_is_an_error() -> None:
@@ -150,7 +146,7 @@ def test_a_receiver_that_does_not_speak_http_is_an_error() -> None:
         server.listen()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/{SECRET}"
         with pytest.raises(DeliveryError) as caught:
-            post_json(client, url, b"{}", attempts=1)
+            post_json(client, url, b"{}")
     assert SECRET not in str(caught.value)
 
 
@@ -216,6 +212,33 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
     assert all("answered 500" in line or "delivered after" in line for line in reports)
 
 
+def test_a_slow_receiver_holds_up_neither_the_others_nor_the_evaluation() -> None:
+    class Slow(Note):
+        def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+            assert release.wait(30)
+            super().send(notices, now_unix_ns=now_unix_ns)
+
+    release = threading.Event()
+    slow, quick = Slow("slow"), Note("quick")
+    delivery = Delivery([slow, quick], retry_after_s=1, report=pytest.fail)
+    one = notice(2)
+    ledger = Ledger(
+        entries=[Entry(run="r", fingerprint=one.fingerprint, alert=one.alert, track=Track("firing"), starts_at_unix_ns=1)]
+    )
+    # Given that it is over before the slow one has said whether it heard of the beginning
+    delivery.deliver(ledger, now_unix_ns=0, wait_s=0.05)
+    ledger.resolve("r", now_unix_ns=2)
+    delivery.deliver(ledger, now_unix_ns=10**9, wait_s=0.05)
+    assert quick.heard == [("2", False), ("2", True)]
+    assert delivery.undelivered(ledger) == ["slow"]
+    # Then it hears of the end, too
+    release.set()
+    for second in range(2, 10):
+        delivery.deliver(ledger, now_unix_ns=second * 10**9)
+    assert slow.heard == [("2", False), ("2", True)]
+    assert ledger.entries == []
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -232,7 +255,8 @@ def test_addresses_are_shown_without_secrets(url: str, shown: str) -> None:
 
 def test_tls_is_verified(tmp_path: Any) -> None:
     with http_client() as client:
-        transport = client._transport
+        assert isinstance(client._transport, PinnedTransport)
+        transport = client._transport._inner
         assert isinstance(transport, httpx.HTTPTransport)
         context = transport._pool._ssl_context
         assert context is not None

@@ -67,7 +67,13 @@ def http_client(
     honoured. Through a proxy it is the proxy that resolves names. Raises ``OSError`` for an unusable ``ca_file``.
     """
     through = (proxy_for(url) if proxy is None else proxy) if url is not None else None
-    context = httpx.create_ssl_context() if ca_file is None else ssl.create_default_context(cafile=str(ca_file))
+    if ca_file is not None:
+        context = ssl.create_default_context(cafile=str(ca_file))
+    elif (through or url or "https:").startswith("http:") and (url or "").startswith("http:"):
+        # Loading the authorities takes long. Without any, nothing is trusted.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    else:
+        context = httpx.create_ssl_context()
     transport = httpx.HTTPTransport(
         verify=context, limits=_LIMITS, trust_env=False, proxy=httpx.Proxy(through) if through else None
     )

@@ -11,9 +11,11 @@ from typing import Literal
 import click
 
 from rankscope.alerts.options import format_option, http_url, seconds, targets_option
+from rankscope.alerts.outbox_command import outbox
 from rankscope.alerts.printing import print_line
 from rankscope.alerts.replay_command import replay
 from rankscope.alerts.serve_command import serve
+from rankscope.alerts.trial_command import test_webhook
 from rankscope.analysis.locations import local_path
 from rankscope.runs.errors import InputError
 
@@ -35,6 +37,8 @@ def alerts() -> None:
 
 alerts.add_command(replay)
 alerts.add_command(serve)
+alerts.add_command(outbox)
+alerts.add_command(test_webhook)
 
 
 @alerts.command()

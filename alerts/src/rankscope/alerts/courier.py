@@ -42,10 +42,11 @@ class HttpCourier:
             key = "" if target.routing_key is None else target.routing_key.read()
             body = TEMPLATES[target.template](payload, key)
             headers = self._headers(message_id, body)
-            client = self._client_for(url)
         except (SecretUnavailableError, SecretError) as error:
             return not_answered(str(error), sent=False)
-        except (OSError, ValueError, httpx.InvalidURL) as error:  # the file of authorities, a proxy's address
+        try:
+            client = self._client_for(url)
+        except (OSError, ValueError, httpx.InvalidURL) as error:  # the file of authorities, the address of a proxy
             return not_answered(f"cannot connect: {getattr(error, 'strerror', None) or type(error).__name__}", sent=False)
         try:
             answer = post(client, url, body, headers=headers, attempt_s=target.timeout_s)

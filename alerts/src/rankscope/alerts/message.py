@@ -18,8 +18,10 @@ from rankscope.alerts.payload import MAX_ALERTS, Payload, PayloadAlert, build_pa
 
 MAX_PAYLOAD_BYTES: Final = 18_000
 """Receivers may refuse 20 kB, and a template adds words of its own."""
-_CAPS: Final = (4000, 1500, 500, 150, 40)
-"""Characters that an annotation, and a label at last, may keep of an alert that is too large by itself."""
+_CAPS: Final = ((4000, None), (1500, None), (500, None), (150, None), (150, 32), (40, 32), (40, 8))
+"""Characters that each annotation, and labels at last, may keep of an alert that is too large, and how many of them are kept."""
+_LONGEST_URL: Final = 1000
+_LONGEST_NAME: Final = 200
 _CUT: Final = "…"
 
 
@@ -73,6 +75,7 @@ def messages_about(
 
 def split(payload: Payload, *, most_alerts: int = MAX_ALERTS) -> Iterator[Payload]:
     """The same alerts in payloads of at most ``most_alerts`` and ``MAX_PAYLOAD_BYTES``."""
+    payload = _small_head(payload)
     part: list[PayloadAlert] = []
     for alert in payload.alerts:
         if part and (len(part) >= most_alerts or too_large(with_alerts(payload, [*part, alert]))):
@@ -139,13 +142,35 @@ def _message(target: str, payload: Payload, most_alerts: int, revision: str) -> 
 
 
 def _small_enough(payload: Payload, alert: PayloadAlert) -> PayloadAlert:
-    """The alert, its annotations cut until a payload can hold it; its labels only when that is not enough."""
-    for cap in _CAPS:
+    """The alert, its annotations cut until a payload can hold it; its labels, and how many there are, when that is not enough."""
+    for cap, most in _CAPS:
         if not too_large(with_alerts(payload, [alert])):
             break
-        labels = alert.labels if cap > _CAPS[-1] else dict(_cut_all(alert.labels, cap)[:32])
-        alert = msgspec.structs.replace(alert, labels=labels, annotations=dict(_cut_all(alert.annotations, cap)[: max(cap, 32)]))
+        labels = alert.labels if most is None else dict(_cut_all(alert.labels, cap)[:most])
+        alert = msgspec.structs.replace(
+            alert,
+            labels=labels,
+            annotations=dict(_cut_all(alert.annotations, cap)[:most]),
+            generator_url=alert.generator_url if len(alert.generator_url) <= _LONGEST_URL else "",
+            fingerprint=cut(alert.fingerprint, _LONGEST_NAME),
+            starts_at=cut(alert.starts_at, _LONGEST_NAME),
+            ends_at=cut(alert.ends_at, _LONGEST_NAME),
+        )
     return alert
+
+
+def _small_head(payload: Payload) -> Payload:
+    """What belongs to no alert, short; a long group keeps a name of its own."""
+    group = payload.group_key
+    if len(group) > _LONGEST_URL:
+        group = f"{group[:200]}{_CUT}{hashlib.sha256(group.encode(errors='surrogatepass')).hexdigest()}"
+    return msgspec.structs.replace(
+        payload,
+        group_key=group,
+        receiver=cut(payload.receiver, _LONGEST_NAME),
+        group_labels=dict(_cut_all(payload.group_labels, _LONGEST_NAME)[:16]),
+        external_url=payload.external_url if len(payload.external_url) <= _LONGEST_URL else "",
+    )
 
 
 def _cut_all(texts: dict[str, str], most: int) -> list[tuple[str, str]]:

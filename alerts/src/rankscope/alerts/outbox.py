@@ -44,7 +44,8 @@ class Outbox:
 
     Any number of threads and processes may use one file. Raises ``InputError`` for a file that is no outbox or a newer one's, and
     ``OutboxError``, here and in every method, for one that cannot be used: then nothing has been changed. ``report`` takes one
-    line when a damaged file was set aside. ``clock``: steady nanoseconds; ``wall``: nanoseconds since 1970, for people.
+    line when a damaged file was set aside, which is not done without ``repair``. ``clock``: steady nanoseconds; ``wall``:
+    nanoseconds since 1970, for people.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class Outbox:
         report: Callable[[str], None] = lambda _: None,
         clock: Callable[[], int] | None = None,
         wall: Callable[[], int] = time.time_ns,
+        repair: bool = True,
     ) -> None:
-        self.file = OutboxFile(path, report=report, clock=clock)
+        self.file = OutboxFile(path, report=report, clock=clock, repair=repair)
         self._wall = wall
 
     def close(self) -> None:

@@ -72,12 +72,19 @@ class OutboxFile:
     that cannot be had. One that is damaged is moved to ``….bad`` and reported, and ``recovered`` is true.
     """
 
-    def __init__(self, path: Path | None, *, report: Callable[[str], None], clock: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        report: Callable[[str], None],
+        clock: Callable[[], int] | None = None,
+        repair: bool = True,
+    ) -> None:
         self.path = path
         self.name = "the outbox in memory" if path is None else str(path)
         self.recovered = False
         self._lock = threading.RLock()
-        self._connection = self._open(report)
+        self._connection = self._open(report, repair=repair)
         self.clock = clock or self._agreed_clock()
 
     def close(self) -> None:
@@ -110,7 +117,7 @@ class OutboxFile:
         except sqlite3.Error as error:
             raise OutboxError(f"{self.name}: the outbox cannot be used: {error}") from error
 
-    def _open(self, report: Callable[[str], None]) -> sqlite3.Connection:
+    def _open(self, report: Callable[[str], None], *, repair: bool) -> sqlite3.Connection:
         if self.path is None:
             return _connected(":memory:")
         _create(self.path)
@@ -119,6 +126,8 @@ class OutboxFile:
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise OutboxError(f"{self.path}: the outbox cannot be opened: {error}") from error
+            if not repair:
+                raise InputError(self.path, "damaged; the next watcher that uses it moves it away and begins anew") from error
             _set_aside(self.path, report)
             self.recovered = True
         _create(self.path)
@@ -162,12 +171,19 @@ def _create(path: Path) -> None:
 def _connected(name: str, path: Path | None = None) -> sqlite3.Connection:
     connection = sqlite3.connect(name, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     try:
+        if path is not None:
+            # Before anything is changed: it may be somebody else's database.
+            _check(connection, path)
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA max_page_count = {MAX_FILE_BYTES // _PAGE_BYTES}")
         connection.execute("BEGIN IMMEDIATE")
-        _check(connection, path)
+        if not _tables(connection):
+            for statement in _TABLES.split(";"):
+                connection.execute(statement)
+            connection.execute("INSERT INTO meta VALUES ('schema', ?)", (OUTBOX_SCHEMA,))
+            connection.execute(f"PRAGMA user_version = {OUTBOX_VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         connection.close()
@@ -175,22 +191,21 @@ def _connected(name: str, path: Path | None = None) -> sqlite3.Connection:
     return connection
 
 
-def _check(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Create the tables in a new file; refuse what is not ours."""
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse what is not ours. Raises ``sqlite3.DatabaseError`` for what is damaged."""
+    tables = _tables(connection)
     if not tables:
-        for statement in _TABLES.split(";"):
-            connection.execute(statement)
-        connection.execute("INSERT INTO meta VALUES ('schema', ?)", (OUTBOX_SCHEMA,))
-        connection.execute(f"PRAGMA user_version = {OUTBOX_VERSION}")
         return
-    assert path is not None
     schema = connection.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone() if "meta" in tables else None
     if schema is None or not str(schema[0]).startswith("rankscope.outbox/"):
         raise InputError(path, "not an outbox; name another file")
     [version] = connection.execute("PRAGMA user_version").fetchone()
     if schema[0] != OUTBOX_SCHEMA or version != OUTBOX_VERSION:
-        raise InputError(path, f"written in format {schema[0]!r}; this version reads {OUTBOX_SCHEMA!r}")
+        raise InputError(path, f"written in format {schema[0]!r}, number {version}; this version reads {OUTBOX_SCHEMA!r}")
     [[verdict]] = connection.execute("PRAGMA quick_check(1)").fetchall()
     if verdict != "ok":
         raise sqlite3.DatabaseError("malformed")

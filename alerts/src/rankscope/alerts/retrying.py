@@ -36,7 +36,7 @@ class Judgement:
 def judge_status(status: int, *, retry_after: str = "", date: str = "", wall_s: float = 0.0) -> Judgement:
     """What an answer means. ``retry_after`` and ``date``: the headers; ``wall_s``: our time where it has no date."""
     if 200 <= status < 300:
-        return Judgement(kind="delivered", heard=True)
+        return Judgement(kind="delivered", reason=f"answered {status}", heard=True)
     if 300 <= status < 400:
         return Judgement(kind="dead", reason=f"answered {status}; redirects are not followed")
     if status == HTTPStatus.GONE:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from rankscope.alerts.apprise_courier import AppriseCourier
 from rankscope.alerts.courier import Courier, HttpCourier
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.outbox_file import OutboxError
@@ -22,6 +23,11 @@ from rankscope.alerts.target_sender import TargetSender
 LOOK_S: Final = 1.0
 """What other processes put is found after that long; what this one puts at once, with ``wake``."""
 TIDY_S: Final = 60.0
+
+
+def courier_for(target: Target) -> Courier:
+    """Who brings messages to a target."""
+    return AppriseCourier(target) if target.template == "apprise" else HttpCourier(target)
 
 
 class Sender:
@@ -36,7 +42,7 @@ class Sender:
         targets: Sequence[Target],
         *,
         report: Callable[[str], None],
-        courier: Callable[[Target], Courier] = HttpCourier,
+        courier: Callable[[Target], Courier] = courier_for,
         chance: Callable[[], float] | None = None,
     ) -> None:
         self._outbox = outbox

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
+from rankscope.alerts.apprise_courier import require_apprise
 from rankscope.alerts.options import http_url, seconds
 from rankscope.alerts.retrying import RETRY_FOR_S
 from rankscope.alerts.secret import Secret, SecretUnavailableError
@@ -96,6 +97,8 @@ def _target(entry: _TargetEntry, folder: Path, taken: set[str]) -> Target:
         raise _WrongError("name", f"{entry.name!r} is the name of another target")
     url = _url(entry, folder)
     _refuse_contradictions(entry)
+    if entry.template == "apprise":
+        require_apprise()
     ca_file = None if entry.ca_file is None else folder / entry.ca_file
     if ca_file is not None and not ca_file.is_file():
         raise _WrongError("ca_file", f"{ca_file}: no such file")

@@ -107,15 +107,18 @@ class Receiving:
     def __init__(self, chosen: Settings) -> None:
         self._chosen = chosen
         self._show: Callable[[str], object] = print_line
-        self._report: Callable[[str], None] = _report
+        self._reported: Callable[[str], None] = _report
         self._counters = Counters()
-        self._ways = ways(chosen.config.receive, folder=chosen.folder, report=lambda line: self._report(line))
+        self._ways = ways(chosen.config.receive, folder=chosen.folder, report=self._report)
         host, _ = chosen.listen
         if not self._ways.any and not is_loopback(host):
             raise click.UsageError(
                 f"{host} can be reached from other machines, where anyone could send and read alerts; say in [receive] of "
                 "--config who may: bearer, basic, webhook_secrets or grafana_secrets"
             )
+
+    def _report(self, line: str) -> None:
+        self._reported(line)
 
     def serve(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises ``InputError``."""
@@ -125,8 +128,8 @@ class Receiving:
             shown, reported = Shown(print_line), Shown(_report)
             for lines in (shown, reported):
                 stack.callback(lines.close)
-            self._show, self._report = shown, reported
-            inbox = stack.enter_context(Inbox(chosen.state, report=self._report))
+            self._show, self._reported = shown, reported
+            inbox = stack.enter_context(Inbox(chosen.state, report=self._reported))
             forwarding = self._forwarding(stack)
             sock = bind(host, port)
             # Threads end before the files are closed.
@@ -134,7 +137,7 @@ class Receiving:
             app = ReceiverApp(
                 inbox,
                 show=self._show,
-                report=self._report,
+                report=self._reported,
                 out=chosen.out,
                 ways=self._ways,
                 counters=self._counters,
@@ -159,7 +162,7 @@ class Receiving:
                 rules=chosen.config.actions,
             ),
             counters=self._counters,
-            report=self._report,
+            report=self._reported,
             forwarding=forwarding,
             analyst=analyst,
             acted=asked.set,
@@ -172,7 +175,7 @@ class Receiving:
                 rules=chosen.config.actions,
                 counters=self._counters,
                 show=self._show,
-                report=self._report,
+                report=self._reported,
                 forwarding=forwarding,
                 dashboard_url=chosen.dashboard_url,
             )
@@ -205,11 +208,11 @@ class Receiving:
 
         targets = load_targets(chosen.config_file)
         try:
-            outbox = Outbox(None if chosen.state is None else chosen.state / "receiver.outbox", report=self._report)
+            outbox = Outbox(None if chosen.state is None else chosen.state / "receiver.outbox", report=self._reported)
         except OutboxError as error:
             raise InputError(chosen.state or "the outbox", str(error)) from error
         stack.callback(outbox.close)
-        sender = Sender(outbox, targets, report=self._report)
+        sender = Sender(outbox, targets, report=self._reported)
         stack.callback(sender.stop)
         sender.start()
         return Forwarding(

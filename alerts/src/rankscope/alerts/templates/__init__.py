@@ -6,13 +6,22 @@ from collections.abc import Callable
 from typing import Final
 
 from rankscope.alerts.target import TemplateName
+from rankscope.alerts.templates.pagerduty import pagerduty
+from rankscope.alerts.templates.slack import slack
+from rankscope.alerts.templates.teams import teams
 
 Template = Callable[[bytes, str], bytes]
-"""Payload and routing key to the body of a request."""
+"""Payload and routing key to the body of a request. Raises ``msgspec.DecodeError`` for what is no payload."""
 
 
 def _generic(payload: bytes, _routing_key: str) -> bytes:
     return payload
 
 
-TEMPLATES: Final[dict[TemplateName, Template]] = {"generic": _generic}
+TEMPLATES: Final[dict[TemplateName, Template]] = {
+    "generic": _generic,
+    "slack": slack,
+    "teams": teams,
+    "pagerduty": pagerduty,
+}
+"""Those that are sent by HTTP; Apprise speaks for itself."""

@@ -1,0 +1,197 @@
+"""Where may be connected to: what the operator named, at the address that was checked, and through the operator's proxy."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.local_http import answering, respond
+
+from rankscope.alerts.client import http_client, proxy_for
+from rankscope.alerts.egress import EgressError, found_in_data, named_by_operator, resolve
+from rankscope.alerts.post import NoAnswerError, post
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.1", "127.0.0.1", "fd00::1", "8.8.8.8", "::1"])
+def test_what_the_operator_named_may_be_private(address: str) -> None:
+    named_by_operator("hooks.internal", address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "169.254.169.254",
+        "fe80::1",
+        "fd00:ec2::254",
+        "::ffff:169.254.169.254",
+        "64:ff9b::a9fe:a9fe",
+        "2002:a9fe:a9fe::1",
+        "100.100.100.200",
+    ],
+)
+def test_a_name_never_leads_to_metadata_but_the_address_itself_may_be_written(address: str) -> None:
+    for name in ("metadata.evil.example", "2852039166", "0xa9fea9fe", "localhost"):
+        with pytest.raises(EgressError, match="link-local or a cloud's metadata"):
+            named_by_operator(name, address)
+    named_by_operator(address, address)
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://10.0.0.1/", None),
+        ("https://evil.example/", None),
+        ("https://good.example.evil.example/", None),
+        ("https://evilgood.example/", None),
+        ("ftp://good.example/", None),
+        ("file:///etc/passwd", None),
+        ("https://good.example/", "127.0.0.1"),
+        ("https://good.example/", "10.0.0.1"),
+        ("https://good.example/", "::ffff:10.0.0.1"),
+        ("https://good.example/", "64:ff9b::7f00:1"),
+        ("https://good.example/", "224.0.0.1"),
+        ("https://user@evil.example:443@good.example.:1/", "0.0.0.0"),
+        ("http://[::1", None),
+        ("", None),
+    ],
+)
+def test_what_arrived_in_data_is_refused_unless_it_is_listed_and_public(url: str, address: str | None) -> None:
+    with pytest.raises(EgressError):
+        found_in_data(url, address, allowed=("good.example", "*.good.example"))
+
+
+def test_what_is_listed_and_public_may_be_asked() -> None:
+    found_in_data("https://good.example/hook", "93.184.215.14", allowed=("good.example",))
+    found_in_data("https://a.good.example/hook", "2606:2800::1", allowed=("*.GOOD.example",))
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], list[str]]:
+    """The name server's answers to come, and what was asked."""
+
+    def answer(addresses: list[str]) -> list[str]:
+        asked: list[str] = []
+        real = socket.getaddrinfo
+
+        def getaddrinfo(host: str, port: int, *how: Any, **more: Any) -> list[Any]:
+            if host[0].isdigit():  # the address that was found, on its way to be connected to
+                return real(host, port, *how, **more)
+            asked.append(host)
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[min(len(asked), len(addresses)) - 1], port))]
+
+        monkeypatch.setattr("rankscope.alerts.egress.socket.getaddrinfo", getaddrinfo)
+        return asked
+
+    return answer
+
+
+def test_the_address_that_was_checked_is_the_one_that_is_connected_to(resolver: Callable[[list[str]], list[str]]) -> None:
+    # Given a name that leads here, and elsewhere when it is asked again
+    hosts: list[str] = []
+
+    def note(request: BaseHTTPRequestHandler, _: bytes) -> None:
+        hosts.append(request.headers["Host"])
+        respond(request, 200)
+
+    with answering(note) as url:
+        asked = resolver(["127.0.0.1", "169.254.169.254"])
+        port = url.rsplit(":", 1)[1]
+        address = f"http://hooks.example:{port}/"
+        with http_client(address, proxy="") as client:
+            assert post(client, address, b"{}").status == 200
+            with pytest.raises(NoAnswerError, match="link-local") as caught:
+                post(client, address, b"{}")
+    assert not caught.value.sent
+    assert (asked, hosts) == (["hooks.example"] * 2, [f"hooks.example:{port}"])
+
+
+def test_a_name_server_that_does_not_answer_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr("rankscope.alerts.egress.socket.getaddrinfo", lambda *_, **__: release.wait(30) and [])
+    with pytest.raises(EgressError, match="no answer from the name server in time"):
+        resolve("slow.example", 80, timeout_s=0.05)
+    release.set()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    """A certificate for ``hooks.example`` and its key, in one file that is its own authority."""
+    key, certificate, both = tmp_path / "key.pem", tmp_path / "certificate.pem", tmp_path / "both.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=hooks.example", "-addext", "subjectAltName=DNS:hooks.example"]
+    subprocess.run([*command, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    both.write_text(key.read_text() + certificate.read_text())
+    return both
+
+
+@pytest.fixture
+def tls_port(authority: Path) -> Iterator[int]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            respond(self, 200)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A client that does not trust us is the point of a test."""
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority)
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_tls_is_for_the_name_and_with_the_operators_authority(
+    resolver: Callable[[list[str]], list[str]], authority: Path, tls_port: int
+) -> None:
+    resolver(["127.0.0.1"])
+    for host, ca_file, good in (
+        ("hooks.example", authority, True),
+        ("other.example", authority, False),
+        ("hooks.example", None, False),
+    ):
+        url = f"https://{host}:{tls_port}/"
+        with http_client(url, ca_file=ca_file, proxy="") as client:
+            if good:
+                assert post(client, url, b"{}").status == 200
+                continue
+            with pytest.raises(NoAnswerError, match="certificate verify failed"):
+                post(client, url, b"{}")
+
+
+def test_the_environments_proxy_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def proxied(request: BaseHTTPRequestHandler, _: bytes) -> None:
+        asked.append(request.path)
+        respond(request, 200)
+
+    with answering(proxied) as proxy:
+        for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+        monkeypatch.setenv("NO_PROXY", "inside.example,10.0.0.1")
+        url = "http://hooks.invalid/hook"
+        with http_client(url) as client:
+            assert post(client, url, b"{}").status == 200
+        assert asked == [url]
+        assert (
+            proxy_for("http://inside.example/") == proxy_for("http://10.0.0.1:80/") == proxy_for("https://hooks.invalid/") == ""
+        )
+        # what the configuration says comes first
+        with http_client(url, proxy="") as client, pytest.raises(NoAnswerError):
+            post(client, url, b"{}")

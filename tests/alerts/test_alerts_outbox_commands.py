@@ -1,0 +1,165 @@
+"""The verbs about webhooks, as processes: a test alert, what waits, and what was given up."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.webhook_receiver import WebhookReceiver, about, notice, receiving
+
+from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.outbox_queue import OutboxQueue, Outcome
+
+pytestmark = pytest.mark.slow
+SECRET = "s3cr3t"
+
+
+@pytest.fixture
+def receiver() -> Iterator[WebhookReceiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def config(tmp_path: Path, receiver: WebhookReceiver) -> Path:
+    """Two targets: a webhook whose address is in a file, and Slack at the same receiver."""
+    (tmp_path / "url").write_text(f"{receiver.url}/{SECRET}\n")
+    path = tmp_path / "alerts.toml"
+    path.write_text(
+        '[[target]]\nname = "hook"\nurl_file = "url"\n[[target]]\nname = "chat"\nurl_file = "url"\ntemplate = "slack"\n'
+    )
+    return path
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Path:
+    """An outbox in which one message is dead, one delivered, one waits."""
+    path = tmp_path / "state" / "rankscope" / "alerts-1.outbox"
+    box = Outbox(path)
+    queue = OutboxQueue(box)
+    box.put(about(*(notice(1, run=f"run\x1b[2J{number}") for number in range(3))))
+    dead, delivered = queue.claim("hook", now_ns=box.now_ns(), most=2, probe=False)
+    queue.record([Outcome(message=dead, state="dead", reason="refused with 404"), Outcome(message=delivered, state="delivered")])
+    box.close()
+    return path
+
+
+def test_a_test_alert_is_labelled_and_ends(cli: Callable[..., Any], receiver: WebhookReceiver, config: Path) -> None:
+    done = cli("alerts", "test-webhook", "--config", config)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" after ")[0] for line in done.stdout.splitlines()] == [
+        f"{name}: {status}: delivered: answered 200" for name in ("hook", "chat") for status in ("firing", "resolved")
+    ]
+    assert SECRET not in done.stdout + done.stderr
+    firing = msgspec.json.decode(receiver.bodies[0])["alerts"][0]
+    assert firing["annotations"]["simulated"] == "true"
+    assert "test" in firing["annotations"]["summary"]
+
+
+def test_a_test_alert_that_is_refused_is_status_1(cli: Callable[..., Any], receiver: WebhookReceiver, config: Path) -> None:
+    receiver.behaviour = 503
+    done = cli("alerts", "test-webhook", "--config", config, "--target", "chat", "--format", "json")
+    assert done.returncode == 1
+    trial = msgspec.json.decode(done.stdout)
+    assert (trial["schema"], trial["ok"]) == ("rankscope.test-webhook/1", False)
+    assert [(one["target"], one["status"], one["answer"]) for one in trial["results"]] == [("chat", "firing", "answered 503")]
+    assert len(receiver.tried) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [([], 2), (["--target", "x"], 2), (["--webhook", "nonsense"], 2), (["--config", "/nonexistent"], 3)],
+)
+def test_wrong_options_of_a_test(cli: Callable[..., Any], options: list[str], status: int) -> None:
+    done = cli("alerts", "test-webhook", *options)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+
+
+def test_without_apprise_its_targets_say_how_to_get_it(cli: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "without").mkdir()
+    (tmp_path / "url").write_text("json://127.0.0.1/")
+    path = tmp_path / "alerts.toml"
+    path.write_text('[[target]]\nname = "chat"\nurl_file = "url"\ntemplate = "apprise"\n')
+    (tmp_path / "without" / "sitecustomize.py").write_text("import sys; sys.modules['apprise'] = None\n")
+    done = cli("alerts", "test-webhook", "--config", path, env={"PYTHONPATH": str(tmp_path / "without")})
+    assert (done.returncode, done.stderr) == (4, "rankscope: Apprise is not installed; run: pip install 'rankscope[apprise]'\n")
+
+
+def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any], box: Path) -> None:
+    env = {"XDG_STATE_HOME": str(box.parents[1])}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        done: subprocess.CompletedProcess[str] = cli("alerts", "outbox", *words, env=env)
+        assert "Traceback" not in done.stderr
+        assert "\x1b" not in done.stdout
+        return done
+
+    listing = msgspec.json.decode(run("list", "--format", "json").stdout)["outboxes"][0]
+    assert (listing["path"], listing["counts"]) == (str(box), {"dead": 1, "delivered": 1, "waiting": 1})
+    dead, delivered, waiting = (one["id"] for one in listing["messages"])
+    lines = run("list").stdout.splitlines()
+    assert lines[0] == f"{box}: 1 dead, 1 delivered, 1 waiting"
+    assert lines[1] == f"  dead      {dead} hook: 1 alerts, 1 attempts, refused with 404"
+    assert waiting not in run("list", "--state", "dead").stdout
+    assert '"groupKey"' in run("show", dead).stdout
+    assert run("show", "msg_none").returncode == 1
+    assert run("replay", delivered).returncode == 1
+    assert run("replay", "--dead").stdout == "1 message will be sent again\n"
+    assert run("drop").returncode == 2
+    assert run("drop", waiting).stdout == "1 message forgotten\n"
+    assert Outbox(box).counts() == {("hook", "waiting"): 1, ("hook", "delivered"): 1}
+
+
+def test_no_outbox_is_no_trouble_and_one_that_is_named_must_be_there(cli: Callable[..., Any], tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path)}
+    done = cli("alerts", "outbox", "list", "--format", "json", env=env)
+    assert (done.returncode, msgspec.json.decode(done.stdout)["outboxes"]) == (0, [])
+    missing = tmp_path / "missing"
+    done = cli("alerts", "outbox", "list", "--outbox", missing, env=env)
+    assert (done.returncode, done.stderr) == (3, f"rankscope: {missing}: no such outbox\n")
+    assert not missing.exists()
+
+
+def test_a_watcher_tells_the_targets_of_its_configuration_and_what_waited_before(
+    cli: Callable[..., Any], make_run: Any, receiver: WebhookReceiver, config: Path, tmp_path: Path
+) -> None:
+    run = make_run(slow=2)
+    run.end()
+    watch = ("alerts", "watch", run.path, "--once", "--config", config, "--state", tmp_path / "state.json")
+    # Given that nothing was accepted the first time
+    receiver.behaviour = 404
+    done = cli(*watch)
+    assert done.returncode == 1
+    assert "rankscope: not delivered to hook, chat" in done.stderr
+    assert SECRET not in done.stderr + (tmp_path / "state.json").read_text()
+    assert SECRET.encode() not in (tmp_path / "state.outbox").read_bytes()
+    # When it is replayed, the next watcher sends it, and tells nothing else
+    receiver.behaviour = 200
+    assert cli("alerts", "outbox", "replay", "--dead", "--outbox", tmp_path / "state.outbox").returncode == 0
+    done = cli(*watch)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(receiver.accepted) == 2
+
+
+def test_a_mistake_in_the_configuration_is_one_line(cli: Callable[..., Any], make_run: Any, config: Path) -> None:
+    config.write_text(f'[[target]]\nname = "hook"\nurl = "https://h/{SECRET}"\ncolour = 1\n')
+    done = cli("alerts", "watch", make_run().path, "--once", "--config", config)
+    assert (done.returncode, done.stderr) == (3, f"rankscope: {config}: target[0]: Object contains unknown field `colour`\n")
+
+
+def test_an_outbox_that_cannot_be_had_costs_no_alert(
+    cli: Callable[..., Any], make_run: Any, receiver: WebhookReceiver, tmp_path: Path
+) -> None:
+    run = make_run(slow=2)
+    run.end()
+    (tmp_path / "state.outbox").mkdir()
+    done = cli("alerts", "watch", run.path, "--once", "--webhook", receiver.url, "--state", tmp_path / "state.json")
+    assert done.returncode == 0
+    assert len(receiver.accepted) == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"rankscope: {tmp_path}/state.outbox: the outbox cannot be opened: Is a directory")

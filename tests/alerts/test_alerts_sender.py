@@ -1,0 +1,381 @@
+"""The sender against real receivers that fail in every way, with a clock that the test puts forward."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from standardwebhooks import Webhook as Reference
+from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
+
+from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.retrying import judge_status, pause_s
+from rankscope.alerts.secret import Secret
+from rankscope.alerts.sender import Sender
+from rankscope.alerts.target import Rate, Target
+
+SECRET = "s3cr3t-token"
+
+
+class World:
+    """An outbox, a sender and a receiver."""
+
+    def __init__(self, receiver: WebhookReceiver, path: Path | None = None) -> None:
+        self.clock = SimulatedClock()
+        self.receiver = receiver
+        self.reports: list[str] = []
+        self.box = Outbox(path, clock=self.clock)
+        self.target = Target(
+            name="hook", key="target-hook", label="hook", url=Secret(value=f"{receiver.url}/{SECRET}"), timeout_s=5.0
+        )
+        self.sender = self.restarted()
+
+    def restarted(self, **changes: Any) -> Sender:
+        self.target = replace(self.target, **changes)
+        self.sender = Sender(self.box, [self.target], report=self.reports.append, chance=lambda: 1.0)
+        return self.sender
+
+    def after(self, seconds: float) -> int:
+        """Attempts that long later."""
+        self.clock.advance(seconds)
+        return self.sender.run_due()
+
+    def states(self) -> dict[str, int]:
+        return {state: count for (_, state), count in self.box.counts().items()}
+
+
+@pytest.fixture
+def receiver() -> Iterator[WebhookReceiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def world(receiver: WebhookReceiver) -> World:
+    return World(receiver)
+
+
+def test_it_is_delivered_once_with_its_id(world: World) -> None:
+    world.box.put(about(notice(1)))
+    assert (world.after(0), world.after(3600)) == (1, 0)
+    [message] = world.box.listed()
+    assert world.receiver.ids == [message.id]
+    assert (message.state, message.attempts, message.last_error) == ("delivered", 1, "")
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_a_busy_or_broken_receiver_is_tried_again_with_the_same_id_and_growing_pauses(world: World, status: int) -> None:
+    world.receiver.behaviour = status
+    world.box.put(about(notice(1)))
+    assert world.after(0) == 1
+    for pause in (5, 10, 20, 40, 80, 120, 120):
+        assert (world.after(pause - 0.1), world.after(0.2)) == (0, 1)
+    world.receiver.behaviour = 200
+    world.after(121)
+    assert set(world.receiver.tried) == set(world.receiver.ids)
+    assert world.states() == {"delivered": 1}
+    assert world.reports == [f"hook: not delivered so far: answered {status}", "hook: delivered after 8 failed attempts"]
+
+
+def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: World) -> None:
+    world.receiver.behaviour = 503
+    world.box.put(about(notice(1), notice(1, run="other")))
+    while world.states().get("waiting"):
+        world.after(60)
+    assert len(world.receiver.tried) < 45
+    dead = world.box.listed()
+    assert {one.last_error for one in dead} == {"not accepted within 3600 s: answered 503"}
+    assert world.sender.lost() == ["hook"]
+    world.receiver.behaviour = 200
+    assert world.after(7200) == 0
+    assert sorted(world.box.replay(target="hook")) == sorted(one.id for one in dead)
+    assert world.after(0) == 2
+    assert set(world.receiver.ids) == {one.id for one in dead}
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+def test_a_refusal_is_final_and_costs_no_other_message(world: World, status: int) -> None:
+    world.receiver.behaviour = status
+    world.box.put(about(notice(1)))
+    world.after(0)
+    world.receiver.behaviour = 200
+    world.box.put(about(notice(2)))
+    world.after(0)
+    assert world.states() == {"dead": 1, "delivered": 1}
+    assert world.receiver.states == [("2", "firing")]
+    assert world.reports == [f"hook: not delivered: refused with {status}; kept, see rankscope alerts outbox list"]
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_redirects_are_not_followed(world: World, status: int) -> None:
+    with receiving() as elsewhere:
+        world.receiver.behaviour = answer_with(status, Location=elsewhere.url)
+        world.box.put(about(notice(1)))
+        world.after(0)
+        assert elsewhere.tried == []
+    assert world.box.listed()[0].last_error == f"answered {status}; redirects are not followed"
+
+
+def test_a_receiver_that_is_gone_for_good_is_left_alone_until_somebody_says_so(world: World) -> None:
+    world.receiver.behaviour = 410
+    world.box.put(about(notice(1), notice(1, run="other")))
+    world.after(0)
+    world.box.put(about(notice(2, run="third")))
+    assert world.after(7200) == 0
+    assert world.states() == {"dead": 3}
+    assert len(world.receiver.tried) == 1
+    world.receiver.behaviour = 200
+    [first, *_] = world.box.listed()
+    world.box.replay([first.id])
+    assert world.after(0) == 1
+    # or until the next start
+    world.receiver.behaviour = 410
+    world.box.put(about(notice(3)))
+    world.after(0)
+    world.receiver.behaviour = 200
+    world.restarted()
+    world.box.put(about(notice(4)))
+    assert world.after(0) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "wait_s"),
+    [
+        ({"Retry_After": "77"}, 77),
+        ({"Retry_After": "Wed, 21 Oct 2026 07:30:00 GMT", "Date": "Wed, 21 Oct 2026 07:28:00 GMT"}, 120),
+        ({"Retry_After": "99999999999999999999"}, 600),
+        ({"Retry_After": "Wed, 21 Oct 2126 07:30:00 GMT"}, 600),
+        ({"Retry_After": "-3"}, 5),
+        ({"Retry_After": "soon"}, 5),
+        ({"Retry_After": "1"}, 5),
+    ],
+)
+def test_who_asks_for_time_gets_it_within_bounds(world: World, headers: dict[str, str], wait_s: float) -> None:
+    def busy(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
+        request.send_response_only(429)
+        for name, value in headers.items():
+            request.send_header(name.replace("_", "-"), value)
+        request.end_headers()
+
+    world.receiver.behaviour = busy
+    world.box.put(about(notice(1)))
+    world.after(0)
+    world.receiver.behaviour = 200
+    # also what comes later waits
+    world.box.put(about(notice(1, run="other")))
+    assert (world.after(wait_s - 0.5), world.after(1)) == (0, 2)
+
+
+def test_nobody_there_is_tried_again(world: World, free_port: Callable[[], int]) -> None:
+    sender = world.restarted(url=Secret(value=f"http://127.0.0.1:{free_port()}/{SECRET}"))
+    world.box.put(about(notice(1)))
+    sender.run_due()
+    [message] = world.box.listed()
+    assert (message.state, message.attempts) == ("waiting", 1)
+    assert "Connection refused" in message.last_error
+    # What was certainly not heard of need not be ended
+    assert world.box.put(about(notice(1, ended=True))) == 0
+    assert world.states() == {"overtaken": 1}
+    assert SECRET not in "".join(world.reports)
+
+
+def huge(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+    accept()
+    request.send_response(200)
+    request.end_headers()
+    for _ in range(10_000):
+        request.wfile.write(b"x" * 100_000)
+
+
+def never_ending(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
+    request.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for _ in range(100):
+        request.wfile.write(b"X-Slow: 1\r\n")
+        time.sleep(0.05)
+
+
+def silent(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
+    time.sleep(0.6)
+
+
+def garbage(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
+    request.wfile.write(b"\0\xff not http\r\n\r\n")
+
+
+def hanging_up(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
+    request.close_connection = True
+
+
+def test_of_a_huge_answer_only_the_head_is_read(world: World) -> None:
+    world.receiver.behaviour = huge
+    world.box.put(about(notice(1)))
+    world.after(0)
+    assert world.states() == {"delivered": 1}
+
+
+@pytest.mark.parametrize("behaviour", [never_ending, silent, garbage, hanging_up])
+def test_who_does_not_answer_may_have_heard(world: World, behaviour: Behaviour) -> None:
+    world.restarted(timeout_s=0.3)
+    world.receiver.behaviour = behaviour
+    world.box.put(about(notice(1)))
+    world.after(0)
+    [message] = world.box.listed()
+    assert (message.state, message.attempts) == ("waiting", 1)
+    # so the end is told, too, after the beginning
+    world.box.put(about(notice(1, ended=True)))
+    world.receiver.behaviour = 200
+    world.restarted(timeout_s=5.0)
+    assert world.after(200) == 2
+    assert world.receiver.states == [("1", "firing"), ("1", "resolved")]
+    assert world.receiver.ids[0] == message.id
+
+
+def test_while_a_receiver_is_away_only_one_message_at_a_time_tries(world: World) -> None:
+    world.receiver.behaviour = 503
+    world.box.put(about(*(notice(1, run=str(run)) for run in range(100))))
+    world.after(0)
+    for _ in range(10):
+        world.after(120)
+    assert len(world.receiver.tried) == 11
+    world.receiver.behaviour = 200
+    world.after(120)
+    world.after(120)
+    assert world.states() == {"delivered": 100}
+    assert len(world.receiver.ids) == 100
+
+
+def test_one_message_that_always_fails_holds_up_its_group_only(world: World) -> None:
+    def poisoned(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+        answer_with(500 if b'"run_id":"bad"' in world.receiver.bodies[-1] else 200)(request, accept)
+
+    world.receiver.behaviour = poisoned
+    world.box.put(about(notice(1, run="bad")))
+    world.after(0)
+    world.box.put(about(notice(2, run="bad"), *(notice(1, run=str(run)) for run in range(40))))
+    for _ in range(12):
+        world.after(5)
+    assert len(world.receiver.accepted) == 40
+    assert world.states() == {"delivered": 40, "waiting": 2}
+
+
+def test_a_rate_is_kept_and_what_waits_meanwhile_travels_together(world: World) -> None:
+    world.restarted(rate=Rate(2, 60))
+    for rank in range(6):
+        world.box.put(about(notice(rank)))
+        world.after(0)
+    assert len(world.receiver.ids) == 2
+    assert (world.after(29), world.after(2)) == (0, 1)
+    assert [len(payload["alerts"]) for _, payload in world.receiver.accepted] == [1, 1, 4]
+
+
+def test_every_attempt_is_signed_anew_with_all_secrets(world: World, tmp_path: Path) -> None:
+    keys = ["whsec_" + base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2, 3)]
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text(keys[0])
+    new.write_text(keys[1])
+    world.restarted(secrets=(Secret(file=old), Secret(file=new)))
+    world.receiver.behaviour = 503
+    world.box.put(about(notice(1)))
+    world.after(0)
+    world.receiver.behaviour = 200
+    # one of them is replaced between two attempts
+    old.write_text(keys[2])
+    world.after(5)
+    first, second = world.receiver.headers
+    assert first["webhook-id"] == second["webhook-id"]
+    for headers, signers in ((first, keys[:2]), (second, keys[1:])):
+        for key in signers:
+            Reference(key).verify(world.receiver.bodies[0], headers)
+
+
+def test_a_secret_that_cannot_be_read_is_waited_for(world: World, tmp_path: Path) -> None:
+    world.restarted(bearer=Secret(file=tmp_path / "token"))
+    world.box.put(about(notice(1)))
+    world.after(0)
+    assert world.receiver.tried == []
+    assert world.reports == [f"hook: not delivered so far: {tmp_path}/token: No such file or directory"]
+    (tmp_path / "token").write_text(f"{SECRET}\n")
+    world.after(5)
+    assert world.receiver.headers[0]["authorization"] == f"Bearer {SECRET}"
+
+
+def test_no_secret_is_in_the_file_or_in_a_message(receiver: WebhookReceiver, tmp_path: Path) -> None:
+    world = World(receiver, tmp_path / "o.outbox")
+    key = "whsec_" + base64.b64encode(SECRET.encode() * 3).decode()
+    world.restarted(basic=Secret(value=f"me:{SECRET}"), secrets=(Secret(value=key),))
+    world.receiver.behaviour = 500
+    world.box.put(about(notice(1)))
+    world.after(0)
+    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert SECRET.encode() not in written
+    assert key.encode()[6:] not in written
+    assert SECRET not in "".join(world.reports) + repr(world.target)
+
+
+def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver) -> None:
+    release: list[bool] = []
+
+    def slow(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+        while not release:
+            time.sleep(0.01)
+        answer_with(200)(request, accept)
+
+    with receiving() as other:
+        receiver.behaviour = slow
+        box = Outbox(None)
+        targets = [
+            Target(name=name, key=name, label=name, url=Secret(value=where.url), timeout_s=30.0)
+            for name, where in (("slow", receiver), ("quick", other))
+        ]
+        sender = Sender(box, targets, report=pytest.fail)
+        sender.start()
+        box.put([*about(notice(1), target="slow"), *about(notice(1), notice(1, run="other"), target="quick")])
+        assert sender.drain(0.5) == ["slow"]
+        assert len(other.ids) == 2
+        release.append(True)
+        assert sender.drain(30) == []
+        sender.stop()
+    assert len(receiver.ids) == 1
+
+
+def test_one_process_at_a_time_sends_from_a_file(receiver: WebhookReceiver, tmp_path: Path) -> None:
+    first = World(receiver, tmp_path / "o.outbox")
+    first.sender.run_due()
+    second = World(receiver, tmp_path / "o.outbox")
+    second.box.put(about(notice(1)))
+    assert second.sender.run_due() == 0
+    assert second.reports == [f"{tmp_path}/o.outbox: another process sends from it; this one stands by"]
+    assert first.sender.run_due() == 1
+    first.sender.stop()
+    second.box.put(about(notice(2)))
+    assert second.sender.run_due() == 1
+
+
+def test_what_waits_for_nobody_who_is_configured_is_given_up_in_the_end(world: World) -> None:
+    world.box.put(about(notice(1), target="gone"))
+    world.after(0)
+    assert world.reports == ["1 messages wait for gone, which is not configured; see rankscope alerts outbox list"]
+    world.after(3700)
+    assert world.box.counts() == {("gone", "dead"): 1}
+
+
+def test_a_payload_that_cannot_be_read_is_given_up_alone(world: World) -> None:
+    world.restarted(template="slack")
+    world.box.put(about(notice(1)))
+    with world.box.file.transaction() as database:
+        database.execute("UPDATE messages SET body = 'no payload'")
+    world.box.put(about(notice(1, run="other")))
+    world.after(0)
+    assert world.states() == {"dead": 1, "delivered": 1}
+
+
+def test_pauses_grow_are_spread_and_never_long() -> None:
+    assert [pause_s(failures, chance=1.0) for failures in (1, 2, 3, 6, 1000)] == [5, 10, 20, 120, 120]
+    assert all(0.75 * pause_s(n, chance=1.0) == pause_s(n, chance=0.0) for n in range(1, 20))
+    assert judge_status(100).kind == judge_status(599).kind == "retry"

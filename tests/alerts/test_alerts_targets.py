@@ -1,0 +1,143 @@
+"""The operator's targets: every mistake is one line that names its place and repeats no secret."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankscope.alerts.secret import Secret, SecretUnavailableError
+from rankscope.alerts.target import Rate
+from rankscope.alerts.targets import load_targets
+from rankscope.runs.errors import InputError
+
+KEY = "whsec_" + "QUJD" * 12
+SECRET = "s3cr3t"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOOK_URL", f"https://hooks.example/{SECRET}")
+    monkeypatch.setenv("HOOK_KEY", KEY)
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    (tmp_path / "login").write_text(f"me:{SECRET}\n")
+    (tmp_path / "ca.pem").write_text("")
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "alerts.toml"
+    path.write_text(text)
+    return path
+
+
+def test_everything_that_can_be_said_of_a_target(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+        [[target]]
+        name = "oncall"
+        url_env = "HOOK_URL"
+        template = "slack"
+        secrets = [{env = "HOOK_KEY"}, {file = "key"}]
+        basic = {file = "login"}
+        retry_for = "2h"
+        rate_limit = "30/min"
+        ca_file = "ca.pem"
+        proxy = "http://proxy.example:3128"
+        timeout = "5s"
+
+        [[target]]
+        name = "pager"
+        template = "pagerduty"
+        routing_key = {env = "HOOK_KEY"}
+
+        [[target]]
+        name = "plain"
+        url = "http://10.0.0.1/hook"
+        proxy = "none"
+        """,
+    )
+    oncall, pager, plain = load_targets(path)
+    assert (oncall.url.read(), oncall.template, oncall.retry_for_s) == (f"https://hooks.example/{SECRET}", "slack", 7200)
+    assert [secret.read() for secret in oncall.secrets] == [KEY, KEY]
+    assert (oncall.rate, oncall.timeout_s, oncall.ca_file) == (Rate(30, 60), 5, tmp_path / "ca.pem")
+    assert (pager.url.read(), pager.most_alerts) == ("https://events.pagerduty.com/v2/enqueue", 1)
+    assert (plain.proxy, plain.rate, plain.secrets) == ("", None, ())
+    assert not any(secret in repr([oncall, pager, plain]) for secret in (SECRET, KEY))
+
+
+ONE = '[[target]]\nname = "a"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "target"),
+        ("target = 3", "target"),
+        ("[[target]", "not TOML"),
+        (f"{ONE}url = 'http://h/'\ncolour = 1", "target[0]: Object contains unknown field `colour`"),
+        ("[webhook]\n", "unknown field `webhook`"),
+        ("[[target]]\nurl = 'http://h/'", "target[0]: Object missing required field `name`"),
+        ("[[target]]\nname = '../x'\nurl = 'http://h/'", "target[0].name"),
+        (f"{ONE}url = 'http://h/'\n{ONE}url = 'http://h/'", "target[1].name: 'a' is the name of another target"),
+        (ONE, "target[0].url: give exactly one of url, url_env, url_file"),
+        (f"{ONE}url = 'http://h/'\nurl_env = 'HOOK_URL'", "target[0].url: give exactly one"),
+        (f"{ONE}url = 'ftp://h/{SECRET}'", "target[0].url: expected an address like"),
+        (f"{ONE}url_env = 'NOT_SET'", "target[0].url_env: the variable NOT_SET: not set"),
+        (f"{ONE}url_file = 'nowhere'", "No such file or directory"),
+        (f"{ONE}url_file = '.'", "Is a directory"),
+        (f"{ONE}url = 'http://h/'\ntemplate = 'fax'", "target[0].template: Invalid enum value 'fax'"),
+        (
+            f"{ONE}url = 'http://h/'\nsecrets = [{{env = 'HOOK_URL'}}]",
+            "target[0].secrets[0]: the variable HOOK_URL: expected",
+        ),
+        (f"{ONE}url = 'http://h/'\nsecrets = [{{}}]", "target[0].secrets[0]: give either env or file"),
+        (f"{ONE}url = 'http://h/'\nsecrets = ['{KEY}']", "target[0].secrets[0]: Expected `object`, got `str`"),
+        (f"{ONE}url = 'http://h/'\nbearer = {{file = 'nowhere'}}", "target[0].bearer"),
+        (f"{ONE}url = 'http://h/'\nbasic = {{file = 'key'}}", "target[0].basic"),
+        (f"{ONE}url = 'http://h/'\nbasic = {{file = 'login'}}\nbearer = {{file = 'key'}}", "there is a bearer already"),
+        (f"{ONE}url = 'http://h/'\nrate_limit = 'often'", "target[0].rate_limit: 'often' is no rate"),
+        (f"{ONE}url = 'http://h/'\nrate_limit = '0/s'", "target[0].rate_limit"),
+        (f"{ONE}url = 'http://h/'\nretry_for = '-1s'", "target[0].retry_for"),
+        (f"{ONE}url = 'http://h/'\ntimeout = '1h'", "target[0].timeout: at most 60s"),
+        (f"{ONE}url = 'http://h/'\nca_file = 'nowhere'", "target[0].ca_file"),
+        (f"{ONE}url = 'http://h/'\nproxy = 'socks5://h'", "target[0].proxy"),
+        (f"{ONE}url = 'http://h/'\nproxy = 'http://me:{SECRET}@h'", "target[0].proxy: a password does not belong here"),
+        (f"{ONE}template = 'pagerduty'", "target[0].routing_key: required"),
+        (f"{ONE}url = 'http://h/'\nrouting_key = {{env = 'HOOK_KEY'}}", "target[0].routing_key"),
+        (f"{ONE}url = 'json://h/{SECRET}'\ntemplate = 'apprise'", "target[0].url: an address of Apprise is a secret"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(InputError) as caught:
+        load_targets(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert words in message
+    assert "\n" not in message
+    assert SECRET not in message
+    assert KEY not in message
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a = " + b"[" * 100_000, b'a = """' + b"x" * 2_000_000])
+def test_a_file_of_anything_is_an_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "alerts.toml"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"alerts\.toml"):
+        load_targets(path)
+
+
+def test_what_is_no_file_is_an_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "nowhere", tmp_path, tmp_path / "fifo"):
+        with pytest.raises(InputError):
+            load_targets(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"a\nb", b"\xff", b"\x1b[2J"])
+def test_a_secret_is_one_line_of_text(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "secret").write_bytes(content)
+    with pytest.raises(SecretUnavailableError, match="secret"):
+        Secret(file=tmp_path / "secret").read()

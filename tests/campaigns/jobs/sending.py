@@ -1,0 +1,28 @@
+"""Sends what is in an outbox to a webhook until all of it is delivered: OUTBOX URL. Made to be killed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.secret import Secret
+from rankscope.alerts.sender import Sender
+from rankscope.alerts.target import Target
+
+
+def main(path: Path, url: str) -> None:
+    """Send until nothing waits; prints a line when it has begun."""
+    outbox = Outbox(path)
+    target = Target(name="hook", key="target-hook", label="hook", url=Secret(value=url))
+    sender = Sender(outbox, [target], report=lambda _: None)
+    sender.start()
+    print("begun", flush=True)
+    while sender.waiting():
+        time.sleep(0.01)
+    sender.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,107 @@
+"""A webhook receiver that behaves as told and remembers what it accepted, and alerts to send it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import msgspec
+from tests.local_http import answering, respond
+
+from rankscope.alerts.alert import Alert, Notice, fingerprint
+from rankscope.alerts.message import Message, messages_about
+
+Behaviour = Callable[[BaseHTTPRequestHandler, Callable[[], None]], None]
+"""Answers a request; one that accepts it first calls its second argument: who is killed while it reads the answer was heard."""
+
+START_NS = 1_700_000_000_000_000_000
+
+
+class WebhookReceiver:
+    """``behaviour`` decides how it answers; a number is a status."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.behaviour: Behaviour | int = 200
+        self.tried: list[str] = []
+        self.accepted: list[tuple[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        message_id = request.headers["webhook-id"]
+        with self._lock:
+            self.tried.append(message_id)
+            self.headers.append({name.lower(): value for name, value in request.headers.items()})
+            self.bodies.append(body)
+
+        def accept() -> None:
+            with self._lock:
+                self.accepted.append((message_id, msgspec.json.decode(body)))
+
+        behaviour = self.behaviour if callable(self.behaviour) else answer_with(self.behaviour)
+        behaviour(request, accept)
+
+    @property
+    def ids(self) -> list[str]:
+        """``webhook-id`` of everything that was accepted, in order."""
+        return [message_id for message_id, _ in self.accepted]
+
+    @property
+    def states(self) -> list[tuple[str, str]]:
+        """Rank and status of every alert that was accepted, in order."""
+        return [(alert["labels"]["rank"], alert["status"]) for _, payload in self.accepted for alert in payload["alerts"]]
+
+
+def answer_with(status: int, body: bytes = b"", **headers: str) -> Behaviour:
+    """Always answer with a status."""
+
+    def answer(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+        if 200 <= status < 300:
+            accept()
+        respond(request, status, body, **headers)
+
+    return answer
+
+
+@contextmanager
+def receiving() -> Iterator[WebhookReceiver]:
+    """A receiver on a free port of this machine."""
+    receiver = WebhookReceiver()
+    with answering(receiver.answer) as receiver.url:
+        yield receiver
+
+
+class SimulatedClock:
+    """Steady nanoseconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_ns = START_NS
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def advance(self, seconds: float) -> None:
+        self.now_ns += int(seconds * 1e9)
+
+
+def notice(
+    rank: int = 2, *, ended: bool = False, run: str = "r1", start_ns: int = START_NS, more: dict[str, str] | None = None
+) -> Notice:
+    """A straggler of a run, which is a group."""
+    labels = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": run, "rank": str(rank)}
+    return Notice(
+        alert=Alert(labels=labels, annotations={"summary": f"rank {rank}", **(more or {})}),
+        fingerprint=fingerprint(labels),
+        starts_at_unix_ns=start_ns,
+        ends_at_unix_ns=start_ns + 60_000_000_000 if ended else None,
+    )
+
+
+def about(*notices: Notice, target: str = "hook", most_alerts: int = 16) -> list[Message]:
+    """Messages about alerts for a target."""
+    return messages_about(target, notices, most_alerts=most_alerts)
