@@ -165,14 +165,7 @@ class ReceiverApp:
         return _Refused(401, "not_authenticated", "who are you? The credentials are missing or wrong", headers)
 
     async def _take(self, headers: Headers, body: bytes) -> tuple[int, bytes, bytes]:
-        try:
-            said = read_notification(body)
-            # Formatted anew: a line of the file must not contain the sender's line breaks.
-            body = msgspec.json.format(body, indent=-1)
-        except NotUnderstoodError as error:
-            raise _Refused(400, "not_understood", str(error)) from error
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise _Refused(400, "not_understood", "not a webhook payload: nested too deeply, or no JSON") from error
+        said, body = await self._off_loop(lambda: _read(body))
         message = headers.get(b"webhook-id")
         # With the body: an id that somebody uses twice must not lose what it stands for the second time.
         key = None if message is None else hashlib.sha256(message + b"\0" + body).hexdigest()
@@ -241,6 +234,16 @@ class ReceiverApp:
 
 def _later(seconds: float) -> tuple[tuple[bytes, bytes], ...]:
     return ((b"retry-after", b"%d" % max(1, round(seconds))),)
+
+
+def _read(body: bytes) -> tuple[Notification, bytes]:
+    """What a body says, and the body as it is kept: formatted anew, so that it is one line."""
+    try:
+        return read_notification(body), msgspec.json.format(body, indent=-1)
+    except NotUnderstoodError as error:
+        raise _Refused(400, "not_understood", str(error)) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _Refused(400, "not_understood", "not a webhook payload: nested too deeply, or no JSON") from error
 
 
 async def _body(scope: _Scope, receive: _Receive) -> bytes:

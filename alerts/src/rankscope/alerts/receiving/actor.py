@@ -27,6 +27,8 @@ from rankscope.alerts.receiving.forwarding import Forwarded, Forwarding
 from rankscope.alerts.receiving.inbox import Action, Inbox, InboxError
 from rankscope.alerts.receiving.known_runs import KnownRun, KnownRuns, UnknownRunError, run_named
 from rankscope.alerts.receiving.notification import Arrived, payload_alert
+from rankscope.runs.control import MAX_AGE_SECONDS
+from rankscope.runs.control_names import made_ns
 
 AT_ONCE: Final = 4
 LOOK_S: Final = 1.0
@@ -125,7 +127,9 @@ class Actor:
             # Settled before anything is asked: asked again after a crash, it is the same request.
             request_id = f"{time.time_ns():019d}-{secrets.token_hex(4)}"
             action = self._inbox.move(action, "asked", request_id=request_id)
-        wait_s = self._waits_s[action.kind]
+        # A request that is void by now is looked at once more: it may have been answered.
+        void = abs(time.time_ns() - made_ns(str(action.request_id))) > MAX_AGE_SECONDS * 1e9
+        wait_s = 1.0 if void else self._waits_s[action.kind]
         how = ["--steps", str(action.steps)] if action.kind == "capture" else ["--flight-recorder"]
         note = f"asked for by an alert: {alert.labels.get('alertname', '')}"[:200]
         arguments = ["capture", str(run.path), *how, "--request", str(action.request_id), "--wait", f"{wait_s:g}"]

@@ -46,7 +46,7 @@ class _Captured(msgspec.Struct, frozen=True, kw_only=True):
 
 def impossible(what: str, why: str) -> Said:
     """There was nothing to be had."""
-    return Said(outcome="impossible", annotations=_texts({"summary": f"No {what}: {why}", "no_verdict": why}))
+    return Said(outcome="impossible", annotations=_texts({"summary": f"No {what}: {why}"}))
 
 
 def said_by_capture(done: Finished, *, dashboard_url: str | None) -> Said:
@@ -59,14 +59,13 @@ def said_by_capture(done: Finished, *, dashboard_url: str | None) -> Said:
         outcome: Outcome = "unanswered" if result.accepted is None else "refused"
         return Said(
             outcome=outcome,
-            annotations=_texts({"summary": f"The capture was {outcome}: {result.reason}", "no_verdict": result.reason or ""}),
+            annotations=_texts({"summary": f"The capture was {outcome}: {result.reason}"}),
         )
     verdict = found.verdict
     lead = "[simulated GPUs] " if found.source.simulated else ""
     steps = f"{result.first_step}-{result.last_step}"
     texts = {
         "summary": f"{lead}Captured steps {steps}: {verdict.summary}",
-        "verdict": f"{lead}{verdict.summary}",
         "simulated": "true" if found.source.simulated else "",
         "capture_steps": steps,
         "cause": verdict.cause or "",
@@ -105,7 +104,6 @@ def said_by_dump(dumped: Finished, hang: Finished | None, *, run_id: str, dashbo
         return impossible("verdict about the dumps", hang.said or "they cannot be read")
     texts = {
         "summary": f"Flight Recorders: {report.summary}",
-        "verdict": report.summary,
         "missing": missing,
         "verdict_rank": ", ".join(map(str, report.culprits[:8])),
         "verdict_host": ", ".join(one.host for one in report.evidence[:8] if one.host),

@@ -24,6 +24,7 @@ SCHEMA: Final = 1
 """``user_version`` of the file."""
 MAX_KEPT: Final = 200
 """Deliveries whose bodies are kept after they were dealt with, for whoever looks on."""
+MAX_LISTED_BYTES: Final = 16 * 1024 * 1024
 KEPT_S: Final = 24 * 3600.0
 """As long are their ids, so that a delivery that comes again is known."""
 MAX_KNOWN: Final = 100_000
@@ -197,12 +198,14 @@ class Inbox:
         return count, oldest
 
     def kept(self) -> tuple[int, list[Delivery]]:
-        """How many deliveries there were in all, and the last of them, oldest first."""
+        """How many deliveries there were in all, and the last of them, oldest first, as far as they fit ``MAX_LISTED_BYTES``."""
         with self._lock:
             total = self._db.execute("SELECT coalesce(max(number), 0) FROM delivery").fetchone()[0]
             rows = self._db.execute(
-                "SELECT number, received_unix_ns, body FROM delivery WHERE body IS NOT NULL ORDER BY number DESC LIMIT ?",
-                (MAX_KEPT,),
+                "SELECT number, received_unix_ns, body FROM "
+                "(SELECT *, sum(length(body)) OVER (ORDER BY number DESC) AS size FROM delivery WHERE body IS NOT NULL) "
+                "WHERE size <= ? ORDER BY number DESC LIMIT ?",
+                (MAX_LISTED_BYTES, MAX_KEPT),
             ).fetchall()
         return total, [Delivery(number=number, received_unix_ns=at, body=body) for number, at, body in reversed(rows)]
 

@@ -109,14 +109,15 @@ def _arrived(alert: _Alert) -> Arrived:
 
 
 def unix_ns(moment: str) -> int:
-    """``2023-11-14T22:13:20.5+01:00`` in unix nanoseconds, to the microsecond; 0 for what is no such moment."""
+    """``2023-11-14T22:13:20.5+01:00`` in unix nanoseconds, to the microsecond; 0 for none, or one centuries away."""
     try:
         read = datetime.fromisoformat(moment)
     except ValueError:
         return 0
     if read.tzinfo is None:
         read = read.replace(tzinfo=UTC)
-    return (read - _EPOCH) // timedelta(microseconds=1) * 1000
+    found = (read - _EPOCH) // timedelta(microseconds=1) * 1000
+    return found if abs(found) < 2**62 else 0
 
 
 def payload_alert(alert: Arrived) -> PayloadAlert:

@@ -235,6 +235,8 @@ def _forwarded(alert: Arrived, episode: Episode, words: dict[str, str], *, remin
     """What arrived goes on as it is; of what only we know our words count, of the rest those that came."""
     said = payload_alert(alert)
     begun = rfc3339(episode.starts_unix_ns) if episode.starts_unix_ns > 0 else alert.starts_at
+    if words.get("verdict") == said.annotations.get("summary"):  # from the watcher: it has said it
+        words = {name: text for name, text in words.items() if name != "verdict"}
     if reminder:
         words = {**words, "reminder": str(episode.told - 1)}
     return Forwarded(
