@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 from tests.alerts.receiver_process import ReceiverProcess, Target, listening_target, straggler, until
+from tests.flight_dumps import Job
 from tests.played_ranks import accept, job, profile, two_ranks
 from tests.profiler.test_profiler_capture import begin, wait_for
 
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer
-from rankscope.runs.paths import rank_dir
+from rankscope.runs.paths import flight_dir, rank_dir
 
 pytestmark = pytest.mark.slow
 
@@ -133,6 +135,38 @@ def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
     assert len(missing) == 2
     assert not any("capture_asked" in alert["annotations"] for alert in missing)
     assert receiver.count('actions_total{kind="capture",outcome="refused"}') == 1
+
+
+def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
+    tmp_path: Path, target: Target, free_port: Callable[[], int]
+) -> None:
+    # given a job in which rank 1 does not come to a collective
+    run = two_ranks(tmp_path / "runs" / "one")
+    hung = Job.of_events({"0": (0, 1)}, ["0"] * 3, stops={1: 1}).dumps()
+
+    def serve(run: Path, request: ControlRequest) -> None:
+        flight_dir(run, 0).mkdir()
+        for rank in (0, 1):
+            (flight_dir(run, 0) / f"rank-{rank:05d}-{request.id}-nccl.pickle").write_bytes(pickle.dumps(hung[rank], protocol=2))
+            answer(run, ControlAnswer(id=request.id, accepted=True, answered_unix_ns=1), rank=rank)
+
+    config = (
+        CONFIG.format(url=target.url, steps=2).replace('"TrainingStraggler"', '"TrainingStalled"').replace('"capture"', '"dump"')
+    )
+    receiver = ReceiverProcess(tmp_path, free_port(), config)
+    receiver.start()
+    try:
+        with job(run, serve) as seen:
+            receiver.post(straggler("r1", alertname="TrainingStalled", rank=""))
+            (follow_up,) = until(lambda: told(target, dump_outcome=None))
+    finally:
+        receiver.kill()
+    assert [request.kind for request in seen] == ["dump"]
+    words = follow_up["annotations"]
+    assert words["dump_outcome"] == "shown", words
+    assert (words["verdict_rank"], words["verdict_host"]) == ("1", "node1")
+    assert words["collectives"] == "all_reduce"
+    assert "Rank 1" in words["summary"]
 
 
 def test_an_analysis_that_takes_too_long_holds_no_alert_up(tmp_path: Path, target: Target, free_port: Callable[[], int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from rankscope.alerts.receiver_config import ActionRule, ReceiverConfig, Receive
 from rankscope.alerts.receiving import inbox as inbox_module
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.episodes import Episode, next_episode
+from rankscope.alerts.receiving.facts import Facts
 from rankscope.alerts.receiving.forwarding import Forwarding
 from rankscope.alerts.receiving.inbox import Inbox
 from rankscope.alerts.receiving.known_runs import KnownRuns, RunName, UnknownRunError
@@ -25,8 +27,10 @@ from rankscope.alerts.receiving.running import ways
 from rankscope.alerts.receiving.worker import Policy, Worker
 from rankscope.alerts.retrying import Judgement
 from rankscope.alerts.sender import Sender
-from rankscope.alerts.target import webhook_target
+from rankscope.alerts.target import TemplateName, webhook_target
 from rankscope.alerts.targets import load_targets
+from rankscope.alerts.templates import TEMPLATES
+from rankscope.analysis.result import Verdict
 from rankscope.runs.errors import InputError
 from rankscope.runs.records import RunInfo
 from rankscope.runs.writer import create_run
@@ -140,6 +144,27 @@ def test_nothing_is_told_twice_and_no_end_without_a_beginning(deliveries: list[t
         if what is not None:
             told.append(status)
     assert told == ["firing", "resolved"] * (len(told) // 2) + ["firing"] * (len(told) % 2)
+
+
+@pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
+def test_people_are_told_the_verdict_and_what_was_asked(name: TemplateName) -> None:
+    heard = Heard(CAPTURE)
+    verdict = Verdict(
+        kind="straggler", rank=1, cause="input", summary="Rank 1 on host n1 waits for its data.", next=["look there"]
+    )
+    facts = Facts(run_id="r1", simulated=True, coverage=1.0, verdict=verdict, hosts={1: "n1"}, gpu_uuids={1: "GPU-1"})
+    heard.worker._analyst = SimpleNamespace(facts=lambda _: facts)  # type: ignore[assignment]
+    heard.hear(heard.alert())
+    said = TEMPLATES[name](heard.delivered[0], "key").decode()
+    for words in (
+        "[simulated GPUs] Rank 1 on host n1 waits for its data.",
+        "n1",
+        "GPU-1",
+        "input",
+        "look there",
+        "what it shows follows",
+    ):
+        assert words in said, words
 
 
 CAPTURE = ActionRule(alert="TrainingStraggler", do="capture", at_most="1/10min per run", at_most_overall="2/1h")
