@@ -7,41 +7,26 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 import pytest
+from tests.played_ranks import FIRST, accept, append, breakdown, end, job, profile, rank_info, two_ranks
 
 from rankscope.cli import capturing, live_run
 from rankscope.cli.capture import capture
 from rankscope.cli.live_run import LiveRun
 from rankscope.cli.profiled import ProfiledSteps
-from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, Kind, answer
+from rankscope.runs.control import ControlAnswer, ControlRequest, answer
 from rankscope.runs.paths import attempt_dir, flight_dir, rank_dir
-from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, RunInfo, StepBreakdown, StepRecord
+from rankscope.runs.records import AttemptInfo, RunInfo, StepRecord
 from rankscope.runs.segments import read_lines
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import create_attempt, create_run, write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-Serve = Callable[[Path, ControlRequest], None]
-KINDS: tuple[Kind, ...] = ("capture", "dump")
-STEP_NS = 100_000_000
-FIRST = 70
-
-
-def rank_info(rank: int, **fields: object) -> RankInfo:
-    return RankInfo(rank=rank, world_size=2, host=f"node{rank}", pid=100 + rank, start_unix_ns=1, **fields)  # type: ignore[arg-type]
-
-
-def append(run: Path, rank: int, stream: str, *rows: msgspec.Struct, attempt: int = 0) -> None:
-    writer = JsonLinesWriter(rank_dir(run, attempt, rank), stream)  # type: ignore[arg-type]
-    writer.append(*rows)
-    writer.close()
 
 
 @pytest.fixture
@@ -55,76 +40,7 @@ def cli(in_process: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Two ranks that train."""
-    path = tmp_path / "run"
-    create_run(path, RunInfo(run_id="r1", name="test", start_unix_ns=1))
-    create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=1, world_size=2))
-    for rank in (0, 1):
-        write_record(rank_dir(path, 0, rank) / "rank.json", rank_info(rank))
-        append(path, rank, "steps", StepRecord(step=60, start_unix_ns=1, wall_us=1e5))
-    return path
-
-
-def end(run: Path, rank: int) -> None:
-    write_record(rank_dir(run, 0, rank) / "rank.json", rank_info(rank, end_unix_ns=2, end_reason="killed"))
-
-
-def accept(run: Path, request: ControlRequest, *, attempt: int | None = None) -> None:
-    last = FIRST + request.steps - 1
-    given = ControlAnswer(
-        id=request.id,
-        accepted=True,
-        attempt=attempt,
-        first_step=FIRST,
-        last_step=last,
-        ranks=request.ranks,
-        answered_unix_ns=1,
-    )
-    answer(run, given)
-
-
-def breakdown(step: int, **changed: float) -> StepBreakdown:
-    """A second, of which a half goes into communication, a fifth of that hidden."""
-    parts = {"window_us": 1e6, "compute_us": 4e5, "communication_us": 5e5, "overlap_us": 1e5, "exposed_communication_us": 4e5}
-    parts |= {"memcpy_us": 0.0, "exposed_memcpy_us": 0.0, "idle_us": 2e5}
-    start = step * 10 * STEP_NS
-    return StepBreakdown(step=step, start_unix_ns=start, device_kind="cpu", events=100, **(parts | changed))  # type: ignore[arg-type]
-
-
-def profile(run: Path, rank: int, steps: int) -> None:
-    """Rank 1 comes 40 ms late to each of ten collectives a step, so rank 0 waits, and both leave together."""
-    collectives = []
-    for step in range(FIRST, FIRST + steps):
-        for index in range(10):
-            begins = step * 10 * STEP_NS + index * STEP_NS
-            here = begins + (40_000_000 if rank == 1 else 0)
-            times = {"enqueue_unix_ns": here, "start_unix_ns": here, "end_unix_ns": begins + 50_000_000}
-            collectives.append(CollectiveRecord(step=step, group="0", index=index, op="all_reduce", **times))  # type: ignore[arg-type]
-    # The breakdowns last: here nobody waits a moment for what comes after them.
-    append(run, rank, "collectives", *collectives)
-    append(run, rank, "windows", *(breakdown(step) for step in range(FIRST, FIRST + steps)))
-
-
-@contextmanager
-def job(run: Path, serve: Serve, *, rank: int | None = None) -> Iterator[list[ControlRequest]]:
-    """A thread that does what the ranks' helpers do with requests; yields those it has seen."""
-    seen: list[ControlRequest] = []
-    over = threading.Event()
-    inboxes = [Inbox(run, kind, since_unix_ns=0, report=lambda _: None, rank=rank) for kind in KINDS]
-
-    def live() -> None:
-        while not over.wait(0.02):
-            for inbox in inboxes:
-                for request in inbox.pending(now=True):
-                    seen.append(request)
-                    serve(run, request)
-
-    thread = threading.Thread(target=live)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        thread.join()
+    return two_ranks(tmp_path / "run")
 
 
 def leftovers(run: Path) -> list[str]:
@@ -536,3 +452,43 @@ def test_how_long_to_wait_is_a_number(cli: Cli, run: Path) -> None:
     done = cli("capture", run, "--wait", "nan")
     assert done.returncode == 2
     assert "'nan' is no number" in done.stderr
+
+
+REQUEST = f"{time.time_ns():019d}-0123abcd"
+
+
+def test_a_request_that_was_settled_before_is_asked_once(run: Path, cli: Cli) -> None:
+    def serve(run: Path, request: ControlRequest) -> None:
+        accept(run, request)
+        profile(run, 0, request.steps)
+        profile(run, 1, request.steps)
+
+    # given somebody who asks under an id of his own, and is ended and asks again
+    asked = ("capture", run, "--request", REQUEST, "--wait", "60", "--format", "json")
+    with job(run, serve) as seen:
+        first = json.loads(cli(*asked).stdout)
+        again = json.loads(cli(*asked).stdout)
+        # also when the job has ended meanwhile
+        end(run, 0)
+        end(run, 1)
+        last = cli(*asked)
+    # then the job did it once, and the answer is the same
+    assert [request.id for request in seen] == [REQUEST]
+    assert first["request"] == REQUEST
+    assert first == again
+    assert last.returncode == 0, last.stderr
+    assert json.loads(last.stdout)["analysis"]["verdict"] == first["analysis"]["verdict"]
+
+
+def test_an_id_that_is_none_is_a_usage_error(run: Path, cli: Cli) -> None:
+    assert cli("capture", run, "--request", "../../etc/passwd").returncode == 2
+    assert not (run / "control").exists()
+
+
+def test_nothing_is_asked_through_a_link(run: Path, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (run / "control").symlink_to(tmp_path / "elsewhere")
+    done = cli("capture", run, "--wait", "1")
+    assert done.returncode == 3
+    assert "a symbolic link" in done.stderr
+    assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -10,13 +10,13 @@ from typing import Literal
 
 import click
 
-from rankscope.alerts.address import Address, bind, host_port, is_loopback
 from rankscope.alerts.explain_command import explain
 from rankscope.alerts.options import format_option, http_url, seconds, targets_option
 from rankscope.alerts.outbox_command import outbox
 from rankscope.alerts.printing import print_line
 from rankscope.alerts.replay_command import replay
 from rankscope.alerts.rules_command import rules
+from rankscope.alerts.serve_command import serve
 from rankscope.alerts.trial_command import test_webhook
 from rankscope.analysis.locations import local_path
 from rankscope.runs.errors import InputError
@@ -40,6 +40,7 @@ def alerts() -> None:
 alerts.add_command(explain)
 alerts.add_command(replay)
 alerts.add_command(rules)
+alerts.add_command(serve)
 alerts.add_command(outbox)
 alerts.add_command(test_webhook)
 
@@ -188,30 +189,3 @@ def watch(
         print_line(f"rankscope: not delivered to {', '.join(undelivered)}", err=True)
     if undelivered or watch.watcher.troubled:
         ctx.exit(1)
-
-
-@alerts.command()
-@click.option("--listen", type=Address(), default="127.0.0.1:9099", show_default=True, help="Where to listen.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Append every delivery to this file (JSON Lines).")
-@click.option("--allow-remote", is_flag=True, help="Listen on an address that other machines can reach.")
-def serve(listen: tuple[str, int], out: Path | None, allow_remote: bool) -> None:
-    """Receive webhooks and show them: one line per alert.
-
-    \b
-    POST /webhook      Alertmanager's payload, version 4
-    GET  /deliveries   the last deliveries as JSON
-    GET  /-/healthy    whether it serves
-
-    It asks nobody who they are, so it listens on this machine only unless --allow-remote is given.
-    """  # noqa: D301 - \b is for click
-    from rankscope.alerts.receiver import ReceiverApp
-    from rankscope.alerts.serve import serve as serve_app
-
-    host, port = listen
-    if not allow_remote and not is_loopback(host):
-        raise click.UsageError(
-            f"{host} can be reached from other machines, where anyone could send and read alerts; --allow-remote permits it"
-        )
-    sock = bind(host, port)
-    click.echo(f"listening on http://{host_port(host, sock.getsockname()[1])}/webhook", err=True)
-    serve_app(ReceiverApp(show=print_line, out=out), sock)

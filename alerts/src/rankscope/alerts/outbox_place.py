@@ -15,10 +15,10 @@ def outbox_file(state: Path) -> Path:
 
 
 def outbox_files() -> list[Path]:
-    """All outboxes under ``$XDG_STATE_HOME/rankscope``, by name."""
+    """All outboxes under ``$XDG_STATE_HOME/rankscope`` and in the folders there (the receiver's), by name."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     folder = Path(base).expanduser() / "rankscope"
     try:
-        return sorted(entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIX))
+        return sorted(path for pattern in ("*", "*/*") for path in folder.glob(f"{pattern}{_SUFFIX}"))
     except OSError:
         return []

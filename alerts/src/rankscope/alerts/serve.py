@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rankscope.alerts.receiver import ReceiverApp
+from rankscope.runs.errors import InputError
 
 REQUEST_DEADLINE_S: Final = 10.0
 RESPONSE_DEADLINE_S: Final = 30.0
@@ -60,8 +63,17 @@ class DeadlineProtocol(H11Protocol):
         self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
 
-def serve(app: ReceiverApp, sock: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT."""
+def serve(
+    app: ReceiverApp,
+    sock: socket.socket,
+    *,
+    certificate: tuple[Path, Path] | None = None,
+    begins: Callable[[], object] = lambda: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; with TLS where files of a certificate and its key are given.
+
+    ``begins`` is called when nothing can go wrong any more. Raises ``InputError`` for files that are no such pair.
+    """
     config = uvicorn.Config(
         app,
         http=DeadlineProtocol,
@@ -70,10 +82,20 @@ def serve(app: ReceiverApp, sock: socket.socket) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # who says to be sending for another may say anything
         limit_concurrency=64,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_S,
+        ssl_certfile=None if certificate is None else certificate[0],
+        ssl_keyfile=None if certificate is None else certificate[1],
     )
+    try:
+        config.load()
+    except OSError as error:  # of ssl's, too
+        raise InputError(
+            ", ".join(map(str, certificate or ())), f"no certificate with its key: {error.strerror or error}"
+        ) from error
+    begins()
     # uvicorn raises a signal again after it has shut down; the end was clean, so that second one is ours to swallow.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

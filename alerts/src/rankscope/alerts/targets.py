@@ -54,6 +54,10 @@ class _TargetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     target: Annotated[list[_TargetEntry], msgspec.Meta(min_length=1, max_length=64)]
+    receive: object = None
+    """This one and the next two are the receiver's (``receiver_config.py``)."""
+    route: object = None
+    action: object = None
 
 
 def load_targets(path: Path) -> list[Target]:

@@ -11,6 +11,7 @@ import msgspec
 from rankscope.cli.capture_result import CaptureResult
 from rankscope.cli.live_run import LiveRun
 from rankscope.cli.rank_list import RANKS
+from rankscope.cli.request_id import REQUEST, named_request, was_answered
 from rankscope.cli.terminal import INPUT_PATH, Finite, format_option, print_json, use_color, width
 from rankscope.runs.control import MAX_STEPS, new_request
 
@@ -41,6 +42,13 @@ The request is a file in RUN/control, so whoever may write there may ask.
 )
 @click.option("--wait", type=Finite(0, 86_400), default=120.0, show_default=True, help="Seconds to wait for the result at most.")
 @click.option("--note", help="Why, for whoever reads the run later.")
+@click.option(
+    "--request",
+    "request_id",
+    type=REQUEST,
+    metavar="ID",
+    help="Go on waiting for this request, or make it under this id: asked twice, the job does it once.",
+)
 @format_option
 def capture(
     *,
@@ -51,6 +59,7 @@ def capture(
     flight_recorder: bool,
     wait: float,
     note: str | None,
+    request_id: str | None,
     output_format: str,
 ) -> int:
     """Ask a live run for a profile of some of its next steps, and show what it showed.
@@ -58,7 +67,8 @@ def capture(
     All ranks profile the same steps, a few seconds ahead. Exit status 1: it was refused, or not complete when the time was up;
     what there is is shown all the same.
     """
-    live = LiveRun(run, silent_seconds=None) if flight_recorder else LiveRun(run, silent_seconds=max(300.0, wait))
+    answered = request_id is not None and was_answered(run, request_id)
+    live = LiveRun(run, silent_seconds=None if flight_recorder or answered else max(300.0, wait), may_be_over=answered)
     expected = live.chosen(ranks)
     named = None if ranks is None else expected
     if note is not None:
@@ -67,12 +77,14 @@ def capture(
     if flight_recorder:
         from rankscope.cli.dumping import dump_recorders
 
-        dumps = dump_recorders(live, new_request("dump", ranks=named, note=note), expected, until=until)
+        request = named_request(new_request("dump", ranks=named, note=note), request_id)
+        dumps = dump_recorders(live, request, expected, until=until)
         _print(dumps, dumps.text(), output_format)
         return 1 if dumps.missing else 0
     from rankscope.cli.capturing import capture_steps
 
     request = new_request("capture", steps=steps, ranks=named, keep_trace=keep_trace, note=note)
+    request = named_request(request, request_id)
     result = capture_steps(live, request, expected, until=until)
     _print(result, _text(result), output_format)
     return 0 if result.complete else 1

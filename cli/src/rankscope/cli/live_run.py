@@ -13,7 +13,7 @@ import click
 from rankscope.analysis.wording import printable
 from rankscope.runs.control import ControlAnswer, ControlRequest, post
 from rankscope.runs.errors import InputError
-from rankscope.runs.paths import rank_dir
+from rankscope.runs.paths import control_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 
@@ -31,10 +31,10 @@ class LiveRun:
     """The last attempt of a run.
 
     Raises ``InputError`` when it is no run, or over, or when its ranks recorded nothing for ``silent_seconds`` (``None``: however
-    long, for a job that hangs).
+    long, for a job that hangs). One that ``may_be_over`` has answered: then all its ranks are taken, for what they left.
     """
 
-    def __init__(self, path: Path, *, silent_seconds: float | None = SILENT_SECONDS) -> None:
+    def __init__(self, path: Path, *, silent_seconds: float | None = SILENT_SECONDS, may_be_over: bool = False) -> None:
         self.path = path
         self.reader = RunReader(path)
         attempts = self.reader.attempts()
@@ -44,6 +44,8 @@ class LiveRun:
         infos = self.infos()
         self.ranks = sorted(rank for rank, info in infos.items() if info.end_unix_ns is None)
         """Those that had not ended when this was made."""
+        if may_be_over and not self.ranks:
+            self.ranks = sorted(infos)
         if not self.ranks:
             raise InputError(path, f"the run is over ({_endings(infos)}); only a live run can be asked")
         if silent_seconds is not None and (silent := self._silent()) > silent_seconds:
@@ -100,6 +102,9 @@ class LiveRun:
 
         Raises ``InputError`` when this user may not ask.
         """
+        folder = control_dir(self.path)
+        if folder.is_symlink():
+            raise InputError(folder, "a symbolic link; no job takes requests from there")
         try:
             path = post(self.path, request)
         except OSError as error:

@@ -18,11 +18,13 @@ _CAPS: Final = (1000, 400, 150, 60)
 """Characters of each text, the first with which everything fits."""
 _PLACE: Final = (
     ("run", ("run", "run_id")),
-    ("rank", ("rank",)),
-    ("host", ("host", "node", "instance")),
+    ("rank", ("rank", "verdict_rank")),
+    ("host", ("host", "verdict_host", "node", "instance")),
     ("GPU", ("gpu", "gpu_uuid", "uuid")),
 )
 _TEXTS: Final = (
+    ("verdict", ("verdict",)),
+    ("no verdict", ("no_verdict",)),
     ("cause", ("cause",)),
     ("explained by", ("explained_by",)),
     ("phase", ("phase",)),
@@ -30,6 +32,11 @@ _TEXTS: Final = (
     ("confidence", ("confidence",)),
     ("cost", ("cost",)),
     ("GPU-hours lost", ("gpu_hours_lost",)),
+    ("waiting", ("imposed_wait",)),
+    ("overlap", ("overlap",)),
+    ("missing", ("missing",)),
+    ("capture", ("capture_asked",)),
+    ("dump", ("dump_asked",)),
 )
 _LINKS: Final = (("evidence", "dashboard_url"), ("runbook", "runbook_url"))
 _STEPS: Final = 8

@@ -1,0 +1,178 @@
+"""The receiver's part of ``alerts.toml``: ``[receive]``, ``[[route]]`` and ``[[action]]``; ``[[target]]`` is the sender's."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import click
+import msgspec
+
+from rankscope.alerts.options import http_url, seconds
+from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
+from rankscope.runs.errors import InputError
+
+SECTIONS: Final = ("receive", "route", "action", "target")
+_RATE: Final = re.compile(r"([0-9]{1,6})/([0-9]{0,6})(s|min|m|h|d)")
+_UNIT_S: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+_T = TypeVar("_T")
+
+
+def rate(text: str) -> tuple[int, float]:
+    """``1/10min per run``, ``30/min``: how many in how many seconds. Raises ``ValueError``."""
+    match = _RATE.fullmatch(text.removesuffix(" per run").strip())
+    if match is None or match[2] == "0":
+        raise ValueError(f"{text!r} is not a rate such as 1/10min or 30/h")
+    return int(match[1]), float(match[2] or 1) * _UNIT_S[match[3]]
+
+
+def duration(text: str) -> float:
+    """``5s``, ``10m``, ``4h`` in seconds. Raises ``ValueError``."""
+    return _checked(seconds, text)
+
+
+def _checked(check: Callable[[str], _T], text: str) -> _T:
+    try:
+        return check(text)
+    except click.BadParameter as error:
+        raise ValueError(error.message) from error
+
+
+class SecretPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a secret is: ``{ env = "NAME" }`` or ``{ file = "path" }``."""
+
+    env: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.env is None) == (self.file is None):
+            raise ValueError('expected { env = "NAME" } or { file = "path" }; secrets themselves do not belong into this file')
+
+
+class BasicSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A user, and where the password is."""
+
+    user: Annotated[str, msgspec.Meta(min_length=1, pattern="^[^:]*$")]
+    password: SecretPlace
+
+
+class ReceiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[receive]``: where, from whom, and how alerts are enriched. Options of the command line come before it."""
+
+    listen: str | None = None
+    runs: list[str] = []
+    """Folders with runs; an alert that names a run is enriched from there, and actions ask runs there."""
+    state: str | None = None
+    dashboard_url: str | None = None
+    repeat_after: str = "4h"
+    """An alert that still fires, and comes again, is passed on again after this long."""
+    enrich_within: str = "20s"
+    """An alert goes on without a verdict when there is none after this long."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    bearer: list[SecretPlace] = []
+    basic: list[BasicSource] = []
+    webhook_secrets: list[SecretPlace] = []
+    """Standard Webhooks, ``whsec_…``: what rankscope's own sender signs with."""
+    grafana_secrets: list[SecretPlace] = []
+    grafana_timestamp_header: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("repeat_after", "enrich_within"):
+            duration(getattr(self, name))
+        if self.dashboard_url is not None:
+            _checked(http_url, self.dashboard_url)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key are given together")
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[[route]]``: alerts whose labels are ``match`` go to ``targets``; the first that matches decides."""
+
+    match: dict[str, str | list[str]] = {}
+    targets: list[str]
+
+    def matches(self, labels: dict[str, str]) -> bool:
+        """Whether all labels are as it says; a label that is not there is empty, as in Alertmanager."""
+        return all(
+            labels.get(name, "") in (wanted if isinstance(wanted, list) else (wanted,)) for name, wanted in self.match.items()
+        )
+
+
+class ActionRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[[action]]``: what a firing alert of that name makes the receiver ask of its run."""
+
+    alert: Annotated[str, msgspec.Meta(min_length=1)]
+    do: Literal["capture", "dump"]
+    match: dict[str, str | list[str]] = {}
+    steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 3
+    at_most: str = "1/10min per run"
+    at_most_overall: str = "10/1h"
+    wait: str = "10m"
+    """For the result, at most."""
+
+    def __post_init__(self) -> None:
+        rate(self.at_most)
+        rate(self.at_most_overall)
+        if duration(self.wait) > 86_400:
+            raise ValueError(f"wait: a result is waited for at most a day, and a request is void after {MAX_AGE_SECONDS:.0f} s")
+
+    def meets(self, labels: dict[str, str]) -> bool:
+        """Whether it is for an alert with these labels."""
+        return labels.get("alertname") == self.alert and Route(match=self.match, targets=[]).matches(labels)
+
+
+class ReceiverConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The receiver's part of the file."""
+
+    receive: ReceiveSection = ReceiveSection()
+    routes: list[Route] = []
+    actions: list[ActionRule] = []
+    targets: list[str] = []
+    """Names of the ``[[target]]`` tables."""
+
+
+def load_config(path: Path) -> ReceiverConfig:
+    """The receiver's part of the file at ``path``. Raises ``InputError``, with the place in the file."""
+    read = _read(path)
+    unknown = sorted(read.keys() - set(SECTIONS))
+    if unknown:
+        raise InputError(path, f"no such section: {unknown[0]}; known are {', '.join(SECTIONS)}")
+    config = ReceiverConfig(
+        receive=_part(path, "receive", read.get("receive", {}), ReceiveSection),
+        routes=_part(path, "route", read.get("route", []), list[Route]),
+        actions=_part(path, "action", read.get("action", []), list[ActionRule]),
+        targets=_names(read.get("target")),
+    )
+    for number, route in enumerate(config.routes):
+        for target in route.targets:
+            if target not in config.targets:
+                raise InputError(path, f"there is no [[target]] of the name {target!r}", place=f"route[{number}].targets")
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error)) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(path, f"not TOML: {error}") from error
+
+
+def _part(path: Path, name: str, value: object, kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$")
+        raise InputError(path, text, place=name + place.rstrip("`")) from error
+
+
+def _names(targets: object) -> list[str]:
+    """What is wrong with a target is for the sender to say."""
+    tables = targets if isinstance(targets, list) else []
+    return [table["name"] for table in tables if isinstance(table, dict) and isinstance(table.get("name"), str)]

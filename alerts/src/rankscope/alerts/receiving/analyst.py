@@ -1,0 +1,98 @@
+"""Verdicts: one run after the other is analysed in a process of its own, and who asks is never kept waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from rankscope.alerts.receiving.bounded_child import BoundedChild
+from rankscope.alerts.receiving.facts import Facts, facts_of
+from rankscope.alerts.receiving.known_runs import KnownRuns, RunName, UnknownRunError
+from rankscope.analysis.result import Analysis
+
+FRESH_S: Final = 30.0
+"""A verdict is good for so long: the alerts of one trouble arrive together."""
+MAX_ASKED: Final = 64
+_KEPT: Final = 64
+
+
+class Analyst:
+    """Analyses the runs that are asked for. ``ready`` is called, from its thread, whenever there is something new."""
+
+    def __init__(self, runs: KnownRuns, *, limit_s: float, ready: Callable[[], object]) -> None:
+        self._runs = runs
+        self._limit_s = limit_s
+        self._ready = ready
+        self._changed = threading.Condition()
+        self._asked: OrderedDict[RunName, float] = OrderedDict()
+        """And when."""
+        self._known: OrderedDict[RunName, tuple[float, Facts]] = OrderedDict()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="analyst", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take up nothing more; what is being analysed ends with the process."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def facts(self, named: RunName) -> Facts | None:
+        """What is known of a run; ``None``: not yet, ask again."""
+        with self._changed:
+            known = self._known.get(named)
+            if known is not None and time.monotonic() - known[0] < FRESH_S:
+                return known[1]
+            if named not in self._asked:
+                if len(self._asked) >= MAX_ASKED:
+                    return Facts(problem="alerts about too many runs arrived at once to analyse them all")
+                self._asked[named] = time.monotonic()
+                self._changed.notify()
+        return None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._asked and not self._stopping:
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                named, since = next(iter(self._asked.items()))
+            try:
+                facts = self._analysed(named, since)
+            except Exception as error:  # noqa: BLE001 - whatever a run holds, the next one is analysed
+                facts = Facts(problem=f"the run cannot be analysed: {type(error).__name__}")
+            with self._changed:
+                del self._asked[named]
+                self._known.pop(named, None)
+                self._known[named] = (time.monotonic(), facts)
+                while len(self._known) > _KEPT:
+                    self._known.popitem(last=False)
+            self._ready()
+
+    def _analysed(self, named: RunName, since: float) -> Facts:
+        left_s = since + self._limit_s - time.monotonic()
+        late = f"the run could not be analysed within {self._limit_s:g} s"
+        if left_s <= 0:
+            return Facts(problem=late)
+        try:
+            run = self._runs.find(named)
+        except UnknownRunError as error:
+            return Facts(problem=str(error), unknown=True)
+        done = BoundedChild(["analyze", str(run.path), "--format", "json"], limit_s=left_s).wait()
+        if done.status is None:
+            return Facts(problem=late)
+        if done.status != 0:
+            return Facts(problem=f"the run cannot be analysed: {done.said or f'status {done.status}'}")
+        facts = facts_of(msgspec.json.decode(done.output, type=Analysis))
+        if facts.run_id and facts.run_id != run.run_id:
+            return Facts(problem="the run was replaced by another while it was analysed")
+        return facts

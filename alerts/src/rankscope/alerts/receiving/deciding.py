@@ -1,0 +1,53 @@
+"""Which actions an alert calls for: those that the operator allowed, once in each episode, and only so often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from rankscope.alerts.receiver_config import ActionRule, rate
+from rankscope.alerts.receiving.episodes import Episode
+from rankscope.alerts.receiving.inbox import Action, Inbox
+from rankscope.alerts.receiving.known_runs import run_named
+from rankscope.alerts.receiving.notification import Arrived
+
+
+def wanted_actions(
+    rules: Sequence[ActionRule],
+    alert: Arrived,
+    episode: Episode,
+    inbox: Inbox,
+    besides: Sequence[Action],
+    *,
+    now_unix_ns: int,
+) -> Iterator[tuple[str, str, Action | None]]:
+    """Kind, words for whoever reads the alert, and the action; ``None`` where there are too many already.
+
+    ``besides``: those of the same delivery, which the inbox does not know yet.
+    """
+    named = run_named(alert.labels)
+    if alert.status != "firing" or named is None:
+        return
+    for rule in rules:
+        if not rule.meets(alert.labels) or inbox.acted(rule.do, alert.fingerprint, episode.starts_unix_ns):
+            continue
+        for limit, run in ((rule.at_most, named.text), (rule.at_most_overall, None)):
+            count, seconds = rate(limit)
+            made = inbox.acted_since(rule.do, now_unix_ns - int(seconds * 1e9), run)
+            made += sum(one.kind == rule.do and run in (None, one.run_id) for one in besides)
+            if made >= count:
+                yield rule.do, f"no, for there were enough lately: at most {limit}{'' if run is None else ' per run'}", None
+                break
+        else:
+            what = f"a profile of {rule.steps} of its next steps" if rule.do == "capture" else "what its Flight Recorders hold"
+            action = Action(
+                kind=rule.do,
+                fingerprint=alert.fingerprint,
+                starts_unix_ns=episode.starts_unix_ns,
+                run_id=named.text,
+                created_unix_ns=now_unix_ns,
+                steps=rule.steps,
+                alert=msgspec.json.encode(alert),
+            )
+            yield rule.do, f"{what}; what it shows follows", action

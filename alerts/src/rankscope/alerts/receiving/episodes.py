@@ -1,0 +1,72 @@
+"""Whether an alert that arrives is news: senders repeat themselves, and two Alertmanagers say everything twice."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+LATE_S: Final = 60.0
+"""For so long after its end, a firing that began no later than the one that ended is a late copy of it, not a new one."""
+
+News = Literal["change", "reminder"]
+
+
+class Episode(msgspec.Struct, frozen=True, kw_only=True):
+    """One alert from when it fired until it fires anew."""
+
+    fingerprint: str
+    starts_unix_ns: int
+    """As it was first heard: two Prometheis evaluate a moment apart, and Alertmanager settles on the earlier one later."""
+    status: Literal["firing", "resolved"]
+    changed_unix_ns: int
+    """When we heard of the status."""
+    told_unix_ns: int
+    """When the firing was last passed on; 0: never."""
+    told: int = 1
+    """How often it was."""
+    again: int = 0
+    """How many episodes before it began at the same time: a server that comes back goes on with the times it knew."""
+
+    @property
+    def revision(self) -> str:
+        """Tells what is passed on now from what was passed on about the same state; empty the first time."""
+        again = f"again-{self.again}" if self.again else ""
+        return f"{again}told-{self.told}" if self.status == "firing" and self.told > 1 else again
+
+
+def next_episode(
+    known: Episode | None,
+    *,
+    fingerprint: str,
+    status: Literal["firing", "resolved"],
+    starts_unix_ns: int,
+    now_unix_ns: int,
+    repeat_after_s: float,
+) -> tuple[Episode, News | None]:
+    """The episode after an alert arrived, and whether anybody has to hear of it.
+
+    A change is news; so is, ``repeat_after_s`` after it was last passed on, that it still fires. The end of what never fired here
+    is not.
+    """
+    fresh = Episode(
+        fingerprint=fingerprint,
+        starts_unix_ns=starts_unix_ns,
+        status=status,
+        changed_unix_ns=now_unix_ns,
+        told_unix_ns=now_unix_ns if status == "firing" else 0,
+        again=known.again + 1 if known is not None and known.starts_unix_ns == starts_unix_ns else 0,
+    )
+    if known is None:
+        return fresh, "change" if status == "firing" else None
+    if status == "resolved":
+        if known.status == "resolved" or starts_unix_ns < known.starts_unix_ns - LATE_S * 1e9:
+            return known, None
+        return msgspec.structs.replace(known, status="resolved", changed_unix_ns=now_unix_ns), "change"
+    if known.status == "resolved":
+        # The clock may have been set back meanwhile: what cannot be ordered is told, once too often rather than never.
+        late = 0 <= now_unix_ns - known.changed_unix_ns < LATE_S * 1e9 and starts_unix_ns <= known.starts_unix_ns
+        return (known, None) if late else (fresh, "change")
+    if abs(now_unix_ns - known.told_unix_ns) < repeat_after_s * 1e9:
+        return known, None
+    return msgspec.structs.replace(known, told_unix_ns=now_unix_ns, told=known.told + 1), "reminder"

@@ -1,0 +1,96 @@
+"""What is known of a run when an alert about it goes on, and what of that the alert says."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rankscope.alerts.events import plain
+from rankscope.analysis.result import Analysis, Finding, Verdict
+from rankscope.analysis.wording import hours_text
+from rankscope.runs.links import overview_url
+
+MAX_TEXT: Final = 2_000
+"""Characters of an annotation: what is in a run, anybody may have written."""
+_FINDINGS: Final = 64
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an analysis what alerts say; or why there is none."""
+
+    problem: str = ""
+    unknown: bool = False
+    """There is no such run here, so there is nobody to ask for anything either."""
+    run_id: str = ""
+    simulated: bool = False
+    coverage: float | None = None
+    verdict: Verdict | None = None
+    findings: list[Finding] = []
+    gpu_uuids: dict[int, str] = {}
+    hosts: dict[int, str] = {}
+
+
+def facts_of(analysis: Analysis) -> Facts:
+    """The part of an analysis that is kept."""
+    findings = analysis.findings[:_FINDINGS]
+    named = {analysis.verdict.rank, *(finding.rank for finding in findings)}
+    ranks = [row for row in analysis.ranks if row.rank in named]
+    return Facts(
+        run_id=analysis.source.run_id or "",
+        simulated=analysis.source.simulated,
+        coverage=analysis.source.coverage,
+        verdict=analysis.verdict,
+        findings=findings,
+        gpu_uuids={row.rank: row.gpu_uuid for row in ranks if row.gpu_uuid},
+        hosts={row.rank: row.host for row in ranks if row.host},
+    )
+
+
+def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str | None) -> dict[str, str]:
+    """What the facts add to an alert with these labels; about its rank where it names one, else about whom the verdict names.
+
+    ``verdict`` is the sentence about the run; ``no_verdict`` says why there is none.
+    """
+    verdict = facts.verdict
+    if verdict is None:
+        return {"no_verdict": _text(facts.problem)}
+    said = labels.get("rank", "")
+    rank = int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else None
+    found: Verdict | Finding | None = verdict
+    if rank is not None and rank != verdict.rank and rank not in verdict.ranks:
+        found = next((finding for finding in facts.findings if finding.rank == rank), None)
+    texts = {
+        "verdict": f"[simulated GPUs] {verdict.summary}" if facts.simulated else verdict.summary,
+        "simulated": "true" if facts.simulated else "",
+        "coverage": "" if facts.coverage is None else f"{facts.coverage:.0%}",
+    }
+    if found is not None:
+        who = found.rank
+        texts |= {
+            "cause": found.cause or "",
+            "explained_by": found.explained_by or "",
+            "phase": found.phase or "",
+            "pattern": found.pattern or "",
+            "confidence": "" if found.confidence is None else f"{found.confidence:.0%}",
+            "slowdown": "" if found.slowdown is None else f"{found.slowdown:.3g}x",
+            "gpu_hours_lost": "" if found.gpu_hours_lost is None else hours_text(found.gpu_hours_lost),
+        }
+        if who is not None:
+            texts |= {
+                "verdict_rank": str(who),
+                "verdict_host": facts.hosts.get(who, ""),
+                "gpu_uuid": facts.gpu_uuids.get(who, ""),
+            }
+    if found is verdict:
+        texts |= {
+            "cost": f"{verdict.cost.amount:.2f} {verdict.cost.currency}" if verdict.cost else "",
+            "next": "\n".join(verdict.next),
+        }
+    if dashboard_url is not None and facts.run_id:
+        texts["dashboard_url"] = overview_url(dashboard_url, facts.run_id, rank=rank if rank is not None else verdict.rank)
+    return {name: _text(text) for name, text in texts.items() if text}
+
+
+def _text(text: str) -> str:
+    return "\n".join(map(plain, text.split("\n")))[:MAX_TEXT]

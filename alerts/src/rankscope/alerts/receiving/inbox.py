@@ -1,0 +1,333 @@
+"""What was accepted and what became of it, in one SQLite file: accepted means that it is on the disk.
+
+One connection, used under a lock: writers would wait for each other anyway. Every change is a transaction that a crash of the
+machine neither loses nor halves (WAL, ``synchronous=FULL``).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, Literal, Self
+
+import msgspec
+
+from rankscope.alerts.receiving.episodes import Episode
+from rankscope.runs.errors import InputError
+
+SCHEMA: Final = 1
+"""``user_version`` of the file."""
+MAX_KEPT: Final = 200
+"""Deliveries whose bodies are kept after they were dealt with, for whoever looks on."""
+MAX_LISTED_BYTES: Final = 16 * 1024 * 1024
+KEPT_S: Final = 24 * 3600.0
+"""As long are their ids, so that a delivery that comes again is known."""
+MAX_KNOWN: Final = 100_000
+"""Of at most so many."""
+EPISODE_KEPT_S: Final = 30 * 24 * 3600.0
+"""As long after anybody was told of it, what is known of an alert: of one that fires, senders remind us."""
+MAX_WAITING: Final = 1_000
+MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
+
+_TABLES: Final = """
+CREATE TABLE delivery (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    key TEXT UNIQUE,
+    received_unix_ns INTEGER NOT NULL,
+    body BLOB,
+    done_unix_ns INTEGER
+);
+CREATE INDEX delivery_waiting ON delivery (number) WHERE done_unix_ns IS NULL;
+CREATE TABLE episode (
+    fingerprint TEXT PRIMARY KEY,
+    starts_unix_ns INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    changed_unix_ns INTEGER NOT NULL,
+    told_unix_ns INTEGER NOT NULL,
+    told INTEGER NOT NULL,
+    again INTEGER NOT NULL
+);
+CREATE TABLE action (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    starts_unix_ns INTEGER NOT NULL,
+    run_id TEXT NOT NULL,
+    state TEXT NOT NULL,
+    created_unix_ns INTEGER NOT NULL,
+    steps INTEGER NOT NULL,
+    alert BLOB NOT NULL,
+    request_id TEXT,
+    result BLOB,
+    UNIQUE (kind, fingerprint, starts_unix_ns)
+);
+"""
+
+ActionState = Literal["wanted", "asked", "recorded", "done"]
+
+
+class InboxError(Exception):
+    """Something could not be kept; the message says why in one line."""
+
+
+class BusyError(InboxError):
+    """So much is waiting that nothing more is taken."""
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """One accepted body."""
+
+    number: int
+    received_unix_ns: int
+    body: bytes
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """Something to do because of an alert, at most once in each of its episodes."""
+
+    number: int = 0
+    kind: Literal["capture", "dump"]
+    fingerprint: str
+    starts_unix_ns: int
+    run_id: str
+    state: ActionState = "wanted"
+    """``wanted``; ``asked``: a request id is settled, and may be in the run; ``recorded``: it is over, and ``result`` says how;
+    ``done``: that was passed on.
+    """
+    created_unix_ns: int
+    steps: int
+    alert: bytes
+    """The alert as it arrived, ``Arrived`` as JSON."""
+    request_id: str | None = None
+    result: bytes | None = None
+
+
+class Inbox:
+    """The inbox in ``folder``, or one that ends with the process (``None``). Use it as a context manager.
+
+    Raises ``InputError`` where it cannot be had: no such place, another receiver's, one of a newer version.
+    """
+
+    def __init__(self, folder: Path | None, *, report: Callable[[str], object]) -> None:
+        self._lock = threading.RLock()
+        self._held: int | None = None
+        if folder is None:
+            self._db = _prepared(":memory:")
+            return
+        path = folder / "inbox.sqlite"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        except BlockingIOError as error:
+            raise InputError(folder, "another receiver keeps its deliveries here; choose another folder with --state") from error
+        except OSError as error:
+            raise InputError(
+                error.filename or folder, f"{error.strerror or error}; choose another folder with --state"
+            ) from error
+        try:
+            self._db = _opened(path, report)
+        except sqlite3.Error as error:
+            raise InputError(path, f"{error}; choose another folder with --state") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._db.close()
+            if self._held is not None:
+                os.close(self._held)
+                self._held = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it is on the disk afterwards, or nothing is. Raises ``InboxError``."""
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._db
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    with suppress(sqlite3.Error):
+                        self._db.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise InboxError(f"the inbox cannot be written: {error}") from error
+
+    # Deliveries
+
+    def accept(self, body: bytes, *, key: str | None, now_unix_ns: int) -> bool:
+        """Keep a delivery; ``False``: it was here before. Raises ``BusyError``, and ``InboxError`` where it cannot be kept."""
+        with self.transaction() as db:
+            if key is not None and db.execute("SELECT 1 FROM delivery WHERE key = ?", (key,)).fetchone():
+                return False
+            waiting, size = db.execute(
+                "SELECT count(*), coalesce(sum(length(body)), 0) FROM delivery WHERE done_unix_ns IS NULL"
+            ).fetchone()
+            if waiting >= MAX_WAITING or size + len(body) > MAX_WAITING_BYTES:
+                raise BusyError(f"{waiting} deliveries wait")
+            db.execute("INSERT INTO delivery (key, received_unix_ns, body) VALUES (?, ?, ?)", (key, now_unix_ns, body))
+        return True
+
+    def waiting(self, most: int) -> list[Delivery]:
+        """The oldest deliveries that have not been dealt with."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT number, received_unix_ns, body FROM delivery WHERE done_unix_ns IS NULL ORDER BY number LIMIT ?", (most,)
+            ).fetchall()
+        return [Delivery(number=number, received_unix_ns=received, body=body) for number, received, body in rows]
+
+    def waiting_count(self) -> tuple[int, int | None]:
+        """How many there are, and when the oldest came."""
+        with self._lock:
+            count, oldest = self._db.execute(
+                "SELECT count(*), min(received_unix_ns) FROM delivery WHERE done_unix_ns IS NULL"
+            ).fetchone()
+        return count, oldest
+
+    def kept(self) -> tuple[int, list[Delivery]]:
+        """How many deliveries there were in all, and the last of them, oldest first, as far as they fit ``MAX_LISTED_BYTES``."""
+        with self._lock:
+            total = self._db.execute("SELECT coalesce(max(number), 0) FROM delivery").fetchone()[0]
+            rows = self._db.execute(
+                "SELECT number, received_unix_ns, body FROM "
+                "(SELECT *, sum(length(body)) OVER (ORDER BY number DESC) AS size FROM delivery WHERE body IS NOT NULL) "
+                "WHERE size <= ? ORDER BY number DESC LIMIT ?",
+                (MAX_LISTED_BYTES, MAX_KEPT),
+            ).fetchall()
+        return total, [Delivery(number=number, received_unix_ns=at, body=body) for number, at, body in reversed(rows)]
+
+    def prune(self, *, now_unix_ns: int) -> None:
+        """Forget what nobody will ask for again. Raises ``InboxError``."""
+        with self.transaction() as db:
+            db.execute(
+                "UPDATE delivery SET body = NULL WHERE done_unix_ns IS NOT NULL AND body IS NOT NULL "
+                "AND number <= (SELECT max(number) FROM delivery) - ?",
+                (MAX_KEPT,),
+            )
+            db.execute(
+                "DELETE FROM delivery WHERE body IS NULL AND "
+                "(done_unix_ns < ? OR number <= (SELECT max(number) FROM delivery) - ?)",
+                (now_unix_ns - int(KEPT_S * 1e9), MAX_KNOWN),
+            )
+            old = now_unix_ns - int(EPISODE_KEPT_S * 1e9)
+            db.execute("DELETE FROM episode WHERE max(changed_unix_ns, told_unix_ns) < ?", (old,))
+            db.execute("DELETE FROM action WHERE state = 'done' AND created_unix_ns < ?", (old,))
+
+    def check(self) -> None:
+        """Whether it can be written now. Raises ``InboxError``."""
+        with self.transaction() as db:
+            db.execute(f"PRAGMA user_version = {SCHEMA}")
+
+    # Episodes
+
+    def episode(self, fingerprint: str) -> Episode | None:
+        """What is known of an alert."""
+        with self._lock:
+            row = self._db.execute("SELECT * FROM episode WHERE fingerprint = ?", (fingerprint,)).fetchone()
+        return None if row is None else Episode(**dict(zip(Episode.__struct_fields__, row, strict=True)))
+
+    # Actions
+
+    def actions(self, *states: ActionState) -> list[Action]:
+        """Those in one of ``states``, oldest first."""
+        marks = ", ".join("?" * len(states))
+        names = ", ".join(Action.__struct_fields__)
+        with self._lock:
+            rows = self._db.execute(f"SELECT {names} FROM action WHERE state IN ({marks}) ORDER BY number", states).fetchall()  # noqa: S608 - our own names
+        return [Action(**dict(zip(Action.__struct_fields__, row, strict=True))) for row in rows]
+
+    def acted(self, kind: str, fingerprint: str, starts_unix_ns: int) -> bool:
+        """Whether it was wanted in this episode before."""
+        with self._lock:
+            found = self._db.execute(
+                "SELECT 1 FROM action WHERE kind = ? AND fingerprint = ? AND starts_unix_ns = ?",
+                (kind, fingerprint, starts_unix_ns),
+            ).fetchone()
+        return found is not None
+
+    def acted_since(self, kind: str, since_unix_ns: int, run_id: str | None = None) -> int:
+        """How often it was wanted since, of one run or of all."""
+        with self._lock:
+            count: int = self._db.execute(
+                "SELECT count(*) FROM action WHERE kind = ? AND created_unix_ns >= ? AND (? IS NULL OR run_id = ?)",
+                (kind, since_unix_ns, run_id, run_id),
+            ).fetchone()[0]
+        return count
+
+    def move(self, action: Action, state: ActionState, *, request_id: str | None = None, result: bytes | None = None) -> Action:
+        """Remember how far an action has come. Raises ``InboxError``."""
+        moved = msgspec.structs.replace(
+            action, state=state, request_id=request_id or action.request_id, result=action.result if result is None else result
+        )
+        with self.transaction() as db:
+            db.execute(
+                "UPDATE action SET state = ?, request_id = ?, result = ? WHERE number = ?",
+                (moved.state, moved.request_id, moved.result, moved.number),
+            )
+        return moved
+
+
+def settle(db: sqlite3.Connection, number: int, episodes: list[Episode], actions: list[Action], *, now_unix_ns: int) -> None:
+    """Within a transaction: what became of a delivery."""
+    for episode in episodes:
+        db.execute("INSERT OR REPLACE INTO episode VALUES (?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(episode))
+    for action in actions:
+        db.execute(
+            "INSERT OR IGNORE INTO action (kind, fingerprint, starts_unix_ns, run_id, state, created_unix_ns, steps, alert) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(action.kind, action.fingerprint, action.starts_unix_ns, action.run_id),
+                *(action.state, action.created_unix_ns, action.steps, action.alert),
+            ),
+        )
+    db.execute("UPDATE delivery SET done_unix_ns = ? WHERE number = ?", (now_unix_ns, number))
+
+
+def _opened(path: Path, report: Callable[[str], object]) -> sqlite3.Connection:
+    try:
+        return _prepared(path)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise  # the disk's affair: what is in the file may be sound
+        aside = path.with_name(f"{path.name}.bad")
+        for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+            with suppress(FileNotFoundError):
+                path.with_name(name).replace(aside.with_name(name.replace(path.name, aside.name)))
+        report(f"{path}: damaged ({error}): moved to {aside.name}; the receiver starts without it")
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        return _prepared(path)
+
+
+def _prepared(path: Path | str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=5.0)
+    try:
+        _prepare(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _prepare(db: sqlite3.Connection, path: Path | str) -> None:
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA:
+        raise InputError(path, f"written by a newer version ({version}; this one reads {SCHEMA}): upgrade rankscope")
+    if version == 0:
+        db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+    elif (answer := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+        raise sqlite3.DatabaseError(answer)

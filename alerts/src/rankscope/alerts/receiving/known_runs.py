@@ -1,0 +1,110 @@
+"""Runs by their id: what an alert says names a run here, or nothing. It never becomes a path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from rankscope.runs.errors import InputError, RankscopeError
+from rankscope.runs.paths import run_file
+from rankscope.runs.reader import RunReader, is_visible_run
+
+MAX_RUNS: Final = 10_000
+"""Folders of a root that are looked into."""
+
+
+class UnknownRunError(RankscopeError):
+    """No run here goes by that name, or more than one does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """What an alert calls its run; an id is asked for by itself, a name alone may be that of several."""
+
+    run_id: str
+    name: str
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return self.run_id or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRun:
+    """A run that was found."""
+
+    path: Path
+    run_id: str
+    name: str
+    start_unix_ns: int
+
+
+def run_named(labels: dict[str, str]) -> RunName | None:
+    """The run that an alert is about, if it says so."""
+    named = RunName(labels.get("run_id", ""), labels.get("run", ""))
+    return named if named.text else None
+
+
+class KnownRuns:
+    """Runs in ``roots``: each is a run, or a folder of runs. Links are followed only to what is inside of the root."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self._roots = roots
+        self._read: dict[Path, tuple[tuple[int, int, int], KnownRun]] = {}
+
+    def find(self, named: RunName) -> KnownRun:
+        """The run of that id; without an id the last started of that name. Raises ``UnknownRunError``."""
+        runs = list(self._all())
+        self._read = {path: read for path, read in self._read.items() if path in {run.path for run in runs}}
+        if named.run_id:
+            found = [run for run in runs if run.run_id == named.run_id]
+            if len(found) > 1:
+                raise UnknownRunError(f"{len(found)} folders under --runs say that they are this run")
+        else:
+            found = sorted((run for run in runs if run.name == named.name), key=lambda run: run.start_unix_ns)
+        if not found:
+            raise UnknownRunError("this run is not under the receiver's --runs")
+        return found[-1]
+
+    def _all(self) -> Iterator[KnownRun]:
+        seen: set[Path] = set()
+        for root in self._roots:
+            for path in self._folders(root):
+                if path not in seen and (run := self._known(path)) is not None:
+                    seen.add(path)
+                    yield run
+
+    def _folders(self, root: Path) -> Iterator[Path]:
+        try:
+            here = root.resolve(strict=True)
+            if is_visible_run(here):
+                yield here
+                return
+            with os.scandir(here) as entries:
+                for entry in islice(entries, MAX_RUNS):
+                    path = Path(entry.path)
+                    if entry.is_symlink():
+                        path = path.resolve()
+                        if here not in path.parents:
+                            continue
+                    yield path
+        except (OSError, RuntimeError):  # not there now; or links in a circle
+            return
+
+    def _known(self, path: Path) -> KnownRun | None:
+        try:
+            status = run_file(path).stat()
+            identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+            known = self._read.get(path)
+            if known is None or known[0] != identity:
+                info = RunReader(path).info
+                known = (identity, KnownRun(path, info.run_id, info.name or "", info.start_unix_ns))
+                self._read[path] = known
+        except (OSError, InputError):
+            return None
+        return known[1]

@@ -1,0 +1,133 @@
+"""What arrives, in one shape: Alertmanager's webhook payload (version "4") and that of Grafana's alerting (version "1")."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
+
+import msgspec
+
+from rankscope.alerts.alert import fingerprint
+from rankscope.alerts.payload import NOT_ENDED, PayloadAlert
+
+MAX_ALERTS: Final = 2_000
+"""Alerts of one delivery that are looked at; the rest is counted with those that the sender left out."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_Status = Literal["firing", "resolved"]
+
+
+class NotUnderstoodError(ValueError):
+    """A body is no payload that we know; the message says why in one line."""
+
+
+class Arrived(msgspec.Struct, frozen=True, kw_only=True):
+    """One alert as it arrived. Its identity is computed here: what a sender says of it is not believed."""
+
+    status: _Status
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    starts_at: str
+    ends_at: str
+    generator_url: str
+    fingerprint: str
+    starts_unix_ns: int
+    """0 where the sender's words for it mean nothing."""
+
+
+class Notification(msgspec.Struct, frozen=True, kw_only=True):
+    """One delivery."""
+
+    source: Literal["alertmanager", "grafana"]
+    receiver: str
+    group_key: str
+    external_url: str
+    truncated_alerts: int
+    """Alerts that the sender left out, or we: it is said, for nobody can act on what is not there."""
+    alerts: list[Arrived]
+
+
+class _Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Of either sender: Grafana's has everything of Alertmanager's and a few fields more."""
+
+    status: _Status
+    labels: dict[str, str]
+    annotations: dict[str, str] | None = None
+    starts_at: str = ""
+    ends_at: str = NOT_ENDED
+    generator_url: str | None = msgspec.field(name="generatorURL", default=None)
+    value_string: str | None = None
+    silence_url: str | None = msgspec.field(name="silenceURL", default=None)
+    dashboard_url: str | None = msgspec.field(name="dashboardURL", default=None)
+    panel_url: str | None = msgspec.field(name="panelURL", default=None)
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    version: Literal["4", "1"]
+    status: _Status
+    receiver: str = ""
+    group_key: str = ""
+    external_url: str | None = msgspec.field(name="externalURL", default=None)
+    truncated_alerts: int | None = 0
+    alerts: list[_Alert]
+
+
+def read_notification(body: bytes) -> Notification:
+    """What a body says. Raises ``NotUnderstoodError``."""
+    try:
+        # The whole of it: the decoder does not look at what it skips, and what is kept is shown again.
+        read = msgspec.json.decode(body.decode(), type=_Body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotUnderstoodError(f"not a webhook payload of Alertmanager (version 4) or Grafana (version 1): {error}") from error
+    left_out = max(0, len(read.alerts) - MAX_ALERTS)
+    return Notification(
+        source="alertmanager" if read.version == "4" else "grafana",
+        receiver=read.receiver,
+        group_key=read.group_key,
+        external_url=read.external_url or "",
+        truncated_alerts=max(0, read.truncated_alerts or 0) + left_out,
+        alerts=[_arrived(alert) for alert in read.alerts[:MAX_ALERTS]],
+    )
+
+
+def _arrived(alert: _Alert) -> Arrived:
+    said = {
+        "values": alert.value_string,
+        "silence_url": alert.silence_url,
+        "dashboard_url": alert.dashboard_url,
+        "panel_url": alert.panel_url,
+    }
+    return Arrived(
+        status=alert.status,
+        labels=alert.labels,
+        annotations={name: text for name, text in said.items() if text} | (alert.annotations or {}),
+        starts_at=alert.starts_at,
+        ends_at=alert.ends_at,
+        generator_url=alert.generator_url or "",
+        fingerprint=fingerprint(alert.labels),
+        starts_unix_ns=unix_ns(alert.starts_at),
+    )
+
+
+def unix_ns(moment: str) -> int:
+    """``2023-11-14T22:13:20.5+01:00`` in unix nanoseconds, to the microsecond; 0 for none, or one centuries away."""
+    try:
+        read = datetime.fromisoformat(moment)
+    except ValueError:
+        return 0
+    if read.tzinfo is None:
+        read = read.replace(tzinfo=UTC)
+    found = (read - _EPOCH) // timedelta(microseconds=1) * 1000
+    return found if abs(found) < 2**62 else 0
+
+
+def payload_alert(alert: Arrived) -> PayloadAlert:
+    """As it goes on."""
+    return PayloadAlert(
+        status=alert.status,
+        labels=alert.labels,
+        annotations=alert.annotations,
+        starts_at=alert.starts_at,
+        ends_at=alert.ends_at,
+        generator_url=alert.generator_url,
+        fingerprint=alert.fingerprint,
+    )

@@ -1,0 +1,154 @@
+"""A receiver as a real process: killed while senders send, with a full disk, and fed with what nobody should send."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from tests.alerts.receiver_process import ReceiverProcess, Target, listening_target, straggler, until
+from tests.alerts.receiver_senders import firing, send_while_killed
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+[[target]]
+name = "chat"
+url = "{url}"
+"""
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    with listening_target() as target:
+        yield target
+
+
+@pytest.fixture
+def receiver(tmp_path: Path, target: Target, free_port: Callable[[], int]) -> Iterator[ReceiverProcess]:
+    receiver = ReceiverProcess(tmp_path, free_port(), CONFIG.format(url=target.url))
+    receiver.start()
+    try:
+        yield receiver
+    finally:
+        receiver.kill()
+
+
+def test_what_was_acknowledged_is_told_once_however_often_the_receiver_is_killed(
+    receiver: ReceiverProcess, target: Target
+) -> None:
+    course = send_while_killed(receiver, target, deliveries=40, senders=6, kills=2, pause_s=lambda: random.uniform(0.05, 0.6))
+    assert course.acknowledged == 40
+    assert course.told == {str(number): 1 for number in range(40)}
+
+
+HOSTILE = [
+    b"",
+    b"\x00" * 1000,
+    b"[" * 200_000,
+    b'{"a":' * 50_000,
+    b"\xff\xfe\x00{}",
+    b'{"version":"4","status":"firing","alerts":[{"status":"firing","labels":{"a":"\\ud800"}}]}',
+    b'{"version":"4","status":"firing","alerts":null}',
+    b'{"version":4,"status":"firing","alerts":[]}',
+    msgspec.json.encode({"version": "4", "status": "firing", "alerts": [{"status": "firing", "labels": {"a": {"b": "c"}}}]}),
+    b"1e999999999",
+]
+STRANGE_LABELS = [
+    {"alertname": "<script>alert(1)</script>", "run_id": "../../../etc/passwd"},
+    {"alertname": "\x00\x1b[2J\r\n", "rank": "-1", "run": "a\x00b"},
+    {"alertname": "x" * 200_000},
+    {f"label{number}": "y" * 100 for number in range(5_000)},
+    {"": "", "run_id": "%00", "rank": "9" * 5_000},
+    {"alertname": "\u202egnp.exe", "host": "'; DROP TABLE delivery; --"},
+]
+
+
+def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
+    receiver: ReceiverProcess, target: Target, tmp_path: Path
+) -> None:
+    for body in HOSTILE:
+        assert httpx.post(f"{receiver.url}/webhook", content=body, timeout=30).status_code == 400, body[:50]
+    assert httpx.post(f"{receiver.url}/webhook", content=b" " * 2**21, timeout=30).status_code == 413
+    for labels in STRANGE_LABELS:
+        alert = {"status": "firing", "labels": labels, "startsAt": "\x00", "annotations": {"verdict": "<b>"}}
+        assert receiver.post(alert).status_code == 200
+    bomb = [{"status": "firing", "labels": {"n": str(number)}} for number in range(10_000)]
+    assert receiver.post(*bomb).status_code == 200
+    # then it goes on, and tells all of them but those beyond 2,000 of one delivery, of which it says how many
+    assert receiver.post(straggler("r1")).status_code == 200
+    until(lambda: any(alert["labels"].get("run_id") == "r1" for alert in target.alerts))
+    assert receiver.count("truncated_alerts_total") == 8_000
+    until(lambda: len(target.alerts) == len(STRANGE_LABELS) + 2_000 + 1)
+    shown = receiver.shown.read_text()
+    assert "\x1b" not in shown
+    assert "\x00" not in shown
+    listing = httpx.get(f"{receiver.url}/deliveries", timeout=30).json()
+    assert listing["total"] == len(STRANGE_LABELS) + 2
+    assert "Traceback" not in receiver.errors.read_text()
+
+
+def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target: Target, free_port: Callable[[], int]) -> None:
+    # given a process whose files cannot grow beyond a little
+    receiver = ReceiverProcess(tmp_path, free_port(), CONFIG.format(url=target.url))
+    receiver.limit_files(600_000)
+    receiver.start()
+    accepted = []
+    try:
+        for number in range(200):
+            alert = firing(number) | {"annotations": {"text": "x" * 20_000}}
+            answer = receiver.post(alert)
+            if answer.status_code == 200:
+                accepted.append(str(number))
+            else:
+                assert answer.status_code == 503
+                assert "retry-after" in answer.headers
+                break
+        else:
+            pytest.fail("it never was full")
+        assert httpx.get(f"{receiver.url}/-/ready").status_code == 503
+        assert httpx.get(f"{receiver.url}/-/healthy").status_code == 200
+    finally:
+        receiver.kill()
+    assert "cannot be written" in receiver.errors.read_text()
+    # when there is room again, everything that was accepted is told
+    receiver.limit_files(None)
+    receiver.start()
+    try:
+        until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set(accepted))
+        assert receiver.post(firing(1000)).status_code == 200
+    finally:
+        receiver.kill()
+
+
+def test_tls(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    made += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*made, "-addext", "keyUsage=critical,digitalSignature,keyCertSign"], check=True, capture_output=True)
+    config = '[receive]\ntls_cert = "cert.pem"\ntls_key = "key.pem"\n'
+    receiver = ReceiverProcess(tmp_path, free_port(), config)
+    receiver.start(wait=False)
+    trusted = ssl.create_default_context(cafile=str(certificate))
+
+    def healthy() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{receiver.url.replace('http', 'https')}/-/healthy", verify=trusted).status_code == 200
+        return False
+
+    try:
+        until(healthy)
+    finally:
+        receiver.kill()
+    # one that is none is one line
+    certificate.write_text("nothing")
+    done = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert "no certificate with its key" in done.stderr

@@ -1,0 +1,196 @@
+"""The receiver through what goes wrong around it (`make campaign`): one line of JSON per case.
+
+Truth is known: every alert has a number of its own, and the target notes how often it was told, and under which ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from tests.alerts.receiver_process import ReceiverProcess, Target, listening_target, straggler, until
+from tests.alerts.receiver_senders import firing, send_while_killed
+from tests.played_ranks import accept, job, profile, two_ranks
+
+from rankscope.runs.control import ControlRequest
+
+pytestmark = [pytest.mark.campaign, pytest.mark.slow]
+
+CONFIG = """
+[receive]
+{receive}
+
+[[target]]
+name = "chat"
+url = "{url}"
+"""
+ACTION = """
+[[action]]
+alert = "TrainingStraggler"
+do = "capture"
+at_most = "1000/1h per run"
+at_most_overall = "1000/1h"
+wait = "60s"
+"""
+MEMORY_MIB = 256
+"""What the process may take, whatever it is sent."""
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    with listening_target() as target:
+        yield target
+
+
+@pytest.fixture
+def receiver(tmp_path: Path, target: Target, free_port: Callable[[], int]) -> Iterator[ReceiverProcess]:
+    (tmp_path / "runs").mkdir()
+    config = CONFIG.format(receive='runs = ["runs"]', url=target.url) + ACTION
+    receiver = ReceiverProcess(tmp_path, free_port(), config)
+    receiver.start()
+    try:
+        yield receiver
+    finally:
+        receiver.kill()
+
+
+def row(case: str, **figures: Any) -> None:
+    print("\n" + msgspec.json.encode({"case": case, **figures}).decode())
+
+
+def test_200_deliveries_of_8_senders_and_25_kills(receiver: ReceiverProcess, target: Target) -> None:
+    course = send_while_killed(receiver, target, deliveries=200, senders=8, kills=25, pause_s=lambda: random.uniform(0.02, 1.5))
+    doubled = sum(count > 1 for count in course.told.values())
+    row(
+        "killed while 8 senders send",
+        acknowledged=course.acknowledged,
+        attempts=course.attempts,
+        kills=course.kills,
+        told=len(course.told),
+        told_twice=doubled,
+        seconds=round(course.seconds, 1),
+    )
+    assert course.acknowledged == 200
+    assert course.told == {str(number): 1 for number in range(200)}
+
+
+def test_captures_and_kills(receiver: ReceiverProcess, target: Target, tmp_path: Path) -> None:
+    run = two_ranks(tmp_path / "runs" / "one")
+    episodes, kills = 10, 0
+
+    def serve(run: Path, request: ControlRequest) -> None:
+        time.sleep(random.uniform(0.0, 2.0))
+        accept(run, request)
+        for rank in (0, 1):
+            profile(run, rank, request.steps)
+
+    def shown() -> int:
+        return sum("capture_outcome" in alert["annotations"] for alert in target.alerts)
+
+    with job(run, serve) as seen:
+        for number in range(episodes):
+            alert = straggler("r1", number=str(number))
+            for _ in range(random.randrange(4)):
+                with contextlib.suppress(httpx.TransportError):
+                    receiver.post(alert)
+                time.sleep(random.uniform(0.0, 2.0))
+                receiver.kill()
+                receiver.start()
+                kills += 1
+            assert receiver.post(alert).is_success
+            until(lambda wanted=number + 1: shown() >= wanted)
+        time.sleep(3.0)
+    outcomes = Counter(alert["annotations"].get("capture_outcome", "") for alert in target.alerts)
+    requests = Counter(request.id for request in seen)
+    row("killed while it captures", episodes=episodes, kills=kills, requests=len(requests), told=dict(outcomes))
+    assert len(requests) == episodes
+    assert outcomes == {"": episodes, "shown": episodes}
+
+
+def test_the_same_thousand_times(receiver: ReceiverProcess, target: Target) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        statuses = Counter(pool.map(lambda _: receiver.post(firing(1)).status_code, range(1000)))
+    until(lambda: receiver.count("waiting") == 0)
+    time.sleep(1.0)
+    row("the same 1,000 times", statuses={str(status): count for status, count in statuses.items()}, told=len(target.alerts))
+    assert set(statuses) <= {200, 503}
+    assert len(target.alerts) == 1
+
+
+def test_a_thousand_alerts_at_once_and_a_target_that_is_away(
+    tmp_path: Path, free_port: Callable[[], int], target: Target
+) -> None:
+    nowhere = free_port()
+    receiver = ReceiverProcess(tmp_path, free_port(), CONFIG.format(receive="", url=f"http://127.0.0.1:{nowhere}/"))
+    receiver.start()
+    try:
+        began = time.monotonic()
+        assert receiver.post(*(firing(number) for number in range(1000))).status_code == 200
+        answered_s = time.monotonic() - began
+        until(lambda: receiver.count("waiting") == 0)
+        mib = receiver.memory_mib()
+        receiver.kill()
+        (tmp_path / "alerts.toml").write_text(CONFIG.format(receive="", url=target.url))
+        receiver.start()
+        until(lambda: len({alert["labels"]["number"] for alert in target.alerts}) == 1000)
+    finally:
+        receiver.kill()
+    row("1,000 at once, target away", answered_s=round(answered_s, 2), rss_mib=round(mib), told=len(target.alerts))
+    assert len(target.alerts) == 1000
+    assert mib < MEMORY_MIB
+
+
+def test_memory_while_everybody_sends_as_much_as_is_allowed(receiver: ReceiverProcess) -> None:
+    filler = "x" * 900_000
+    highest = [0.0]
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            highest[0] = max(highest[0], receiver.memory_mib())
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    try:
+        with ThreadPoolExecutor(32) as pool:
+            alerts = [firing(number) | {"annotations": {"text": filler}} for number in range(300)]
+            statuses = Counter(pool.map(lambda alert: receiver.post(alert).status_code, alerts))
+    finally:
+        over.set()
+        watching.join()
+    until(lambda: receiver.count("waiting") == 0)
+    row("300 of 0.9 MB, 32 at a time", statuses={str(key): count for key, count in statuses.items()}, peak_mib=round(highest[0]))
+    assert set(statuses) <= {200, 503}
+    assert highest[0] < 2 * MEMORY_MIB
+
+
+def test_many_runs_that_cannot_be_analysed_in_time(tmp_path: Path, free_port: Callable[[], int], target: Target) -> None:
+    """However many alerts wait for verdicts, none goes out much later than the bound."""
+    for number in range(40):
+        two_ranks(tmp_path / "runs" / str(number), run_id=f"r{number}")
+    receive = 'runs = ["runs"]\nenrich_within = "5s"'
+    receiver = ReceiverProcess(tmp_path, free_port(), CONFIG.format(receive=receive, url=target.url))
+    receiver.start()
+    try:
+        began = time.monotonic()
+        for number in range(40):
+            assert receiver.post(straggler(f"r{number}")).status_code == 200
+        until(lambda: len(target.alerts) == 40)
+        took_s = time.monotonic() - began
+    finally:
+        receiver.kill()
+    with_verdict = sum("verdict" in alert["annotations"] for alert in target.alerts)
+    said_why_not = sum("no_verdict" in alert["annotations"] for alert in target.alerts)
+    row("40 runs, 5 s for verdicts", all_told_s=round(took_s, 1), verdicts=with_verdict, without=said_why_not)
+    assert with_verdict + said_why_not == 40
+    assert with_verdict > 0
