@@ -1,0 +1,232 @@
+"""From a real job with a planted straggler to somebody's webhook: every link of the chain is the real program."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from standardwebhooks import Webhook
+from tests.webhook_receiver import WebhookReceiver, receiving
+
+from rankscope.cli.demo import train
+from rankscope.cli.demo.services import Services, rankscope_command
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch"), pytest.mark.timeout(600)]
+
+PATIENCE_S = 240.0
+SLOW_RANK = 2
+TOKEN = "s3cret-of-alertmanager"
+THRESHOLDS = """
+[TrainingStraggler]
+for = "3s"
+keep_firing_for = "2s"
+"""
+
+
+class Chain:
+    """Exporter, training, Prometheus, Alertmanager and receiver, all on free ports of this machine."""
+
+    def __init__(self, folder: Path, sink: WebhookReceiver, free_port: Callable[[], int], programs: dict[str, str]) -> None:
+        self.folder = folder
+        self.sink = sink
+        self.secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+        self.ports = {name: free_port() for name in ("exporter", "prometheus", "alertmanager", "receiver")}
+        self.programs = programs
+        self.run = folder / "runs" / "job"
+        self.state = folder / "receiver"
+
+    def url(self, name: str, path: str = "") -> str:
+        return f"http://127.0.0.1:{self.ports[name]}{path}"
+
+    def start(self, services: Services) -> None:
+        """Everything but the training, from the webhook backwards, so that nobody waits in vain."""
+        self._configure()
+        config = ("--config", self.folder / "alerts.toml")
+        receiver = rankscope_command("alerts", "serve", *config, "--listen", f"127.0.0.1:{self.ports['receiver']}")
+        env = {"WEBHOOK_SECRET": self.secret, "ALERTMANAGER_TOKEN": TOKEN}
+        services.start("receiver", receiver, env=env)
+        services.start(
+            "alertmanager",
+            [
+                self.programs["prometheus-alertmanager"],
+                f"--config.file={self.folder / 'alertmanager.json'}",
+                f"--storage.path={self.folder / 'alertmanager'}",
+                f"--web.listen-address=127.0.0.1:{self.ports['alertmanager']}",
+                "--cluster.listen-address=",
+            ],
+        )
+        services.start(
+            "prometheus",
+            [
+                self.programs["prometheus"],
+                f"--config.file={self.folder / 'prometheus.json'}",
+                f"--storage.tsdb.path={self.folder / 'tsdb'}",
+                f"--web.listen-address=127.0.0.1:{self.ports['prometheus']}",
+            ],
+        )
+        address = f"127.0.0.1:{self.ports['exporter']}"
+        services.start(
+            "exporter", rankscope_command("exporter", "--listen", address, "--spool", self.folder / "spool", "--simulate", "4")
+        )
+        for name, path in {"receiver": "/-/ready", "alertmanager": "/-/ready", "prometheus": "/-/ready", "exporter": "/"}.items():
+            services.wait_for(name, self.url(name, path))
+
+    def train(self, services: Services) -> subprocess.Popen[bytes]:
+        """Four ranks, one of which pauses in its forward pass, until somebody ends them."""
+        fault = ("--fault", f"host:{SLOW_RANK}", "--steps", "100000")
+        recorded = (
+            "--no-verdict",
+            "--simulated",
+            "--spool-dir",
+            self.folder / "spool",
+            "--run-dir",
+            self.run,
+            "--price-per-gpu-hour",
+            "2",
+        )
+        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(train.__file__))
+        page = ("--exporter-url", self.url("exporter", "/metrics"))
+        command = rankscope_command("run", *recorded, *page, "--window-steps", "3", "--", *torchrun, *fault)
+        return services.start("training", command, env={"OMP_NUM_THREADS": "1"})
+
+    def _configure(self) -> None:
+        (self.folder / "spool").mkdir()
+        (self.folder / "runs").mkdir()
+        (self.folder / "thresholds.toml").write_text(THRESHOLDS)
+        exported = ("export", self.folder / "rules", "--thresholds", self.folder / "thresholds.toml")
+        subprocess.run(rankscope_command("alerts", "rules", *exported), check=True, capture_output=True)
+        (self.folder / "prometheus.json").write_text(
+            json.dumps(
+                {
+                    "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+                    "rule_files": ["rules/*.yaml"],
+                    "alerting": {"alertmanagers": [{"static_configs": [{"targets": [self._host("alertmanager")]}]}]},
+                    "scrape_configs": [{"job_name": "rankscope", "static_configs": [{"targets": [self._host("exporter")]}]}],
+                }
+            )
+        )
+        webhook = {
+            "url": self.url("receiver", "/webhook"),
+            "send_resolved": True,
+            "http_config": {"authorization": {"credentials": TOKEN}},
+        }
+        straggler = {"receiver": "rankscope", "matchers": ["alertname=TrainingStraggler"]}
+        (self.folder / "alertmanager.json").write_text(
+            json.dumps(
+                {
+                    "route": {
+                        "receiver": "nobody",
+                        "group_by": ["alertname", "run_id"],
+                        "group_wait": "1s",
+                        "group_interval": "1s",
+                        "routes": [straggler],
+                    },
+                    "receivers": [{"name": "nobody"}, {"name": "rankscope", "webhook_configs": [webhook]}],
+                }
+            )
+        )
+        (self.folder / "alerts.toml").write_text(
+            f"""
+[receive]
+runs = ["runs"]
+state = "{self.state}"
+dashboard_url = "https://rankscope.example"
+bearer = [{{ env = "ALERTMANAGER_TOKEN" }}]
+
+[[target]]
+name = "sink"
+url = "{self.sink.url}/hook"
+secrets = [{{ env = "WEBHOOK_SECRET" }}]
+
+[[action]]
+alert = "TrainingStraggler"
+do = "capture"
+steps = 5
+"""
+        )
+
+    def _host(self, name: str) -> str:
+        return f"127.0.0.1:{self.ports[name]}"
+
+
+@pytest.fixture
+def chain(
+    tmp_path: Path, free_port: Callable[[], int], require_program: Callable[[str], str]
+) -> Iterator[tuple[Chain, Services]]:
+    """The chain, running; nobody trains yet."""
+    programs = {name: require_program(name) for name in ("prometheus", "prometheus-alertmanager")}
+    with receiving() as sink, Services(tmp_path) as services:
+        chain = Chain(tmp_path, sink, free_port, programs)
+        chain.start(services)
+        yield chain, services
+
+
+def first(chain: Chain, services: Services, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first alert of which that is true that the webhook accepts. Says who said what when there is none in time."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        for _, payload in list(chain.sink.accepted):
+            for alert in payload["alerts"]:
+                if condition(alert):
+                    found: dict[str, Any] = alert
+                    return found
+        time.sleep(0.2)
+    said = "\n".join(
+        f"{name}: {services.last_line(name)}" for name in ("training", "exporter", "prometheus", "alertmanager", "receiver")
+    )
+    pytest.fail(f"not told within {PATIENCE_S:.0f} s; accepted: {chain.sink.accepted}\n{said}")
+
+
+def test_a_straggler_is_measured_alerted_captured_and_told_with_its_cause(
+    chain: tuple[Chain, Services], capsys: pytest.CaptureFixture[str]
+) -> None:
+    links, services = chain
+    began = time.monotonic()
+    training = links.train(services)
+    seconds: dict[str, float] = {}
+
+    def note(what: str) -> None:
+        seconds[what] = round(time.monotonic() - began, 1)
+
+    # The rule fires, Alertmanager sends, the receiver adds what the run says
+    enriched = first(links, services, lambda alert: alert["status"] == "firing")
+    note("told")
+    assert enriched["labels"]["alertname"] == "TrainingStraggler"
+    assert enriched["labels"]["rank"] == str(SLOW_RANK)
+    said = enriched["annotations"]
+    assert (said["verdict_rank"], said["cause"], said["phase"], said["simulated"]) == (str(SLOW_RANK), "host", "forward", "true")
+
+    # And what a profile of the next steps showed, under the same alert
+    shown = first(links, services, lambda alert: "capture_outcome" in alert["annotations"])
+    note("told what the capture showed")
+    notes = shown["annotations"]
+    assert shown["labels"] == enriched["labels"]
+    assert shown["startsAt"] == enriched["startsAt"]
+    assert notes["capture_outcome"] == "shown", notes
+    assert (notes["verdict_rank"], notes["cause"]) == (str(SLOW_RANK), "host"), notes
+    assert notes["dashboard_url"].startswith("https://rankscope.example/run/")
+
+    # The webhook is signed as any library for Standard Webhooks verifies it
+    webhook = Webhook(links.secret)
+    for headers, body in zip(links.sink.headers, links.sink.bodies, strict=True):
+        webhook.verify(body, headers)
+
+    # And when the job is ended, so is the alert
+    training.send_signal(signal.SIGTERM)
+    ended = first(links, services, lambda alert: alert["status"] == "resolved")
+    note("told that it is over")
+    assert ended["labels"] == enriched["labels"]
+    counts = httpx.get(links.url("receiver", "/metrics")).text
+    assert 'outcome="shown"' in counts
+    with capsys.disabled():
+        print(json.dumps({"seconds from the start of the job": seconds}))
