@@ -12,22 +12,37 @@ from rankscope.alerts.commands import alerts
 from rankscope.alerts.findings import ALERTED
 from rankscope.alerts.rules import runbooks
 
-PAGE = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "alerts.md").read_text() + (DOCS / "webhooks.md").read_text()
+COMMAND_LINE = re.compile(r"^rankscope alerts ([\w-]+) (.*)$", flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("verb", sorted(alerts.commands))
+def verbs() -> dict[str, click.Command]:
+    """All verbs, those of groups as ``outbox list``."""
+    found: dict[str, click.Command] = {}
+    for name, command in alerts.commands.items():
+        if isinstance(command, click.Group):
+            found |= {f"{name} {below}": verb for below, verb in command.commands.items()}
+        else:
+            found[name] = command
+    return found
+
+
+@pytest.mark.parametrize("verb", sorted(verbs()))
 def test_every_option_is_documented(verb: str) -> None:
-    for parameter in alerts.commands[verb].params:
+    for parameter in verbs()[verb].params:
         if isinstance(parameter, click.Option):
             assert parameter.opts[0] in PAGE
 
 
 def test_every_command_line_is_one_that_exists() -> None:
-    lines = re.findall(r"^rankscope alerts (\w+) .*$", PAGE, flags=re.MULTILINE)
-    assert set(lines) == set(alerts.commands)
-    for options in re.findall(r"^rankscope alerts (\w+) (.*)$", PAGE, flags=re.MULTILINE):
-        known = {name for parameter in alerts.commands[options[0]].params for name in parameter.opts}
-        assert set(re.findall(r"--[\w-]+", options[1])) <= known
+    shown: set[str] = set()
+    for verb, rest in COMMAND_LINE.findall(PAGE):
+        name = verb if verb in verbs() else f"{verb} {rest.split()[0]}"
+        shown.add(name)
+        known = {option for parameter in verbs()[name].params for option in parameter.opts}
+        assert set(re.findall(r"--[\w-]+", rest)) <= known
+    assert shown == set(verbs())
 
 
 def test_every_alert_is_documented() -> None:

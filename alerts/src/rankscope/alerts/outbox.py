@@ -10,33 +10,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, Literal
-
-import msgspec
+from typing import Final
 
 from rankscope.alerts.message import AlertState, Message, joined, without
 from rankscope.alerts.outbox_file import OutboxError, OutboxFile
+from rankscope.alerts.outbox_result import Listed, State
 
 MAX_WAITING: Final = 50_000
 """Messages; more are not taken, which is the business of whoever has more."""
-
-State = Literal["waiting", "delivered", "dead", "overtaken"]
-
-
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as people see it."""
-
-    id: str
-    target: str
-    group: str
-    state: State
-    alerts: int
-    attempts: int
-    created_unix_ns: int
-    finished_unix_ns: int | None = None
-    next_attempt_s: float | None = None
-    """Seconds until it is tried again; only while it waits."""
-    last_error: str = ""
 
 
 class Outbox:

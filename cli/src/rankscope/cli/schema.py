@@ -6,7 +6,9 @@ import click
 import msgspec
 
 from rankscope.alerts.findings_log import FindingRecord
+from rankscope.alerts.outbox_result import Listings
 from rankscope.alerts.replay_result import Replay
+from rankscope.alerts.trial_result import Trial
 from rankscope.analysis.compare.result import CompareResult
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.perfetto.result import ExportResult
@@ -29,6 +31,8 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "dump": DumpResult,
     "export": ExportResult,
     "replay": Replay,
+    "outbox-list": Listings,
+    "test-webhook": Trial,
 }
 
 
