@@ -51,6 +51,8 @@ def post(
         except (httpx.ConnectTimeout, httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
             late = deadline.passed or isinstance(error, httpx.ConnectTimeout)
             raise NoAnswerError(plain_words(error, url), sent=False, late=late) from error
+        except httpx.LocalProtocolError as error:  # its words quote headers
+            raise DeliveryError(type(error).__name__) from error
         except httpx.TransportError as error:
             late = deadline.passed or isinstance(error, httpx.TimeoutException)
             raise NoAnswerError(plain_words(error, url), sent=True, late=late) from error

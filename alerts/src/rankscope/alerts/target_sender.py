@@ -94,7 +94,7 @@ class TargetSender:
         attempts = self._send(batch)
         if batch:
             self._record()
-        if self._failures:
+        if self._pauses:
             self._expire(self._clock() - int(self.target.retry_for_s * 1e9), self._too_long())
         return attempts
 
