@@ -46,6 +46,6 @@ def test_every_command_line_is_one_that_exists() -> None:
 
 
 def test_every_alert_is_documented() -> None:
-    named = set(re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE))
+    named = set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE, flags=re.MULTILINE))
     assert named == set(runbooks())
     assert {rule.alertname for rule in ALERTED.values()} <= named
