@@ -80,6 +80,11 @@ def away(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
     request.connection.close()
 
 
+def heard_but_504(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+    accept()
+    answer_with(504)(request, accept)
+
+
 def slow(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
     time.sleep(0.1)
     answer_with(200)(request, accept)
@@ -123,7 +128,7 @@ def test_a_receiver_that_is_away_for_hours(receiver: WebhookReceiver, tmp_path: 
 
 def test_a_flapping_network(receiver: WebhookReceiver, tmp_path: Path) -> None:
     chance = random.Random(3)
-    ways: list[Behaviour] = [*([answer_with(200)] * 6), answer_with(503), answer_with(504), away, answer_with(429)]
+    ways: list[Behaviour] = [*([answer_with(200)] * 6), answer_with(503), heard_but_504, away, answer_with(429)]
 
     def flap(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
         chance.choice(ways)(request, accept)
