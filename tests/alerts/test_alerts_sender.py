@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from standardwebhooks import Webhook as Reference
 from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
 
 from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.retrying import judge_status, pause_s
 from rankscope.alerts.secret import Secret
 from rankscope.alerts.sender import Sender
@@ -363,6 +365,26 @@ def test_what_waits_for_nobody_who_is_configured_is_given_up_in_the_end(world: W
     assert world.reports == ["1 messages wait for gone, which is not configured; see rankscope alerts outbox list"]
     world.after(3700)
     assert world.box.counts() == {("gone", "dead"): 1}
+
+
+def test_what_was_accepted_when_the_disk_was_full_is_not_sent_again(receiver: WebhookReceiver, tmp_path: Path) -> None:
+    world = World(receiver, tmp_path / "o.outbox")
+    world.box.put(about(notice(1)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+        answer_with(200)(request, accept)
+
+    receiver.behaviour = fill
+    try:
+        with pytest.raises(OutboxError, match="cannot be used"):
+            world.after(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert world.after(60) == 0
+    assert world.states() == {"delivered": 1}
+    assert len(receiver.tried) == 1
 
 
 def test_a_payload_that_cannot_be_read_is_given_up_alone(world: World) -> None:
