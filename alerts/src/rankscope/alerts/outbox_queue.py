@@ -97,6 +97,10 @@ class OutboxQueue:
         rows = self._file.query("SELECT target, count(*) FROM messages WHERE state = 'waiting' GROUP BY target")
         return {str(target): int(count) for target, count in rows}
 
+    def has_waiting(self, target: str) -> bool:
+        """Whether anything waits for a target."""
+        return bool(self._file.query("SELECT 1 FROM messages WHERE state = 'waiting' AND target = ? LIMIT 1", (target,)))
+
     def next_due_ns(self, target: str) -> int | None:
         """When the next message of a target is due; ``None`` when nothing waits."""
         [[due]] = self._file.query(

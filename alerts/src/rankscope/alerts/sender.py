@@ -109,8 +109,7 @@ class Sender:
 
     def waiting(self) -> list[str]:
         """Labels of the targets for which something waits. Raises ``OutboxError``."""
-        waiting = self._queue.waiting()
-        return [sender.target.label for name, sender in self._senders.items() if waiting.get(name) or sender.busy]
+        return [sender.target.label for name, sender in self._senders.items() if sender.busy or self._queue.has_waiting(name)]
 
     def lost(self) -> list[str]:
         """Labels of the targets for which something was given up since the start."""
