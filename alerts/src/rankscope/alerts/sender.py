@@ -116,7 +116,7 @@ class Sender:
         return [sender.target.label for sender in self._senders.values() if sender.lost]
 
     def drain(self, timeout_s: float) -> list[str]:
-        """Wait until everything is delivered or given up, at most so long; returns the labels of those not told."""
+        """Wait until everything is delivered or given up, at most so long; returns for whom something still waits, by label."""
         patience = time.monotonic() + timeout_s
         self.wake()
         while True:
@@ -126,7 +126,7 @@ class Sender:
                 self._complain(str(error))
                 waiting = [sender.target.label for sender in self._senders.values()]
             if not waiting or time.monotonic() >= patience:
-                return list(dict.fromkeys(waiting + self.lost()))
+                return waiting
             time.sleep(0.02)
 
     def _run(self, name: str) -> None:
