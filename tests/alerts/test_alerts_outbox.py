@@ -122,6 +122,7 @@ def test_an_end_after_a_beginning_that_was_given_up_unheard_is_not_told(box: Out
     # Replayed, what is still true is told
     [dead] = box.listed(state="dead")
     assert box.replay([dead.id]) == [dead.id]
+    assert alerts_of(box) == [("2", "firing")]
     # and once all of it is over, nothing is
     [claimed] = claim(box)
     OutboxQueue(box).record([Outcome(message=claimed, state="dead", reason="refused with 404")])
