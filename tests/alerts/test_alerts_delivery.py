@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -212,6 +213,51 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
     assert all("answered 500" in line or "delivered after" in line for line in reports)
 
 
+def firing(*ranks: int) -> Ledger:
+    """A ledger in which these are firing and nobody was told."""
+    notices = [notice(rank) for rank in ranks]
+    return Ledger(
+        entries=[
+            Entry(
+                run="r",
+                fingerprint=one.fingerprint,
+                alert=one.alert,
+                track=Track("firing"),
+                starts_at_unix_ns=one.starts_at_unix_ns,
+            )
+            for one in notices
+        ]
+    )
+
+
+def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twice() -> None:
+    outbox, target = Outbox(None), webhook_target("http://hooks.example/x")
+    # Given a ledger as it was saved before the webhook was told, from which a second watcher begins
+    for _ in range(2):
+        ledger = firing(2, 3)
+        delivery = Delivery([Webhook(target, outbox, wake=lambda: None)], retry_after_s=1, report=pytest.fail)
+        while delivery.undelivered(ledger):
+            delivery.deliver(ledger, now_unix_ns=0)
+        assert {entry.told[target.key] for entry in ledger.entries} == {"firing"}
+    [message] = outbox.listed()
+    assert message.alerts == 2
+
+
+def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    outbox, target, ledger = Outbox(None), webhook_target("http://hooks.example/x"), firing(2)
+    reports: list[str] = []
+    delivery = Delivery([Webhook(target, outbox, wake=lambda: None)], retry_after_s=1, report=reports.append)
+    with monkeypatch.context() as patch:
+        patch.setattr("rankscope.alerts.outbox.MAX_WAITING", 0)
+        for second in range(5):
+            delivery.deliver(ledger, now_unix_ns=second * 10**9, wait_s=5.0)
+        assert delivery.undelivered(ledger) == ["webhook http://hooks.example/…"]
+    delivery.deliver(ledger, now_unix_ns=10**12, wait_s=5.0)
+    assert delivery.undelivered(ledger) == []
+    assert len(outbox.listed()) == 1
+    assert len(reports) == 2
+
+
 def test_a_slow_receiver_holds_up_neither_the_others_nor_the_evaluation() -> None:
     class Slow(Note):
         def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
@@ -221,22 +267,24 @@ def test_a_slow_receiver_holds_up_neither_the_others_nor_the_evaluation() -> Non
     release = threading.Event()
     slow, quick = Slow("slow"), Note("quick")
     delivery = Delivery([slow, quick], retry_after_s=1, report=pytest.fail)
-    one = notice(2)
-    ledger = Ledger(
-        entries=[Entry(run="r", fingerprint=one.fingerprint, alert=one.alert, track=Track("firing"), starts_at_unix_ns=1)]
-    )
+    ledger = firing(2)
+    moments = itertools.count(1)
+
+    def deliver_until(done: Callable[[], bool]) -> None:
+        while not done():
+            moment = next(moments)
+            assert moment < 1000
+            delivery.deliver(ledger, now_unix_ns=moment * 10**9, wait_s=0.05)
+
     # Given that it is over before the slow one has said whether it heard of the beginning
-    delivery.deliver(ledger, now_unix_ns=0, wait_s=0.05)
+    deliver_until(lambda: quick.heard == [("2", False)])
     ledger.resolve("r", now_unix_ns=2)
-    delivery.deliver(ledger, now_unix_ns=10**9, wait_s=0.05)
-    assert quick.heard == [("2", False), ("2", True)]
+    deliver_until(lambda: quick.heard == [("2", False), ("2", True)])
     assert delivery.undelivered(ledger) == ["slow"]
     # Then it hears of the end, too
     release.set()
-    for second in range(2, 10):
-        delivery.deliver(ledger, now_unix_ns=second * 10**9)
+    deliver_until(lambda: ledger.entries == [])
     assert slow.heard == [("2", False), ("2", True)]
-    assert ledger.entries == []
 
 
 @pytest.mark.parametrize(

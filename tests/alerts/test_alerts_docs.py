@@ -16,7 +16,7 @@ from rankscope.alerts.thresholds import DEFAULTS
 from rankscope.alerts.xid_policy import POLICIES
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = "\n".join((DOCS / name).read_text() for name in ("alerts.md", "rules.md"))
+PAGE = "\n".join((DOCS / name).read_text() for name in ("alerts.md", "rules.md", "webhooks.md", "receiver.md"))
 
 
 def verbs(group: click.Group = alerts, words: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:

@@ -19,6 +19,6 @@ def test_nothing_here_loads_torch_or_a_dashboard() -> None:
 
 
 def test_the_commands_load_nothing_heavy_until_they_are_used() -> None:
-    code = "import sys, rankscope.alerts.commands; print(sorted({'httpx', 'uvicorn', 'stamina', 'numpy'} & set(sys.modules)))"
+    code = "import sys, rankscope.alerts.commands; print(sorted({'httpx', 'uvicorn', 'sqlite3', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr

@@ -122,6 +122,7 @@ def test_an_end_after_a_beginning_that_was_given_up_unheard_is_not_told(box: Out
     # Replayed, what is still true is told
     [dead] = box.listed(state="dead")
     assert box.replay([dead.id]) == [dead.id]
+    assert alerts_of(box) == [("2", "firing")]
     # and once all of it is over, nothing is
     [claimed] = claim(box)
     OutboxQueue(box).record([Outcome(message=claimed, state="dead", reason="refused with 404")])
@@ -192,6 +193,36 @@ def test_a_process_that_is_killed_after_it_put_has_put(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, path], check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == -9
     assert len(alerts_of(Outbox(path))) == 20
+
+
+@pytest.mark.slow
+def test_many_processes_may_begin_an_outbox_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "o.outbox"
+    code = (
+        "import pathlib, sys\nfrom tests.webhook_receiver import about, notice\nfrom rankscope.alerts.outbox import Outbox\n"
+        "print(flush=True)\nsys.stdin.readline()\nbox = Outbox(pathlib.Path(sys.argv[1]))\n"
+        "for rank in range(20): box.put(about(notice(rank, run=sys.argv[2] + str(rank))))\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, path, f"{number}-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        for number in range(4)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0] * 4
+    assert len(alerts_of(Outbox(path))) == 80
 
 
 @pytest.mark.parametrize(("sql", "words"), [("PRAGMA user_version = 2", "reads 'rankscope.outbox/1'")])

@@ -30,6 +30,7 @@ FULL = {
     "next": "look at the data loader\nrankscope capture runs/llama --steps 3",
     "dashboard_url": "https://rankscope.example/run/r1?rank=2&x=1",
     "runbook_url": "https://wiki.example/TrainingStraggler.md",
+    "description": "Two & <three>",
 }
 SAID = ("warning", "rank 2", "GPU-22", "input", "cpu_contention", "31.00 USD", "look at the data loader", "simulated", "r1")
 HOSTILE = "<!channel> <https://evil.example|click> *b* `x` <script>alert(1)</script> {{DATE(2020)}} [a](javascript:x) @all &amp;"
@@ -53,6 +54,7 @@ def texts(value: Any) -> list[str]:
 def test_each_says_what_matters(name: Any) -> None:
     body = msgspec.json.decode(TEMPLATES[name](payload(notice(2, more=FULL)), "key"))
     everything = "\n".join(texts(body)) + str(body.get("payload", {}).get("custom_details", ""))
+    assert everything.count("Two & <three>") + everything.count("Two &amp; &lt;three&gt;") == (2 if name == "pagerduty" else 1)
     missing = [word for word in SAID if word not in everything.replace("'rank': '2'", "rank 2")]
     assert missing == []
     assert "rankscope.example/run/r1?rank=2" in everything

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 import urllib.request
 from collections.abc import Callable
@@ -66,6 +67,9 @@ def http_client(
     ``proxy``: its address, ``""`` for none; without it ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` are
     honoured. Through a proxy it is the proxy that resolves names. Raises ``OSError`` for an unusable ``ca_file``.
     """
+    for library in ("httpx", "httpcore"):
+        # Their lines quote addresses, whatever the level that somebody set for all.
+        logging.getLogger(library).setLevel(logging.WARNING)
     through = (proxy_for(url) if proxy is None else proxy) if url is not None else None
     if ca_file is not None:
         context = ssl.create_default_context(cafile=str(ca_file))

@@ -51,9 +51,9 @@ class HttpCourier:
         try:
             answer = post(client, url, body, headers=headers, attempt_s=target.timeout_s)
         except NoAnswerError as error:
-            return not_answered(str(error), sent=error.sent)
-        except DeliveryError as error:
-            return Judgement(kind="dead", reason=str(error))
+            return not_answered(str(error), sent=error.sent, late=error.late)
+        except DeliveryError as error:  # an address that is none, which the next reading of its file may mend
+            return not_answered(str(error), sent=False)
         return judge_status(answer.status, retry_after=answer.retry_after, date=answer.date, wall_s=self._wall())
 
     def _headers(self, message_id: str, body: bytes) -> dict[str, str]:

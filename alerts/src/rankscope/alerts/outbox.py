@@ -10,33 +10,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, Literal
-
-import msgspec
+from typing import Final
 
 from rankscope.alerts.message import AlertState, Message, joined, without
 from rankscope.alerts.outbox_file import OutboxError, OutboxFile
+from rankscope.alerts.outbox_result import Listed, State
 
 MAX_WAITING: Final = 50_000
 """Messages; more are not taken, which is the business of whoever has more."""
-
-State = Literal["waiting", "delivered", "dead", "overtaken"]
-
-
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as people see it."""
-
-    id: str
-    target: str
-    group: str
-    state: State
-    alerts: int
-    attempts: int
-    created_unix_ns: int
-    finished_unix_ns: int | None = None
-    next_attempt_s: float | None = None
-    """Seconds until it is tried again; only while it waits."""
-    last_error: str = ""
 
 
 class Outbox:
@@ -109,18 +90,15 @@ class Outbox:
     def replay(self, ids: Sequence[str] | None = None, *, target: str | None = None) -> list[str]:
         """Have dead letters sent again: those named, or all of a target, or all; returns the ids of those that will be.
 
-        The beginning of what has ended since stays where it is. A target that was switched off is on again. Ids are the old
+        What has ended since is left out. A target that was switched off is on again. Ids are the old
         ones; the time in which they have to be accepted begins anew.
         """
         where, parameters = _where(state="dead", target=target)
         with self.file.transaction() as database:
             found = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
-            chosen = [id_ for (id_,) in found if (ids is None or id_ in ids) and not _is_over(database, id_)]
+            chosen = [id_ for (id_,) in found if (ids is None or id_ in ids) and _leave_out_ended(database, id_, self._wall())]
             for id_ in chosen:
-                database.execute(
-                    "DELETE FROM targets WHERE name = (SELECT target FROM messages WHERE id = ?)",
-                    (id_,),
-                )
+                database.execute("DELETE FROM targets WHERE name = (SELECT target FROM messages WHERE id = ?)", (id_,))
                 database.execute(
                     "UPDATE messages SET state = 'waiting', attempts = 0, next_attempt_ns = 0, entered_ns = ?,"
                     " finished_unix_ns = NULL WHERE id = ?",
@@ -246,15 +224,24 @@ def _known(database: sqlite3.Connection, target: str, alert: AlertState) -> bool
     )
 
 
-def _is_over(database: sqlite3.Connection, id_: str) -> bool:
-    """Whether all alerts that a message says have begun have ended since, as far as was put."""
+def _leave_out_ended(database: sqlite3.Connection, id_: str, wall_ns: int) -> bool:
+    """Take out of a message what began and, as far as was put, has ended since; whether anything is left.
+
+    Where nothing would be left the message stays as it is.
+    """
     rows = database.execute(
-        "SELECT began.status = 'firing' AND EXISTS (SELECT 1 FROM alerts AS ended WHERE ended.target = began.target"
-        " AND ended.fingerprint = began.fingerprint AND ended.starts_at = began.starts_at AND ended.status = 'resolved')"
-        " FROM alerts AS began WHERE began.message = ?",
+        "SELECT fingerprint, starts_at, revision, status = 'firing' AND EXISTS (SELECT 1 FROM alerts AS ended"
+        " WHERE ended.target = began.target AND ended.fingerprint = began.fingerprint AND ended.starts_at = began.starts_at"
+        " AND ended.status = 'resolved') FROM alerts AS began WHERE message = ?",
         (id_,),
     ).fetchall()
-    return bool(rows) and all(over for (over,) in rows)
+    if rows and all(over for *_, over in rows):
+        return False
+    for fingerprint, starts_at, revision, over in rows:
+        if over:
+            ended = AlertState(fingerprint=fingerprint, starts_at=starts_at, status="firing", revision=revision)
+            take_out(database, id_, ended, wall_ns)
+    return True
 
 
 _LISTED: Final = (

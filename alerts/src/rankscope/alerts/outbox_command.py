@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 import msgspec
@@ -12,36 +12,16 @@ import msgspec
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.events import plain
 from rankscope.alerts.options import format_option
-from rankscope.alerts.outbox import Listed, Outbox, State
 from rankscope.alerts.outbox_place import outbox_files
+from rankscope.alerts.outbox_result import Listed, Listing, Listings, Shown, State
 from rankscope.analysis.duration import duration
 from rankscope.runs.errors import InputError
 
+if TYPE_CHECKING:
+    from rankscope.alerts.outbox import Outbox
+
 _SHOWN = 100
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages of one outbox, oldest first, and how many there are in all, by state."""
-
-    path: str
-    counts: dict[str, int]
-    messages: list[Listed]
-
-
-class Listings(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``list --format json`` prints."""
-
-    schema: Literal["rankscope.outbox-list/1"] = "rankscope.outbox-list/1"
-    outboxes: list[Listing]
-
-
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``show --format json`` prints."""
-
-    path: str
-    message: Listed
-    payload: msgspec.Raw
 
 
 @click.group()
@@ -164,6 +144,8 @@ def _tell(ctx: click.Context, ids: Sequence[str], done: Sequence[str], what: str
 
 
 def _opened(files: Sequence[Path]) -> Iterator[tuple[Path, Outbox]]:
+    from rankscope.alerts.outbox import Outbox
+
     for path in files or outbox_files():
         if not path.exists():
             raise InputError(path, "no such outbox")

@@ -21,6 +21,7 @@ MAX_FILE_BYTES: Final = 256 * 2**20
 LONGEST_WAIT_NS: Final = 3600 * 10**9
 """No attempt is put off for longer, whatever a clock said before the machine was started anew."""
 _PAGE_BYTES: Final = 4096
+_LARGEST_JOURNAL_BYTES: Final = 4 * 2**20
 _BUSY_S: Final = 10.0
 _MAGIC: Final = b"SQLite format 3\0"
 _TABLES: Final = """
@@ -177,6 +178,7 @@ def _connected(name: str, path: Path | None = None) -> sqlite3.Connection:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {_LARGEST_JOURNAL_BYTES}")
         connection.execute(f"PRAGMA max_page_count = {MAX_FILE_BYTES // _PAGE_BYTES}")
         connection.execute("BEGIN IMMEDIATE")
         if not _tables(connection):

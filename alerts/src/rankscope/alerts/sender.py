@@ -22,6 +22,7 @@ from rankscope.alerts.target_sender import TargetSender
 
 LOOK_S: Final = 1.0
 """What other processes put is found after that long; what this one puts at once, with ``wake``."""
+SHORTEST_S: Final = 0.01
 TIDY_S: Final = 60.0
 
 
@@ -66,7 +67,7 @@ class Sender:
         self._threads: list[threading.Thread] = []
         self._lock_file: int | None = None
         self._locking = threading.Lock()
-        self._said: set[str] = set()
+        self._said: dict[str, str] = {}
         self._tidied_s: float | None = None
 
     def start(self) -> None:
@@ -108,18 +109,14 @@ class Sender:
 
     def waiting(self) -> list[str]:
         """Labels of the targets for which something waits. Raises ``OutboxError``."""
-        waiting = self._queue.waiting()
-        return [sender.target.label for name, sender in self._senders.items() if waiting.get(name) or sender.busy]
+        return [sender.target.label for name, sender in self._senders.items() if sender.busy or self._queue.has_waiting(name)]
 
     def lost(self) -> list[str]:
         """Labels of the targets for which something was given up since the start."""
         return [sender.target.label for sender in self._senders.values() if sender.lost]
 
-    def drain(self, timeout_s: float, *, pause: Callable[[float], None] = time.sleep) -> list[str]:
-        """Wait until everything is delivered or given up, at most so long; returns the labels of those not told.
-
-        ``pause`` waits for so many seconds.
-        """
+    def drain(self, timeout_s: float) -> list[str]:
+        """Wait until everything is delivered or given up, at most so long; returns for whom something still waits, by label."""
         patience = time.monotonic() + timeout_s
         self.wake()
         while True:
@@ -129,8 +126,8 @@ class Sender:
                 self._complain(str(error))
                 waiting = [sender.target.label for sender in self._senders.values()]
             if not waiting or time.monotonic() >= patience:
-                return list(dict.fromkeys(waiting + self.lost()))
-            pause(0.02)
+                return waiting
+            time.sleep(0.02)
 
     def _run(self, name: str) -> None:
         sender, wake = self._senders[name], self._wakes[name]
@@ -139,19 +136,20 @@ class Sender:
             pause_s = LOOK_S
             try:
                 if self._is_ours():
-                    attempts = sender.run_due()
+                    if sender.run_due():
+                        pause_s = 0.0
+                    else:
+                        due = sender.next_ns()
+                        if due is not None:
+                            pause_s = min(LOOK_S, max(SHORTEST_S, (due - self._outbox.now_ns()) / 1e9))
                     self._tidy()
-                    due = sender.next_ns()
-                    if due is not None:
-                        pause_s = min(LOOK_S, max(0.0, (due - self._outbox.now_ns()) / 1e9))
-                    if attempts == 0:
-                        pause_s = max(pause_s, 0.01)
-                    self._said.clear()
+                    self._said.pop(name, None)
             except OutboxError as error:
-                self._complain(str(error))
+                self._complain(str(error), name)
             except Exception as error:  # noqa: BLE001 - a thread that ends would leave its target untold
-                self._complain(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}")
-            wake.wait(pause_s)
+                self._complain(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}", name)
+            if pause_s:
+                wake.wait(pause_s)
 
     def _is_ours(self) -> bool:
         """Whether this process is the one that sends from the file; tries to become it."""
@@ -189,14 +187,18 @@ class Sender:
         before_ns = self._outbox.now_ns() - int(RETRY_FOR_S * 1e9)
         for target, count in self._queue.waiting().items():
             if target not in self._senders:
-                self._complain(f"{count} messages wait for {target}, which is not configured; see rankscope alerts outbox list")
+                self._complain(
+                    f"{count} messages wait for {target}, which is not configured; see rankscope alerts outbox list", target
+                )
                 self._queue.expire(target, entered_before_ns=before_ns, reason="no such target is configured")
 
-    def _complain(self, line: str) -> None:
-        """Once, until something worked again."""
-        if line not in self._said:
-            self._said.add(line)
-            self._report(line)
+    def _complain(self, line: str, about: str = "") -> None:
+        """Once, until something else is to be said about it, or that target worked again."""
+        if self._said.get(about) != line:
+            self._said[about] = line
+            # Several targets may have the same trouble, a full disk above all.
+            if list(self._said.values()).count(line) == 1:
+                self._report(line)
 
 
 def _lock(path: Path) -> int | None:

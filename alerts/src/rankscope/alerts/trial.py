@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
-
-import msgspec
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.courier import Courier
@@ -16,24 +13,7 @@ from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.retrying import Judgement
 from rankscope.alerts.sender import Sender, courier_for
 from rankscope.alerts.target import Target
-
-
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What a target answered. ``answer`` is in words; ``seconds`` is how long that took."""
-
-    target: str
-    status: Literal["firing", "resolved"]
-    delivered: bool
-    answer: str
-    seconds: float
-
-
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``test-webhook --format json`` prints."""
-
-    schema: Literal["rankscope.test-webhook/1"] = "rankscope.test-webhook/1"
-    ok: bool
-    results: list[Tried]
+from rankscope.alerts.trial_result import Trial, Tried
 
 
 def try_targets(targets: Sequence[Target], *, now_unix_ns: int) -> Trial:

@@ -68,11 +68,9 @@ class Watch:
         """Deliver what is still outstanding, for a while; returns the names of those who could not be told."""
         patience = time.monotonic() + (ONCE_DRAIN_S if self.once else DRAIN_S)
         while True:
-            undelivered = self.watcher.flush()
-            untold = self.sender.drain(0.2)
-            waiting = undelivered or untold != self.sender.lost()
-            if not waiting or time.monotonic() >= patience:
-                return [*undelivered, *untold]
+            undelivered = [*self.watcher.flush(), *self.sender.drain(0.2)]
+            if not undelivered or time.monotonic() >= patience:
+                return list(dict.fromkeys([*undelivered, *self.sender.lost()]))
 
 
 def prepare(

@@ -42,7 +42,7 @@ EXTRAS: Final[dict[str, tuple[str, ...]]] = {
     "profiler": ("numpy",),
     "analysis": ("numpy",),
     "dashboards": ("numpy", "dash", "dash_mantine_components", "dash_ag_grid", "gunicorn"),
-    "alerts": ("numpy", "httpx", "stamina", "uvicorn"),
+    "alerts": ("numpy", "httpx", "uvicorn"),
 }
 PROGRAMS: Final[dict[str, tuple[str, str]]] = {
     "prometheus": ("stores the metrics and evaluates the alert rules", "apt-get install prometheus"),

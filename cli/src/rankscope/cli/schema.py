@@ -7,7 +7,9 @@ import msgspec
 
 from rankscope.alerts.explain import Explanation
 from rankscope.alerts.findings_log import FindingRecord
+from rankscope.alerts.outbox_result import Listings
 from rankscope.alerts.replay_result import Replay
+from rankscope.alerts.trial_result import Trial
 from rankscope.analysis.compare.result import CompareResult
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.perfetto.result import ExportResult
@@ -31,6 +33,8 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "export": ExportResult,
     "replay": Replay,
     "explain": Explanation,
+    "outbox-list": Listings,
+    "test-webhook": Trial,
 }
 
 

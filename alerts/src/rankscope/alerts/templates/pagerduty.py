@@ -39,7 +39,7 @@ def _event(payload: Payload, cap: int, dedup_key: str, routing_key: str) -> dict
     if told.status == "resolved":
         return event
     place = dict(told.place)
-    simulated = "[simulated] " if told.simulated else ""
+    simulated = "[simulated] " if told.simulated and "simulated" not in told.summary else ""
     details = {**place, **dict(told.details), "next": "\n".join(told.next), "description": told.description}
     details |= {"evidence": told.evidence, "simulated": "true" if told.simulated else ""}
     event["payload"] = {

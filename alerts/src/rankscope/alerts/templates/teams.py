@@ -43,10 +43,7 @@ def _message(payload: Payload, cap: int) -> dict[str, Any]:
 
 def _blocks(told: Facts) -> list[dict[str, Any]]:
     colour = "good" if told.status == "resolved" else _COLOUR.get(told.severity, "default")
-    blocks = [
-        _text(told.heading, weight="bolder", color=colour),
-        *(_text(line) for line in (told.summary, told.description) if line),
-    ]
+    blocks = [_text(told.heading, weight="bolder", color=colour), _text(told.summary)]
     if told.status == "firing":
         blocks += [_text(f"{name}: {text}") for name, text in told.details]
         blocks += [_text(f"next: {step}", fontType="monospace") for step in told.next]
