@@ -47,7 +47,8 @@ def export(folder: Path, thresholds: Path | None, dashboard_url: str, runbook_ur
     \b
     Examples:
       rankscope alerts rules export rules
-      rankscope alerts rules export rules --thresholds ours.toml --dashboard-url https://rankscope.example
+      rankscope alerts rules export rules --thresholds ours.toml
+      rankscope alerts rules export rules --dashboard-url https://rankscope.example
 
     Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong or DIR cannot be written.
     """  # noqa: D301 - \b is for click
