@@ -67,6 +67,7 @@ docs:
 	@$(SETUP) .venv run
 	$(BIN)/python scripts/cli_docs.py >docs/cli.md
 	$(BIN)/python -m rankscope.exporter.reference docs/exporter.md
+	$(BIN)/rankscope alerts rules show >exporter/helm/rankscope-exporter/files/rankscope.rules.yaml
 
 constraints:
 	@$(SETUP) .venv check
