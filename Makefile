@@ -68,6 +68,7 @@ docs:
 	$(BIN)/python scripts/cli_docs.py >docs/cli.md
 	$(BIN)/python -m rankscope.exporter.reference docs/exporter.md
 	$(BIN)/python -m rankscope.dashboards.grafana.boards.generate
+	$(BIN)/rankscope alerts rules show >exporter/helm/rankscope-exporter/files/rankscope.rules.yaml
 
 constraints:
 	@$(SETUP) .venv check

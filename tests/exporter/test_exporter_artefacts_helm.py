@@ -11,11 +11,11 @@ import jsonschema
 import pytest
 import yaml
 
+from rankscope.alerts.rules import RULES_FILE, rules_text
 from rankscope.exporter.commands import exporter as command
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "exporter" / "helm" / "rankscope-exporter"
-RULES = ROOT / "alerts" / "src" / "rankscope" / "alerts" / "rules" / "rankscope.rules.yaml"
 TEMPLATES = sorted((CHART / "templates").iterdir())
 
 ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
@@ -131,7 +131,7 @@ def test_only_named_rights_are_left_and_no_token_of_the_cluster_is_given() -> No
 
 
 def test_the_rules_in_the_chart_are_the_projects_rules() -> None:
-    assert (CHART / "files" / RULES.name).read_bytes() == RULES.read_bytes(), f"copy {RULES} there"
+    assert (CHART / "files" / RULES_FILE).read_text() == rules_text(), "make docs"
 
 
 def test_the_chart_speaks_of_this_version() -> None:
