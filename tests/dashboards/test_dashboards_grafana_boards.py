@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from tests.dashboards.grafana_model import BUILT_IN, Json, Target, all_boards, panels, put_in, targets
 from tests.dashboards.promql_selectors import Selector, functions, selectors
 
@@ -76,6 +79,16 @@ def _variables(board: Json) -> dict[str, Json]:
 def test_the_files_are_what_the_code_makes() -> None:
     found = {str(path.relative_to(FOLDER)): path.read_text() for path in FOLDER.rglob("*.json")}
     assert found == texts(), "make docs"
+
+
+@pytest.mark.parametrize("uid", BOARDS)
+def test_a_board_is_of_the_shape_that_grafana_knows(uid: str) -> None:
+    plugins.register_default_plugins()
+    board = BOARDS[uid]
+    again = json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder))
+    assert again.keys() == board.keys()
+    assert [panel["id"] for panel in again["panels"]] == [panel["id"] for panel in board["panels"]]
+    assert all(panel["targets"] == old["targets"] for panel, old in zip(panels(again), panels(board), strict=True))
 
 
 @pytest.mark.parametrize("uid", BOARDS)
