@@ -5,12 +5,13 @@ The linter itself needs a newer Go than Debian has, and modules from elsewhere: 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ PARTS = {f"{metric.name}_{part}" for metric in RANK_METRICS if metric.type == "h
 needed: set[int] = set()
 
 
+@functools.cache
 def _exclusions() -> list[dict[str, str]]:
     text = (files("rankscope.dashboards") / "grafana" / "boards" / "exclusions.toml").read_text(encoding="utf-8")
     found: list[dict[str, str]] = tomllib.loads(text)["exclusion"]
@@ -66,10 +68,9 @@ def _excluded(rule: str, *, metric: str = "", panel: str = "") -> bool:
     return False
 
 
-def _selected() -> Iterator[tuple[Target, Selector]]:
-    for target in TARGETS:
-        for selector in selectors(target.expr):
-            yield target, selector
+@functools.cache
+def _selected() -> list[tuple[Target, Selector]]:
+    return [(target, selector) for target in TARGETS for selector in selectors(target.expr)]
 
 
 def _variables(board: Json) -> dict[str, Json]:
@@ -217,7 +218,12 @@ def test_counters_are_rates_gauges_are_not_and_ratios_are_never_averaged() -> No
 
 
 def test_every_metric_is_one_that_somebody_publishes_or_records() -> None:
-    recorded = {rule["record"] for group in yaml.safe_load(rules_text())["groups"] for rule in group["rules"] if "record" in rule}
+    recorded = {
+        rule["record"]
+        for group in yaml.load(rules_text(), yaml.CSafeLoader)["groups"]
+        for rule in group["rules"]
+        if "record" in rule
+    }
     known = KNOWN.keys() | DCGM.keys() | PARTS | recorded | EXTERNAL
     used = {selector.metric for _, selector in _selected()}
     for board in BOARDS.values():
@@ -259,7 +265,7 @@ def test_a_link_in_a_table_takes_what_the_table_has() -> None:
 
 def test_the_table_of_alerts_keeps_apart_what_differs() -> None:
     files_of_cases = (Path(__file__).parents[1] / "alerts" / "rules").glob("*.yaml")
-    tests = [test for file in files_of_cases for test in yaml.safe_load(file.read_text())["tests"]]
+    tests = [test for file in files_of_cases for test in yaml.load(file.read_text(), yaml.CSafeLoader)["tests"]]
     cases = [case for test in tests for case in test.get("alert_rule_test", [])]
     labels = {label for case in cases for alert in case["exp_alerts"] for label in alert["exp_labels"]}
     (table,) = [target for target in TARGETS if target.name == ("rankscope-alerts", "Firing alerts", "A")]
