@@ -120,6 +120,23 @@ def test_every_query_has_data_or_a_reason(
         lost = {one["metric"].get("gpu_uuid") for one in asked.instant(firing.asked(_values("rankscope-alerts", jobs)))}
         assert uuid_of(LOST) in lost
 
+        # and a graph says of what it has no line, in which of two states it is
+        (missing,) = [target for target in _queries() if target.name == ("rankscope-node", "SMs active", "B")]
+        told = {
+            (one["metric"]["of"], one["metric"]["why"]) for one in asked.instant(missing.asked(_values("rankscope-node", jobs)))
+        }
+        assert told >= {
+            ("node1 GPU 1", "not available (before_hopper)"),
+            (f"node1 GPU {LOST}", "collection dead (lost)"),
+            (dead, "collection dead (no answer)"),
+        }
+
+        # and over DCGM's names there are the same values
+        ours, theirs = (_by_panel(asked, uid, _values(uid, jobs)) for uid in ("rankscope-node", "rankscope-node-dcgm"))
+        assert ours.keys() & theirs.keys() >= {"Power", "Temperature", "SM clock", "Memory in use", "Utilisation"}
+        for title in ours.keys() & theirs.keys():
+            assert theirs[title] == pytest.approx(ours[title], rel=0.05, abs=2**20 if title.startswith("Memory") else 1e-3), title
+
         # and variables have something to choose from, except that nobody here has clusters
         for board in all_boards().values():
             for variable in board["templating"]["list"]:
@@ -139,6 +156,17 @@ def _values(board: str, jobs: Mapping[str, tuple[str, list[str]]]) -> dict[str, 
     job = "dcgm" if board.endswith("dcgm") else "gpus"
     chosen: dict[str, list[str] | str] = {"cluster": ".*", "job": [job, "other"], "instance": jobs[job][1]}
     return {**chosen, "run_id": [RUN_ID], "rank": ".+"} if board == "rankscope-run" else {**chosen, "gpu": ".+"}
+
+
+def _by_panel(asked: Asked, uid: str, values: Mapping[str, list[str] | str]) -> dict[str, float]:
+    """What each graph's first query says of the first GPU, where that is one line."""
+    found = {}
+    for target in targets(all_boards()[uid]):
+        if target.letter == "A" and target.panel["type"] == "timeseries":
+            lines = [one for one in asked.instant(target.asked(values)) if uuid_of(0) in one["metric"].values()]
+            if len(lines) == 1:
+                found[target.panel["title"]] = float(lines[0]["value"][1])
+    return found
 
 
 def _numbers(series: list[dict[str, Any]]) -> list[float]:
