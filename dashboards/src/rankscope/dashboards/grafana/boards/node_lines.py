@@ -33,7 +33,7 @@ def _lines(  # noqa: PLR0917  # read as a table: title, metric, unit, text
 
 
 def _limit(dialect: Dialect, metric: str, **labels: str) -> Query | None:
-    """The limit that GPUs of a model have themselves, the least of them: a line for each model of a host, not one for each GPU."""
+    """The limit that GPUs have themselves, the least of a model: a line for each model of a host, not one for each GPU."""
     selector = dialect.selector(metric, **labels)
     if selector is None:
         return None
