@@ -39,6 +39,8 @@ NOT_HERE = {
 PLANTED = {
     ("rankscope-cluster", "Hosts"): 2,
     ("rankscope-cluster", "Hosts not answering"): 1,
+    ("rankscope-cluster", "Collectors failing"): 0,
+    ("rankscope-cluster", "Simulated GPUs"): 1,
     ("rankscope-cluster", "GPUs"): 8,
     ("rankscope-cluster", "GPUs not answering"): 1,
     ("rankscope-cluster", "GPUs missing"): 1,
