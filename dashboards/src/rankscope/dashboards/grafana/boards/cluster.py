@@ -191,6 +191,9 @@ def _hosts(canvas: Canvas) -> None:
             f"{function} by ({by}) (max by (instance, uuid) ({expr})\n* on (instance, uuid) group_left (host, simulated) {known})"
         )
 
+    def counted(name: str) -> str:
+        return f"count by ({by}) {state(name)}\nor\n0 * count by ({by}) {state()}"
+
     up = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
     canvas.row("Hosts")
     canvas.sheet(
@@ -212,8 +215,8 @@ def _hosts(canvas: Canvas) -> None:
         of_hosts("sum", f"{up} == bool 0"),
         of_hosts("sum", f"{NATIVE.selector('gpu_power_watts')}"),
         of_hosts("min", f"{NATIVE.selector('gpu_temperature_margin_celsius')}"),
-        f"count by ({by}) {state('throttled')}",
-        f"count by ({by}) {state('allocated_idle')}",
+        counted("throttled"),
+        counted("allocated_idle"),
         of_hosts("sum", f"round(sum by (instance, uuid) (increase({NATIVE.selector('gpu_xid_errors_total')}[$__range])))"),
         sort="Not answering",
     )
@@ -243,7 +246,7 @@ def _jobs(canvas: Canvas) -> None:
             Column(source="Value #D", title="Tensor cores active", unit="percentunit"),
         ],
         f"count by ({JOB}) ({HELD_BY})",
-        of_jobs(f"{state('allocated_idle')}"),
+        f"{of_jobs(state('allocated_idle'))}\nor\n{of_jobs(f'0 * {state()}')}",
         of_jobs(f"{NATIVE.selector('gpu_power_watts')}"),
         f"{of_jobs(tensor)}\n/\n{of_jobs(f'0 * {tensor} + 1')}",
         sort="GPUs",

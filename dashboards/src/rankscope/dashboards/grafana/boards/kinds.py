@@ -34,7 +34,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from rankscope.dashboards.grafana.boards.marks import NOT_AVAILABLE_WORDS, PLAIN, UNKNOWN, steps
+from rankscope.dashboards.grafana.boards.marks import NOT_AVAILABLE_WORDS, NOTHING, PLAIN, UNKNOWN, steps
 
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
@@ -43,7 +43,7 @@ DASHED: Final = [
     DynamicConfigValue("custom.fillOpacity", 0),
 ]
 TELLING: Final = [
-    DynamicConfigValue("noValue", "–"),
+    DynamicConfigValue("noValue", NOTHING),
     DynamicConfigValue("color", {"mode": "fixed", "fixedColor": UNKNOWN}),
 ]
 
@@ -184,7 +184,7 @@ def figure(
 
 def sheet(head: Head, queries: Sequence[Query], columns: Sequence[Column], *, sort: str | None = None) -> table.Panel:
     """A table of what is now: a row for each set of labels, a column for each query and label named; nothing else is shown."""
-    panel = _headed(table.Panel(), head)
+    panel = _headed(table.Panel(), head).no_value(NOTHING)
     for letter, query in _letters(queries):
         panel.with_target(_asked(query, letter).instant().format(PromQueryFormat.TABLE))
     if len(queries) > 1:
