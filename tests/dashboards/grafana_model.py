@@ -13,8 +13,8 @@ Json = dict[str, Any]
 
 BUILT_IN = {
     "__rate_interval": "15s",
-    "__range_s": "60",
-    "__range": "60s",
+    "__range_s": "300",
+    "__range": "300s",
     "__interval_ms": "5000",
     "__interval": "5s",
 }
@@ -67,9 +67,9 @@ def targets(board: Json) -> list[Target]:
 def put_in(expr: str, values: Mapping[str, list[str] | str], *, interval: str | None = None) -> str:
     """The expression as Prometheus gets it: several values as an alternative of escaped texts; a text as it is (all of them).
 
-    ``interval`` is the least of a panel, of a minute or none.
+    ``interval`` is the least of a panel: with one, somebody looks at a longer time.
     """
-    built_in = BUILT_IN if interval is None else BUILT_IN | {"__interval": "60s", "__interval_ms": "60000"}
+    built_in = BUILT_IN if interval is None else BUILT_IN | {"__interval": "300s", "__interval_ms": "300000"}
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]

@@ -5,18 +5,22 @@ The linter itself needs a newer Go than Debian has, and modules from elsewhere: 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from tests.dashboards.grafana_model import BUILT_IN, Json, Target, all_boards, panels, put_in, targets
 from tests.dashboards.promql_selectors import Selector, functions, selectors
 
@@ -48,6 +52,7 @@ PARTS = {f"{metric.name}_{part}" for metric in RANK_METRICS if metric.type == "h
 needed: set[int] = set()
 
 
+@functools.cache
 def _exclusions() -> list[dict[str, str]]:
     text = (files("rankscope.dashboards") / "grafana" / "boards" / "exclusions.toml").read_text(encoding="utf-8")
     found: list[dict[str, str]] = tomllib.loads(text)["exclusion"]
@@ -63,10 +68,9 @@ def _excluded(rule: str, *, metric: str = "", panel: str = "") -> bool:
     return False
 
 
-def _selected() -> Iterator[tuple[Target, Selector]]:
-    for target in TARGETS:
-        for selector in selectors(target.expr):
-            yield target, selector
+@functools.cache
+def _selected() -> list[tuple[Target, Selector]]:
+    return [(target, selector) for target in TARGETS for selector in selectors(target.expr)]
 
 
 def _variables(board: Json) -> dict[str, Json]:
@@ -76,6 +80,16 @@ def _variables(board: Json) -> dict[str, Json]:
 def test_the_files_are_what_the_code_makes() -> None:
     found = {str(path.relative_to(FOLDER)): path.read_text() for path in FOLDER.rglob("*.json")}
     assert found == texts(), "make docs"
+
+
+@pytest.mark.parametrize("uid", BOARDS)
+def test_a_board_is_of_the_shape_that_grafana_knows(uid: str) -> None:
+    plugins.register_default_plugins()
+    board = BOARDS[uid]
+    again = json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder))
+    assert again.keys() == board.keys()
+    assert [panel["id"] for panel in again["panels"]] == [panel["id"] for panel in board["panels"]]
+    assert all(panel["targets"] == old["targets"] for panel, old in zip(panels(again), panels(board), strict=True))
 
 
 @pytest.mark.parametrize("uid", BOARDS)
@@ -204,7 +218,12 @@ def test_counters_are_rates_gauges_are_not_and_ratios_are_never_averaged() -> No
 
 
 def test_every_metric_is_one_that_somebody_publishes_or_records() -> None:
-    recorded = {rule["record"] for group in yaml.safe_load(rules_text())["groups"] for rule in group["rules"] if "record" in rule}
+    recorded = {
+        rule["record"]
+        for group in yaml.load(rules_text(), yaml.CSafeLoader)["groups"]
+        for rule in group["rules"]
+        if "record" in rule
+    }
     known = KNOWN.keys() | DCGM.keys() | PARTS | recorded | EXTERNAL
     used = {selector.metric for _, selector in _selected()}
     for board in BOARDS.values():
@@ -246,7 +265,7 @@ def test_a_link_in_a_table_takes_what_the_table_has() -> None:
 
 def test_the_table_of_alerts_keeps_apart_what_differs() -> None:
     files_of_cases = (Path(__file__).parents[1] / "alerts" / "rules").glob("*.yaml")
-    tests = [test for file in files_of_cases for test in yaml.safe_load(file.read_text())["tests"]]
+    tests = [test for file in files_of_cases for test in yaml.load(file.read_text(), yaml.CSafeLoader)["tests"]]
     cases = [case for test in tests for case in test.get("alert_rule_test", [])]
     labels = {label for case in cases for alert in case["exp_alerts"] for label in alert["exp_labels"]}
     (table,) = [target for target in TARGETS if target.name == ("rankscope-alerts", "Firing alerts", "A")]

@@ -131,7 +131,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_the_list_names_every_board() -> None:
-    rows = json.loads(run("list", "--format", "json").stdout)
+    answer = json.loads(run("list", "--format", "json").stdout)
+    rows = answer["boards"]
+    assert answer["schema"] == "rankscope.grafana/1"
     text = run("list").stdout
     boards = [board for compat in COMPATS for board in shipped(compat)]
     assert [row["uid"] for row in rows] == [board.uid for board in boards]

@@ -13,6 +13,8 @@ from rankscope.alerts.options import format_option, http_url
 from rankscope.dashboards.grafana.export import export as write
 from rankscope.dashboards.grafana.shipped import COMPATS, Board, Compat, shipped
 
+SCHEMA: Final = "rankscope.grafana/1"
+
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._~:/\[\]%+-]+")
 
 
@@ -75,7 +77,7 @@ def export(folder: Path, datasource_uid: str | None, dashboard_url: str | None, 
     written = write(folder, compat=compat, datasource_uid=datasource_uid, dashboard_url=dashboard_url)
     left_out = {board.uid: list(board.left_out) for board in shipped(compat) if board.left_out}
     if format_ == "json":
-        click.echo(json.dumps({"files": [str(path) for path in written], "left_out": left_out}))
+        click.echo(json.dumps({"schema": SCHEMA, "files": [str(path) for path in written], "left_out": left_out}))
         return
     for path in written:
         click.echo(str(path))
@@ -84,12 +86,12 @@ def export(folder: Path, datasource_uid: str | None, dashboard_url: str | None, 
 
 
 @grafana.command("list")
-@format_option("One object per board, in a list.")
+@format_option("All of them as one object.")
 def list_boards(format_: str) -> None:
     """Say which boards there are."""
     boards = [board for compat in COMPATS for board in shipped(compat)]
     if format_ == "json":
-        click.echo(json.dumps([_row(board) for board in boards]))
+        click.echo(json.dumps({"schema": SCHEMA, "boards": [_row(board) for board in boards]}))
         return
     for board in boards:
         click.echo(f"{board.uid:24} {board.compat:7} {board.panels:3} panels  {board.title}: {board.description}")

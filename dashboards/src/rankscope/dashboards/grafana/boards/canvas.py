@@ -19,10 +19,14 @@ GRID = 24
 
 @dataclass(slots=True)
 class Canvas:
-    """Takes panels in reading order. One without its first query is left out, and named in ``left_out``."""
+    """Takes panels in reading order. One without its first query is left out, and named in ``left_out``.
+
+    ``figure_width``: of single figures, unless they have one of their own; ``no_value``: shown where nothing came.
+    """
 
     board: Dashboard
     no_value: str = NO_DATA
+    figure_width: int = 4
     left_out: list[str] = field(default_factory=list)
     _x: int = 0
     _y: int = 0
@@ -58,7 +62,7 @@ class Canvas:
         unit: str,
         expr: str | None,
         *,
-        width: int = 4,
+        width: int | None = None,
         thresholds: Thresholds = ((None, PLAIN),),
         words: ValueMap | None = None,
         links: Links = (),
@@ -68,7 +72,7 @@ class Canvas:
         """See ``kinds.figure``."""
         asked = self._asked(title, [None if expr is None else Query(expr, legend)])
         if asked:
-            head = self._head(title, description, unit, width, 4)
+            head = self._head(title, description, unit, width or self.figure_width, 4)
             self._put(kinds.figure(head, asked[0], thresholds=thresholds, words=words, links=links, decimals=decimals))
 
     def sheet(

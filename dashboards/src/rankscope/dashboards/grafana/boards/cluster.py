@@ -6,7 +6,7 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, gone, state
-from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, node_board, places, run_board, run_page
+from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, node_board, places, run_board, run_page
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
 from rankscope.dashboards.grafana.boards.marks import (
     ANY_IS_A_WARNING,
@@ -28,7 +28,7 @@ SIMULATED: Final = Column(source="simulated", title="Simulated")
 def cluster() -> Canvas:
     """The board over the exporter's own metrics."""
     about = "Hosts and GPUs of a cluster: what answers, what state it is in, heat and power, who holds what, and what that costs."
-    canvas = Canvas(frame(UID, "Cluster", about, dialect=NATIVE, alerts=', instance=~"$instance|"'))
+    canvas = Canvas(frame(UID, "Cluster", about, dialect=NATIVE, alerts=', instance=~"$instance|"'), figure_width=3)
     for variable in [*places("gpu_info"), gpu_variable(NATIVE)]:
         canvas.board.with_variable(variable)
     _overview(canvas)
@@ -44,6 +44,7 @@ def cluster() -> Canvas:
 def _overview(canvas: Canvas) -> None:
     alive = NATIVE.alive
     up = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
+    collectors = f"rankscope_exporter_collector_success{{{SCOPE}}}"
     canvas.row("Now")
     canvas.figure("Hosts", "Hosts whose exporter answers Prometheus.", "none", f"count(group by (instance) (up{{{SCOPE}}} == 1))")
     canvas.figure(
@@ -78,13 +79,36 @@ def _overview(canvas: Canvas) -> None:
         "none",
         none_is_zero('count(ALERTS{alertstate="firing", severity="critical", instance=~"$instance|"})', f"up{{{SCOPE}}}"),
         thresholds=ANY_IS_BAD,
-        links=(("Alerts & Xid", "/d/rankscope-alerts?${datasource:queryparam}&${__url_time_range}"),),
+        links=TO_ALERTS,
+    )
+    canvas.figure(
+        "Warnings firing",
+        "Alerts of severity warning about these hosts, or about runs.",
+        "none",
+        none_is_zero('count(ALERTS{alertstate="firing", severity="warning", instance=~"$instance|"})', f"up{{{SCOPE}}}"),
+        thresholds=ANY_IS_A_WARNING,
+        links=TO_ALERTS,
+    )
+    canvas.figure(
+        "Collectors failing",
+        "Parts of the measurements that exporters miss; the row Collection names them.",
+        "none",
+        none_is_zero(f"count({collectors} == 0)", collectors),
+        thresholds=ANY_IS_A_WARNING,
     )
     canvas.figure(
         "Power",
         "What all GPUs draw together now.",
         "watt",
         or_not_available(f"sum(max by (uuid) ({NATIVE.selector('gpu_power_watts')}))", alive),
+    )
+    joules = f"max by (uuid) (increase({NATIVE.selector('gpu_energy_joules_total')}[$__range]))"
+    canvas.figure(
+        "Energy in this time",
+        "What all GPUs took over the time shown, from their own counters.",
+        "kwatth",
+        or_not_available(f"sum({joules}) / 3.6e6", alive),
+        decimals=2,
     )
     canvas.figure(
         "Least margin to slowdown",
@@ -121,6 +145,14 @@ def _overview(canvas: Canvas) -> None:
         "Jobs, pods and runs that hold or use GPUs.",
         "none",
         or_not_available(f"count(group by ({JOB}) ({HELD_BY}))", alive),
+    )
+    known = f'gpu_info{{{SCOPE}, uuid=~"$gpu"}}'
+    canvas.figure(
+        "Simulated GPUs",
+        "GPUs that are invented (--simulate) and counted in all of this; the row Collection says where they are.",
+        "none",
+        none_is_zero(f'count(group by (uuid) (gpu_info{{{SCOPE}, uuid=~"$gpu", simulated="true"}}))', known),
+        thresholds=ANY_IS_A_WARNING,
     )
 
 
@@ -159,6 +191,9 @@ def _hosts(canvas: Canvas) -> None:
             f"{function} by ({by}) (max by (instance, uuid) ({expr})\n* on (instance, uuid) group_left (host, simulated) {known})"
         )
 
+    def counted(name: str) -> str:
+        return f"count by ({by}) {state(name)}\nor\n0 * count by ({by}) {state()}"
+
     up = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
     canvas.row("Hosts")
     canvas.sheet(
@@ -180,8 +215,8 @@ def _hosts(canvas: Canvas) -> None:
         of_hosts("sum", f"{up} == bool 0"),
         of_hosts("sum", f"{NATIVE.selector('gpu_power_watts')}"),
         of_hosts("min", f"{NATIVE.selector('gpu_temperature_margin_celsius')}"),
-        f"count by ({by}) {state('throttled')}",
-        f"count by ({by}) {state('allocated_idle')}",
+        counted("throttled"),
+        counted("allocated_idle"),
         of_hosts("sum", f"round(sum by (instance, uuid) (increase({NATIVE.selector('gpu_xid_errors_total')}[$__range])))"),
         sort="Not answering",
     )
@@ -211,7 +246,7 @@ def _jobs(canvas: Canvas) -> None:
             Column(source="Value #D", title="Tensor cores active", unit="percentunit"),
         ],
         f"count by ({JOB}) ({HELD_BY})",
-        of_jobs(f"{state('allocated_idle')}"),
+        f"{of_jobs(state('allocated_idle'))}\nor\n{of_jobs(f'0 * {state()}')}",
         of_jobs(f"{NATIVE.selector('gpu_power_watts')}"),
         f"{of_jobs(tensor)}\n/\n{of_jobs(f'0 * {tensor} + 1')}",
         sort="GPUs",
@@ -240,7 +275,6 @@ def _jobs(canvas: Canvas) -> None:
 def _power(canvas: Canvas) -> None:
     canvas.row("Power")
     watts = f"max by (instance, uuid) ({NATIVE.selector('gpu_power_watts')})"
-    joules = f"max by (uuid) (increase({NATIVE.selector('gpu_energy_joules_total')}[$__range]))"
     known = f"max by (instance, uuid, host) (gpu_info{{{SCOPE}}})"
     canvas.graph(
         "Power by host",
@@ -248,16 +282,8 @@ def _power(canvas: Canvas) -> None:
         "watt",
         Query(f"sum by (instance, host) ({watts}\n* on (instance, uuid) group_left (host) {known})", "{{host}}"),
         told(NATIVE.missing("gpu_power_watts")),
-        width=16,
+        width=24,
         look=Graph(stacked=True, links=LINE_TO_NODE),
-    )
-    canvas.figure(
-        "Energy in this time",
-        "What all GPUs took over the time shown, from their own counters.",
-        "kwatth",
-        or_not_available(f"sum({joules}) / 3.6e6", NATIVE.alive),
-        width=8,
-        decimals=3,
     )
 
 
@@ -311,7 +337,7 @@ def _collection(canvas: Canvas) -> None:
         width=8,
     )
     canvas.sheet(
-        "Simulated GPUs",
+        "Hosts with simulated GPUs",
         "Hosts whose GPUs are invented (--simulate): nothing here is a measurement of them.",
         [Column(source="instance", title="Instance"), Column(source="host", title="Host"), Column(source="Value", title="GPUs")],
         f'count by (instance, host) (gpu_info{{{SCOPE}, simulated="true"}})',

@@ -22,6 +22,8 @@ LEFT_OUT_OF_DCGM: Final = [
     "GPUs by state",
     "Share of GPU time",
     "Collectors that fail",
+    "Collectors failing",
+    "Simulated GPUs",
 ]
 """What DCGM's names do not say, or not so that it can be told apart."""
 
@@ -29,7 +31,7 @@ LEFT_OUT_OF_DCGM: Final = [
 def cluster_dcgm() -> Canvas:
     """The board over the names of dcgm-exporter."""
     about = "Hosts and GPUs of a cluster, over dcgm-exporter or `rankscope exporter --compat dcgm`."
-    canvas = Canvas(frame(UID, "Cluster (DCGM)", about, dialect=DCGM, alerts=', instance=~"$instance|"'))
+    canvas = Canvas(frame(UID, "Cluster (DCGM)", about, dialect=DCGM, alerts=', instance=~"$instance|"'), figure_width=3)
     for variable in [*places("DCGM_FI_DEV_GPU_TEMP"), gpu_variable(DCGM)]:
         canvas.board.with_variable(variable)
     power, used, free = (DCGM.value(f"gpu_{name}") for name in ("power_watts", "memory_used_bytes", "memory_free_bytes"))

@@ -27,6 +27,7 @@ from rankscope.dashboards.grafana.boards.kinds import DATASOURCE
 TAG: Final = "rankscope"
 KEPT: Final = "${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}&${__url_time_range}"
 """What a link to another board carries over."""
+TO_ALERTS: Final = (("Alerts & Xid", "/d/rankscope-alerts?${datasource:queryparam}&${__url_time_range}"),)
 DASH: Final = "${dashboard_url:raw}/run/"
 """Pages of runs in the dashboard of this project."""
 

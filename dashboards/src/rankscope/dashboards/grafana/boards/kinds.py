@@ -34,9 +34,18 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from rankscope.dashboards.grafana.boards.marks import NOT_AVAILABLE_WORDS, PLAIN, steps
+from rankscope.dashboards.grafana.boards.marks import NOT_AVAILABLE_WORDS, NOTHING, PLAIN, UNKNOWN, steps
 
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+DASHED: Final = [
+    DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [8, 8]}),
+    DynamicConfigValue("custom.fillOpacity", 0),
+]
+TELLING: Final = [
+    DynamicConfigValue("noValue", NOTHING),
+    DynamicConfigValue("color", {"mode": "fixed", "fixedColor": UNKNOWN}),
+]
 
 Links = Sequence[tuple[str, str]]
 """Title and URL."""
@@ -45,16 +54,17 @@ Thresholds = Sequence[tuple[float | None, str]]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked, and what a legend says of each series that comes."""
+    """What is asked, and what a legend says of each series that comes. ``tells``: series without values, for the legend alone."""
 
     expr: str
     legend: str = ""
     dashed: bool = False
+    tells: bool = False
 
 
 def told(missing: str) -> Query:
     """Series without values, whose labels ``of`` and ``why`` say in the legend what is missing and why."""
-    return Query(missing, "{{of}}: {{why}} {{series}}")
+    return Query(missing, "{{of}}: {{why}} {{series}}", tells=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +133,19 @@ def graph(head: Head, queries: Sequence[Query], look: Graph) -> timeseries.Panel
     for letter, query in _letters(queries):
         panel.with_target(_asked(query, letter).range())
         if query.dashed:
-            dash = {"fill": "dash", "dash": [8, 8]}
-            panel.override_by_query(
-                letter, [DynamicConfigValue("custom.lineStyle", dash), DynamicConfigValue("custom.fillOpacity", 0)]
-            )
+            panel.override_by_query(letter, DASHED)
+        if query.tells:
+            panel.override_by_query(letter, TELLING)
     legend = common.VizLegendOptions().show_legend(True).display_mode(LegendDisplayMode.TABLE).placement(LegendPlacement.BOTTOM)
     panel.legend(legend.calcs(["lastNotNull", "max"]))
     panel.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
     panel.line_width(1).fill_opacity(30 if look.stacked or look.bars else 0).show_points(VisibilityMode.AUTO)
     panel.color_scheme(FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+    _drawn(panel, look)
+    return panel
+
+
+def _drawn(panel: timeseries.Panel, look: Graph) -> None:
     if look.stacked:
         panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
     if look.bars:
@@ -147,7 +161,6 @@ def graph(head: Head, queries: Sequence[Query], look: Graph) -> timeseries.Panel
         panel.interval(look.interval)
     for name, color in look.colors.items():
         panel.override_by_name(name, [DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})])
-    return panel
 
 
 def figure(
@@ -171,15 +184,16 @@ def figure(
 
 def sheet(head: Head, queries: Sequence[Query], columns: Sequence[Column], *, sort: str | None = None) -> table.Panel:
     """A table of what is now: a row for each set of labels, a column for each query and label named; nothing else is shown."""
-    panel = _headed(table.Panel(), head)
+    panel = _headed(table.Panel(), head).no_value(NOTHING)
     for letter, query in _letters(queries):
         panel.with_target(_asked(query, letter).instant().format(PromQueryFormat.TABLE))
     if len(queries) > 1:
         panel.with_transformation(DataTransformerConfig("merge", options={}))
-    names = [column.source for column in columns]
-    panel.with_transformation(DataTransformerConfig("filterFieldsByName", options={"include": {"names": names}}))
-    order: dict[str, object] = {name: index for index, name in enumerate(names)}
-    renamed: dict[str, object] = {column.source: column.title for column in columns}
+    # Where only the first of several queries has an answer, its column has no letter.
+    titles = {source: column.title for column in columns for source in _names(column.source, queries)}
+    panel.with_transformation(DataTransformerConfig("filterFieldsByName", options={"include": {"names": list(titles)}}))
+    order: dict[str, object] = {name: index for index, name in enumerate(titles)}
+    renamed: dict[str, object] = dict(titles)
     panel.with_transformation(
         DataTransformerConfig("organize", options={"excludeByName": {}, "indexByName": order, "renameByName": renamed})
     )
@@ -190,6 +204,10 @@ def sheet(head: Head, queries: Sequence[Query], columns: Sequence[Column], *, so
     if sort is not None:
         panel.sort_by([common.TableSortByFieldState().display_name(sort).desc(True)])
     return panel
+
+
+def _names(source: str, queries: Sequence[Query]) -> list[str]:
+    return [source, "Value"] if source == "Value #A" and len(queries) > 1 else [source]
 
 
 def _shown(column: Column) -> list[DynamicConfigValue]:
@@ -213,6 +231,8 @@ def timeline(head: Head, queries: Sequence[Query], words: ValueMap, *, links: Li
     panel = _headed(statetimeline.Panel(), head).mappings([words]).data_links(_linked(links))
     for letter, query in _letters(queries):
         panel.with_target(_asked(query, letter).range())
+        if query.tells:
+            panel.override_by_query(letter, TELLING)
     panel.show_value(VisibilityMode.NEVER).merge_values(True).row_height(0.8)
     panel.color_scheme(FieldColor().mode(FieldColorModeId.THRESHOLDS)).thresholds(steps((None, PLAIN)))
     return panel.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.SINGLE).sort(SortOrder.NONE))

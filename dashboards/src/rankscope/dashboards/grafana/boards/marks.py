@@ -20,6 +20,9 @@ NOT_AVAILABLE: Final = -1_000_000
 NO_DATA: Final = "collection dead, or nothing chosen"
 """Shown where neither a value came nor word of why there is none."""
 
+NOTHING: Final = "–"
+"""In a cell of a table: not measured, or nothing to be said. In a table without rows: there is none."""
+
 NO_SIGNAL: Final = "not available: the recorder has no signal for this, or nothing is chosen"
 """The same for ranks: what they cannot tell is absent; those that are silent or disabled are named in the legend."""
 

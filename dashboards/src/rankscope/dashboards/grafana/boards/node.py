@@ -6,10 +6,11 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, Dialect, gone, state
-from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, places, run_board, run_page
+from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places, run_board, run_page
 from rankscope.dashboards.grafana.boards.kinds import Column, Query, told
 from rankscope.dashboards.grafana.boards.marks import (
     ALL_IS_GOOD,
+    ANY_IS_A_WARNING,
     ANY_IS_BAD,
     DEGREES_LEFT,
     STATE_WORDS,
@@ -35,6 +36,7 @@ def node(dialect: Dialect) -> Canvas:
     canvas = Canvas(
         frame(UID, "Node and GPU" if native else "Node and GPU (DCGM)", about, dialect=dialect, alerts=alerts, since="now-3h")
     )
+    canvas.figure_width = 3
     series = "gpu_info" if native else "DCGM_FI_DEV_GPU_TEMP"
     for variable in [*places(series, all_instances=False), gpu_variable(dialect)]:
         canvas.board.with_variable(variable)
@@ -102,6 +104,22 @@ def _now(canvas: Canvas) -> None:
             NATIVE.alive,
         ),
         thresholds=ANY_IS_BAD,
+    )
+    canvas.figure(
+        "Alerts firing",
+        "Alerts about this host, of any severity.",
+        "none",
+        none_is_zero('count(ALERTS{alertstate="firing", instance=~"$instance"})', f"up{{{SCOPE}}}"),
+        thresholds=ANY_IS_A_WARNING,
+        links=TO_ALERTS,
+    )
+    known = f'gpu_info{{{SCOPE}, uuid=~"$gpu"}}'
+    canvas.figure(
+        "Simulated GPUs",
+        "GPUs that are invented (--simulate): nothing here is a measurement of them.",
+        "none",
+        none_is_zero(f'count(group by (uuid) (gpu_info{{{SCOPE}, uuid=~"$gpu", simulated="true"}}))', known),
+        thresholds=ANY_IS_A_WARNING,
     )
     codes = "\nor\n".join(f"{number} * {state(name)}" for name, (number, _, _) in STATES.items())
     canvas.timeline(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import Dialect, named
+from rankscope.dashboards.grafana.boards.dialect import SCOPE, Dialect, named
 from rankscope.dashboards.grafana.boards.kinds import Graph, Query, Thresholds, told
 from rankscope.dashboards.grafana.boards.marks import DEGREES_LEFT, SHARE_OF_LIMIT
 
@@ -30,6 +30,15 @@ def _lines(  # noqa: PLR0917  # read as a table: title, metric, unit, text
     look = Graph(maximum=maximum, minimum=minimum, thresholds=thresholds)
     state_of_it = told(dialect.missing(metric))
     canvas.graph(title, description, unit, None if expr is None else Query(expr, legend), limit, state_of_it, look=look)
+
+
+def _limit(dialect: Dialect, metric: str, **labels: str) -> Query | None:
+    """The limit that GPUs have themselves, the least of a model: a line for each model of a host, not one for each GPU."""
+    selector = dialect.selector(metric, **labels)
+    if selector is None:
+        return None
+    joined = f"{selector}\n* on (job, instance, uuid) group_left (host, model) gpu_info{{{SCOPE}}}"
+    return Query(f"min by (host, model) ({joined})", "{{host}} {{model}} limit", dashed=True)
 
 
 def work(canvas: Canvas, dialect: Dialect) -> None:
@@ -110,7 +119,6 @@ def work(canvas: Canvas, dialect: Dialect) -> None:
         label="pipe",
         maximum=1,
     )
-    clocks = dialect.value("gpu_clock_max_hertz", clock="sm")
     _lines(
         canvas,
         dialect,
@@ -119,7 +127,7 @@ def work(canvas: Canvas, dialect: Dialect) -> None:
         "hertz",
         "Clock of the SMs; dashed: the highest the device itself allows.",
         among={"clock": "sm"},
-        limit=None if clocks is None else Query(clocks, dialect.legend + " limit", dashed=True),
+        limit=_limit(dialect, "gpu_clock_max_hertz", clock="sm"),
     )
     _lines(canvas, dialect, "Memory clock", "gpu_clock_hertz", "hertz", "Clock of the memory.", among={"clock": "memory"})
 
@@ -127,7 +135,6 @@ def work(canvas: Canvas, dialect: Dialect) -> None:
 def memory(canvas: Canvas, dialect: Dialect) -> None:
     """What is in use, and what there is."""
     canvas.row("Memory")
-    total = dialect.value("gpu_memory_total_bytes")
     _lines(
         canvas,
         dialect,
@@ -135,7 +142,7 @@ def memory(canvas: Canvas, dialect: Dialect) -> None:
         "gpu_memory_used_bytes",
         "bytes",
         "Memory that processes have allocated; dashed: all there is.",
-        limit=None if total is None else Query(total, dialect.legend + " total", dashed=True),
+        limit=_limit(dialect, "gpu_memory_total_bytes"),
     )
     _lines(canvas, dialect, "Memory free", "gpu_memory_free_bytes", "bytes", "Memory that nobody has allocated.")
     _lines(
@@ -152,7 +159,6 @@ def memory(canvas: Canvas, dialect: Dialect) -> None:
 def heat(canvas: Canvas, dialect: Dialect) -> None:
     """Temperatures against the device's own limits, and what heat costs."""
     canvas.row("Heat")
-    slowdown = dialect.value("gpu_temperature_limit_celsius", limit="slowdown")
     _lines(
         canvas,
         dialect,
@@ -160,7 +166,7 @@ def heat(canvas: Canvas, dialect: Dialect) -> None:
         "gpu_temperature_celsius",
         "celsius",
         "Of the die; dashed: where the device itself slows down.",
-        limit=None if slowdown is None else Query(slowdown, dialect.legend + " slows down", dashed=True),
+        limit=_limit(dialect, "gpu_temperature_limit_celsius", limit="slowdown"),
     )
     _lines(
         canvas,
@@ -216,7 +222,6 @@ def heat(canvas: Canvas, dialect: Dialect) -> None:
 def power(canvas: Canvas, dialect: Dialect) -> None:
     """Power against the device's own limit."""
     canvas.row("Power")
-    limit = dialect.value("gpu_power_limit_watts")
     _lines(
         canvas,
         dialect,
@@ -224,7 +229,7 @@ def power(canvas: Canvas, dialect: Dialect) -> None:
         "gpu_power_watts",
         "watt",
         "What each GPU draws; dashed: its own power limit.",
-        limit=None if limit is None else Query(limit, dialect.legend + " limit", dashed=True),
+        limit=_limit(dialect, "gpu_power_limit_watts"),
     )
     watts, most = dialect.selector("gpu_power_watts"), dialect.selector("gpu_power_limit_watts")
     share = None if watts is None or most is None else Query(_named(dialect, f"({watts} / {most})"), dialect.legend)

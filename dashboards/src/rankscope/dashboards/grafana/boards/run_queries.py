@@ -33,6 +33,7 @@ MOST: Final = 8
 SILENT: Final = Query(
     'NaN * count by (run_id, state) (run_id_rank_state:rank_state:max{run_id=~"$run_id", state!="running"} == 1)',
     "ranks {{state}}",
+    tells=True,
 )
 """What became of the ranks of which there are no values: the third state, beside a value and a signal that does not exist."""
 

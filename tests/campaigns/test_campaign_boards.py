@@ -1,0 +1,87 @@
+"""The board of a run over a job that really trains: torchrun on CPUs, a planted slow rank, the recorder, the exporter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from tests.dashboards.board_site import Asked, scraping
+from tests.dashboards.grafana_model import Target, boards, targets
+from tests.exporter import conftest as exporter
+from tests.exporter.conftest import RunningExporter
+
+from rankscope.alerts.rules import rules_text
+
+start_exporter = exporter.start_exporter
+
+pytestmark = pytest.mark.campaign
+
+ON_CPUS_ONLY = {
+    *("Arithmetic", "Sections of the script"),  # the script says neither
+    *("Device's view of the phases", "Where the device is blocked", "Device memory at its peak", "Device memory of tensors"),
+    *("Device memory of the allocator", "Allocator retries"),  # there is no device
+    *("GPU power", "SMs active", "Tensor cores active", "SM clock", "Throttled", "NVLink sent", "Margin to slowdown"),
+    "GPUs of the run",
+    "Ranks whose recorder is off",  # there is none
+}
+"""Panels that have nothing to show of this job."""
+PATIENCE_S = 300
+
+
+def test_the_board_of_a_run_has_data_of_a_real_job(
+    start_exporter: Callable[..., RunningExporter],
+    require_program: Callable[[str], str],
+    require_torch: None,
+    free_port: Callable[[], int],
+    tmp_path: Path,
+) -> None:
+    node = start_exporter("--simulate", "1xH100")
+    script = files("rankscope.cli") / "demo" / "train.py"
+    windows = ["--window-first", "5", "--window-every", "20", "--window-steps", "2"]
+    command = [sys.executable, "-m", "rankscope", "run", "--no-verdict", "--spool-dir", str(tmp_path / "spool"), *windows]
+    training = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
+    training += ["--fault", "dataloader:2", "--steps", "5000"]
+    jobs = {"gpus": ("/metrics", [f"127.0.0.1:{node.port}"])}
+    prometheus = scraping(require_program("prometheus"), tmp_path, f"127.0.0.1:{free_port()}", jobs, rules_text())
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    (tmp_path / "spool").mkdir(exist_ok=True)
+    with (tmp_path / "job.log").open("wb") as log, prometheus as asked:
+        whole = [*command, "--run-dir", str(tmp_path / "run"), "--", *training]
+        with subprocess.Popen(whole, stdout=log, stderr=log, env=environment) as job:
+            try:
+                empty = _never_answered(asked, job)
+                until = time.monotonic() + PATIENCE_S
+                while (slowest := _slowest(asked)) != ["2"] and time.monotonic() < until:
+                    time.sleep(2)
+            finally:
+                job.terminate()
+                job.wait(60)
+    assert empty == ON_CPUS_ONLY, (tmp_path / "job.log").read_text()[-2000:]
+    assert slowest == ["2"]
+
+
+def _never_answered(asked: Asked, job: subprocess.Popen[bytes]) -> set[str]:
+    """Titles of panels whose first query has had no data."""
+    left = [target for target in targets(boards("native")["rankscope-run"]) if target.letter == "A"]
+    until = time.monotonic() + PATIENCE_S
+    while {target.panel["title"] for target in left} - ON_CPUS_ONLY and time.monotonic() < until:
+        assert job.poll() is None, "the job ended"
+        left = [target for target in left if not _answers(asked, target)]
+        time.sleep(2)
+    return {target.panel["title"] for target in left}
+
+
+def _slowest(asked: Asked) -> list[str]:
+    """The rank that the others wait for most: at first, while processes start, it may be any."""
+    return [str(one["metric"]["rank"]) for one in asked.instant("topk(1, run_id_rank:rank_own_excess:ratio_rate5m)")]
+
+
+def _answers(asked: Asked, target: Target) -> bool:
+    values: dict[str, list[str] | str] = {"cluster": ".*", **dict.fromkeys(("job", "instance", "run_id", "rank"), ".+")}
+    return bool(asked.instant(target.asked(values)))
