@@ -129,7 +129,8 @@ def test_a_watcher_that_is_killed_again_and_again_tells_and_notes_every_change(t
     try:
         with answering(hear) as url:
             command = [
-                sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--state", tmp_path / "state.json", "--webhook", url,
+                sys.executable, "-m", "rankscope", "alerts", "watch", str(run.path), "--webhook", url,
+                "--state", str(tmp_path / "state.json"),
                 "--interval", "100ms", "--least-firing", "1s", "--budget", "host=100%", "--budget", "slower=100%",
             ]  # fmt: skip
             # when whoever watches is killed at any moment, twenty times
