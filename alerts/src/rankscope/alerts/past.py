@@ -17,6 +17,8 @@ USUAL_STEPS: Final = 200
 """The last ones, of which the usual step time is the median."""
 LONG_STEPS: Final = 20_000
 """As far back it is looked for steps that take long as a rule: checkpoints, evaluations."""
+RARE_TIMES: Final = 10.0
+"""A step that takes so many times as long as usual is no habit: a hang that passed, say."""
 LONG_TAGS: Final = ("checkpoint", "eval")
 
 _GROWTH: Final = 2
@@ -115,6 +117,13 @@ class StepPast:
         recent = self._walls.values[-USUAL_STEPS:].astype(np.float64)
         recent = recent[np.isfinite(recent)]
         return float(np.median(recent)) if len(recent) else None
+
+    def rare_share(self, steps: int) -> float:
+        """Of the time of the last ``steps`` what those took that took very long."""
+        recent = self._walls.values[-steps:].astype(np.float64)
+        recent = recent[np.isfinite(recent)]
+        whole = float(recent.sum())
+        return float(recent[recent > RARE_TIMES * np.median(recent)].sum()) / whole if whole > 0 else 0.0
 
     def longest_us(self) -> float:
         """The longest that has passed between two steps as it may again: with a tag that says why, or more than once."""

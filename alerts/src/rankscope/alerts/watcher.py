@@ -31,6 +31,7 @@ from rankscope.alerts.storm import collapsed
 from rankscope.alerts.watched_life import Lives, Patience, gpus_of
 from rankscope.alerts.watched_run import Glance, Glances, discover, last_attempt, ranks_within, why_unreadable
 from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result import Analysis, Cost
 from rankscope.runs.errors import InputError, RankscopeError
 
@@ -301,6 +302,7 @@ class Watcher:
         subject = self._subject(seen)
         found: list[Candidate] = []
         told = {CRASHED.alertname}
+        past = self._follow.past(run)
         if analysis.verdict.kind != "insufficient_data":
             told |= {*OF_RECORDS} - {one.alertname for one in OF_PAST}
             found += candidates(
@@ -309,8 +311,8 @@ class Watcher:
                 runbook_url=options.runbook_url,
                 budgets=options.budgets,
                 price=None if price is None else Cost(amount=price, currency=seen.info.currency or "USD"),
+                rare_share=0.0 if past is None else past.rare_share(RECENT_STEPS),
             )
-        past = self._follow.past(run)
         regressions = Regressions(run=run, subject=subject, gpus=gpus_of(seen))
         slower = None if past is None else regressions.found(past, at_least=options.budgets.slower)
         if slower is not None:
