@@ -29,7 +29,7 @@ from rankscope.alerts.regressions import Regressions
 from rankscope.alerts.standstill import Standing
 from rankscope.alerts.storm import collapsed
 from rankscope.alerts.watched_life import Lives, Patience, gpus_of
-from rankscope.alerts.watched_run import Glance, Glances, discover, last_attempt, ranks_within, why_unreadable
+from rankscope.alerts.watched_run import Glance, Glances, discover, ranks_within, why_unreadable
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result import Analysis, Cost
@@ -233,7 +233,7 @@ class Watcher:
         """Look at a run; ``None`` when it cannot be read, or was over before and still is."""
         try:
             # One that is over wakes up only by a new attempt; its many files need no second look.
-            if run in self._over and last_attempt(run) == self._over[run].attempt:
+            if run in self._over and self._glances.is_resting(run, self._over[run].attempt):
                 return None
             seen = self._glances.glance(run, now_unix_ns=now_unix_ns)
         except (RankscopeError, OSError) as error:
