@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+import yaml
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.alertmanager import Alertmanager
@@ -20,6 +22,7 @@ from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.payload import NOT_ENDED
 from rankscope.alerts.post import http_client
+from rankscope.alerts.rules import rules_text
 from rankscope.alerts.watcher import Options, Watcher
 
 CONFIG = Path(__file__).parents[2] / "alerts" / "alertmanager" / "alertmanager.yml"
@@ -84,7 +87,18 @@ def alertmanager(
 def test_the_example_configuration_is_sound(require_program: Callable[[str], str]) -> None:
     done = subprocess.run([require_program("amtool"), "check-config", str(CONFIG)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 inhibit rules" in done.stdout
+
+
+def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_them() -> None:
+    config = yaml.safe_load(EXAMPLE)
+    rules = [rule for group in yaml.safe_load(rules_text())["groups"] for rule in group["rules"] if "alert" in rule]
+    for inhibition in config["inhibit_rules"]:
+        for side in ("source_matchers", "target_matchers"):
+            # A label that both lack counts as equal
+            assert {f'{label}=~".+"' for label in inhibition["equal"]} <= set(inhibition[side])
+            for names in re.findall(r'alertname=~?"([^"]*)"', " ".join(inhibition[side])):
+                meant = [rule for rule in rules if re.fullmatch(names, rule["alert"])]
+                assert meant, names
 
 
 @pytest.mark.parametrize(
@@ -92,8 +106,11 @@ def test_the_example_configuration_is_sound(require_program: Callable[[str], str
     [
         (["alertname=TrainingStraggler", "severity=warning", "run_id=r1"], "team"),
         (["alertname=RankSilent", "severity=critical", "run_id=r1"], "on-call"),
-        (["alertname=GpuDown", "severity=critical"], "on-call"),
-        (["alertname=Other"], "team"),
+        (["alertname=GpuDown", "severity=critical", "host=n1"], "on-call"),
+        (["alertname=GpuTooHot", "severity=warning", "host=n1"], "operators"),
+        (["alertname=GpuAllocatedIdle", "severity=info", "host=n1"], "operators"),
+        (["alertname=NodeMaintenance", "severity=info", "host=n1"], "nobody"),
+        (["alertname=Other"], "operators"),
     ],
 )
 def test_severity_decides_who_is_told(require_program: Callable[[str], str], labels: list[str], receiver: str) -> None:
@@ -162,18 +179,60 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
 @pytest.mark.slow
 def test_fingerprints_and_inhibitions_agree_with_alertmanager(alertmanager: tuple[str, str], eventually: Any) -> None:
     manager, _ = alertmanager
-    # Given label sets of many kinds: unicode, quotes, empty rank, order; a silent rank, a lost GPU and what they cause
+    # Given label sets of many kinds: unicode, quotes, empty rank, order; causes and their consequences
+    critical, warning = {"severity": "critical"}, {"severity": "warning"}
+    gpu = {"uuid": "GPU-1", "gpu_uuid": "GPU-1", "host": "n1", "instance": "n1:9838"}
+    bus = {"uuid": "GPU-2", "gpu_uuid": "GPU-2", "host": "n2", "instance": "n2:9838"}
+    down, drained = {"host": "n3", "instance": "n3:9838"}, {"host": "n4", "instance": "n4:9838"}
     labels: dict[str, dict[str, str]] = {
         "unicode": {"alertname": "Zürich 🚀", "severity": "info", "b": "2", "a": "1"},
         "quotes": {"alertname": 'a"b\\c\n', "severity": "info"},
-        "silent": {"alertname": "RankSilent", "severity": "critical", "run_id": "r1", "rank": "3"},
-        "slow in that run": {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1", "rank": "2"},
-        "slow elsewhere": {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r2", "rank": "2"},
-        "lost GPU": {"alertname": "GpuDown", "severity": "critical", "uuid": "GPU-1", "gpu_uuid": "GPU-1"},
-        "rank on it": {"alertname": "RankSilent", "severity": "critical", "run_id": "r3", "rank": "0", "gpu_uuid": "GPU-1"},
-        "rank on another": {"alertname": "RankSilent", "severity": "critical", "run_id": "r4", "rank": "0", "gpu_uuid": "GPU-2"},
+        "silent": {"alertname": "RankSilent", **critical, "run_id": "r1", "rank": "3"},
+        "slow in that run": {"alertname": "TrainingStraggler", **warning, "run_id": "r1", "rank": "2"},
+        "slow elsewhere": {"alertname": "TrainingStraggler", **warning, "run_id": "r2", "rank": "2"},
+        "hang": {"alertname": "TrainingHangSuspected", **critical, "run_id": "r5"},
+        "no steps": {"alertname": "TrainingStalled", **critical, "run_id": "r5"},
+        "lost GPU": {"alertname": "GpuDown", **critical, **gpu},
+        "Xid of it": {"alertname": "GpuXidCritical", **critical, **gpu, "xid": "79"},
+        "heat of it": {"alertname": "GpuTooHot", **warning, **gpu},
+        "rank on it": {"alertname": "RankSilent", **critical, "run_id": "r3", "rank": "0", "gpu_uuid": "GPU-1"},
+        "rank on another": {"alertname": "RankSilent", **critical, "run_id": "r4", "rank": "0", "gpu_uuid": "GPU-3"},
+        "heat under that": {"alertname": "GpuTooHot", **warning, "gpu_uuid": "GPU-3", "host": "n9"},
+        "off the bus": {"alertname": "GpuXidCritical", **critical, **bus, "xid": "79"},
+        "another Xid": {"alertname": "GpuXidCritical", **critical, **bus, "xid": "48"},
+        "wants a reset": {"alertname": "GpuRecoveryAction", **critical, **bus, "action": "gpu_reset"},
+        "remap failed": {"alertname": "GpuRowRemapFailure", **critical, "gpu_uuid": "GPU-5", "host": "n5"},
+        "remap pending": {"alertname": "GpuRowRemapPending", **warning, "gpu_uuid": "GPU-5", "host": "n5"},
+        "node down": {"alertname": "NodeDown", **critical, "host": "n3"},
+        "exporter there": {"alertname": "ExporterAbsent", **warning, **down},
+        "rank there": {"alertname": "RankSilent", **critical, "run_id": "r6", "rank": "1", "host": "n3"},
+        "maintenance": {"alertname": "NodeMaintenance", "severity": "info", "host": "n4"},
+        "lost in maintenance": {"alertname": "GpuDown", **critical, **drained, "uuid": "GPU-4", "gpu_uuid": "GPU-4"},
+        "down in maintenance": {"alertname": "NodeDown", **critical, "host": "n4"},
+        "port in maintenance": {"alertname": "InfinibandDiscards", **warning, "host": "n4", "device": "mlx5_0", "port": "1"},
+        "driver hangs": {"alertname": "DriverSilent", **critical, "instance": "n6:9838", "host": "n6"},
+        "collector hangs": {"alertname": "ExporterStale", **warning, "instance": "n6:9838", "host": "n6"},
+        "switch": {"alertname": "NvswitchFatalError", **critical, "host": "n7"},
+        "link to it": {"alertname": "NvlinkInactive", **warning, "gpu_uuid": "GPU-7", "host": "n7"},
+        "idle": {"alertname": "GpuAllocatedIdle", "severity": "info", "uuid": "GPU-8", "host": "n8"},
+        "idle for long": {"alertname": "GpuAllocatedIdleLong", **warning, "uuid": "GPU-8", "host": "n8"},
+        "no host": {"alertname": "ExporterSlow", **warning, "instance": "n10:9838"},
         "two labels": {"alertname": "TrainingStraggler", "rank": "2"},
-        "no run": {"alertname": "ExporterCollectorFailing", "severity": "warning", "instance": "n1:9838"},
+        "no run": {"alertname": "ExporterCollectorFailing", **warning, "instance": "n1:9838"},
+    }
+    consequences = {
+        *(
+            "slow in that run",
+            "no steps",
+            "Xid of it",
+            "heat of it",
+            "rank on it",
+            "another Xid",
+            "wants a reset",
+            "remap pending",
+        ),
+        *("exporter there", "rank there", "lost in maintenance", "down in maintenance", "port in maintenance"),
+        *("collector hangs", "link to it", "idle"),
     }
     with http_client() as client:
         Alertmanager(manager, client, resend_after_s=60, valid_s=240).send(
@@ -202,4 +261,4 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(alertmanager: tupl
             return set()
         return {by_fingerprint[alert["fingerprint"]] for alert in answer if alert["status"]["inhibitedBy"]}
 
-    assert eventually(inhibited) == {"slow in that run", "rank on it"}
+    assert eventually(inhibited) == consequences

@@ -41,23 +41,23 @@ def events(output: str) -> list[dict[str, Any]]:
 
 
 def test_rules_are_printed(cli: Callable[..., Any]) -> None:
-    done = cli("alerts", "rules")
+    done = cli("alerts", "rules", "show")
     assert done.returncode == 0
     assert {group["name"] for group in yaml.safe_load(done.stdout)["groups"]} >= {"rankscope-training.alerts"}
 
 
 def test_rules_and_runbooks_are_exported(cli: Callable[..., Any], tmp_path: Path) -> None:
-    done = cli("alerts", "rules", "--out", tmp_path / "rules")
+    done = cli("alerts", "rules", "export", tmp_path / "rules")
     assert done.returncode == 0
     assert done.stdout == ""
     assert {path.stem for path in (tmp_path / "rules" / "runbooks").iterdir()} == set(runbooks())
 
 
 def test_a_bad_runbook_address_is_a_usage_error(cli: Callable[..., Any]) -> None:
-    assert cli("alerts", "rules", "--runbook-url", "x y").returncode == 2
+    assert cli("alerts", "rules", "show", "--runbook-url", "x y").returncode == 2
 
 
-@pytest.mark.parametrize("verb", [[], ["rules"], ["watch"], ["serve"]])
+@pytest.mark.parametrize("verb", [[], ["rules"], ["rules", "export"], ["explain"], ["watch"], ["serve"]])
 def test_help(cli: Callable[..., Any], verb: list[str]) -> None:
     done = cli("alerts", *verb, "--help")
     assert done.returncode == 0
@@ -70,7 +70,7 @@ def test_help_needs_no_extra_and_what_does_says_how_to_get_it(cli: Callable[...,
     (tmp_path / "without" / "httpx.py").write_text('raise ModuleNotFoundError("No module named \'httpx\'", name="httpx")\n')
     env = {"PYTHONPATH": str(tmp_path / "without")}
     assert cli("alerts", "watch", "--help", env=env).returncode == 0
-    assert cli("alerts", "rules", env=env).returncode == 0
+    assert cli("alerts", "rules", "show", env=env).returncode == 0
     done = cli("alerts", "watch", make_run().path, "--once", env=env)
     assert done.returncode == 4
     assert "pip install 'rankscope[alerts]'" in done.stderr

@@ -10,27 +10,58 @@ import pytest
 
 from rankscope.alerts.alerted import EVERY
 from rankscope.alerts.commands import alerts
-from rankscope.alerts.rules import runbooks
+from rankscope.alerts.external import EXTERNAL
+from rankscope.alerts.rules import rules_text, runbooks
+from rankscope.alerts.thresholds import DEFAULTS
+from rankscope.alerts.xid_policy import POLICIES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "\n".join((DOCS / name).read_text() for name in ("alerts.md", "rules.md"))
 
 
-@pytest.mark.parametrize("verb", sorted(alerts.commands))
-def test_every_option_is_documented(verb: str) -> None:
-    for parameter in alerts.commands[verb].params:
+def verbs(group: click.Group = alerts, words: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:
+    """Every command by its words, those of groups in groups, too."""
+    found: dict[tuple[str, ...], click.Command] = {}
+    for name, command in group.commands.items():
+        found |= verbs(command, (*words, name)) if isinstance(command, click.Group) else {(*words, name): command}
+    return found
+
+
+VERBS = verbs()
+
+
+@pytest.mark.parametrize("words", sorted(VERBS), ids=" ".join)
+def test_every_option_is_documented(words: tuple[str, ...]) -> None:
+    for parameter in VERBS[words].params:
         if isinstance(parameter, click.Option):
             assert parameter.opts[0] in PAGE
 
 
 def test_every_command_line_is_one_that_exists() -> None:
-    lines = re.findall(r"^rankscope alerts (\w+) .*$", PAGE, flags=re.MULTILINE)
-    assert set(lines) == set(alerts.commands)
-    for options in re.findall(r"^rankscope alerts (\w+) (.*)$", PAGE, flags=re.MULTILINE):
-        known = {name for parameter in alerts.commands[options[0]].params for name in parameter.opts}
-        assert set(re.findall(r"--[\w-]+", options[1])) <= known
+    lines = [line.split() for line in re.findall(r"^rankscope alerts (.*)$", PAGE, flags=re.MULTILINE)]
+    shown = {words: line for line in lines for words in VERBS if tuple(line[: len(words)]) == words}
+    assert set(shown) == set(VERBS)
+    assert all(any(tuple(line[: len(words)]) == words for words in VERBS) for line in lines)
+    for words, line in shown.items():
+        known = {name for parameter in VERBS[words].params for name in parameter.opts}
+        assert {word for word in line if word.startswith("--")} <= known
 
 
-def test_every_alert_is_documented() -> None:
-    named = set(re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE))
-    assert named == set(runbooks())
-    assert {rule.alertname for rule in EVERY} <= named
+def test_every_alert_is_documented_with_its_severity() -> None:
+    named = dict(re.findall(r"^\| `(\w+)` \| (critical|warning|info) \|", PAGE, flags=re.MULTILINE))
+    of_rules = {name: settings["severity"] for name, settings in DEFAULTS.items() if name in runbooks()}
+    assert named == of_rules | {rule.alertname: rule.severity for rule in EVERY}
+    assert set(named) == set(runbooks())
+
+
+def test_every_policy_about_xids_is_documented() -> None:
+    for policy in POLICIES:
+        assert f"| {', '.join(map(str, policy.codes))} | " in PAGE
+        assert policy.why in PAGE
+
+
+def test_every_state_of_a_gpu_and_every_series_of_others_is_documented() -> None:
+    for state in re.findall(r'"state", "(\w+)", "", ""', rules_text()):
+        assert f"| `{state}` |" in PAGE
+    for metric in EXTERNAL:
+        assert f"`{metric.name}`" in PAGE or metric.source == "Prometheus itself"

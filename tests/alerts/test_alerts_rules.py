@@ -14,6 +14,7 @@ import yaml
 from rankscope.alerts.alerted import EVERY
 from rankscope.alerts.external import EXTERNAL
 from rankscope.alerts.rules import export, rules_text, runbooks
+from rankscope.alerts.thresholds import DEFAULTS, Tables, thresholds
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.errors import InputError
 from rankscope.runs.links import overview_url
@@ -49,8 +50,23 @@ def queries() -> list[str]:
     return found
 
 
-def test_it_passes_promtool_with_every_lint(tmp_path: Path, require_program: Callable[[str], str]) -> None:
-    export(tmp_path)
+def other_thresholds(path: Path, number: str) -> Tables:
+    """Every setting is another: all numbers ``number``, durations of several units, a price."""
+    lines = ["[price]", "per_gpu_hour = 2.5"]
+    for table, settings in DEFAULTS.items():
+        lines += [f"[{table}]"] if table != "price" else []
+        lines += [
+            f"{name} = " + ('"1d2h3m4s5ms"' if isinstance(value, str) else number if isinstance(value, float) else "3")
+            for name, value in settings.items()
+            if name not in ("enabled", "severity", "currency")
+        ]
+    path.write_text("\n".join(lines))
+    return thresholds(path)
+
+
+@pytest.mark.parametrize("number", [None, "0.00001", "1.0", "0"])
+def test_it_passes_promtool_with_every_lint(tmp_path: Path, require_program: Callable[[str], str], number: str | None) -> None:
+    export(tmp_path, settings=None if number is None else other_thresholds(tmp_path / "ours.toml", number))
     command = [
         require_program("promtool"),
         "check",

@@ -86,7 +86,7 @@ def _asked(prometheus: Prometheus, names: Sequence[str]) -> list[tuple[Rule, flo
         raise PrometheusError(
             prometheus.name,
             f"evaluates no alert {', '.join(missing) or 'of rankscope'}; it has {first_of(known, _NAMED) or 'none'}. "
-            "`rankscope alerts rules` exports rankscope's, --rule NAME picks others",
+            "`rankscope alerts rules export` writes rankscope's, --rule NAME picks others",
         )
     return asked
 

@@ -30,7 +30,8 @@ def replay_alerts(
 ) -> Replay:
     """The alerts of these ``names`` (all when there are none) over a run, by one or by both. Raises ``RankscopeError``.
 
-    ``settings`` are the thresholds of the rules. Where the watcher has an answer and Prometheus cannot give one, the reason stands in its place.
+    ``settings`` are the thresholds of the rules. Where the watcher has an answer and Prometheus cannot give one, the reason
+    stands in its place.
     """
     watched = [name for name in names or WATCHER_RULES if name in WATCHER_RULES] if by != "prometheus" else []
     ruled = [name for name in names or RULES if name in RULES] if by != "watcher" else []

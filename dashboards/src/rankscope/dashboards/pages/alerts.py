@@ -116,7 +116,8 @@ def _empty() -> Component:
             ),
             advice("rankscope alerts watch RUNS"),
             html.P(
-                "Alerts about hardware come from a Prometheus with rankscope's rules (rankscope alerts rules):", className="help"
+                "Alerts about hardware come from a Prometheus with rankscope's rules (rankscope alerts rules export):",
+                className="help",
             ),
             advice("rankscope dashboard RUNS --prometheus URL"),
         ],
