@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.run_analysis import analyze_run
 from rankscope.runs import segments
 from rankscope.runs.errors import InputError
-from rankscope.runs.paths import flight_dir
+from rankscope.runs.paths import flight_dir, rank_dir
 
 START_NS = 1_700_000_000_000_000_000
 
@@ -85,12 +86,14 @@ def test_what_went_on_after_its_dumps_does_not_hang(make_run: Any) -> None:
     assert following.hang(run.path, True) is not None
 
 
-def test_the_past_of_a_run_is_what_was_read_of_it(make_run: Any) -> None:
+def test_the_past_of_a_run_is_what_was_read_of_it_by_whichever_rank_recorded_anything(make_run: Any) -> None:
     run = make_run(slow=None)
+    shutil.rmtree(rank_dir(run.path, 0, 0))
+    rank_dir(run.path, 0, 0).mkdir()
     following = Following()
     assert following.past(run.path) is None
     following.update(run.path)
-    run.grow(5)
+    run.grow(5, ranks=[1, 2, 3])
     following.update(run.path)
     past = following.past(run.path)
     assert past is not None

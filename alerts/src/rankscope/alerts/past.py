@@ -67,13 +67,13 @@ class StepPast:
         self._begin()
 
     def has_ranks(self, ranks: Sequence[int]) -> None:
-        """The first of them tells, as long as there is any."""
-        if self._rank is None and ranks:
-            self._rank = ranks[0]
+        """Which of them tells is decided when the first has something to tell."""
 
     def add(self, rank: int, columns: RankColumns) -> None:
         """What a rank has recorded."""
-        if rank != self._rank or not len(columns.step):
+        if self._rank is None and len(columns.step):
+            self._rank = rank
+        if rank != self._rank:
             return
         unknown = np.full(len(columns.step), np.nan, np.float32)
         tagged = np.zeros(len(columns.step), np.bool_)

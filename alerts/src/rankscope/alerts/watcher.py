@@ -326,7 +326,12 @@ class Watcher:
         return found, told
 
     def _look_for_life(self, run: Path, seen: Glance, *, news: bool) -> None:
-        told = self._lives.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
+        try:
+            told = self._lives.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
+        except Exception as error:  # noqa: BLE001 - as when it is analysed
+            self._complain("look", run, f"{run}: cannot be looked at: {type(error).__name__}: {error}")
+            return
+        self._trouble.pop(("look", run), None)
         if told.moved:
             self._set_alive(run, alive=True)
         self._update(run, told.found, policy=self._options.policy, unknown=told.unknown, of=told.of)
