@@ -20,6 +20,7 @@ from tests.alerts.conftest import RunOnDisk
 from tests.local_http import answering, respond
 from tests.watched_job import QUICK, Watch, training
 
+from rankscope.alerts.alerted import CRASHED, OF_LIFE
 from rankscope.runs.reader import RunReader
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
@@ -92,7 +93,7 @@ def test_whichever_rank_is_killed_it_is_named_when_the_job_is_over(
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_of_a_job_that_is_well_nobody_is_told(
+def test_of_a_job_that_goes_on_nobody_is_told_that_it_does_not(
     job: tuple[Path, subprocess.Popen[bytes], Path], tmp_path: Path, number: int
 ) -> None:
     del number
@@ -102,7 +103,8 @@ def test_of_a_job_that_is_well_nobody_is_told(
         stop.touch()
         assert process.wait(60) == 0
         assert watch.process.wait(60) == 0
-    assert watch.fired() == set()
+    # That other programs make a rank slow, or the job wait, may be told: on a busy machine it is so
+    assert watch.fired().isdisjoint({*OF_LIFE, CRASHED.alertname})
 
 
 def test_a_watcher_that_is_killed_again_and_again_tells_and_notes_every_change(tmp_path: Path) -> None:
