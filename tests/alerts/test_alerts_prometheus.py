@@ -153,5 +153,13 @@ def test_prometheus_accuses_the_slow_rank_then_the_silent_one_and_nobody_else(
         {"alertname": "TrainingStalled", "severity": "critical", "run_id": "r1", "run": "llama"}
     ]
 
+    # Nobody is told of the node, whose GPUs are well: each is in one state, and what it is, is known
+    told = [alert["labels"]["alertname"] for alert in prometheus("alerts")["alerts"]]
+    assert {name for name in told if not name.startswith(("Training", "Rank"))} == set()
+    states = eventually(lambda: prometheus("query?query=uuid_state:gpu_state:active")["result"])
+    assert len({state["metric"]["uuid"] for state in states}) == len(states) == 2
+    assert {state["metric"]["state"] for state in states} <= {"computing", "idle", "allocated_idle"}
+    assert {state["metric"]["simulated"] for state in states} == {"true"}
+
     # And every rule could be evaluated
     assert {rule["health"] for group in prometheus("rules")["groups"] for rule in group["rules"]} == {"ok"}

@@ -91,6 +91,9 @@ def test_every_metric_used_is_one_that_somebody_publishes() -> None:
     assert "gpu_up" in used
     assert used <= published | recorded
     assert {metric.name for metric in EXTERNAL} <= used
+    documented = set(re.findall(r"`(\w+:\w+:\w+)`", (Path(__file__).parents[2] / "docs" / "rules.md").read_text()))
+    assert documented <= recorded
+    assert recorded - used <= documented, "recorded, and used by nobody"
 
 
 def test_every_label_of_a_metric_that_is_compared_is_one_it_has() -> None:

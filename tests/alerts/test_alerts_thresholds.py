@@ -89,7 +89,7 @@ def test_numbers_durations_and_severities_go_where_they_belong(written: Callable
     assert "> 0.25" in straggler["expr"]
     assert (straggler["for"], straggler["labels"]["severity"], "keep_firing_for" in straggler) == ("10m", "info", False)
     assert "uuid:gpu_busy:ratio > 0.2," in rules["uuid_state:gpu_state:active"]["expr"]
-    assert "[1d]" in rules["GpuXidCritical"]["expr"]
+    assert "offset 1d" in rules["GpuXidCritical"]["expr"]
     assert "< 86400" in rules["GpuXidCritical"]["expr"]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [["schema", "analysis"], ["--help"], ["alerts", "rules"]])
+@pytest.mark.parametrize("arguments", [["schema", "analysis"], ["--help"], ["alerts", "rules", "show"]])
 def test_whatever_is_printed_a_full_disk_is_one_of_standard_output(arguments: list[str], unbuffered: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

@@ -35,7 +35,7 @@ def _addressed(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def rules() -> None:
-    """Prometheus rules, a runbook for each alert, and what they compare with."""
+    """Prometheus rules, their runbooks and thresholds."""
 
 
 @rules.command()
@@ -47,7 +47,8 @@ def export(folder: Path, thresholds: Path | None, dashboard_url: str, runbook_ur
     \b
     Examples:
       rankscope alerts rules export rules
-      rankscope alerts rules export rules --thresholds ours.toml --dashboard-url https://rankscope.example
+      rankscope alerts rules export rules --thresholds ours.toml
+      rankscope alerts rules export rules --dashboard-url https://gpu.example
 
     Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong or DIR cannot be written.
     """  # noqa: D301 - \b is for click
@@ -84,7 +85,9 @@ def show(thresholds: Path | None, dashboard_url: str, runbook_url: str) -> None:
 
 @rules.command("thresholds")
 def default_thresholds() -> None:
-    """Print the default thresholds, with what each means: a file to start from.
+    """Print the default thresholds, a file to start from.
+
+    Each with what it means and in which unit.
 
     \b
     Example:
