@@ -135,11 +135,15 @@ def test_a_watcher_that_is_killed_again_and_again_tells_and_notes_every_change(t
                 "--state", str(tmp_path / "state.json"),
                 "--interval", "100ms", "--least-firing", "1s", "--budget", "host=100%", "--budget", "slower=100%",
             ]  # fmt: skip
-            # when whoever watches is killed at any moment, twenty times
+            began = time.monotonic()
+            once = [*command[:6], "--once", "--state", str(tmp_path / "once.json")]
+            subprocess.run(once, stdout=subprocess.DEVNULL, check=True)
+            start_s = time.monotonic() - began
+            # when whoever watches is killed at any moment, twenty times, also before it has read anything
             while kills < KILLS:
                 run.slow = 2 if (kills // 5) % 2 else None
                 with subprocess.Popen(command, stdout=subprocess.DEVNULL) as watcher:
-                    time.sleep(draw.uniform(0.5, 6.0))
+                    time.sleep(draw.uniform(0.5 * start_s, 1.5 * start_s + 5.0))
                     watcher.kill()
                 kills += 1
             done.set()
