@@ -177,7 +177,9 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
 
 
 @pytest.mark.slow
-def test_fingerprints_and_inhibitions_agree_with_alertmanager(alertmanager: tuple[str, str], eventually: Any) -> None:
+def test_fingerprints_and_inhibitions_agree_with_alertmanager(
+    alertmanager: tuple[str, str], eventually: Any, require_program: Callable[[str], str]
+) -> None:
     manager, _ = alertmanager
     # Given label sets of many kinds: unicode, quotes, empty rank, order; causes and their consequences
     critical, warning = {"severity": "critical"}, {"severity": "warning"}
@@ -262,3 +264,15 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(alertmanager: tupl
         return {by_fingerprint[alert["fingerprint"]] for alert in answer if alert["status"]["inhibitedBy"]}
 
     assert eventually(inhibited) == consequences
+
+    # Maintenance can be said by hand
+    said = ["NodeMaintenance", "severity=info", "host=n9", "--end=2100-01-31T12:00:00Z", f"--alertmanager.url={manager}"]
+    done = subprocess.run([require_program("amtool"), "alert", "add", *said], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    by_hand = fingerprint({"alertname": "NodeMaintenance", "severity": "info", "host": "n9"})
+
+    def kept_back() -> bool:
+        alerts = httpx.get(f"{manager}/api/v2/alerts").json()
+        return any(by_hand in alert["status"]["inhibitedBy"] for alert in alerts if alert["labels"]["alertname"] == "GpuTooHot")
+
+    assert eventually(kept_back)

@@ -24,6 +24,7 @@ from rankscope.alerts.rank_series import pasts_of, span_of, write_series
 from rankscope.alerts.replay import How
 from rankscope.alerts.rules_replay import levels, replay_rules
 from rankscope.alerts.run_replay import replay_alerts
+from rankscope.alerts.thresholds import thresholds
 from rankscope.exporter.catalogue import BY_NAME
 from rankscope.runs.errors import InputError, MissingError, RankscopeError
 from rankscope.runs.metrics import RANK_LABELS, RANK_METRICS
@@ -130,6 +131,24 @@ def test_recorded_series_are_made_before_those_that_rest_on_them() -> None:
         ["b:c", "c:d"],
     ]
     assert levels([rule("Alert", "up == 0")], rules) == []
+
+
+@pytest.mark.slow
+def test_what_the_thresholds_say_is_tried_and_what_they_leave_out_is_said(
+    make_run: Callable[..., Any], tmp_path: Path, require_program: Callable[[str], str]
+) -> None:
+    for program in ("prometheus", "promtool"):
+        require_program(program)
+    run = make_run()
+    ours = tmp_path / "ours.toml"
+    ours.write_text("[TrainingStalled]\nseconds = 300\n[RankSilent]\nenabled = false\n")
+
+    stalled, silent = replay_rules(run.path, ["TrainingStalled", "RankSilent"], settings=thresholds(ours)).rules
+
+    # Its ranks never said goodbye, and are taken to be there for 15 minutes after the last step
+    [spell] = stalled.spells
+    assert START_NS + 300 * 10**9 <= spell.pending_unix_ns <= START_NS + 340 * 10**9
+    assert silent.not_evaluated == "the thresholds leave it out"
 
 
 def test_without_prometheus_the_watcher_answers_and_what_is_missing_is_said(

@@ -78,7 +78,7 @@ def _one(question: str) -> XidExplained | AlertExplained:
     if question.lower() in names:
         return _alert(names[question.lower()])
     close = difflib.get_close_matches(question.lower(), names, n=1)
-    hint = f"did you mean {names[close[0]]}?" if close else f"a number is an Xid, and there are {', '.join(names.values())}"
+    hint = f"did you mean {names[close[0]]}?" if close else "a number is an Xid, and docs/rules.md lists the alerts"
     raise UnknownAlertError(f"there is no alert {question!r}; {hint}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -50,7 +51,7 @@ def thresholds(path: Path | None = None) -> Tables:
                 if key not in known:
                     raise InputError(path, f"no such setting{_instead(key, known)}", place=place)
                 if wrong := _wrong(key, value, known[key]):
-                    raise InputError(path, f"{value!r} is not {wrong}", place=place)
+                    raise InputError(path, f"{reprlib.repr(value)} is not {wrong}", place=place)
                 tables[name][key] = cast("Value", value)
     return MappingProxyType(tables)
 
@@ -92,7 +93,7 @@ def _with_common_settings(tables: dict[str, dict[str, Value]]) -> Mapping[str, d
 
 def _instead(name: str, known: Mapping[str, object]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
+    return f"; did you mean {close[0]}?" if close else "; `rankscope alerts rules thresholds` prints those there are"
 
 
 def _wrong(key: str, value: object, example: Value) -> str | None:  # noqa: PLR0911  one line for each kind
