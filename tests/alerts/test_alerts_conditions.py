@@ -63,6 +63,15 @@ def test_what_is_within_its_budget_or_not_known_is_no_alert(make_analysis: Calla
     assert names(candidates(make_analysis())) == []
 
 
+def test_one_very_long_step_is_no_habit(make_analysis: Callable[..., Analysis]) -> None:
+    past = past_of([0.1] * 400 + [20.0])
+    assert past.rare_share(500) == pytest.approx(1 / 3, abs=0.01)
+    assert past_of([0.1] * 400).rare_share(500) == 0
+    analysis = with_shares(make_analysis(), exposed_communication=0.5)
+    assert names(candidates(analysis, rare_share=past.rare_share(500))) == []
+    assert names(candidates(analysis, rare_share=0.19)) == ["TrainingCommunicationBound"]
+
+
 def test_where_no_gpu_time_is_lost_none_is_told(make_analysis: Callable[..., Analysis]) -> None:
     [found] = candidates(with_shares(make_analysis(), device="cpu", input=0.5))
     assert found.loss is None

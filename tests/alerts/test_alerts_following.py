@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.flight_dumps import Job, write
 
 from rankscope.alerts.following import Following
+from rankscope.analysis import hung_run
+from rankscope.analysis.hang.diagnosis import analyze_hang
+from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.run_analysis import analyze_run
 from rankscope.runs import segments
 from rankscope.runs.errors import InputError
+from rankscope.runs.paths import flight_dir, rank_dir
+
+START_NS = 1_700_000_000_000_000_000
 
 
 def test_a_run_that_grows_is_read_on_from_where_it_was(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +51,52 @@ def test_a_run_that_grows_is_read_on_from_where_it_was(make_run: Any, monkeypatc
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a run directory"):
         Following().update(tmp_path)
+
+
+def test_dumps_are_read_once_however_often_the_run_is_looked_at(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a run that hangs, with dumps in it: rank 2 did not come
+    run = make_run(slow=None)
+    write(flight_dir(run.path, 0), Job.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps())
+    read: list[Any] = []
+
+    def reading(paths: Any) -> HangReport:
+        read.append(paths)
+        return analyze_hang(paths)
+
+    monkeypatch.setattr(hung_run, "analyze_hang", reading)
+    following = Following()
+    # When it is judged again and again
+    for _ in range(3):
+        report = following.hang(run.path, True)
+        assert report is not None
+        assert report.culprits == [2]
+        following.update(run.path)
+    # Then they are read once, and again when there is another
+    assert len(read) == 1
+    (flight_dir(run.path, 0) / "rank-00002-end-nccl.pickle").write_bytes(b"no dump")
+    following.hang(run.path, True)
+    assert len(read) == 2
+
+
+def test_what_went_on_after_its_dumps_does_not_hang(make_run: Any) -> None:
+    run = make_run(slow=None)
+    write(flight_dir(run.path, 0), Job.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps())
+    following = Following(clock=lambda: START_NS / 1e9 + 6)
+    assert following.hang(run.path, False) is None
+    assert following.hang(run.path, True) is not None
+
+
+def test_the_past_of_a_run_is_what_was_read_of_it_by_whichever_rank_recorded_anything(make_run: Any) -> None:
+    run = make_run(slow=None)
+    shutil.rmtree(rank_dir(run.path, 0, 0))
+    rank_dir(run.path, 0, 0).mkdir()
+    following = Following()
+    assert following.past(run.path) is None
+    following.update(run.path)
+    run.grow(5, ranks=[1, 2, 3])
+    following.update(run.path)
+    past = following.past(run.path)
+    assert past is not None
+    assert past.steps.tolist() == list(range(65))
+    assert past.usual_us() == pytest.approx(41_000, rel=0.05)
+    assert past.longest_us() == pytest.approx(100_000)

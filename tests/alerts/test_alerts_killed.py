@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 from tests.watched_world import Told, World
 
 from rankscope.alerts import announcing
-from rankscope.alerts.alert import Notice
 from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.state import hold
@@ -48,18 +47,6 @@ class Reaper:
             raise KilledError
 
 
-class Listener(Told):
-    """Hears, and may be the moment at which the watcher is killed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reaper: Reaper | None = None
-
-    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
-        assert self.reaper is not None
-        self.reaper.around(super().send)(notices, now_unix_ns=now_unix_ns)
-
-
 def lines_of(run: Path) -> list[tuple[str, str]]:
     """What stands in ``findings.jsonl``: status and rank."""
     rows = [msgspec.json.decode(line) for line in (run / "findings.jsonl").read_bytes().splitlines()]
@@ -67,12 +54,9 @@ def lines_of(run: Path) -> list[tuple[str, str]]:
     return [(row["status"], row["labels"]["rank"]) for row in rows]
 
 
-def followed(
-    make_run: Any, make_analysis: Any, monkeypatch: pytest.MonkeyPatch, reaper: Reaper, name: str
-) -> tuple[Any, Listener]:
+def followed(make_run: Any, make_analysis: Any, monkeypatch: pytest.MonkeyPatch, reaper: Reaper, name: str) -> tuple[Any, Told]:
     """Two ranks become slow and well again, while whoever watches is killed once and started anew."""
-    run, told = make_run(name), Listener()
-    told.reaper = reaper
+    run, told = make_run(name), Told()
     monkeypatch.setattr(announcing, "append_finding", reaper.around(append_finding))
     saved: list[bytes] = [msgspec.json.encode(Ledger())]
 
@@ -81,6 +65,7 @@ def followed(
         # The ledger that is saved is what a next one finds; killed in the midst, it finds the one before.
         saving = reaper.around(lambda ledger: saved.append(msgspec.json.encode(ledger)))
         world.watcher._save = world.watcher._announcer._save = saving
+        monkeypatch.setattr(world.watcher._delivery, "deliver", reaper.around(world.watcher._delivery.deliver))
         world.now_s = world.now_s if before is None else before.now_s
         return world
 

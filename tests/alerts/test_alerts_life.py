@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -343,3 +344,27 @@ def test_a_job_that_was_cancelled_did_not_crash(world: Callable[..., tuple[Any, 
     run.end("killed", end_unix_ns=int(watched.now_s * 1e9))
     let_pass(watched, RESTART_GRACE_S + 10)
     assert watched.said() == ["verdict"]
+
+
+def test_a_run_that_is_over_wakes_up_by_another_attempt(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world("..")
+    let_pass(watched, 20, run)
+    run.end()
+    let_pass(watched, 30)
+    assert watched.said() == ["verdict"]
+    create_attempt(run.path, AttemptInfo(attempt=1, start_unix_ns=1, world_size=4))
+    shutil.copytree(rank_dir(run.path, 0, 0), rank_dir(run.path, 1, 0))
+    let_pass(watched, 5)
+    assert watched.said() == ["verdict", "verdict"]
+
+
+def test_a_run_that_lies_about_itself_costs_only_itself(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    info = rank_dir(run.path, 0, 3) / "rank.json"
+    lie = {**msgspec.json.decode(info.read_bytes()), "device_kind": "cuda", "host": "a\n\x1b[2Jb"}
+    written = msgspec.json.encode(lie).replace(b'"world_size":4', b'"world_size":' + b"9" * 400)
+    info.write_bytes(written)
+    let_pass(watched, 20, run)
+    let_pass(watched, 2 * PATIENCE_S)
+    assert watched.firing() == ["TrainingStalled"]
+    assert watched.reports == []

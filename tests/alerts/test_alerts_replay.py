@@ -145,6 +145,19 @@ def test_a_run_that_never_said_goodbye_has_its_alerts_ended_an_hour_later(make_r
     assert spell.ended_unix_ns == START_NS + (60 + 3600) * SECOND
 
 
+def test_a_run_that_stood_still_would_have_been_told_after_two_minutes(make_run: Callable[..., Any]) -> None:
+    # Given a run that made steps for a minute, and never said how it ended
+    run = make_run(slow=None)
+    run.grow(540)
+
+    [rule] = replay_run(run.path, ["TrainingStalled"]).rules
+
+    # Then it would have been told as soon as patience was at its end, for three evaluations
+    [spell] = rule.spells
+    assert spell.fired_unix_ns is not None
+    assert 120 * SECOND <= spell.fired_unix_ns - (START_NS + 60 * SECOND) <= 140 * SECOND
+
+
 def test_a_compacted_run_is_replayed_alike(make_run: Callable[..., Any], tmp_path: Path) -> None:
     run = make_run(slow=2)
     run.grow(240)

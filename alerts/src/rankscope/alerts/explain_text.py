@@ -57,5 +57,5 @@ def _alert(alert: AlertExplained) -> str:
 
 
 def _table(title: str, rows: dict[str, str]) -> str:
-    width = max(map(len, rows))
+    width = max(map(len, rows), default=0)
     return "\n".join([title, *(f"  {name:{width}}  {text}" for name, text in rows.items())])

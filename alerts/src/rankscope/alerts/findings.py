@@ -23,14 +23,16 @@ def candidates(
     runbook_url: str = "runbooks",
     budgets: Budgets | None = None,
     price: Cost | None = None,
+    rare_share: float = 0.0,
 ) -> list[Candidate]:
     """The alerts an analysis speaks for, at most one per identity, most costly first.
 
-    ``dashboard_url`` and ``runbook_url`` are the bases of the links; ``price`` is that of a GPU-hour.
+    ``dashboard_url`` and ``runbook_url`` are the bases of the links; ``price`` is that of a GPU-hour. ``rare_share``: of the
+    time of the steps, what a few very long ones took; a mean speaks of these, too, and a budget is about the others.
     """
     subject = subject_of(analysis, dashboard_url=dashboard_url, runbook_url=runbook_url)
     found: dict[str, Candidate] = {}
-    for finding in (*_of_each_rank(analysis), *_over_budget(analysis, budgets or Budgets())):
+    for finding in (*_of_each_rank(analysis), *_over_budget(analysis, budgets or Budgets(), rare_share)):
         rule = ALERTED.get(finding.kind)
         if rule is None:
             continue
@@ -73,7 +75,7 @@ def _of_each_rank(analysis: Analysis) -> Iterator[Finding]:
             yield from (msgspec.structs.replace(finding, rank=rank, host=hosts.get(rank)) for rank in others)
 
 
-def _over_budget(analysis: Analysis, budgets: Budgets) -> Iterator[Finding]:
+def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Iterator[Finding]:
     """Parts of the step that take more than they may, the largest first; in the analysis' own words where it has any."""
     told = {finding.kind: finding for finding in analysis.findings}
     shares: list[tuple[float, str]] = []
@@ -82,7 +84,7 @@ def _over_budget(analysis: Analysis, budgets: Budgets) -> Iterator[Finding]:
         if share is None and kind in told:
             # Not a part of the waterfall by itself: idle time of a device, say, that nothing explains.
             share = next((one.value for one in told[kind].evidence if one.name.startswith("share.")), None)
-        if share is not None and share >= getattr(budgets, name):
+        if share is not None and share - rare_share >= getattr(budgets, name):
             shares.append((share, name))
     for share, name in sorted(shares, reverse=True):
         part, kind = PARTS[name]

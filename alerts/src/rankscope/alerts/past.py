@@ -17,6 +17,8 @@ USUAL_STEPS: Final = 200
 """The last ones, of which the usual step time is the median."""
 LONG_STEPS: Final = 20_000
 """As far back it is looked for steps that take long as a rule: checkpoints, evaluations."""
+RARE_TIMES: Final = 10.0
+"""A step that takes so many times as long as usual is no habit: a hang that passed, say."""
 LONG_TAGS: Final = ("checkpoint", "eval")
 
 _GROWTH: Final = 2
@@ -65,13 +67,13 @@ class StepPast:
         self._begin()
 
     def has_ranks(self, ranks: Sequence[int]) -> None:
-        """The first of them tells, as long as there is any."""
-        if self._rank is None and ranks:
-            self._rank = ranks[0]
+        """Which of them tells is decided when the first has something to tell."""
 
     def add(self, rank: int, columns: RankColumns) -> None:
         """What a rank has recorded."""
-        if rank != self._rank or not len(columns.step):
+        if self._rank is None and len(columns.step):
+            self._rank = rank
+        if rank != self._rank:
             return
         unknown = np.full(len(columns.step), np.nan, np.float32)
         tagged = np.zeros(len(columns.step), np.bool_)
@@ -115,6 +117,13 @@ class StepPast:
         recent = self._walls.values[-USUAL_STEPS:].astype(np.float64)
         recent = recent[np.isfinite(recent)]
         return float(np.median(recent)) if len(recent) else None
+
+    def rare_share(self, steps: int) -> float:
+        """Of the time of the last ``steps`` what those took that took very long."""
+        recent = self._walls.values[-steps:].astype(np.float64)
+        recent = recent[np.isfinite(recent)]
+        whole = float(recent.sum())
+        return float(recent[recent > RARE_TIMES * np.median(recent)].sum()) / whole if whole > 0 else 0.0
 
     def longest_us(self) -> float:
         """The longest that has passed between two steps as it may again: with a tag that says why, or more than once."""

@@ -18,6 +18,8 @@ from rankscope.alerts.watched_run import Glance
 SILENT_AFTER_S: Final = 120.0
 """Longer than file servers show what is old, which is a minute as a rule."""
 SILENT_STEPS: Final = 10.0
+LARGEST_WORLD: Final = 1_000_000
+"""What a file claims beyond is not believed."""
 _TIMES_LONGEST: Final = 2.0
 
 
@@ -108,5 +110,5 @@ def gpus_of(seen: Glance) -> Loss | None:
     price = seen.info.price_per_gpu_hour
     if price is None and all(info.device_kind == "cpu" for info in infos):
         return None
-    world = max((info.world_size for info in infos), default=0)
+    world = min(LARGEST_WORLD, max((info.world_size for info in infos), default=0))
     return Loss(gpu_hours=0.0, per_hour=float(world), price=price, currency=seen.info.currency)

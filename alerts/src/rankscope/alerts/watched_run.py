@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.alerts.rank_look import RankLook, RankSeen
-from rankscope.runs.paths import rank_dir
+from rankscope.runs.paths import attempt_dir, rank_dir
 from rankscope.runs.reader import RunReader, is_run, is_visible_run
 from rankscope.runs.records import RankInfo, RunInfo
 from rankscope.runs.segments import open_regular
@@ -46,6 +46,8 @@ class Glances:
 
     def __init__(self) -> None:
         self._looks: dict[Path, tuple[int, dict[int, RankLook]]] = {}
+        self._resting: dict[Path, tuple[int, bool]] = {}
+        """Of runs that are over: when their attempts changed, and whether that has been looked into twice."""
 
     def glance(self, run: Path, *, now_unix_ns: int) -> Glance:
         """Look at a run without reading its records. Raises ``InputError`` for what is no readable run."""
@@ -64,6 +66,20 @@ class Glances:
         content = (last, len(seen), sum(one.size for one in seen.values()))
         return Glance(reader.info.run_id, content, ended=ended, info=reader.info, ranks=seen)
 
+    def is_resting(self, run: Path, attempt: int) -> bool:
+        """Whether ``attempt`` of a run that is over is its last still. Raises ``InputError`` and ``OSError``.
+
+        Of thousands of runs that are history, most looks ask the system for one thing.
+        """
+        changed_ns = attempt_dir(run, 0).parent.stat().st_mtime_ns
+        known = self._resting.get(run)
+        if known == (changed_ns, True):
+            return True
+        attempts = RunReader(run).attempts()
+        # What comes within a tick of the file system's clock after this look does not change the time: looked into once more.
+        self._resting[run] = (changed_ns, known is not None and known[0] == changed_ns)
+        return bool(attempts) and attempts[-1] == attempt
+
     def keep(self, runs: Collection[Path]) -> None:
         """Remember nothing of other runs than these."""
         self._looks = {run: looks for run, looks in self._looks.items() if run in runs}
@@ -77,12 +93,6 @@ def discover(path: Path) -> list[Path]:
     if is_run(path):
         return [path]
     return sorted(entry for entry in path.iterdir() if is_visible_run(entry))
-
-
-def last_attempt(run: Path) -> int | None:
-    """Number of the last attempt, ``None`` before the first. Raises ``InputError``."""
-    attempts = RunReader(run).attempts()
-    return attempts[-1] if attempts else None
 
 
 def _ended(ranks: list[RankInfo | None], now_unix_ns: int) -> bool:

@@ -29,8 +29,9 @@ from rankscope.alerts.regressions import Regressions
 from rankscope.alerts.standstill import Standing
 from rankscope.alerts.storm import collapsed
 from rankscope.alerts.watched_life import Lives, Patience, gpus_of
-from rankscope.alerts.watched_run import Glance, Glances, discover, last_attempt, ranks_within, why_unreadable
+from rankscope.alerts.watched_run import Glance, Glances, discover, ranks_within, why_unreadable
 from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result import Analysis, Cost
 from rankscope.runs.errors import InputError, RankscopeError
 
@@ -232,7 +233,7 @@ class Watcher:
         """Look at a run; ``None`` when it cannot be read, or was over before and still is."""
         try:
             # One that is over wakes up only by a new attempt; its many files need no second look.
-            if run in self._over and last_attempt(run) == self._over[run].attempt:
+            if run in self._over and self._glances.is_resting(run, self._over[run].attempt):
                 return None
             seen = self._glances.glance(run, now_unix_ns=now_unix_ns)
         except (RankscopeError, OSError) as error:
@@ -301,6 +302,7 @@ class Watcher:
         subject = self._subject(seen)
         found: list[Candidate] = []
         told = {CRASHED.alertname}
+        past = self._follow.past(run)
         if analysis.verdict.kind != "insufficient_data":
             told |= {*OF_RECORDS} - {one.alertname for one in OF_PAST}
             found += candidates(
@@ -309,8 +311,8 @@ class Watcher:
                 runbook_url=options.runbook_url,
                 budgets=options.budgets,
                 price=None if price is None else Cost(amount=price, currency=seen.info.currency or "USD"),
+                rare_share=0.0 if past is None else past.rare_share(RECENT_STEPS),
             )
-        past = self._follow.past(run)
         regressions = Regressions(run=run, subject=subject, gpus=gpus_of(seen))
         slower = None if past is None else regressions.found(past, at_least=options.budgets.slower)
         if slower is not None:
@@ -324,7 +326,12 @@ class Watcher:
         return found, told
 
     def _look_for_life(self, run: Path, seen: Glance, *, news: bool) -> None:
-        told = self._lives.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
+        try:
+            told = self._lives.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
+        except Exception as error:  # noqa: BLE001 - as when it is analysed
+            self._complain("look", run, f"{run}: cannot be looked at: {type(error).__name__}: {error}")
+            return
+        self._trouble.pop(("look", run), None)
         if told.moved:
             self._set_alive(run, alive=True)
         self._update(run, told.found, policy=self._options.policy, unknown=told.unknown, of=told.of)

@@ -1,0 +1,163 @@
+"""The long campaign of the watcher: real jobs whose ranks are stopped and killed, watchers that are killed (`make campaign`)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.alerts.conftest import RunOnDisk
+from tests.local_http import answering, respond
+from tests.watched_job import QUICK, Watch, training
+
+from rankscope.alerts.alerted import CRASHED, OF_LIFE
+from rankscope.runs.reader import RunReader
+
+pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
+RANKS = 4
+KILLS = 20
+
+
+def until(question: Callable[[], Any], *, timeout: float = 120.0) -> Any:
+    """The answer, once it is true."""
+    patience = time.monotonic() + timeout
+    while not (answer := question()):
+        assert time.monotonic() < patience, f"still {answer!r} after {timeout:.0f} s"
+        time.sleep(0.1)
+    return answer
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes], Path]]:
+    """A real job whose ranks have made steps: its run, its launcher, and the file that stops it."""
+    run, stop = tmp_path / "run", tmp_path / "stop"
+    with training(run, stop, RANKS) as process:
+        until(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) == RANKS)
+        yield run, process, stop
+
+
+def pid_of(run: Path, rank: int) -> int:
+    info = RunReader(run).rank(0, rank)
+    assert info is not None
+    return info.pid
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_whichever_rank_is_stopped_it_is_the_culprit(
+    job: tuple[Path, subprocess.Popen[bytes], Path], tmp_path: Path, rank: int
+) -> None:
+    if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):
+        pytest.skip("this torch has no Flight Recorder for gloo")
+    run, process, stop = job
+    with Watch(run, "--state", tmp_path / "state.json", *QUICK) as watch:
+        time.sleep(10)
+        stopped = pid_of(run, rank)
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            until(lambda: watch.of("TrainingStalled"))
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        [fired] = watch.of("TrainingStalled")
+        assert fired["annotations"]["culprit"] == str(rank)
+        assert f"py-spy dump --pid {stopped}" in fired["annotations"]["next"]
+        until(lambda: len(watch.of("TrainingStalled")) == 2)
+        stop.touch()
+        assert process.wait(60) == 0
+        assert watch.process.wait(60) == 0
+    assert watch.fired() == {"TrainingStalled"}
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_whichever_rank_is_killed_it_is_named_when_the_job_is_over(
+    job: tuple[Path, subprocess.Popen[bytes], Path], tmp_path: Path, rank: int
+) -> None:
+    run, process, _ = job
+    with Watch(run, "--state", tmp_path / "state.json", *QUICK) as watch:
+        time.sleep(10)
+        os.kill(pid_of(run, rank), signal.SIGKILL)
+        assert process.wait(120) != 0
+        assert watch.process.wait(120) == 0
+        [fired] = [event for event in watch.of("TrainingCrashed") if event["event"] == "firing"]
+    assert fired["annotations"].get("culprit", str(rank)) == str(rank)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_of_a_job_that_goes_on_nobody_is_told_that_it_does_not(
+    job: tuple[Path, subprocess.Popen[bytes], Path], tmp_path: Path, number: int
+) -> None:
+    del number
+    run, process, stop = job
+    with Watch(run, "--state", tmp_path / "state.json", *QUICK) as watch:
+        time.sleep(120)
+        stop.touch()
+        assert process.wait(60) == 0
+        assert watch.process.wait(60) == 0
+    # That other programs make a rank slow, or the job wait, may be told: on a busy machine it is so
+    assert watch.fired().isdisjoint({*OF_LIFE, CRASHED.alertname})
+
+
+def test_a_watcher_that_is_killed_again_and_again_tells_and_notes_every_change(tmp_path: Path) -> None:
+    # Given a run that grows all the time, of which rank 2 becomes slow, well, and slow again
+    run = RunOnDisk(tmp_path / "runs" / "llama", slow=None, name="llama")
+    run.grow(200)
+    done = threading.Event()
+
+    def grow() -> None:
+        while not done.wait(0.02):
+            run.grow(10)
+
+    heard: list[tuple[str, str]] = []
+
+    def hear(request: BaseHTTPRequestHandler, body: bytes) -> None:
+        payload = msgspec.json.decode(body)
+        heard.extend((alert["status"], alert["startsAt"]) for alert in payload["alerts"])
+        respond(request, 200, b"")
+
+    growing = threading.Thread(target=grow)
+    growing.start()
+    draw = random.Random(7)
+    kills = 0
+    try:
+        with answering(hear) as url:
+            command = [
+                sys.executable, "-m", "rankscope", "alerts", "watch", str(run.path), "--webhook", url,
+                "--state", str(tmp_path / "state.json"),
+                "--interval", "100ms", "--least-firing", "1s", "--budget", "host=100%", "--budget", "slower=100%",
+            ]  # fmt: skip
+            began = time.monotonic()
+            once = [*command[:6], "--once", "--state", str(tmp_path / "once.json")]
+            subprocess.run(once, stdout=subprocess.DEVNULL, check=True)
+            start_s = time.monotonic() - began
+            # when whoever watches is killed at any moment, twenty times, also before it has read anything
+            while kills < KILLS:
+                run.slow = 2 if (kills // 5) % 2 else None
+                with subprocess.Popen(command, stdout=subprocess.DEVNULL) as watcher:
+                    time.sleep(draw.uniform(0.5 * start_s, 1.5 * start_s + 5.0))
+                    watcher.kill()
+                kills += 1
+            done.set()
+            growing.join()
+            run.end()
+            assert subprocess.run(command, stdout=subprocess.DEVNULL, timeout=120, check=False).returncode == 0
+    finally:
+        done.set()
+        growing.join()
+    # then every change stands in the run once, in order, and somebody has been told of each
+    rows = [msgspec.json.decode(line) for line in (run.path / "findings.jsonl").read_bytes().splitlines()]
+    about = [(row["status"], row["time_unix_ns"]) for row in rows if row["labels"]["alertname"] == "TrainingStraggler"]
+    assert len(set(about)) == len(about) >= 2
+    assert [status for status, _ in about] == ["firing", "resolved"] * (len(about) // 2)
+    assert {status for status, _ in heard} == {"firing", "resolved"}
+    started = {start for status, start in heard if status == "firing"}
+    assert {start for status, start in heard if status == "resolved"} <= started

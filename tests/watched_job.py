@@ -1,0 +1,69 @@
+"""A real job that goes on until it is told to stop, and `rankscope alerts watch` beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+JOB = Path(__file__).parent / "profiler" / "jobs" / "until_told.py"
+QUICK = (
+    "--interval", "500ms", "--fire-after", "2", "--resolve-after", "2",
+    "--silent-after", "5s", "--silent-steps", "5", "--least-firing", "1s", "--budget", "host=100%",
+)  # fmt: skip
+"""With little patience; that the job sleeps in every step is no news."""
+
+
+class Watch:
+    """The command, and what it has said so far."""
+
+    def __init__(self, path: Path, *options: str | Path) -> None:
+        command = [sys.executable, "-m", "rankscope", "alerts", "watch", path, "--format", "json", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.events: list[dict[str, Any]] = []
+        self._listening = threading.Thread(target=self._listen)
+        self._listening.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            self.events.extend(msgspec.json.decode(line) for line in lines)
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """What it has said about one alert."""
+        return [event for event in self.events if event.get("labels", {}).get("alertname") == name]
+
+    def fired(self) -> set[str]:
+        """Names of all alerts that have fired."""
+        return {event["labels"]["alertname"] for event in self.events if event["event"] == "firing"}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._listening.join()
+
+
+@contextmanager
+def training(run: Path, stop: Path, ranks: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A job of so many ranks that goes on until it is told to stop."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(JOB)]
+    told = ["run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--", *torchrun, str(stop), "--pause", "0.02"]
+    job = subprocess.Popen([sys.executable, "-m", "rankscope", *told], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield job
+    finally:
+        stop.touch()
+        try:
+            job.wait(60)
+        finally:
+            job.kill()
+            job.wait()
