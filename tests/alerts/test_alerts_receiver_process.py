@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import random
 import ssl
@@ -123,6 +124,27 @@ def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target
     try:
         until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set(accepted))
         assert receiver.post(firing(1000)).status_code == 200
+    finally:
+        receiver.kill()
+
+
+def test_our_own_sender_is_known_by_its_signature(
+    tmp_path: Path, target: Target, free_port: Callable[[], int], cli: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}")
+    config = '[receive]\nwebhook_secrets = [{ file = "secret" }]\n'
+    receiver = ReceiverProcess(tmp_path, free_port(), config + CONFIG.format(url=target.url))
+    receiver.start()
+    sender = tmp_path / "sender.toml"
+    sender.write_text(CONFIG.format(url=f"{receiver.url}/webhook") + 'secrets = [{ file = "secret" }]\n')
+    try:
+        done = cli("alerts", "test-webhook", "--config", sender)
+        assert done.returncode == 0, done.stderr
+        until(lambda: target.alerts)
+        secret.write_text(f"whsec_{base64.b64encode(b'x' * 32).decode()}")
+        assert receiver.post(firing(1)).status_code == 401
+        assert httpx.get(f"{receiver.url}/deliveries").status_code == 401
     finally:
         receiver.kill()
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import click
 import msgspec
 
+from rankscope.alerts.address import Address
 from rankscope.alerts.options import http_url, seconds
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
 from rankscope.runs.errors import InputError
@@ -84,6 +85,8 @@ class ReceiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         for name in ("repeat_after", "enrich_within"):
             duration(getattr(self, name))
+        if self.listen is not None:
+            _checked(lambda text: Address().convert(text, None, None), self.listen)
         if self.dashboard_url is not None:
             _checked(http_url, self.dashboard_url)
         if (self.tls_cert is None) != (self.tls_key is None):

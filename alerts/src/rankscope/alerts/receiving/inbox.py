@@ -181,11 +181,13 @@ class Inbox:
             db.execute("INSERT INTO delivery (key, received_unix_ns, body) VALUES (?, ?, ?)", (key, now_unix_ns, body))
         return True
 
-    def waiting(self, most: int) -> list[Delivery]:
-        """The oldest deliveries that have not been dealt with."""
+    def waiting(self, most: int, *, after: int = 0) -> list[Delivery]:
+        """The oldest deliveries that have not been dealt with, ``after`` one of that number."""
         with self._lock:
             rows = self._db.execute(
-                "SELECT number, received_unix_ns, body FROM delivery WHERE done_unix_ns IS NULL ORDER BY number LIMIT ?", (most,)
+                "SELECT number, received_unix_ns, body FROM delivery WHERE done_unix_ns IS NULL AND number > ? "
+                "ORDER BY number LIMIT ?",
+                (after, most),
             ).fetchall()
         return [Delivery(number=number, received_unix_ns=received, body=body) for number, received, body in rows]
 
