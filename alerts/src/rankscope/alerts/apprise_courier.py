@@ -70,7 +70,7 @@ class AppriseCourier:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return not_answered("no answer in time", sent=True)
+            return not_answered("no answer in time", sent=True, late=True)
         except OSError as error:
             return not_answered(f"cannot start a process: {error.strerror or error}", sent=False)
         if done.returncode == 0:

@@ -51,7 +51,7 @@ class HttpCourier:
         try:
             answer = post(client, url, body, headers=headers, attempt_s=target.timeout_s)
         except NoAnswerError as error:
-            return not_answered(str(error), sent=error.sent)
+            return not_answered(str(error), sent=error.sent, late=error.late)
         except DeliveryError as error:
             return Judgement(kind="dead", reason=str(error))
         return judge_status(answer.status, retry_after=answer.retry_after, date=answer.date, wall_s=self._wall())

@@ -99,7 +99,12 @@ class OutboxQueue:
 
     def next_due_ns(self, target: str) -> int | None:
         """When the next message of a target is due; ``None`` when nothing waits."""
-        [[due]] = self._file.query("SELECT min(next_attempt_ns) FROM messages WHERE state = 'waiting' AND target = ?", (target,))
+        [[due]] = self._file.query(
+            "SELECT min(next_attempt_ns) FROM messages AS message WHERE state = 'waiting' AND target = ? AND NOT EXISTS"
+            " (SELECT 1 FROM messages AS earlier WHERE earlier.state = 'waiting' AND earlier.target = message.target"
+            " AND earlier.group_key = message.group_key AND earlier.sequence < message.sequence)",
+            (target,),
+        )
         return None if due is None else int(due)
 
     def disable(self, target: str, reason: str) -> None:

@@ -22,11 +22,12 @@ class DeliveryError(Exception):
 
 
 class NoAnswerError(DeliveryError):
-    """Nobody there, too slow, or gone in between. ``sent``: the body may have arrived all the same."""
+    """Nobody there, too slow (``late``), or gone in between. ``sent``: the body may have arrived all the same."""
 
-    def __init__(self, reason: str, *, sent: bool) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, *, sent: bool, late: bool) -> None:
+        super().__init__("no answer in time" if late else reason)
         self.sent = sent
+        self.late = late
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ def post(
                 return Answer(response.status_code, response.headers.get("Retry-After", ""), response.headers.get("Date", ""))
         except (httpx.ConnectTimeout, httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
             late = deadline.passed or isinstance(error, httpx.ConnectTimeout)
-            raise NoAnswerError("no answer in time" if late else plain_words(error, url), sent=False) from error
+            raise NoAnswerError(plain_words(error, url), sent=False, late=late) from error
         except httpx.TransportError as error:
             late = deadline.passed or isinstance(error, httpx.TimeoutException)
-            raise NoAnswerError("no answer in time" if late else plain_words(error, url), sent=True) from error
+            raise NoAnswerError(plain_words(error, url), sent=True, late=late) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise DeliveryError(type(error).__name__) from error
 

@@ -31,6 +31,8 @@ class Judgement:
     """Whether the receiver may have taken it in all the same."""
     wait_s: float | None = None
     """The receiver asked for that long."""
+    throttle: bool = False
+    """It is the receiver as a whole that cannot be had, not this message that it stumbled over."""
 
 
 def judge_status(status: int, *, retry_after: str = "", date: str = "", wall_s: float = 0.0) -> Judgement:
@@ -43,13 +45,14 @@ def judge_status(status: int, *, retry_after: str = "", date: str = "", wall_s: 
         return Judgement(kind="gone", reason=f"refused with {status}: the receiver is gone for good")
     if status in _BUSY or status >= 500 or status < 200:
         wait_s = retry_after_s(retry_after, date=date, wall_s=wall_s)
-        return Judgement(kind="retry", reason=f"answered {status}", heard=status in _UNKNOWN, wait_s=wait_s)
+        throttle = wait_s is not None or status in _UNKNOWN or status == HTTPStatus.TOO_MANY_REQUESTS
+        return Judgement(kind="retry", reason=f"answered {status}", heard=status in _UNKNOWN, wait_s=wait_s, throttle=throttle)
     return Judgement(kind="dead", reason=f"refused with {status}")
 
 
-def not_answered(reason: str, *, sent: bool) -> Judgement:
-    """What no answer means."""
-    return Judgement(kind="retry", reason=cut(reason, _REASON_CHARACTERS), heard=sent)
+def not_answered(reason: str, *, sent: bool, late: bool = False) -> Judgement:
+    """What no answer means; ``late``: it was waited for as long as may be."""
+    return Judgement(kind="retry", reason=cut(reason, _REASON_CHARACTERS), heard=sent, throttle=late or not sent)
 
 
 def retry_after_s(header: str, *, date: str, wall_s: float) -> float | None:

@@ -22,6 +22,7 @@ from rankscope.alerts.target_sender import TargetSender
 
 LOOK_S: Final = 1.0
 """What other processes put is found after that long; what this one puts at once, with ``wake``."""
+SHORTEST_S: Final = 0.01
 TIDY_S: Final = 60.0
 
 
@@ -139,19 +140,20 @@ class Sender:
             pause_s = LOOK_S
             try:
                 if self._is_ours():
-                    attempts = sender.run_due()
+                    if sender.run_due():
+                        pause_s = 0.0
+                    else:
+                        due = sender.next_ns()
+                        if due is not None:
+                            pause_s = min(LOOK_S, max(SHORTEST_S, (due - self._outbox.now_ns()) / 1e9))
                     self._tidy()
-                    due = sender.next_ns()
-                    if due is not None:
-                        pause_s = min(LOOK_S, max(0.0, (due - self._outbox.now_ns()) / 1e9))
-                    if attempts == 0:
-                        pause_s = max(pause_s, 0.01)
                     self._said.clear()
             except OutboxError as error:
                 self._complain(str(error))
             except Exception as error:  # noqa: BLE001 - a thread that ends would leave its target untold
                 self._complain(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}")
-            wake.wait(pause_s)
+            if pause_s:
+                wake.wait(pause_s)
 
     def _is_ours(self) -> bool:
         """Whether this process is the one that sends from the file; tries to become it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -18,6 +18,8 @@ from rankscope.analysis.duration import duration
 
 BATCH: Final = 32
 """So many messages are claimed, and their outcomes written down, at once."""
+TOLERATED: Final = 3
+"""After so many failures in a row, whatever the message, it is the target that fails, not a message."""
 RECORD_AFTER_S: Final = 1.0
 """However slow the receiver is, what it accepted is written down after that long."""
 
@@ -51,6 +53,7 @@ class TargetSender:
         self._stopping = stopping
         self._bucket = TokenBucket(target.rate, now_ns=clock())
         self._failures = 0
+        self._pauses = 0
         self._not_before_ns = 0
         self._reason = ""
         self._said = ""
@@ -82,30 +85,38 @@ class TargetSender:
         now = self._clock()
         if now < self._not_before_ns:
             return 0
-        probe = self._failures > 0
+        probe = self._pauses > 0
         most = int(min(BATCH, self._bucket.available(now)))
         if most < 1:
             return 0
         left_out = {outcome.message.id for outcome in self._unrecorded}
         batch = self._queue.claim(self.target.name, now_ns=now, most=most, probe=probe, leave_out=left_out)
+        attempts = self._send(batch)
+        if batch:
+            self._record()
+        if self._failures:
+            self._expire(self._clock() - int(self.target.retry_for_s * 1e9), self._too_long())
+        return attempts
+
+    def _send(self, batch: Sequence[Claimed]) -> int:
+        """Try one after the other, until it is the target that fails; none after one of its group that failed."""
         attempts, recorded = 0, time.monotonic()
+        failed_groups: set[str] = set()
         stopped = False
         for message in batch:
-            if stopped or self._stopping():
+            if stopped or message.group in failed_groups or self._stopping():
                 self._unrecorded.append(Outcome(message=message, state="unsent"))
                 continue
             self._bucket.take()
             attempts += 1
             judgement = self._attempt(message)
             self._take_in(message, judgement)
-            stopped = self._failures > 0 or judgement.kind == "gone"
+            if judgement.kind == "retry":
+                failed_groups.add(message.group)
+            stopped = self._clock() < self._not_before_ns or judgement.kind == "gone"
             if time.monotonic() - recorded > RECORD_AFTER_S:
                 self._record()
                 recorded = time.monotonic()
-        if batch:
-            self._record()
-        if self._failures:
-            self._expire(self._clock() - int(self.target.retry_for_s * 1e9), self._too_long())
         return attempts
 
     def _attempt(self, message: Claimed) -> Judgement:
@@ -134,18 +145,20 @@ class TargetSender:
 
     def _works(self) -> None:
         self._failures = 0
+        self._pauses = 0
         self._not_before_ns = 0
 
     def _failed(self, message: Claimed, judgement: Judgement) -> None:
         now = self._clock()
         self._failures += 1
         self._reason = judgement.reason
-        wait_ns = self._wait_ns(self._failures, judgement)
-        self._not_before_ns = now + wait_ns
+        if judgement.throttle or self._pauses or self._failures >= TOLERATED:
+            self._pauses += 1
+            self._not_before_ns = now + self._wait_ns(self._pauses, judgement)
         if now - message.entered_ns > self.target.retry_for_s * 1e9:
             self._give_up(message, self._too_long(), heard=judgement.heard)
             return
-        next_ns = now + max(wait_ns, self._wait_ns(message.attempts, judgement))
+        next_ns = now + self._wait_ns(message.attempts, judgement)
         self._unrecorded.append(
             Outcome(message=message, state="waiting", reason=self._reason, heard=judgement.heard, next_attempt_ns=next_ns)
         )

@@ -1,0 +1,342 @@
+"""The sender over hours, under every failure of a receiver, killed a hundred times: at least once, in order, bounded.
+
+Prints one row of JSON per case. Hours pass by a clock that is put forward; sockets, files and processes are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.alerts.test_alerts_sender_killed import check_delivered, send_killed
+from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
+
+from rankscope.alerts.message import messages_about
+from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.secret import Secret
+from rankscope.alerts.sender import Sender
+from rankscope.alerts.target import Target, TemplateName
+from rankscope.alerts.templates import TEMPLATES
+
+pytestmark = [pytest.mark.campaign, pytest.mark.slow]
+KILLS = int(os.environ.get("RANKSCOPE_CAMPAIGN_KILLS", "100"))
+HOUR_S = 3600.0
+MEMORY_LIMIT_MIB = 150
+
+
+def row(case: str, **figures: object) -> None:
+    print(json.dumps({"case": case, **figures}))
+
+
+@pytest.fixture
+def receiver() -> Iterator[WebhookReceiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@dataclass
+class World:
+    """A sender over a file, with a clock that is put forward, and how far it got."""
+
+    receiver: WebhookReceiver
+    path: Path
+    clock: SimulatedClock = field(default_factory=SimulatedClock)
+    reports: list[str] = field(default_factory=list)
+    attempts: int = 0
+
+    def __post_init__(self) -> None:
+        self.box = Outbox(self.path, clock=self.clock)
+        target = Target(name="hook", key="hook", label="hook", url=Secret(value=self.receiver.url), timeout_s=0.5)
+        self.sender = Sender(self.box, [target], report=self.reports.append, chance=random.Random(1).random)
+
+    def run(self, seconds: float) -> None:
+        """That long passes, from one thing to do to the next."""
+        until = self.clock.now_ns + int(seconds * 1e9)
+        while True:
+            self.attempts += self.sender.run_due()
+            due = self.sender.next_ns()
+            if due is None or due > until:
+                break
+            self.clock.now_ns = max(due, self.clock.now_ns + 10**6)
+        self.clock.now_ns = until
+
+    def states(self) -> dict[str, int]:
+        return {state: count for (_, state), count in self.box.counts().items()}
+
+
+def away(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
+    request.connection.close()
+
+
+def slow(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+    time.sleep(0.1)
+    answer_with(200)(request, accept)
+
+
+def never_ending(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
+    request.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for _ in range(40):
+        request.wfile.write(b"X-Slow: 1\r\n")
+        time.sleep(0.05)
+
+
+def huge(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+    accept()
+    request.send_response(200)
+    request.end_headers()
+    for _ in range(10_000):
+        request.wfile.write(b"x" * 100_000)
+
+
+@pytest.mark.parametrize("name", ["away", "503", "429", "never-ending"])
+@pytest.mark.parametrize("hours", [0.75, 3.0])
+def test_a_receiver_that_is_away_for_hours(receiver: WebhookReceiver, tmp_path: Path, name: str, hours: float) -> None:
+    kinds: dict[str, Behaviour | int] = {"away": away, "503": 503, "429": 429, "never-ending": never_ending}
+    world = World(receiver, tmp_path / "o.outbox")
+    receiver.behaviour = kinds[name]
+    world.box.put(about(*(notice(1, run=str(run)) for run in range(50))))
+    world.run(hours * HOUR_S)
+    tries, states = len(receiver.tried), world.states()
+    receiver.behaviour = 200
+    if hours > 1:
+        assert states == {"dead": 50}
+        assert len(world.box.replay()) == 50
+    world.run(300)
+    assert world.states() == {"delivered": 50}
+    assert set(receiver.ids) == {one.id for one in world.box.listed()}
+    # One every two minutes, not one per message
+    assert tries <= 12 + hours * 40
+    row(f"receiver {name} for {hours} simulated h", attempts=tries, states=states, after=world.states(), lines=len(world.reports))
+
+
+def test_a_flapping_network(receiver: WebhookReceiver, tmp_path: Path) -> None:
+    chance = random.Random(3)
+    ways: list[Behaviour] = [*([answer_with(200)] * 6), answer_with(503), answer_with(504), away, answer_with(429)]
+
+    def flap(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+        chance.choice(ways)(request, accept)
+
+    receiver.behaviour = flap
+    world = World(receiver, tmp_path / "o.outbox")
+    put: list[Any] = []
+    for round_ in range(40):
+        fresh = [notice(rank, run=str(rank % 5), start_ns=10**18 + round_ * 10**9) for rank in range(5)]
+        world.box.put(about(*fresh))
+        put += fresh
+        world.run(chance.random() * 30)
+    world.run(1800)
+    heard = {(alert["fingerprint"], alert["startsAt"]) for _, payload in receiver.accepted for alert in payload["alerts"]}
+    assert world.states() == {"delivered": world.states()["delivered"]}
+    assert len(heard) == len(put)
+    again = len(receiver.ids) - len(set(receiver.ids))
+    row("flapping network", alerts=len(put), attempts=world.attempts, messages=len(set(receiver.ids)), repeated=again)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("slow", "delivered"), ("huge", "delivered"), ("404", "dead"), ("500 twice", "delivered"), ("301", "dead"), ("410", "dead")],
+)
+def test_every_kind_of_answer(receiver: WebhookReceiver, tmp_path: Path, name: str, expected: str) -> None:
+    world = World(receiver, tmp_path / "o.outbox")
+    count = {"n": 0}
+
+    def twice(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+        count["n"] += 1
+        answer_with(500 if count["n"] <= 2 else 200)(request, accept)
+
+    kinds: dict[str, Behaviour | int] = {
+        "slow": slow,
+        "huge": huge,
+        "404": 404,
+        "500 twice": twice,
+        "301": answer_with(301, Location=receiver.url),
+        "410": 410,
+    }
+    receiver.behaviour = kinds[name]
+    world.box.put(about(*(notice(1, run=str(run)) for run in range(20))))
+    world.run(600)
+    assert world.states() == {expected: 20}
+    row(f"receiver answers: {name}", attempts=len(receiver.tried), states=world.states(), lines=len(world.reports))
+
+
+def test_a_sender_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
+    box = Outbox(tmp_path / "o.outbox")
+    box.put(about(*(notice(rank, run=str(rank % 50)) for rank in range(3000)), most_alerts=1))
+    ids = [one.id for one in box.listed()]
+    receiver.behaviour = slow_a_little
+    killed = send_killed(tmp_path / "o.outbox", receiver, KILLS, random.Random(11))
+    check_delivered(receiver, ids)
+    # Of what was delivered the last thousand are kept.
+    assert set(box.counts()) == {("hook", "delivered")}
+    row("sender killed", kills=killed, messages=len(ids), lost=0, repeated=len(receiver.ids) - len(ids))
+
+
+def slow_a_little(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+    time.sleep(0.003)
+    answer_with(200)(request, accept)
+
+
+PUTTING = """
+import sys, pathlib
+from tests.webhook_receiver import about, notice
+from rankscope.alerts.outbox import Outbox
+box = Outbox(pathlib.Path(sys.argv[1]))
+for rank in range(10_000):
+    box.put(about(notice(rank)))
+    print(rank, flush=True)
+"""
+
+
+def test_who_puts_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
+    path, chance = tmp_path / "o.outbox", random.Random(5)
+    acknowledged: set[int] = set()
+    for _ in range(KILLS):
+        with subprocess.Popen([sys.executable, "-c", PUTTING, path], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(chance.random() * 0.1)
+            process.kill()
+            acknowledged |= {int(line) for line in process.stdout.read().split()[:-1]}
+    world = World(receiver, path, clock=SimulatedClock())
+    world.run(60)
+    heard = [int(rank) for rank, _ in receiver.states]
+    assert acknowledged <= set(heard)
+    assert len(heard) == len(set(heard))
+    row("who puts is killed", kills=KILLS, acknowledged=len(acknowledged), told=len(heard), lost=0, twice=0)
+
+
+@pytest.mark.parametrize("hours", [-6.0, 6.0])
+def test_the_machines_clock_steps(
+    receiver: WebhookReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: float
+) -> None:
+    # Given a sender by the machine's own clock, and a receiver that is away
+    box = Outbox(tmp_path / "o.outbox")
+    reports: list[str] = []
+
+    def sender() -> Sender:
+        return Sender(box, [Target(name="hook", key="hook", label="hook", url=Secret(value=receiver.url))], report=reports.append)
+
+    receiver.behaviour = 503
+    box.put(about(*(notice(1, run=str(run)) for run in range(20))))
+    first = sender()
+    first.run_due()
+    # When the clock steps, also for a process that starts afterwards
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + int(hours * HOUR_S * 1e9))
+    first.run_due()
+    first.stop()
+    box.close()
+    box = Outbox(tmp_path / "o.outbox")
+    second = sender()
+    second.run_due()
+    tried = len(receiver.tried)
+    # Then it neither storms nor gives anything up, and nothing waits for hours
+    assert tried <= 3
+    receiver.behaviour = 200
+    patience = time.monotonic() + 30
+    while box.counts() != {("hook", "delivered"): 20} and time.monotonic() < patience:
+        second.run_due()
+        time.sleep(0.05)
+    assert box.counts() == {("hook", "delivered"): 20}
+    row(f"clock steps by {hours:+.0f} h", attempts_before=tried, delivered=20, lost=0)
+
+
+@pytest.mark.parametrize("groups", [1, 1000])
+def test_a_thousand_alerts_at_once(receiver: WebhookReceiver, tmp_path: Path, groups: int) -> None:
+    path = tmp_path / "o.outbox"
+    alerts = [notice(rank, run=str(rank % groups), more={"evidence": "x" * 800}) for rank in range(1000)]
+    began = time.monotonic()
+    Outbox(path).put(messages_about("hook", alerts))
+    job = Path(__file__).parent / "jobs" / "sending.py"
+    subprocess.run([sys.executable, str(job), str(path), receiver.url], check=True, stdout=subprocess.DEVNULL)
+    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    heard = [alert["fingerprint"] for _, payload in receiver.accepted for alert in payload["alerts"]]
+    assert sorted(heard) == sorted(one.fingerprint for one in alerts)
+    assert max(map(len, receiver.bodies)) <= 20_000
+    assert peak_mib < MEMORY_LIMIT_MIB
+    row(
+        f"1000 alerts at once in {groups} groups",
+        requests=len(receiver.ids),
+        seconds=round(time.monotonic() - began, 2),
+        peak_mib=round(peak_mib),
+        largest_body=max(map(len, receiver.bodies)),
+    )
+
+
+def test_hostile_texts_in_every_template(receiver: WebhookReceiver, tmp_path: Path) -> None:
+    chance = random.Random(13)
+    pieces = [
+        "<!channel>",
+        "\x1b[2J",
+        "\0",
+        "{{DATE()}}",
+        "`" * 50,
+        "</script>",
+        "\ud83d",
+        "é" * 5000,
+        "x" * 50_000,
+        "](",
+        "&amp;",
+        "\n",
+    ]
+    tried = 0
+    names: tuple[TemplateName, ...] = ("generic", "slack", "teams", "pagerduty")
+    for _ in range(500):
+        more = {
+            name: "".join(chance.choices(pieces, k=chance.randint(1, 6))).encode("utf-8", "replace").decode()
+            for name in ("summary", "description", "cause", "next", "evidence", "dashboard_url", "runbook_url", "cost")
+        }
+        for name in names:
+            [message] = about(notice(1, more=more), most_alerts=1)
+            body = TEMPLATES[name](message.body, "key")
+            msgspec.json.decode(body)
+            assert len(body) <= 20_000
+            tried += 1
+    row("hostile texts", bodies=tried, too_large=0)
+
+
+def test_a_watcher_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
+    chance, rounds = random.Random(17), max(1, KILLS // 10)
+    killed = repeated = 0
+    for round_ in range(rounds):
+        run = made_up_run(tmp_path / f"run{round_}")
+        before = len(receiver.ids)
+        command = [sys.executable, "-m", "rankscope", "alerts", "watch", str(run), "--once"]
+        command += ["--state", str(tmp_path / f"{round_}.json"), "--webhook", receiver.url]
+        for attempt in range(11):
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+                try:
+                    process.wait(0.6 + 0.6 * chance.random() if attempt < 10 else 60)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    killed += 1
+            if process.returncode == 0:
+                break
+        assert process.returncode == 0
+        heard = receiver.accepted[before:]
+        assert len({message_id for message_id, _ in heard}) == 1
+        assert len({alert["startsAt"] for _, payload in heard for alert in payload["alerts"]}) == 1
+        repeated += len(heard) - 1
+    row("watcher killed", rounds=rounds, kills=killed, lost=0, repeated_with_the_same_id=repeated)
+
+
+def made_up_run(path: Path) -> Path:
+    """A finished run whose rank 2 is slow."""
+    from tests.alerts.conftest import RunOnDisk
+
+    run = RunOnDisk(path, slow=2, name=path.name)
+    run.grow()
+    run.end()
+    return path
