@@ -60,7 +60,7 @@ class BoundedChild:
                 self.end()
             output, errors = (_all_of(file) for file in (self._output, self._errors))
             lines = errors.decode(errors="replace").strip().splitlines()
-            self._finished = Finished(status, output, lines[-1] if lines else "")
+            self._finished = Finished(status, output, lines[-1].removeprefix("rankscope: ") if lines else "")
         return self._finished
 
     def wait(self) -> Finished:
