@@ -17,7 +17,7 @@ import httpx
 import msgspec
 from tests.local_http import answering, respond
 
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 
 
 class Target:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.alerts.receiver import MAX_BODY_BYTES, ReceiverApp
 from rankscope.alerts.receiving import inbox as inbox_module
@@ -148,6 +149,20 @@ def test_the_same_delivery_twice_is_one(client: Client, shown: list[str]) -> Non
         assert client.request("POST", "/webhook", content, {"webhook-id": id_}).status_code == 200
     assert client.request("GET", "/deliveries").json()["total"] == 3
     assert len(shown) == 3
+
+
+def test_prometheus_understands_its_page(client: Client) -> None:
+    client.post(PAYLOAD)
+    client.post(b"")
+    page = client.request("GET", "/metrics")
+    families = {family.name: family for family in text_string_to_metric_families(page.text)}
+    assert families["rankscope_receiver_deliveries"].type == "counter"
+    (accepted,) = families["rankscope_receiver_deliveries"].samples
+    assert (accepted.labels, accepted.value) == ({"sender": "alertmanager"}, 1.0)
+    (refused,) = families["rankscope_receiver_refused"].samples
+    assert refused.labels == {"reason": "not_understood"}
+    assert families["rankscope_receiver_waiting"].samples[0].value == 1.0
+    assert all(family.documentation for family in families.values())
 
 
 def test_what_the_sender_left_out_is_said(client: Client, shown: list[str]) -> None:

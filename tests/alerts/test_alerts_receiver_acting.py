@@ -34,7 +34,7 @@ url = "{url}"
 alert = "TrainingStraggler"
 do = "capture"
 steps = {steps}
-wait = "60s"
+wait = "120s"
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -144,6 +145,26 @@ def test_nothing_is_told_twice_and_no_end_without_a_beginning(deliveries: list[t
         if what is not None:
             told.append(status)
     assert told == ["firing", "resolved"] * (len(told) // 2) + ["firing"] * (len(told) % 2)
+
+
+def test_an_alert_waits_for_a_verdict_and_not_for_long(heard: Heard) -> None:
+    heard.worker._analyst = SimpleNamespace(facts=lambda _: None)  # type: ignore[assignment]
+    # given more alerts than are looked at in one round, about runs that nobody has analysed yet, and one about none
+    for number in range(70):
+        assert heard.hear(heard.alert(run_id=str(number))) == []
+    # then that one is told at once
+    assert len(heard.hear(heard.alert(run_id="", run="", alertname="GpuDown"))) == 1
+    assert heard.hear(heard.alert("resolved", run_id="0"), after_s=10) == []  # it does not overtake its beginning
+    # when the time for a verdict is over
+    heard.now_s += 10.0
+    while heard.worker.run_due():
+        pass
+    heard.sender.run_due()
+    # then all of them go out without
+    told = [alert for body in heard.delivered for alert in msgspec.json.decode(body)["alerts"]]
+    without = [alert for alert in told if alert["annotations"].get("no_verdict") == "the run was not analysed within 20 s"]
+    # the first ended before anybody heard of it
+    assert {alert["labels"]["run_id"] for alert in without} == {str(number) for number in range(1, 70)}
 
 
 @pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
@@ -334,6 +355,7 @@ def test_a_file_is_understood(tmp_path: Path) -> None:
         ('targets = ["pager"]', 'targets = ["nobody"]', "route[0].targets: there is no [[target]] of the name 'nobody'"),
         ("steps = 5", "steps = [", "not TOML"),
         ("[receive]", '[receive]\ntls_cert = "x"', "tls_cert and tls_key"),
+        ("0.0.0.0:9099", "9099", "receive: '9099' is not HOST:PORT"),
         ("[receive]", '[receive]\ndashboard_url = "ftp://x"', "https://host:port"),
     ],
 )
@@ -343,6 +365,13 @@ def test_a_mistake_in_the_file_is_one_line_with_its_place(tmp_path: Path, old: s
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "alerts.toml" in str(caught.value)
+
+
+def test_a_file_that_is_none_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alerts.toml")
+    for path in (tmp_path / "alerts.toml", tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(InputError):
+            load_config(path)
 
 
 def test_the_file_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import random
 import ssl
@@ -125,6 +126,76 @@ def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target
         assert receiver.post(firing(1000)).status_code == 200
     finally:
         receiver.kill()
+
+
+def test_our_own_sender_is_known_by_its_signature(
+    tmp_path: Path, target: Target, free_port: Callable[[], int], cli: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}")
+    config = '[receive]\nwebhook_secrets = [{ file = "secret" }]\n'
+    receiver = ReceiverProcess(tmp_path, free_port(), config + CONFIG.format(url=target.url))
+    receiver.start()
+    sender = tmp_path / "sender.toml"
+    sender.write_text(CONFIG.format(url=f"{receiver.url}/webhook") + 'secrets = [{ file = "secret" }]\n')
+    try:
+        done = cli("alerts", "test-webhook", "--config", sender)
+        assert done.returncode == 0, done.stderr
+        until(lambda: target.alerts)
+        secret.write_text(f"whsec_{base64.b64encode(b'x' * 32).decode()}")
+        assert receiver.post(firing(1)).status_code == 401
+        assert httpx.get(f"{receiver.url}/deliveries").status_code == 401
+    finally:
+        receiver.kill()
+
+
+ALERTMANAGER = """
+route: {{receiver: rankscope, group_by: [alertname], group_wait: 1s, group_interval: 1s, repeat_interval: 1h}}
+receivers:
+  - name: rankscope
+    webhook_configs:
+      - url: {url}/webhook
+        http_config: {{authorization: {{credentials: token}}}}
+"""
+
+
+def test_two_real_alertmanagers_that_both_send_are_told_on_once(
+    tmp_path: Path, target: Target, free_port: Callable[[], int], require_program: Callable[[str], str]
+) -> None:
+    program = require_program("prometheus-alertmanager")
+    (tmp_path / "token").write_text("token")
+    config = '[receive]\nbearer = [{ file = "token" }]\n'
+    receiver = ReceiverProcess(tmp_path, free_port(), config + CONFIG.format(url=target.url))
+    (tmp_path / "alertmanager.yml").write_text(ALERTMANAGER.format(url=receiver.url))
+    receiver.start()
+    managers = {port: tmp_path / f"data-{port}" for port in (free_port(), free_port())}
+    with contextlib.ExitStack() as stack:
+        stack.callback(receiver.kill)
+        for port, data in managers.items():
+            command = [program, f"--config.file={tmp_path / 'alertmanager.yml'}", f"--storage.path={data}"]
+            command += [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            stack.callback(process.kill)
+
+        def tell(ends: str | None) -> None:
+            alert = {"labels": {"alertname": "GpuDown", "gpu": "3"}, "startsAt": "2026-01-01T00:00:00Z"}
+            for port in managers:
+                alerts = [alert if ends is None else alert | {"endsAt": ends}]
+                until(lambda port=port, alerts=alerts: _posted(f"http://127.0.0.1:{port}/api/v2/alerts", alerts))
+
+        tell(None)
+        until(lambda: receiver.count("deliveries_total") >= 2)
+        tell("2026-01-01T01:00:00Z")
+        until(lambda: receiver.count("deliveries_total") >= 4)
+        until(lambda: len(target.alerts) >= 2)
+        assert receiver.count('alerts_total{what="repeated"}') >= 2
+    assert [alert["status"] for alert in target.alerts] == ["firing", "resolved"]
+
+
+def _posted(url: str, body: object) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.post(url, json=body).is_success
+    return False
 
 
 def test_tls(tmp_path: Path, free_port: Callable[[], int]) -> None:

@@ -122,6 +122,9 @@ def test_signatures_of_standard_webhooks(tmp_path: Path, inbox: Inbox) -> None:
     # the same again is one delivery
     assert asked.post(signed(OLD)) == 200
     assert inbox.kept()[0] == 2
+    # and while one is being replaced the other is good
+    (tmp_path / "new").write_text("whsec_")
+    assert [asked.post(signed(secret)) for secret in (OLD, NEW)] == [200, 401]
 
 
 def test_signatures_of_grafana(tmp_path: Path, inbox: Inbox) -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -33,6 +33,8 @@ CHALLENGE: Final = b'Bearer, Basic realm="rankscope"'
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_T = TypeVar("_T")
 
 _READ: Final = ("GET", "HEAD")
 _PATHS: Final = {
@@ -222,14 +224,14 @@ class ReceiverApp:
         # A full disk may have room for a word and not for a delivery.
         if time.monotonic() - self._failed_s < UNREADY_S:
             raise _Refused(503, "not_ready", "the last delivery could not be stored", _later(5))
-        try:
-            await self._off_loop(self._inbox.check)
-        except InboxError as error:
-            raise _Refused(503, "not_ready", str(error), _later(5)) from error
+        await self._off_loop(self._inbox.check)
         return 200, _TEXT, b"ready\n"
 
-    async def _off_loop(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._keeper, work)
+    async def _off_loop(self, work: Callable[[], _T]) -> _T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._keeper, work)
+        except InboxError as error:
+            raise _Refused(503, "not_ready", str(error), _later(5)) from error
 
 
 def _later(seconds: float) -> tuple[tuple[bytes, bytes], ...]:

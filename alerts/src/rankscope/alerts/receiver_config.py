@@ -11,11 +11,14 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import click
 import msgspec
 
+from rankscope.alerts.address import Address
 from rankscope.alerts.options import http_url, seconds
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
 from rankscope.runs.errors import InputError
+from rankscope.runs.segments import open_regular
 
 SECTIONS: Final = ("receive", "route", "action", "target")
+_MAX_BYTES: Final = 1024 * 1024
 _RATE: Final = re.compile(r"([0-9]{1,6})/([0-9]{0,6})(s|min|m|h|d)")
 _UNIT_S: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -84,6 +87,8 @@ class ReceiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         for name in ("repeat_after", "enrich_within"):
             duration(getattr(self, name))
+        if self.listen is not None:
+            _checked(lambda text: Address().convert(text, None, None), self.listen)
         if self.dashboard_url is not None:
             _checked(http_url, self.dashboard_url)
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -157,7 +162,8 @@ def load_config(path: Path) -> ReceiverConfig:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_bytes().decode())
+        with open_regular(path) as file:
+            return tomllib.loads(file.read(_MAX_BYTES).decode())
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -31,12 +31,14 @@ class DeadlineProtocol(H11Protocol):
     imported for its catalogue only.
     """
 
+    ending: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the server is about to end: whoever comes then would be waited for."""
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The first request has to arrive within the deadline."""
         super().connection_made(transport)
-        self._close_after(REQUEST_DEADLINE_S)
+        self._close_after(0.0 if self.ending() else REQUEST_DEADLINE_S)
 
     def handle_events(self) -> None:
         """A complete request head has to be followed by its body, and by a response that is read."""
@@ -74,9 +76,13 @@ def serve(
 
     ``begins`` is called when nothing can go wrong any more. Raises ``InputError`` for files that are no such pair.
     """
+
+    class Protocol(DeadlineProtocol):
+        ending = staticmethod(lambda: server.should_exit)
+
     config = uvicorn.Config(
         app,
-        http=DeadlineProtocol,
+        http=Protocol,
         ws="none",
         lifespan="off",
         log_level="warning",
@@ -95,8 +101,9 @@ def serve(
         raise InputError(
             ", ".join(map(str, certificate or ())), f"no certificate with its key: {error.strerror or error}"
         ) from error
+    server = uvicorn.Server(config)
     begins()
     # uvicorn raises a signal again after it has shut down; the end was clean, so that second one is ours to swallow.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    uvicorn.Server(config).run(sockets=[sock])
+    server.run(sockets=[sock])

@@ -72,6 +72,7 @@ class Actor:
         self._forwarding = forwarding
         self._dashboard_url = dashboard_url
         self._running: dict[int, _Running] = {}
+        self._faulty: set[int] = set()
 
     def run(self, woken: threading.Event, stopping: threading.Event) -> None:
         """Until it is to stop; what is being waited for then is taken up again at the next start."""
@@ -99,14 +100,24 @@ class Actor:
         """Take every action as far as it goes now. Raises ``InboxError`` and ``OutboxError``."""
         for running in list(self._running.values()):
             if (done := running.child.poll()) is not None:
-                self._over(running, done)
+                self._try(running.action.number, self._over, running, done)
         for action in self._inbox.actions("wanted", "asked"):
-            if len(self._running) >= AT_ONCE:
-                break
-            if action.number not in self._running:
-                self._begin(action)
+            if action.number not in self._running and len(self._running) < AT_ONCE:
+                self._try(action.number, self._begin, action)
         for action in self._inbox.actions("recorded"):
-            self._tell(action)
+            self._try(action.number, self._tell, action)
+
+    def _try(self, number: int, step: Callable[..., None], *given: object) -> None:
+        """Take an action one step further; a fault of ours keeps no other from that."""
+        if number in self._faulty:
+            return
+        try:
+            step(*given)
+        except (InboxError, OutboxError, OSError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self._faulty.add(number)
+            self._report(f"internal fault: action {number} is left for the next start: {type(error).__name__}: {error}")
 
     def _begin(self, action: Action) -> None:
         alert = msgspec.json.decode(action.alert, type=Arrived)

@@ -38,6 +38,7 @@ class BoundedChild:
 
     def __init__(self, arguments: Sequence[str], *, limit_s: float) -> None:
         self._until = time.monotonic() + limit_s
+        self._finished: Finished | None = None
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by whoever polls for the end
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -51,14 +52,16 @@ class BoundedChild:
 
     def poll(self) -> Finished | None:
         """What came of it; ``None`` while it runs."""
-        status = self._process.poll()
-        if status is None:
-            if time.monotonic() < self._until:
-                return None
-            self.end()
-        output, errors = (_all_of(file) for file in (self._output, self._errors))
-        lines = errors.decode(errors="replace").strip().splitlines()
-        return Finished(status, output, lines[-1] if lines else "")
+        if self._finished is None:
+            status = self._process.poll()
+            if status is None:
+                if time.monotonic() < self._until:
+                    return None
+                self.end()
+            output, errors = (_all_of(file) for file in (self._output, self._errors))
+            lines = errors.decode(errors="replace").strip().splitlines()
+            self._finished = Finished(status, output, lines[-1].removeprefix("rankscope: ") if lines else "")
+        return self._finished
 
     def wait(self) -> Finished:
         """What came of it, when it is over."""

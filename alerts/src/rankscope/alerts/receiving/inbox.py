@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import msgspec
 
@@ -119,22 +119,23 @@ class Inbox:
         if folder is None:
             self._db = _prepared(":memory:")
             return
-        path = folder / "inbox.sqlite"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._held = _create(folder / "lock")
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-        except BlockingIOError as error:
-            raise InputError(folder, "another receiver keeps its deliveries here; choose another folder with --state") from error
-        except OSError as error:
-            raise InputError(
-                error.filename or folder, f"{error.strerror or error}; choose another folder with --state"
-            ) from error
-        try:
+            path = folder / "inbox.sqlite"
+            os.close(_create(path))
             self._db = _opened(path, report)
-        except sqlite3.Error as error:
-            raise InputError(path, f"{error}; choose another folder with --state") from error
+        except BlockingIOError as error:
+            self._unlock()
+            raise InputError(folder, "another receiver keeps its deliveries here; choose another folder with --state") from error
+        except (OSError, sqlite3.Error) as error:
+            self._unlock()
+            where, why = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
+            raise InputError(where, f"{why}; choose another folder with --state") from error
+        except InputError:
+            self._unlock()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -146,9 +147,12 @@ class Inbox:
         """Let go of the file."""
         with self._lock:
             self._db.close()
-            if self._held is not None:
-                os.close(self._held)
-                self._held = None
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -166,7 +170,14 @@ class Inbox:
             except sqlite3.Error as error:
                 raise InboxError(f"the inbox cannot be written: {error}") from error
 
-    # Deliveries
+    def _query(self, sql: str, parameters: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._db.execute(sql, parameters).fetchall()
+            except sqlite3.Error as error:
+                raise InboxError(f"the inbox cannot be read: {error}") from error
+
+    # Deliveries: all of these raise ``InboxError``
 
     def accept(self, body: bytes, *, key: str | None, now_unix_ns: int) -> bool:
         """Keep a delivery; ``False``: it was here before. Raises ``BusyError``, and ``InboxError`` where it cannot be kept."""
@@ -181,32 +192,29 @@ class Inbox:
             db.execute("INSERT INTO delivery (key, received_unix_ns, body) VALUES (?, ?, ?)", (key, now_unix_ns, body))
         return True
 
-    def waiting(self, most: int) -> list[Delivery]:
-        """The oldest deliveries that have not been dealt with."""
-        with self._lock:
-            rows = self._db.execute(
-                "SELECT number, received_unix_ns, body FROM delivery WHERE done_unix_ns IS NULL ORDER BY number LIMIT ?", (most,)
-            ).fetchall()
+    def waiting(self, most: int, *, after: int = 0) -> list[Delivery]:
+        """The oldest deliveries that have not been dealt with, ``after`` one of that number."""
+        rows = self._query(
+            "SELECT number, received_unix_ns, body FROM delivery WHERE done_unix_ns IS NULL AND number > ? "
+            "ORDER BY number LIMIT ?",
+            (after, most),
+        )
         return [Delivery(number=number, received_unix_ns=received, body=body) for number, received, body in rows]
 
     def waiting_count(self) -> tuple[int, int | None]:
         """How many there are, and when the oldest came."""
-        with self._lock:
-            count, oldest = self._db.execute(
-                "SELECT count(*), min(received_unix_ns) FROM delivery WHERE done_unix_ns IS NULL"
-            ).fetchone()
+        [[count, oldest]] = self._query("SELECT count(*), min(received_unix_ns) FROM delivery WHERE done_unix_ns IS NULL")
         return count, oldest
 
     def kept(self) -> tuple[int, list[Delivery]]:
         """How many deliveries there were in all, and the last of them, oldest first, as far as they fit ``MAX_LISTED_BYTES``."""
-        with self._lock:
-            total = self._db.execute("SELECT coalesce(max(number), 0) FROM delivery").fetchone()[0]
-            rows = self._db.execute(
-                "SELECT number, received_unix_ns, body FROM "
-                "(SELECT *, sum(length(body)) OVER (ORDER BY number DESC) AS size FROM delivery WHERE body IS NOT NULL) "
-                "WHERE size <= ? ORDER BY number DESC LIMIT ?",
-                (MAX_LISTED_BYTES, MAX_KEPT),
-            ).fetchall()
+        [[total]] = self._query("SELECT coalesce(max(number), 0) FROM delivery")
+        rows = self._query(
+            "SELECT number, received_unix_ns, body FROM "
+            "(SELECT *, sum(length(body)) OVER (ORDER BY number DESC) AS size FROM delivery WHERE body IS NOT NULL) "
+            "WHERE size <= ? ORDER BY number DESC LIMIT ?",
+            (MAX_LISTED_BYTES, MAX_KEPT),
+        )
         return total, [Delivery(number=number, received_unix_ns=at, body=body) for number, at, body in reversed(rows)]
 
     def prune(self, *, now_unix_ns: int) -> None:
@@ -235,9 +243,9 @@ class Inbox:
 
     def episode(self, fingerprint: str) -> Episode | None:
         """What is known of an alert."""
-        with self._lock:
-            row = self._db.execute("SELECT * FROM episode WHERE fingerprint = ?", (fingerprint,)).fetchone()
-        return None if row is None else Episode(**dict(zip(Episode.__struct_fields__, row, strict=True)))
+        for row in self._query("SELECT * FROM episode WHERE fingerprint = ?", (fingerprint,)):
+            return Episode(**dict(zip(Episode.__struct_fields__, row, strict=True)))
+        return None
 
     # Actions
 
@@ -245,27 +253,23 @@ class Inbox:
         """Those in one of ``states``, oldest first."""
         marks = ", ".join("?" * len(states))
         names = ", ".join(Action.__struct_fields__)
-        with self._lock:
-            rows = self._db.execute(f"SELECT {names} FROM action WHERE state IN ({marks}) ORDER BY number", states).fetchall()  # noqa: S608 - our own names
+        rows = self._query(f"SELECT {names} FROM action WHERE state IN ({marks}) ORDER BY number", states)  # noqa: S608 - our own names
         return [Action(**dict(zip(Action.__struct_fields__, row, strict=True))) for row in rows]
 
     def acted(self, kind: str, fingerprint: str, starts_unix_ns: int) -> bool:
         """Whether it was wanted in this episode before."""
-        with self._lock:
-            found = self._db.execute(
-                "SELECT 1 FROM action WHERE kind = ? AND fingerprint = ? AND starts_unix_ns = ?",
-                (kind, fingerprint, starts_unix_ns),
-            ).fetchone()
-        return found is not None
+        found = self._query(
+            "SELECT 1 FROM action WHERE kind = ? AND fingerprint = ? AND starts_unix_ns = ?", (kind, fingerprint, starts_unix_ns)
+        )
+        return bool(found)
 
     def acted_since(self, kind: str, since_unix_ns: int, run_id: str | None = None) -> int:
         """How often it was wanted since, of one run or of all."""
-        with self._lock:
-            count: int = self._db.execute(
-                "SELECT count(*) FROM action WHERE kind = ? AND created_unix_ns >= ? AND (? IS NULL OR run_id = ?)",
-                (kind, since_unix_ns, run_id, run_id),
-            ).fetchone()[0]
-        return count
+        [[count]] = self._query(
+            "SELECT count(*) FROM action WHERE kind = ? AND created_unix_ns >= ? AND (? IS NULL OR run_id = ?)",
+            (kind, since_unix_ns, run_id, run_id),
+        )
+        return int(count)
 
     def move(self, action: Action, state: ActionState, *, request_id: str | None = None, result: bytes | None = None) -> Action:
         """Remember how far an action has come. Raises ``InboxError``."""
@@ -307,8 +311,13 @@ def _opened(path: Path, report: Callable[[str], object]) -> sqlite3.Connection:
             with suppress(FileNotFoundError):
                 path.with_name(name).replace(aside.with_name(name.replace(path.name, aside.name)))
         report(f"{path}: damaged ({error}): moved to {aside.name}; the receiver starts without it")
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        os.close(_create(path))
         return _prepared(path)
+
+
+def _create(path: Path) -> int:
+    """Open a file that only we may read, made if it is not there."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _prepared(path: Path | str) -> sqlite3.Connection:

@@ -13,6 +13,7 @@ from typing import Final
 import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
+from rankscope.alerts.events import plain
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.printing import print_line
@@ -250,4 +251,4 @@ def ways(receive: ReceiveSection, *, folder: Path, report: Callable[[str], objec
 
 
 def _report(line: str) -> None:
-    print_line(f"rankscope: {' '.join(line.split())}", err=True)
+    print_line(f"rankscope: {plain(' '.join(line.split()))}", err=True)

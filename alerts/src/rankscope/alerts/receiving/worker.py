@@ -29,7 +29,7 @@ from rankscope.alerts.receiving.known_runs import run_named
 from rankscope.alerts.receiving.notification import Arrived, Notification, NotUnderstoodError, payload_alert, read_notification
 
 BATCH: Final = 64
-"""Deliveries that are looked at in one round: one that waits for an analysis holds up only what is about the same alerts."""
+"""Deliveries that are read at a time."""
 LOOK_S: Final = 0.5
 TROUBLE_S: Final = 5.0
 """Until the next try after something could not be written."""
@@ -86,8 +86,9 @@ class Worker:
         self._analyst = analyst
         self._acted = acted
         self._clock = clock
+        self._began_unix_ns = clock()
         self._waits: dict[int, float] = {}
-        """Deliveries that wait for an analysis, and since when by a clock that nobody sets."""
+        """Deliveries that wait for an analysis, and when they were first looked at, by a clock that nobody sets."""
         self._pruned = -math.inf
         self._since_pruned = 0
         self._poison: dict[int, float] = {}
@@ -118,10 +119,10 @@ class Worker:
         """Deal with what can be dealt with now; returns whether that was anything. Raises ``InboxError`` and ``OutboxError``."""
         held: set[str] = set()
         done = 0
-        batch = self._inbox.waiting(BATCH + len(self._poison))
-        for delivery in batch:
-            done += self._looked_at(delivery, held)
-        self._waits = {number: since for number, since in self._waits.items() if number in {one.number for one in batch}}
+        last = 0
+        while batch := self._inbox.waiting(BATCH, after=last):
+            done += sum([self._looked_at(delivery, held) for delivery in batch])
+            last = batch[-1].number
         self._since_pruned += done
         if self._since_pruned >= PRUNE_DELIVERIES or time.monotonic() - self._pruned > PRUNE_S:
             self._inbox.prune(now_unix_ns=self._clock())
@@ -208,13 +209,17 @@ class Worker:
                 news.alerts.append((alert, episode, what))
         return news
 
+    def _waited_s(self, delivery: Delivery) -> float:
+        """For how long a delivery has waited since it came, or since we are here; no less when the clock is set back."""
+        since = self._waits.setdefault(delivery.number, time.monotonic())
+        came = max(delivery.received_unix_ns, self._began_unix_ns)
+        return max(time.monotonic() - since, (self._clock() - came) / 1e9)
+
     def _facts(self, delivery: Delivery, news: _News) -> dict[str, Facts] | None:
         """What is known, by fingerprint, for the alerts that name a run and fire; ``None``: wait."""
         if self._analyst is None:
             return {}
-        since = self._waits.setdefault(delivery.number, time.monotonic())
-        # From when it came, but for what a receiver that was away finds in its inbox: that has waited long enough.
-        late = time.monotonic() - since >= self._policy.enrich_within_s
+        late = self._waited_s(delivery) >= self._policy.enrich_within_s
         found: dict[str, Facts] = {}
         waits = False
         for alert, _, _ in news.alerts:
