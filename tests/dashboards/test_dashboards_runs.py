@@ -227,6 +227,22 @@ def test_the_selection_is_in_the_address(memory_runs: Any, caller: Any) -> None:
     still = answer("runs-q.value", {"ids": ["a"]}, "?picked=a")
     assert "runs-search" not in still
     assert "selectedRows" not in still["runs-grid"], "it is as the address says"
+    turned = answer("runs-grid.selectedRows", [{"id": "b"}, {"id": "a"}], "?picked=a,b")
+    assert turned == {}, "the order is the table's"
+
+
+def test_going_back_is_not_overtaken_by_what_the_table_tells(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+    values = {
+        "runs-q.value": "",
+        "runs-grid.selectedRows": [{"id": "a"}, {"id": "b"}],
+        "list-address.search": "?picked=a",
+        "runs-agreed.data": "?picked=a,b",
+    }
+    told = client("runs-search.data", values, triggered="runs-grid.selectedRows")
+    assert "runs-search" not in told
+    assert told["runs-grid"]["selectedRows"] == {"ids": ["a"]}
+    assert told["runs-agreed"]["data"] == "?picked=a"
 
 
 def test_the_address_of_the_next_page_is_left_alone(memory_runs: Any, caller: Any) -> None:

@@ -28,7 +28,8 @@
       },
       // [page, query]: the query, unless somebody has gone on to another page while it was on its way.
       search: function (wanted) {
-        return wanted && window.location.pathname === wanted[0] ? wanted[1] : dash_clientside.no_update;
+        var search = wanted && window.location.pathname === wanted[0] ? wanted[1] : dash_clientside.no_update;
+        return [search, search];
       },
       saveGrid: function (clicks) {
         return Boolean(clicks);

@@ -75,7 +75,7 @@ def register(app: Dash, source: RunSource) -> None:
 
 def register_choices(app: Dash, table: str, address: str, page: str) -> None:
     """Search, order and selection of a table follow the address, and it follows them; all rows can be saved."""
-    search_box, grid, wanted_search = f"{table}-q", f"{table}-grid", f"{table}-search"
+    search_box, grid, wanted_search, agreed_search = (f"{table}-{name}" for name in ("q", "grid", "search", "agreed"))
 
     @app.callback(
         Output(wanted_search, "data"),
@@ -83,33 +83,44 @@ def register_choices(app: Dash, table: str, address: str, page: str) -> None:
         Output(grid, "dashGridOptions"),
         Output(grid, "columnState"),
         Output(grid, "selectedRows"),
+        Output(agreed_search, "data"),
         Input(search_box, "value"),
         Input(grid, "columnState"),
         Input(grid, "selectedRows"),
         Input(address, "search"),
         State(address, "pathname"),
+        State(agreed_search, "data"),
         prevent_initial_call=True,
     )
-    def select(q: Any, columns: Any, rows: Any, search: str | None, path: str | None) -> tuple[Any, ...]:
+    def select(  # noqa: PLR0917  # as Dash hands them over
+        q: Any, columns: Any, rows: Any, search: str | None, path: str | None, agreed: str | None
+    ) -> tuple[Any, ...]:
         if path not in (None, page):
             raise PreventUpdate  # somebody is leaving: this is the address of where they go
         now = ListState.parse(search)
-        shown = replace(sorted_as(columns, now), picked=now.picked if rows is None else picked_ids(rows))
+        picked = picked_ids(rows)
+        # The table tells them in its own order: no other choice, or going back would lead nowhere.
+        same = rows is None or set(picked) == set(now.picked)
+        shown = replace(sorted_as(columns, now), picked=now.picked if same else picked)
         # All choices at once: somebody may have made the second while the first was under way.
-        wanted = now if ctx.triggered_id == address else replace(shown, q=str(q or ""))
+        # What the table tells of itself may overtake what the address has it do, such as after going back twice.
+        moved = ctx.triggered_id == address or (agreed is not None and ListState.parse(agreed) != now)
+        wanted = now if moved else replace(shown, q=str(q or ""))
         options = Patch()
         options["quickFilterText"] = wanted.q
         return (
             no_update if wanted == now else [page, wanted.search],
             no_update if wanted.q == q else wanted.q,
-            options if ctx.triggered_id != grid else no_update,
+            options if moved or ctx.triggered_id != grid else no_update,
             no_update if wanted == shown or not columns else [_column(column, wanted) for column in columns],
             no_update if wanted.picked == shown.picked else {"ids": wanted.picked},
+            wanted.search if moved else no_update,
         )
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "search"),
         Output(address, "search"),
+        Output(agreed_search, "data", allow_duplicate=True),
         Input(wanted_search, "data"),
         prevent_initial_call=True,
     )

@@ -28,6 +28,7 @@ def listing_tools(table: str, counted: str, state: ListState, others: list[Compo
                 **aria(label=f"Search {table}"),
             ),
             dcc.Store(id=f"{table}-search"),
+            dcc.Store(id=f"{table}-agreed", data=state.search),
             html.Span(counted, id=f"{table}-count", className="help", **aria(live="polite")),
             html.Div(
                 [*others, dmc.Button("Save as CSV", id=f"{table}-csv", size="compact-sm", variant="default")], className="tools"
@@ -48,7 +49,7 @@ def listing_grid(
         columnDefs=[{**column, "sort": order} if column["field"] == state.sort else column for column in columns],
         defaultColDef={**DEFAULT_COLUMN, "floatingFilter": False},
         getRowId="params.data.id",
-        selectedRows={"ids": state.picked},
+        selectedRows={"ids": state.picked} if state.picked else [],
         csvExportParams=csv_params(f"rankscope-{table}"),
         dashGridOptions={
             **OPTIONS,
