@@ -14,11 +14,10 @@ from rankscope.alerts.options import http_url
     epilog="""
 \b
 Examples:
-  rankscope alerts serve                                   show what arrives, on this machine only
-  rankscope alerts serve --config alerts.toml              enrich, pass on, act: what the file says
-  rankscope alerts serve --config alerts.toml --listen :9099 --runs /shared/runs --dashboard-url https://rankscope.example
+  rankscope alerts serve                        show what arrives here
+  rankscope alerts serve --config alerts.toml   enrich, pass on, act
+  rankscope alerts serve --config alerts.toml --listen :9099 --runs /runs
 
-\b
 Exit status: 0 ended by SIGTERM or Ctrl-C, 2 usage, 3 a file, folder or address that cannot be had.
 """
 )
