@@ -22,7 +22,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch"), pytest
 PARTS = ["exporter", "receiver", "training", "recording", "verdict", "metrics", "dashboard", "alert"]
 
 
-@pytest.mark.parametrize("fault", ["input:2", "host:1", "backward:3", "imbalance:0", "none"])
+@pytest.mark.parametrize(
+    "fault",
+    ["input:2", "host:1", *(pytest.param(fault, marks=pytest.mark.campaign) for fault in ("backward:3", "imbalance:0")), "none"],
+)
 def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli: Cli, tmp_path: Path, fault: str) -> None:
     done = cli("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=540)
     assert done.stdout, done.stderr

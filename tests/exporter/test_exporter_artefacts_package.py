@@ -106,6 +106,7 @@ class TestBuild:
         for library in ("click", "msgspec", "bcrypt", "prometheus_client"):
             assert any(text.startswith(library) for text in texts), library
 
+    @pytest.mark.campaign  # a second build takes as long as the first
     def test_the_same_source_gives_the_same_bytes(self, built: Path, tmp_path: Path) -> None:
         again = build(tmp_path)
 
