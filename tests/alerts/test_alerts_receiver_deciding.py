@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 
 from rankscope.alerts.alert import fingerprint, rfc3339
 from rankscope.alerts.outbox import Outbox
-from rankscope.alerts.receiver_config import ActionRule, ReceiverConfig, ReceiveSection, Route, load_config, rate
+from rankscope.alerts.receiver_config import ActionRule, ReceiverConfig, ReceiveSection, Route, action_rate, load_config
 from rankscope.alerts.receiving import inbox as inbox_module
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.episodes import Episode, next_episode
@@ -391,10 +391,10 @@ def test_the_file_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest
 
 
 def test_rates() -> None:
-    assert [rate(text) for text in ("1/10min per run", "30/h", "2/1h", "5/s")] == [(1, 600), (30, 3600), (2, 3600), (5, 1)]
+    assert [action_rate(text) for text in ("1/10min per run", "30/h", "2/1h", "5/s")] == [(1, 600), (30, 3600), (2, 3600), (5, 1)]
     for text in ("", "1", "1/0s", "-1/s", "1/10", "1/10min per day"):
         with pytest.raises(ValueError, match="is not a rate"):
-            rate(text)
+            action_rate(text)
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ import httpx
 from msgspec.structs import replace
 from tests.exporter.fake_driver import FakeDriver, State, a100_state, h100_state, mig_state, uuid_of
 from tests.exporter.job_node import slurm_folder
-from tests.rank_file import RANK, RUN, STEP, totals_of
+from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of
 
 from rankscope.profiler.helper.published import render, samples
-from rankscope.runs.records import PhaseTimes, StepBreakdown
+from rankscope.runs.records import PhaseTimes
 
 RUN_ID = "llama-20260101-7"
 LOST, HELD, FREE = 3, 4, 6
@@ -72,7 +72,7 @@ class Ranks:
                         STEP, step=number, start_unix_ns=time.time_ns() - 10**9, blocked_us=blocked, profiled=number % 10 == 0
                     )
                 )
-                totals.add_window(_window(number))
+                totals.add_window(replace(WINDOW, step=number))
                 uuid = {0: uuid_of(0), 1: uuid_of(1), 2: uuid_of(5)}.get(rank)
                 info = replace(
                     RANK,
@@ -91,23 +91,6 @@ class Ranks:
                 new = self._spool / f".{rank}.new"
                 new.write_text(text)
                 new.replace(self._spool / f"rank-{rank}.prom")
-
-
-def _window(number: int) -> StepBreakdown:
-    return StepBreakdown(
-        step=number,
-        start_unix_ns=1,
-        device_kind="cuda",
-        window_us=1e6,
-        compute_us=6e5,
-        communication_us=4e5,
-        overlap_us=3e5,
-        exposed_communication_us=1e5,
-        memcpy_us=5e4,
-        exposed_memcpy_us=5e4,
-        idle_us=2.5e5,
-        events=1,
-    )
 
 
 def prepared(folder: Path, library: Path) -> tuple[FakeDriver, list[str]]:

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import click
 import msgspec
 
 from rankscope.alerts.address import Address
-from rankscope.alerts.options import http_url, seconds
+from rankscope.alerts.options import http_url, rate, seconds
+from rankscope.alerts.secret import SecretPlace
+from rankscope.alerts.toml_file import converted, read_toml
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
 from rankscope.runs.errors import InputError
-from rankscope.runs.segments import open_regular
 
 SECTIONS: Final = ("receive", "route", "action", "target")
-_MAX_BYTES: Final = 1024 * 1024
-_RATE: Final = re.compile(r"([0-9]{1,6})/([0-9]{0,6})(s|min|m|h|d)")
-_UNIT_S: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 _T = TypeVar("_T")
 
 
-def rate(text: str) -> tuple[int, float]:
-    """``1/10min per run``, ``30/min``: how many in how many seconds. Raises ``ValueError``."""
-    match = _RATE.fullmatch(text.removesuffix(" per run").strip())
-    if match is None or match[2] == "0":
-        raise ValueError(f"{text!r} is not a rate such as 1/10min or 30/h")
-    return int(match[1]), float(match[2] or 1) * _UNIT_S[match[3]]
+def action_rate(text: str) -> tuple[int, float]:
+    """``1/10min per run``: how many in how many seconds. Raises ``ValueError``."""
+    return rate(text.removesuffix(" per run").strip())
 
 
 def duration(text: str) -> float:
@@ -43,17 +36,6 @@ def _checked(check: Callable[[str], _T], text: str) -> _T:
         return check(text)
     except click.BadParameter as error:
         raise ValueError(error.message) from error
-
-
-class SecretPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a secret is: ``{ env = "NAME" }`` or ``{ file = "path" }``."""
-
-    env: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-    file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.env is None) == (self.file is None):
-            raise ValueError('expected { env = "NAME" } or { file = "path" }; secrets themselves do not belong into this file')
 
 
 class BasicSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,8 +103,8 @@ class ActionRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """For the result, at most."""
 
     def __post_init__(self) -> None:
-        rate(self.at_most)
-        rate(self.at_most_overall)
+        action_rate(self.at_most)
+        action_rate(self.at_most_overall)
         if duration(self.wait) > 86_400:
             raise ValueError(f"wait: a result is waited for at most a day, and a request is void after {MAX_AGE_SECONDS:.0f} s")
 
@@ -143,14 +125,14 @@ class ReceiverConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_config(path: Path) -> ReceiverConfig:
     """The receiver's part of the file at ``path``. Raises ``InputError``, with the place in the file."""
-    read = _read(path)
+    read = read_toml(path)
     unknown = sorted(read.keys() - set(SECTIONS))
     if unknown:
         raise InputError(path, f"no such section: {unknown[0]}; known are {', '.join(SECTIONS)}")
     config = ReceiverConfig(
-        receive=_part(path, "receive", read.get("receive", {}), ReceiveSection),
-        routes=_part(path, "route", read.get("route", []), list[Route]),
-        actions=_part(path, "action", read.get("action", []), list[ActionRule]),
+        receive=converted(path, read.get("receive", {}), ReceiveSection, section="receive"),
+        routes=converted(path, read.get("route", []), list[Route], section="route"),
+        actions=converted(path, read.get("action", []), list[ActionRule], section="action"),
         targets=_names(read.get("target")),
     )
     for number, route in enumerate(config.routes):
@@ -158,24 +140,6 @@ def load_config(path: Path) -> ReceiverConfig:
             if target not in config.targets:
                 raise InputError(path, f"there is no [[target]] of the name {target!r}", place=f"route[{number}].targets")
     return config
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with open_regular(path) as file:
-            return tomllib.loads(file.read(_MAX_BYTES).decode())
-    except OSError as error:
-        raise InputError(path, error.strerror or str(error)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(path, f"not TOML: {error}") from error
-
-
-def _part(path: Path, name: str, value: object, kind: type[_T]) -> _T:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$")
-        raise InputError(path, text, place=name + place.rstrip("`")) from error
 
 
 def _names(targets: object) -> list[str]:

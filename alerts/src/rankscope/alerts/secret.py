@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from rankscope.runs.segments import open_regular
 
@@ -58,3 +60,18 @@ class Secret:
             raise SecretUnavailableError(f"{self.file}: {error.strerror or error}") from error
         except UnicodeDecodeError:
             raise SecretUnavailableError(f"{self.file}: not text") from None
+
+
+class SecretPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a secret is, in ``alerts.toml``: ``{ env = "NAME" }`` or ``{ file = "path" }``."""
+
+    env: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("give either env or file; secrets themselves do not belong into this file")
+
+    def secret(self, folder: Path) -> Secret:
+        """It; files are looked for in ``folder``."""
+        return Secret(env=self.env, file=None if self.file is None else folder / self.file)

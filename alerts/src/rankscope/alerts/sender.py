@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from rankscope.alerts.apprise_courier import AppriseCourier
 from rankscope.alerts.courier import Courier, HttpCourier
+from rankscope.alerts.lock_file import lock_file
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.outbox_queue import OutboxQueue
@@ -204,16 +203,6 @@ class Sender:
 def _lock(path: Path) -> int | None:
     """Lock a file for as long as this process lives; ``None``: another one has it, or it cannot be had."""
     try:
-        number = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        return lock_file(path)
     except OSError as error:
         raise OutboxError(f"{path}: cannot be locked: {error.strerror or error}") from error
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(number)
-        return None
-    except OSError as error:
-        with suppress(OSError):
-            os.close(number)
-        raise OutboxError(f"{path}: cannot be locked: {error.strerror or error}") from error
-    return number

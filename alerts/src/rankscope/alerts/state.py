@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.ledger import LEDGER_SCHEMA, Ledger
+from rankscope.alerts.lock_file import lock_file
 from rankscope.runs.errors import InputError
 from rankscope.runs.segments import open_regular
 from rankscope.runs.writer import write_record
@@ -59,19 +59,11 @@ def hold(path: Path, watched: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = lock_file(path.with_name(f"{path.name}.lock"))
     except OSError:
-        return  # whoever saves it says so
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise InputError(
-            watched, f"another watcher follows it already, with the state in {path}; --state names another"
-        ) from error
-    except OSError:
-        os.close(handle)
-        return
+        return  # whoever saves it says so, if it cannot be written
+    if handle is None:
+        raise InputError(watched, f"another watcher follows it already, with the state in {path}; --state names another")
     _held.append(handle)
 
 

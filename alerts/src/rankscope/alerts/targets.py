@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -12,27 +10,18 @@ import click
 import msgspec
 
 from rankscope.alerts.apprise_courier import require_apprise
-from rankscope.alerts.options import http_url, seconds
+from rankscope.alerts.options import http_url, rate, seconds
 from rankscope.alerts.retrying import RETRY_FOR_S
-from rankscope.alerts.secret import Secret, SecretUnavailableError
+from rankscope.alerts.secret import Secret, SecretPlace, SecretUnavailableError
 from rankscope.alerts.signing import SecretError, parse_secret
 from rankscope.alerts.target import ATTEMPT_S, Rate, Target, TemplateName
+from rankscope.alerts.toml_file import converted, read_toml
 from rankscope.runs.errors import InputError
-from rankscope.runs.segments import open_regular
 
-_MAX_BYTES: Final = 1024 * 1024
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-_PER_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _PAGERDUTY: Final = "https://events.pagerduty.com/v2/enqueue"
 _RATES: Final[dict[TemplateName, str]] = {"slack": "1/s", "teams": "1/s", "pagerduty": "120/min"}
 """What these services take for good; nobody else is known to need one."""
-
-
-class _Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a secret is: exactly one of the two."""
-
-    env: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-    file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
 
 class _TargetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,10 +30,10 @@ class _TargetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     url_env: str | None = None
     url_file: str | None = None
     template: TemplateName = "generic"
-    secrets: list[_Place] = []
-    bearer: _Place | None = None
-    basic: _Place | None = None
-    routing_key: _Place | None = None
+    secrets: list[SecretPlace] = []
+    bearer: SecretPlace | None = None
+    basic: SecretPlace | None = None
+    routing_key: SecretPlace | None = None
     retry_for: str | None = None
     rate_limit: str | None = None
     ca_file: str | None = None
@@ -62,20 +51,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def load_targets(path: Path) -> list[Target]:
     """The targets in a file, all secrets of which are there. Raises ``InputError``, which repeats no secret."""
-    try:
-        with open_regular(path) as file:
-            text = file.read(_MAX_BYTES).decode()
-    except OSError as error:
-        raise InputError(path, error.strerror or str(error)) from error
-    except UnicodeDecodeError as error:
-        raise InputError(path, "not UTF-8", place=f"byte {error.start}") from error
-    try:
-        config = msgspec.convert(tomllib.loads(text), type=_Config)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(path, f"not TOML: {error}") from error
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at ")
-        raise InputError(path, reason, place=place.strip("`").removeprefix("$.") or None) from error
+    config = converted(path, read_toml(path), _Config)
     targets: list[Target] = []
     for number, entry in enumerate(config.target):
         try:
@@ -134,7 +110,7 @@ def _refuse_contradictions(entry: _TargetEntry) -> None:
                 raise _WrongError(name, "Apprise's own address says how it is spoken to")
 
 
-def _signing(number: int, place: _Place, folder: Path) -> Secret:
+def _signing(number: int, place: SecretPlace, folder: Path) -> Secret:
     secret = _secret(f"secrets[{number}]", place, folder)
     try:
         parse_secret(_read(f"secrets[{number}]", secret))
@@ -154,7 +130,7 @@ def _url(entry: _TargetEntry, folder: Path) -> Secret:
     if entry.url is not None:
         url = Secret(value=entry.url)
     else:
-        url = _secret(given[0], _Place(env=entry.url_env, file=entry.url_file), folder)
+        url = _secret(given[0], SecretPlace(env=entry.url_env, file=entry.url_file), folder)
     text = _read(given[0], url)
     if entry.template != "apprise":
         try:
@@ -164,10 +140,8 @@ def _url(entry: _TargetEntry, folder: Path) -> Secret:
     return url
 
 
-def _secret(field: str, place: _Place, folder: Path) -> Secret:
-    if (place.env is None) == (place.file is None):
-        raise _WrongError(field, "give either env or file")
-    secret = Secret(env=place.env, file=None if place.file is None else folder / place.file)
+def _secret(field: str, place: SecretPlace, folder: Path) -> Secret:
+    secret = place.secret(folder)
     _read(field, secret)
     return secret
 
@@ -192,10 +166,13 @@ def _seconds(field: str, text: str | None, usual: float, *, most: float | None =
 def _rate(text: str | None) -> Rate | None:
     if text is None:
         return None
-    match = re.fullmatch(r"([1-9][0-9]{0,5})/(s|min|h)", text)
-    if match is None:
+    try:
+        count, per_s = rate(text)
+    except ValueError:
+        count, per_s = 0, 0.0
+    if not count:
         raise _WrongError("rate_limit", f"{text!r} is no rate such as 1/s, 30/min or 100/h")
-    return Rate(float(match[1]), _PER_S[match[2]])
+    return Rate(count, per_s)
 
 
 def _proxy(text: str | None) -> str | None:

@@ -13,6 +13,7 @@ from typing import Final, cast
 
 import msgspec
 
+from rankscope.alerts.toml_file import read_toml
 from rankscope.runs.errors import InputError
 
 Value = bool | int | float | str
@@ -22,8 +23,6 @@ SEVERITIES: Final = ("critical", "warning", "info")
 OF_EVERY_ALERT: Final = ("enabled", "severity", "for", "keep_firing_for")
 SHARED: Final = ("price", "gpu_states")
 """Tables that are not about one alert."""
-
-MOST_BYTES: Final = 1 << 20
 
 _WITHOUT_DEFAULT: Final[dict[str, dict[str, Value]]] = {"price": {"per_gpu_hour": 1.0}}
 """Settings that the shipped file leaves open, with an example of their kind."""
@@ -66,23 +65,11 @@ def duration_seconds(text: str) -> int | float | None:
 
 
 def _read(path: Path) -> dict[str, dict[str, object]]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(path, error.strerror or str(error)) from error
-    if len(content) > MOST_BYTES:
-        raise InputError(path, "more than 1 MiB: this is no file of thresholds")
-    try:
-        tables = msgspec.toml.decode(content)
-    except UnicodeDecodeError as error:
-        raise InputError(path, "not UTF-8") from error
-    except msgspec.DecodeError as error:
-        raise InputError(path, f"not TOML: {error}") from error
+    tables = read_toml(path)
     for name, settings in tables.items():
         if not isinstance(settings, dict):
             raise InputError(path, "stands in no table: settings are written below [NAME OF AN ALERT]", place=name)
-    return cast("dict[str, dict[str, object]]", tables)
+    return tables
 
 
 def _with_common_settings(tables: dict[str, dict[str, Value]]) -> Mapping[str, dict[str, Value]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from rankscope.alerts.receiver_config import ActionRule, rate
+from rankscope.alerts.receiver_config import ActionRule, action_rate
 from rankscope.alerts.receiving.episodes import Episode
 from rankscope.alerts.receiving.inbox import Action, Inbox
 from rankscope.alerts.receiving.known_runs import run_named
@@ -33,7 +33,7 @@ def wanted_actions(
         if not rule.meets(alert.labels) or inbox.acted(rule.do, alert.fingerprint, episode.starts_unix_ns):
             continue
         for limit, run in ((rule.at_most, named.text), (rule.at_most_overall, None)):
-            count, seconds = rate(limit)
+            count, seconds = action_rate(limit)
             made = inbox.acted_since(rule.do, now_unix_ns - int(seconds * 1e9), run)
             made += sum(one.kind == rule.do and run in (None, one.run_id) for one in besides)
             if made >= count:

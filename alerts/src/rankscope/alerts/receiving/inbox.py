@@ -6,7 +6,6 @@ machine neither loses nor halves (WAL, ``synchronous=FULL``).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import threading
@@ -17,6 +16,7 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
+from rankscope.alerts.lock_file import lock_file
 from rankscope.alerts.receiving.episodes import Episode
 from rankscope.runs.errors import InputError
 
@@ -121,14 +121,10 @@ class Inbox:
             return
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._held = _create(folder / "lock")
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._held = _lock(folder)
             path = folder / "inbox.sqlite"
             os.close(_create(path))
             self._db = _opened(path, report)
-        except BlockingIOError as error:
-            self._unlock()
-            raise InputError(folder, "another receiver keeps its deliveries here; choose another folder with --state") from error
         except (OSError, sqlite3.Error) as error:
             self._unlock()
             where, why = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
@@ -313,6 +309,13 @@ def _opened(path: Path, report: Callable[[str], object]) -> sqlite3.Connection:
         report(f"{path}: damaged ({error}): moved to {aside.name}; the receiver starts without it")
         os.close(_create(path))
         return _prepared(path)
+
+
+def _lock(folder: Path) -> int:
+    held = lock_file(folder / "lock")
+    if held is None:
+        raise InputError(folder, "another receiver keeps its deliveries here; choose another folder with --state")
+    return held
 
 
 def _create(path: Path) -> int:

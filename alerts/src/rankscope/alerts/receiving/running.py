@@ -18,7 +18,7 @@ from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.printing import print_line
 from rankscope.alerts.receiver import ReceiverApp
-from rankscope.alerts.receiver_config import ReceiverConfig, ReceiveSection, SecretPlace, duration, load_config
+from rankscope.alerts.receiver_config import ReceiverConfig, ReceiveSection, duration, load_config
 from rankscope.alerts.receiving.actor import Actor
 from rankscope.alerts.receiving.analyst import Analyst
 from rankscope.alerts.receiving.authentication import Known, Ways
@@ -28,7 +28,7 @@ from rankscope.alerts.receiving.inbox import Inbox
 from rankscope.alerts.receiving.known_runs import KnownRuns
 from rankscope.alerts.receiving.shown import Shown
 from rankscope.alerts.receiving.worker import Policy, Worker
-from rankscope.alerts.secret import Secret, SecretUnavailableError
+from rankscope.alerts.secret import SecretPlace, SecretUnavailableError
 from rankscope.alerts.serve import serve as serve_app
 from rankscope.alerts.signing import SecretError, parse_secret
 from rankscope.runs.errors import InputError
@@ -229,7 +229,7 @@ def ways(receive: ReceiveSection, *, folder: Path, report: Callable[[str], objec
     """Who may send; files are looked for in ``folder``. Raises ``InputError`` for a secret that is not there, or is none."""
 
     def known(place: SecretPlace) -> Known:
-        secret = Secret(env=place.env, file=None if place.file is None else folder / place.file)
+        secret = place.secret(folder)
         try:
             return Known(secret, report=report)
         except SecretUnavailableError as error:

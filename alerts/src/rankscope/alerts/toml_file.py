@@ -1,0 +1,42 @@
+"""A TOML file of the operator's: read within bounds, and each mistake in it one line with its place. Needs no extra."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from rankscope.runs.errors import InputError
+from rankscope.runs.segments import open_regular
+
+MOST_BYTES: Final = 1 << 20
+
+_T = TypeVar("_T")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What is in it. Raises ``InputError``, also for a pipe, which nobody would wait for."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error)) from error
+    if len(content) > MOST_BYTES:
+        raise InputError(path, "more than 1 MiB: this is no file of settings")
+    try:
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise InputError(path, "not UTF-8", place=f"byte {error.start}") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(path, f"not TOML: {error}") from error
+
+
+def converted(path: Path, value: object, kind: type[_T], *, section: str = "") -> _T:
+    """``value``, which stands in ``section`` of the file, as ``kind``. Raises ``InputError`` with the place."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$")
+        raise InputError(path, reason, place=f"{section}{place.rstrip('`')}".removeprefix(".") or None) from error
