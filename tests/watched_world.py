@@ -59,6 +59,8 @@ class World:
         **options: Any,
     ) -> None:
         self.now_s = 1_700_000_100.0
+        self.clock_off_s = 0.0
+        """By how much the clock has been set, besides."""
         self.answer: Analysis | Exception | None = None
         self.analysed: list[Path] = []
         self.followed: list[Path] = []
@@ -79,12 +81,12 @@ class World:
             report=self.reports.append,
             emit=self.events.append,
             save=lambda ledger: self.saved.append(msgspec.json.encode(ledger)),
-            clock=lambda: int(self.now_s * 1e9),
+            clock=lambda: int((self.now_s + self.clock_off_s) * 1e9),
             elapsed=lambda: self.now_s,
         )
 
-    def past(self, run: Path) -> StepPast | None:
-        del run
+    def past(self, run: Path, /, *, read: bool = False) -> StepPast | None:
+        del run, read
         return self.steps
 
     def hang(self, run: Path, fresh: bool, /) -> HangReport | None:

@@ -105,6 +105,17 @@ def test_once_finds_the_straggler_of_a_finished_run_and_delivers_it(watch: Any, 
     assert len(sink.accepted) == 1
 
 
+def test_once_tells_that_a_run_became_slower_than_it_was(watch: Any, make_run: Any) -> None:
+    run = make_run(slow=None)
+    run.grow(100)
+    run.slow = 2
+    run.grow(100)
+    done = watch(run.path, "--once", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    fired = {event["labels"]["alertname"]: event for event in events(done.stdout) if event["event"] == "firing"}
+    assert fired["TrainingStepRegression"]["summary"].endswith(f"since step {run.steps - 100}.")
+
+
 def test_a_run_is_the_same_run_however_its_folder_is_written(watch: Any, make_run: Any, sink: Any, state: Path) -> None:
     run = make_run(slow=2)
     run.end()

@@ -48,6 +48,19 @@ def test_a_run_that_grows_is_read_on_from_where_it_was(make_run: Any, monkeypatc
     assert sum(sizes) > first
 
 
+def test_the_past_of_a_run_that_is_not_followed_is_read_from_its_files(make_run: Any) -> None:
+    run = make_run()
+    following = Following()
+    assert following.past(run.path) is None
+    read = following.past(run.path, read=True)
+    following.update(run.path)
+    followed = following.past(run.path)
+    assert read is not None
+    assert followed is not None
+    assert len(read) == len(followed) == run.steps
+    assert read.walls_us().tolist() == followed.walls_us().tolist()
+
+
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a run directory"):
         Following().update(tmp_path)

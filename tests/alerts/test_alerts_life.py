@@ -12,8 +12,9 @@ import pytest
 from tests.flight_dumps import Job, write
 from tests.watched_world import Told, World, past_of
 
-from rankscope.alerts.dumps import WAIT_S
+from rankscope.alerts.dumps import AGAIN_S, WAIT_S
 from rankscope.alerts.ledger import Ledger
+from rankscope.alerts.message import messages_about
 from rankscope.alerts.watched_life import Patience
 from rankscope.alerts.watched_run import RESTART_GRACE_S
 from rankscope.alerts.watcher import CRASH_TOLD_S, FORGET_AFTER_S, FORGET_LIFE_AFTER_S
@@ -292,7 +293,30 @@ def test_without_an_answer_the_alert_comes_all_the_same_and_its_text_changes_whe
     let_pass(watched, 10)
     assert watched.annotations("TrainingStalled")["culprit"] == "2"
     assert {entry.fingerprint for entry in watched.watcher.ledger.entries} == {before}
-    assert watched.said() == ["firing"]
+    # The same alert once more, to those who were told as much as was known; and not again
+    let_pass(watched, 60)
+    assert watched.said() == ["firing", "firing"]
+    first, second = watched.receiver.calls
+    assert [(one.fingerprint, one.starts_at_unix_ns) for one in first] == [
+        (one.fingerprint, one.starts_at_unix_ns) for one in second
+    ]
+    assert [one.alert.annotations.get("culprit") for one in (*first, *second)] == [None, "2"]
+    assert messages_about("hook", first)[0].id != messages_about("hook", second)[0].id
+    let_pass(watched, 10, run)
+    assert [one.ends_at_unix_ns is not None for one in watched.receiver.calls[2]] == [True]
+    assert len(watched.receiver.calls) == 3
+
+
+def test_ranks_that_were_asked_a_short_while_ago_are_asked_again_later(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world(ask_for_dumps=True)
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S)
+    let_pass(watched, 10, run)
+    let_pass(watched, 2 * PATIENCE_S)
+    assert len(requests(run.path)) == 1
+    assert watched.annotations("TrainingStalled")["evidence"] == "dumps were asked for a short while ago"
+    let_pass(watched, AGAIN_S)
+    assert len(requests(run.path)) == 2
 
 
 def test_nobody_is_asked_who_is_not_to_be(world: Callable[..., tuple[Any, World]]) -> None:
@@ -336,6 +360,27 @@ def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(
         "TrainingStraggler",
         "TrainingCrashed",
     ]
+
+
+def test_a_run_whose_hosts_are_ahead_is_over_all_the_same(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world("..")
+    let_pass(watched, 20, run)
+    run.end("crash", end_unix_ns=int(watched.now_s * 1e9) + 3600 * 10**9)
+    let_pass(watched, RESTART_GRACE_S)
+    assert watched.firing() == []
+    let_pass(watched, 10)
+    assert watched.firing() == ["TrainingCrashed"]
+
+
+@pytest.mark.parametrize("days", [-2, 2])
+def test_a_clock_that_is_set_ends_no_alert(world: Callable[..., tuple[Any, World]], days: int) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S + 10)
+    watched.clock_off_s = days * 86_400.0
+    let_pass(watched, 10)
+    assert watched.firing() == ["TrainingStalled"]
+    assert watched.reports == []
 
 
 def test_a_job_that_was_cancelled_did_not_crash(world: Callable[..., tuple[Any, World]]) -> None:

@@ -275,10 +275,10 @@ def test_a_run_that_may_not_be_looked_at_costs_only_itself(
 
     original = Glances.glance
 
-    def refuse(self: Glances, path: Path, *, now_unix_ns: int) -> Glance:
+    def refuse(self: Glances, path: Path, **times: Any) -> Glance:
         if path == locked.path:
             raise PermissionError(13, "Permission denied", str(path))
-        return original(self, path, now_unix_ns=now_unix_ns)
+        return original(self, path, **times)
 
     monkeypatch.setattr(Glances, "glance", refuse)
     world = World(run.path.parent, receiver=told)
@@ -310,7 +310,7 @@ def test_a_run_that_vanishes_is_reported_and_forgotten_after_a_while(make_run: A
     world.now_s += FORGET_AFTER_S
     world.evaluate(make_analysis(run_id="other-1"), other)
     assert ("resolved", "2") in told.heard
-    assert any(str(run.path) in line and "nothing new for 1 h" in line for line in world.reports)
+    assert any(str(run.path) in line and "nothing new for 60 min" in line for line in world.reports)
 
 
 def test_a_followed_run_whose_folder_vanishes_is_waited_for(make_run: Any, make_analysis: Any, told: Told) -> None:

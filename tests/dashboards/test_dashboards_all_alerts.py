@@ -57,7 +57,7 @@ def said(component: Any) -> str:
     return str(component.to_plotly_json() if hasattr(component, "to_plotly_json") else component)
 
 
-def finding(run: Path, status: Any, at_ns: int, **labels: str) -> None:
+def finding(run: Path, status: Any, at_ns: int, *, summary: str = "It hangs.", **labels: str) -> None:
     told = {"alertname": "TrainingHang", "severity": "critical", **labels}
     append_finding(
         run,
@@ -67,7 +67,7 @@ def finding(run: Path, status: Any, at_ns: int, **labels: str) -> None:
             status=status,
             fingerprint=fingerprint(told),
             labels=told,
-            annotations={"summary": "It hangs."},
+            annotations={"summary": summary},
         ),
     )
 
@@ -255,6 +255,20 @@ def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
     assert told == [("firing", "live", "/run/live?rank=1"), ("resolved", "over", "/run/over?rank=0")]
     assert len(found.problems) == 1
     assert "cannot be reached" in found.problems[0]
+
+
+def test_an_alert_that_is_told_again_is_the_same_one_with_what_is_known_by_then(tmp_path: Path, write_run: Any) -> None:
+    run = write_run(tmp_path / "run", run_id="a", finished=False)
+    finding(run, "firing", AT, run_id="a")
+    finding(run, "firing", AT + SECOND, run_id="b")
+    finding(run, "firing", AT + MINUTE, run_id="a", summary="Rank 3 did not come.")
+
+    found = watched_alerts.findings_of(run, over=False)
+
+    assert [(one.run_id, one.started_unix_ns, one.summary) for one in found] == [
+        ("a", AT, "Rank 3 did not come."),
+        ("b", AT + SECOND, "It hangs."),
+    ]
 
 
 def test_findings_are_read_again_only_when_they_have_changed(

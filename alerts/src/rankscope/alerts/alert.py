@@ -32,6 +32,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     starts_at_unix_ns: int
     ends_at_unix_ns: int | None = None
+    revision: str = ""
+    """Not empty: more became known while it fires; tells one such state from the next."""
 
 
 def fingerprint(labels: dict[str, str]) -> str:

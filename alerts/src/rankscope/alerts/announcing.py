@@ -40,7 +40,8 @@ class Announcer:
 
     def _say(self, entry: Entry) -> None:
         status: Status = "resolved" if entry.ends_at_unix_ns is not None else "firing"
-        moment = entry.ends_at_unix_ns if entry.ends_at_unix_ns is not None else entry.starts_at_unix_ns
+        # Whatever happened to it last; None comes before any of them.
+        moment = entry.ends_at_unix_ns or entry.revised_unix_ns or entry.starts_at_unix_ns
         assert moment is not None
         alert = entry.alert
         record = FindingRecord(

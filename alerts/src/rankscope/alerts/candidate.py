@@ -64,6 +64,11 @@ class Subject:
     dashboard_url: str | None = None
     runbook_url: str = "runbooks"
 
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return self.name or self.run_id
+
     def candidate(
         self,
         rule: FindingRule,

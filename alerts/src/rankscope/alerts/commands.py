@@ -59,7 +59,11 @@ alerts.add_command(test_webhook)
     help="Webhook to send to (Alertmanager's payload, version 4). Repeatable; RANKSCOPE_ALERTS_WEBHOOK hides it from ps.",
 )
 @targets_option
-@click.option("--once", is_flag=True, help="Evaluate and deliver once, also a run that is over, and leave.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Evaluate and deliver once, also a run that is over, and leave. Silence takes watching: it is not judged.",
+)
 @click.option("--interval", type=seconds, metavar="DURATION", default="5s", show_default=True, help="Time between evaluations.")
 @click.option("--fire-after", type=click.IntRange(1), help="Consecutive evaluations to fire.  [default: 3; 1 with --once]")
 @click.option("--resolve-after", type=click.IntRange(1), default=3, show_default=True, help="Consecutive evaluations to resolve.")

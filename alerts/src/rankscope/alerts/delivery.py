@@ -74,7 +74,7 @@ class _Line:
         self._retry_after_s = retry_after_s
         self._report = report
         self._background = Background(f"rankscope-deliver-{receiver.key}")
-        self._sending: list[tuple[Entry, Status]] = []
+        self._sending: list[tuple[Entry, Status, str]] = []
         self._began_unix_ns = 0
         self._sent_unix_ns: dict[str, int] = {}
         self._failures = 0
@@ -93,7 +93,7 @@ class _Line:
         due = [entry for entry in ledger.entries if _news(entry, self.receiver) or self._stale(entry, now_unix_ns)]
         if not due:
             return
-        self._sending = [(entry, "firing" if entry.track.state == "firing" else "resolved") for entry in due]
+        self._sending = [(entry, "firing" if entry.track.state == "firing" else "resolved", entry.revision) for entry in due]
         self._began_unix_ns = now_unix_ns
         # Made here: the thread must not look at entries that an evaluation changes.
         notices = [entry.notice() for entry in due]
@@ -112,8 +112,9 @@ class _Line:
         if error is not None:
             self._failed(f"{type(error).__name__}: {error}")
             return
-        for entry, status in self._sending:
+        for entry, status, revision in self._sending:
             entry.told[self.receiver.key] = status
+            entry.knows[self.receiver.key] = revision
             self._sent_unix_ns[entry.fingerprint] = self._began_unix_ns
         self._worked()
 
@@ -146,6 +147,6 @@ class _Line:
 def _news(entry: Entry, receiver: Receiver) -> bool:
     """Whether the receiver does not know the entry's state yet. Of an alert it never heard of, it need not hear the end."""
     told = entry.told.get(receiver.key)
-    if entry.track.state == "pending":
-        return False
-    return told != "firing" if entry.track.state == "firing" else told == "firing"
+    if entry.track.state == "firing":
+        return told != "firing" or entry.knows.get(receiver.key, "") != entry.revision
+    return entry.track.state == "resolved" and told == "firing"

@@ -30,7 +30,7 @@ class _Standstill:
     request: str | None = None
     asked_s: float = 0.0
     refused: str = ""
-    """Why nobody was, or can be, asked."""
+    """Why nobody can be asked."""
     files: _Files = frozenset()
     read: _Files = frozenset()
     report: HangReport | None = None
@@ -58,7 +58,8 @@ class Dumps:
     def look(self, run: Path, attempt: int, ranks: list[int], now_s: float) -> tuple[HangReport | None, str | None]:
         """Who hung the run as far as is known, and why that is not known: ``None`` while dumps may still come."""
         standing = self._standing.setdefault(run, _Standstill())
-        if self._ask and standing.request is None and not standing.refused:
+        too_soon = now_s - self._last_asked_s.get(run, -AGAIN_S) < AGAIN_S
+        if self._ask and not too_soon and standing.request is None and not standing.refused:
             self._leave_request(run, standing, now_s)
         files = _files(flight_dir(run, attempt))
         settled = files == standing.files
@@ -74,7 +75,8 @@ class Dumps:
         if standing.report is not None:
             return standing.report, ""
         if asked is None:
-            return None, standing.refused or "no Flight Recorder dumps in the run that tell who hangs"
+            asked_before = "dumps were asked for a short while ago" if self._ask and too_soon else ""
+            return None, standing.refused or asked_before or "no Flight Recorder dumps in the run that tell who hangs"
         return None, "the ranks were asked for Flight Recorder dumps, and those that came, if any, do not tell who hangs"
 
     def over(self, run: Path) -> None:
@@ -82,10 +84,6 @@ class Dumps:
         self._standing.pop(run, None)
 
     def _leave_request(self, run: Path, standing: _Standstill, now_s: float) -> None:
-        last = self._last_asked_s.get(run)
-        if last is not None and now_s - last < AGAIN_S:
-            standing.refused = "dumps were asked for a short while ago"
-            return
         request = new_request("dump", note="the watcher sees no rank make a step")
         try:
             post(run, request)

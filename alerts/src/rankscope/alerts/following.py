@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from rankscope.alerts.past import StepPast
+from rankscope.alerts.past import StepPast, read_past
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.hung_run import hung_report
 from rankscope.analysis.online import OnlineAnalysis
@@ -30,10 +30,12 @@ class Following:
             self._runs.pop(run, None)
             raise
 
-    def past(self, run: Path) -> StepPast | None:
-        """How its steps went so far; ``None`` before the first update."""
+    def past(self, run: Path, *, read: bool = False) -> StepPast | None:
+        """How its steps went so far; ``None`` before the first update. ``read``: from its files then. Raises ``InputError``."""
         followed = self._runs.get(run)
-        return None if followed is None else followed[1]
+        if followed is not None:
+            return followed[1]
+        return read_past(run) if read else None
 
     def hang(self, run: Path, fresh: bool) -> HangReport | None:
         """Who hung it, from the dumps in it; ``fresh``: no rank has made a step since they were taken. Raises as ``update``."""

@@ -33,8 +33,14 @@ class Entry(msgspec.Struct, kw_only=True):
     starts_at_unix_ns: int | None = None
     """When it fired; ``None`` while pending."""
     ends_at_unix_ns: int | None = None
+    culprit: str = ""
+    """Who is to blame, as far as that was known last."""
+    revised_unix_ns: int | None = None
+    """When it became known, or another turned out to be it, while the alert fired: worth being told once more."""
     told: dict[str, Status] = {}
     """Receiver (its key, not its address) to the last status it accepted."""
+    knows: dict[str, str] = {}
+    """Receiver to the revision that it accepted."""
     logged: Status | None = None
     """The last status that is in the run's ``findings.jsonl``."""
     finding: Finding | None = None
@@ -49,6 +55,11 @@ class Entry(msgspec.Struct, kw_only=True):
         """Of the alert."""
         return self.alert.labels.get("alertname", "")
 
+    @property
+    def revision(self) -> str:
+        """Tells what is known by now from what was known when it fired."""
+        return "" if self.revised_unix_ns is None else str(self.revised_unix_ns)
+
     def notice(self) -> Notice:
         """What to send about it; only for an alert that has fired."""
         assert self.starts_at_unix_ns is not None
@@ -57,11 +68,17 @@ class Entry(msgspec.Struct, kw_only=True):
             fingerprint=self.fingerprint,
             starts_at_unix_ns=self.starts_at_unix_ns,
             ends_at_unix_ns=self.ends_at_unix_ns,
+            revision=self.revision if self.ends_at_unix_ns is None else "",
         )
 
     def found(self, candidate: Candidate, now_unix_ns: int) -> None:
         """It is there, and this is what is known of it now."""
         self.alert = candidate.alert
+        culprit = self.alert.annotations.get("culprit", "")
+        if culprit not in ("", self.culprit):
+            self.culprit = culprit
+            if self.starts_at_unix_ns is not None:
+                self.revised_unix_ns, self.logged = now_unix_ns, None
         if candidate.loss is not None:
             self._lose(candidate.loss, now_unix_ns)
         self.seen_unix_ns = now_unix_ns

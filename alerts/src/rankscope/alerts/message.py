@@ -61,14 +61,17 @@ def messages_about(
     target: str, notices: Sequence[Notice], *, external_url: str = "", most_alerts: int = MAX_ALERTS
 ) -> list[Message]:
     """Messages about alerts of any number of groups."""
-    groups: dict[str, list[Notice]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Notice]] = defaultdict(list)
     for notice in notices:
-        groups[group_key(notice.alert)].append(notice)
+        groups[group_key(notice.alert), notice.revision].append(notice)
     return [
         message
-        for group in groups.values()
+        for (_, revision), group in groups.items()
         for message in messages(
-            target, build_payload(group, external_url=external_url, most_alerts=len(group)), most_alerts=most_alerts
+            target,
+            build_payload(group, external_url=external_url, most_alerts=len(group)),
+            most_alerts=most_alerts,
+            revision=revision,
         )
     ]
 

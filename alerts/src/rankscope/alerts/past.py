@@ -6,12 +6,16 @@ Walls are equalised by the collectives, so one rank tells; four bytes a step and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.rank_columns import RankColumns
+from rankscope.analysis.read_columns import read_columns
+from rankscope.analysis.workers import LocalEngine
+from rankscope.runs.reader import RunReader
 
 USUAL_STEPS: Final = 200
 """The last ones, of which the usual step time is the median."""
@@ -134,3 +138,16 @@ class StepPast:
         known = gaps[self._tagged.values[-LONG_STEPS:][:-1].astype(np.bool_)]
         others = np.partition(gaps, -2)[-2] if len(gaps) > 1 else 0.0
         return max(0.0, float(others), float(known.max(initial=0.0)))
+
+
+def read_past(run: Path) -> StepPast:
+    """The past of a run by what is in its files. Raises ``InputError``."""
+    past = StepPast()
+    reader = RunReader(run)
+    for attempt in reader.attempts()[-1:]:
+        for rank in reader.ranks(attempt):
+            if len(past):
+                break
+            for _, columns in read_columns(reader, attempt, [rank], LocalEngine()):
+                past.add(rank, columns)
+    return past

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from rankscope.alerts.alerted import CRASHED, DISABLED, SILENT, STALLED
 from rankscope.alerts.candidate import Candidate, Loss, Subject
 from rankscope.alerts.life import Signs
@@ -47,7 +49,7 @@ class Standing:
     def _of_rank(self, rank: int, says: str, cause: str) -> Candidate:
         info = self.infos.get(rank)
         where = "" if info is None else f" on {info.host}"
-        summary = f"Rank {rank}{where} of run {self.subject.name or self.subject.run_id} {says}."
+        summary = f"Rank {rank}{where} of run {self.subject.title} {says}."
         return self.subject.candidate(
             SILENT,
             {
@@ -89,10 +91,8 @@ class Standing:
         usual = "" if self.usual_us is None else f" (usually {duration(self.usual_us)} each)"
         lost = None
         if self.gpus is not None:
-            hours = self.gpus.per_hour * signs.standing_s / 3600
-            lost = Loss(gpu_hours=hours, per_hour=self.gpus.per_hour, price=self.gpus.price, currency=self.gpus.currency)
-        name = self.subject.name or self.subject.run_id
-        summary = f"No rank of run {name} has finished a step for {_long(signs.standing_s)}{usual}"
+            lost = msgspec.structs.replace(self.gpus, gpu_hours=self.gpus.per_hour * signs.standing_s / 3600)
+        summary = f"No rank of run {self.subject.title} has finished a step for {span(signs.standing_s)}{usual}"
         reason = report.summary if report is not None else f"its {len(signs.live)} ranks hang, or are gone."
         texts = {
             "summary": f"{summary}: {reason}",
@@ -144,7 +144,7 @@ class Standing:
         return self.subject.candidate(
             CRASHED,
             {
-                "summary": f"Run {self.subject.name or self.subject.run_id} ended early: {said}.",
+                "summary": f"Run {self.subject.title} ended early: {said}.",
                 "culprit": "" if first is None else str(first),
                 "culprit_host": "" if info is None else info.host,
                 "gpu_uuid": "" if info is None else info.gpu_uuid or "",
@@ -164,5 +164,6 @@ class Standing:
 _KERNEL: Final = "dmesg -T | grep -i -E 'oom|killed process|xid'"
 
 
-def _long(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``2.5 h``: as exact as a wait need be told."""
     return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -23,7 +23,7 @@ def collapsed(found: Iterable[Candidate], *, together: Collection[str] = ()) -> 
     """``found``, in its order; ``together``: names of alerts that were told together before."""
     by_name: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in found:
-        by_name[candidate.alert.labels["alertname"]].append(candidate)
+        by_name[candidate.name].append(candidate)
     kept: list[Candidate] = []
     for name, candidates in by_name.items():
         of_ranks = [one for one in candidates if "rank" in one.alert.labels]
@@ -37,7 +37,7 @@ def collapsed(found: Iterable[Candidate], *, together: Collection[str] = ()) -> 
 
 
 def _of_all(candidates: list[Candidate]) -> Candidate:
-    """One without a rank, of all; what it says besides is what is said of the first."""
+    """One without a rank, of all: what is said of the first, and what the dearest costs."""
     first = candidates[0]
     labels = {name: value for name, value in first.alert.labels.items() if name not in ("rank", "host")}
     ranks = sorted(int(one.alert.labels["rank"]) for one in candidates)

@@ -46,11 +46,16 @@ class Glances:
 
     def __init__(self) -> None:
         self._looks: dict[Path, tuple[int, dict[int, RankLook]]] = {}
+        self._died_s: dict[Path, tuple[int, float]] = {}
+        """Of runs whose ranks have all ended, some by dying: their last attempt, and when that was seen first."""
         self._resting: dict[Path, tuple[int, bool]] = {}
         """Of runs that are over: when their attempts changed, and whether that has been looked into twice."""
 
-    def glance(self, run: Path, *, now_unix_ns: int) -> Glance:
-        """Look at a run without reading its records. Raises ``InputError`` for what is no readable run."""
+    def glance(self, run: Path, *, now_unix_ns: int, elapsed_s: float) -> Glance:
+        """Look at a run without reading its records. Raises ``InputError`` for what is no readable run.
+
+        ``elapsed_s``: of a clock that is never set.
+        """
         reader = RunReader(run)
         attempts = reader.attempts()
         if not attempts:
@@ -62,7 +67,7 @@ class Glances:
         looks = {rank: looks.get(rank) or RankLook(rank_dir(run, last, rank), last, rank) for rank in reader.ranks(last)}
         self._looks[run] = (last, looks)
         seen = {rank: look.look(reader) for rank, look in looks.items()}
-        ended = _ended([one.info for one in seen.values()], now_unix_ns)
+        ended = self._ended(run, last, [one.info for one in seen.values()], now_unix_ns, elapsed_s)
         content = (last, len(seen), sum(one.size for one in seen.values()))
         return Glance(reader.info.run_id, content, ended=ended, info=reader.info, ranks=seen)
 
@@ -83,6 +88,20 @@ class Glances:
     def keep(self, runs: Collection[Path]) -> None:
         """Remember nothing of other runs than these."""
         self._looks = {run: looks for run, looks in self._looks.items() if run in runs}
+        self._died_s = {run: died for run, died in self._died_s.items() if run in runs}
+
+    def _ended(self, run: Path, attempt: int, ranks: list[RankInfo | None], now_unix_ns: int, elapsed_s: float) -> bool:
+        """Whether every rank that reported has ended, and no restart is to be expected."""
+        ends = [rank.end_unix_ns if rank is not None else None for rank in ranks]
+        known = [end for end in ends if end is not None]
+        if not known or len(known) < len(ends):
+            return False
+        if not any(rank is not None and rank.end_reason in ("crash", "killed") for rank in ranks):
+            return True
+        if self._died_s.get(run, (None,))[0] != attempt:
+            self._died_s[run] = (attempt, elapsed_s)
+        # The second for hosts whose clocks are ahead, the first for what was over before anybody looked.
+        return now_unix_ns - max(known) >= RESTART_GRACE_S * 1e9 or elapsed_s - self._died_s[run][1] >= RESTART_GRACE_S
 
 
 def discover(path: Path) -> list[Path]:
@@ -93,16 +112,6 @@ def discover(path: Path) -> list[Path]:
     if is_run(path):
         return [path]
     return sorted(entry for entry in path.iterdir() if is_visible_run(entry))
-
-
-def _ended(ranks: list[RankInfo | None], now_unix_ns: int) -> bool:
-    """Whether every rank that reported has ended, and no restart is to be expected."""
-    ends = [rank.end_unix_ns if rank is not None else None for rank in ranks]
-    known = [end for end in ends if end is not None]
-    if not known or len(known) < len(ends):
-        return False
-    died = any(rank is not None and rank.end_reason in ("crash", "killed") for rank in ranks)
-    return not died or now_unix_ns - max(known) >= RESTART_GRACE_S * 1e9
 
 
 def why_unreadable(path: Path) -> str:

@@ -26,7 +26,7 @@ from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.pace import Pace
 from rankscope.alerts.past import StepPast
 from rankscope.alerts.regressions import Regressions
-from rankscope.alerts.standstill import Standing
+from rankscope.alerts.standstill import Standing, span
 from rankscope.alerts.storm import collapsed
 from rankscope.alerts.watched_life import Lives, Patience, gpus_of
 from rankscope.alerts.watched_run import Glance, Glances, discover, ranks_within, why_unreadable
@@ -60,8 +60,8 @@ class Follow(Protocol):
     def update(self, run: Path) -> Analysis:
         """Analyse a run, of which only what is new need be read."""
 
-    def past(self, run: Path) -> StepPast | None:
-        """How its steps went so far; ``None``: nothing is known."""
+    def past(self, run: Path, /, *, read: bool = False) -> StepPast | None:
+        """How its steps went so far; ``None``: nothing is known. ``read``: also of a run that is not followed."""
 
     def hang(self, run: Path, fresh: bool, /) -> HangReport | None:
         """Who hung it, from the dumps in it."""
@@ -130,7 +130,8 @@ class Watcher:
         self._over: dict[Path, Glance] = {}
         self._final_failures: Counter[Path] = Counter()
         self._trouble: dict[tuple[str, Path], str] = {}
-        self._fresh_unix_ns: dict[str, int] = {}
+        self._fresh_s: dict[str, float] = {}
+        """When something new was seen of a run, by ``elapsed``."""
         self._unreadable: dict[Path, frozenset[str]] = {}
         self._single: Path | None = None
 
@@ -188,12 +189,11 @@ class Watcher:
 
     def _evaluate_run(self, run: Path, runs: Sequence[Path]) -> bool:
         """Evaluate one run; returns whether it is over, and was not before. Never raises for what a run can do wrong."""
-        now = self._clock()
-        seen = self._glance(run, now)
+        seen = self._glance(run)
         if seen is None:
             return False
         known = str(run) in self.ledger.alive or not self.ledger.names(str(run)) <= {CRASHED.alertname}
-        followed = run == self._single or str(run) in self._fresh_unix_ns or known
+        followed = run == self._single or str(run) in self._fresh_s or known
         if seen.ended and not followed and not self._options.once:
             # It was over before anybody watched it: history, not news.
             self._over[run] = seen
@@ -203,7 +203,7 @@ class Watcher:
             self.ledger.restart(str(run))
         changed = before != seen
         if changed:
-            self._fresh_unix_ns[str(run)] = now
+            self._fresh_s[str(run)] = self._elapsed()
         if (seen.ended or (changed and self._due(run, runs))) and not self._judged(run, seen):
             return False
         if seen.ended:
@@ -229,13 +229,13 @@ class Watcher:
         going = max(1, len(runs) - len(self._over))
         return self._options.pace.due(run, self._elapsed(), runs=going, pending=self.ledger.has_pending(str(run)))
 
-    def _glance(self, run: Path, now_unix_ns: int) -> Glance | None:
+    def _glance(self, run: Path) -> Glance | None:
         """Look at a run; ``None`` when it cannot be read, or was over before and still is."""
         try:
             # One that is over wakes up only by a new attempt; its many files need no second look.
             if run in self._over and self._glances.is_resting(run, self._over[run].attempt):
                 return None
-            seen = self._glances.glance(run, now_unix_ns=now_unix_ns)
+            seen = self._glances.glance(run, now_unix_ns=self._clock(), elapsed_s=self._elapsed())
         except (RankscopeError, OSError) as error:
             problem = InputError(run, error.strerror or str(error)) if isinstance(error, OSError) else error
             self._complain("read", run, str(problem), problem)
@@ -302,7 +302,7 @@ class Watcher:
         subject = self._subject(seen)
         found: list[Candidate] = []
         told = {CRASHED.alertname}
-        past = self._follow.past(run)
+        past = self._follow.past(run, read=seen.ended or options.once)
         if analysis.verdict.kind != "insufficient_data":
             told |= {*OF_RECORDS} - {one.alertname for one in OF_PAST}
             found += candidates(
@@ -373,9 +373,9 @@ class Watcher:
 
     def _forget_lost(self) -> None:
         """End the alerts of runs that have been gone, unreadable or without a new record for too long."""
-        now = self._clock()
+        now_s = self._elapsed()
         for run in self.ledger.runs() | set(self.ledger.alive):
-            silent_s = (now - self._fresh_unix_ns.setdefault(run, now)) / 1e9
+            silent_s = now_s - self._fresh_s.setdefault(run, now_s)
             named = self.ledger.names(run)
             if silent_s >= FORGET_LIFE_AFTER_S:
                 over = named
@@ -385,9 +385,5 @@ class Watcher:
             else:
                 over = named & {CRASHED.alertname} if Path(run) in self._over and silent_s >= CRASH_TOLD_S else set()
             if over:
-                self._report(f"{run}: nothing new for {_span(silent_s)}; its alerts are ended: {', '.join(sorted(over))}")
-                self.ledger.resolve(run, now_unix_ns=now, of=over)
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds / 3600:.0f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
+                self._report(f"{run}: nothing new for {span(silent_s)}; its alerts are ended: {', '.join(sorted(over))}")
+                self.ledger.resolve(run, now_unix_ns=self._clock(), of=over)

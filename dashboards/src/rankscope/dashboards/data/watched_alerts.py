@@ -32,18 +32,19 @@ def findings_of(run: Path, *, over: bool) -> list[AlertRecord]:
         if line.status == "resolved" and known is not None:
             found[known] = replace(found[known], state="resolved", ended_unix_ns=line.time_unix_ns)
         elif line.status == "firing":
-            # Of two watchers the first to see it has said it already; a watcher that was gone never said that it ended.
+            # Told again, it is the same alert, of which more is known by now: by this watcher, or by another that saw it later.
+            alert = alert_record(
+                line.labels,
+                line.annotations,
+                state="lost" if over else "firing",
+                started_unix_ns=line.time_unix_ns if known is None else found[known].started_unix_ns,
+                teller="watcher",
+            )
             if known is None:
                 known = len(found)
-                found.append(
-                    alert_record(
-                        line.labels,
-                        line.annotations,
-                        state="lost" if over else "firing",
-                        started_unix_ns=line.time_unix_ns,
-                        teller="watcher",
-                    )
-                )
+                found.append(alert)
+            else:
+                found[known] = alert
             open_[line.fingerprint] = known
     return sorted(found, key=lambda alert: alert.started_unix_ns)
 
