@@ -57,7 +57,9 @@ format:
 
 bench:
 	@$(SETUP) .venv-bench bench
-	@for script in $(filter-out %_job.py,$(wildcard benchmarks/*.py)); do echo "== $$script" >&2; .venv-bench/bin/python $$script || exit 1; done
+	@status=0; for script in $(filter-out %_job.py,$(wildcard benchmarks/*.py)); do \
+		echo "== $$script" >&2; .venv-bench/bin/python $$script || status=1; \
+	done; exit $$status
 
 campaign:
 	@$(SETUP) .venv test

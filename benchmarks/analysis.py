@@ -30,6 +30,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from budget import budget
+
 TRACES = ("hta_df_index_resolver/rank-1.json.gz", "hta_trace_diff_test/rank-1.json.gz")
 LOAD_TIMES = 15.0
 """Faster than HTA at least, without imports."""
@@ -145,15 +147,6 @@ def run(*command: str) -> Run:
 
 def median(runs: list[Run]) -> Run:
     return Run(*(statistics.median(column) for column in zip(*runs, strict=True)))
-
-
-def budget(name: str, value: float, limit: float, *, at_least: bool = False) -> dict[str, Any]:
-    return {
-        "name": name,
-        "value": round(value, 3),
-        "limit": round(limit, 3),
-        "ok": value >= limit if at_least else value <= limit,
-    }
 
 
 def shown(one: Run) -> dict[str, float]:

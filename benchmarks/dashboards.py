@@ -36,6 +36,7 @@ import httpx
 import numpy as np
 import plotly
 import plotly.graph_objects as go
+from budget import budget
 from make_run import MEANS_US, TRANSFER_US, Shape, begin_run, grow_run
 from playwright.sync_api import Browser, Page, Playwright, Request, ViewportSize, sync_playwright
 from process_memory import peak_beside, pss_bytes
@@ -282,11 +283,6 @@ def rounded(seconds: list[float]) -> list[float]:
 def told(what: str) -> None:
     """What is being measured now, for whoever waits."""
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
-
-
-def budget(name: str, value: float, limit: float) -> dict[str, object]:
-    """One row of the result."""
-    return {"name": name, "value": round(value, 4), "limit": limit, "ok": value <= limit}
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from budget import budget
 from process_memory import pss_bytes, tree
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, mig_state
 
@@ -335,10 +336,6 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             **{name: version(name) for name in ("rankscope", "nvitop-exporter", "nvidia-ml-py")},
         },
     }
-
-
-def budget(name: str, value: float, limit: float) -> dict[str, Any]:
-    return {"name": name, "value": value, "limit": limit, "ok": value <= limit}
 
 
 def main() -> None:

@@ -36,6 +36,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from budget import budget
+
 ALWAYS_ON_US = 40.0
 ALWAYS_ON_OF_50_MS = 0.003
 ALL_IN = 0.01
@@ -189,29 +191,28 @@ def main() -> None:
 
 def _measure(args: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {}
-    budgets: list[dict[str, Any]] = []
-
-    def budget(name: str, value: float, limit: float) -> None:
-        budgets.append({"name": name, "value": value, "limit": limit, "ok": value <= limit})
+    budgets: list[dict[str, object]] = []
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if args.only in (None, "blocks"):
             figures["blocks"] = blocks(folder, args.blocks)
             host = figures["blocks"]["host_us_per_step"]["median"]
-            budget("always-on: host time per step, us", host, ALWAYS_ON_US)
-            budget("always-on: share of a 50 ms step", host / 50_000, ALWAYS_ON_OF_50_MS)
+            budgets.append(budget("always-on: host time per step, us", host, ALWAYS_ON_US))
+            budgets.append(budget("always-on: share of a 50 ms step", host / 50_000, ALWAYS_ON_OF_50_MS))
         if args.only in (None, "start_up"):
             figures["start_up"] = start_up(folder, args.rounds)
-            budget("start-up: seconds more", figures["start_up"]["seconds_more"]["median"], START_UP_S)
+            budgets.append(budget("start-up: seconds more", figures["start_up"]["seconds_more"]["median"], START_UP_S))
         if args.only in (None, "all_in"):
             figures["all_in"] = all_in(folder, args.rounds, traceml=not args.without_traceml)
             ours = figures["all_in"]["rankscope"]
-            budget("all in: booked share of the step time", ours["booked_share_of_step_time"]["median"], ALL_IN)
+            budgets.append(budget("all in: booked share of the step time", ours["booked_share_of_step_time"]["median"], ALL_IN))
             if not args.without_traceml:
                 theirs = figures["all_in"]["traceml"]
-                for key in ("cpu_us_more", "everything_cpu_us_more"):
+                budgets += [
                     budget(f"all in: {key}, never above TraceML's", ours[key]["median"], theirs[key]["median"])
+                    for key in ("cpu_us_more", "everything_cpu_us_more")
+                ]
     versions = {name: importlib.metadata.version(name) for name in ("rankscope", "torch")}
     if not args.without_traceml:
         versions["traceml-ai"] = importlib.metadata.version("traceml-ai")

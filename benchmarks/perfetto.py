@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from budget import budget
+
 from rankscope.runs.paths import RankStream, rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
@@ -138,10 +140,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, default=TRACE)
     arguments = parser.parse_args()
     figures: dict[str, Any] = {"ranks": arguments.ranks, "steps": arguments.steps}
-    budgets: list[dict[str, Any]] = []
-
-    def budget(name: str, value: float, limit: float) -> None:
-        budgets.append({"name": name, "value": round(value, 3), "limit": limit, "ok": value <= limit})
+    budgets: list[dict[str, object]] = []
 
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
@@ -153,8 +152,12 @@ def main() -> None:
             figures[name] = {"wall_s": round(wall, 2), "cpu_s": round(cpu, 2), "peak_mib": round(peak)}
         wall, cpu, peak = export(here / "short", here / "out.json.gz", *limit)
         figures["short_with_verdict"] = {"wall_s": round(wall, 2), "cpu_s": round(cpu, 2), "peak_mib": round(peak)}
-        budget("peak memory without verdict, MiB", figures["long"]["peak_mib"], MEMORY_BUDGET_MIB)
-        budget("peak memory, run four times as long", figures["long"]["peak_mib"] / figures["short"]["peak_mib"], GROWTH_BUDGET)
+        budgets.append(budget("peak memory without verdict, MiB", figures["long"]["peak_mib"], MEMORY_BUDGET_MIB))
+        budgets.append(
+            budget(
+                "peak memory, run four times as long", figures["long"]["peak_mib"] / figures["short"]["peak_mib"], GROWTH_BUDGET
+            )
+        )
         if arguments.trace.exists():
             (here / "naive.py").write_text(NAIVE)
             ours: list[tuple[float, float, float]] = []
@@ -166,8 +169,8 @@ def main() -> None:
             names = ("wall_s", "cpu_s", "peak_mib")
             figures["trace"] = dict(zip(names, (round(value, 2) for value in mine), strict=True))
             figures["trace_naive_merge"] = dict(zip(names, (round(value, 2) for value in theirs), strict=True))
-            budget("CPU time of a trace over a naive merge of it", mine[1] / theirs[1], MERGE_BUDGET)
-            budget("peak memory of a trace over that of a naive merge", mine[2] / theirs[2], MERGE_MEMORY_BUDGET)
+            budgets.append(budget("CPU time of a trace over a naive merge of it", mine[1] / theirs[1], MERGE_BUDGET))
+            budgets.append(budget("peak memory of a trace over that of a naive merge", mine[2] / theirs[2], MERGE_MEMORY_BUDGET))
     environment = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
     print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
     sys.exit(not all(row["ok"] for row in budgets))

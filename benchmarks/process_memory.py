@@ -31,6 +31,12 @@ def pss_bytes(pid: int) -> int:
     return total
 
 
+def peak_rss_bytes(pid: int) -> int:
+    """The most memory one process has had so far."""
+    match = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return 1024 * int(match[1]) if match else 0
+
+
 def bytes_beside(cache: Path) -> int:
     """Memory of what works things out or follows runs beside the server: all processes that are told of this cache."""
     total = 0

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from budget import budget
 from make_run import MEANS_US, TRANSFER_US, Shape, begin_run, grow_run
 
 from rankscope.analysis.online import OnlineAnalysis
@@ -69,11 +70,6 @@ class Command:
 def typical(repeats: list[Command]) -> Command:
     """The one with the median time."""
     return sorted(repeats, key=lambda one: one.wall_s)[len(repeats) // 2]
-
-
-def budget(name: str, value: float, limit: float) -> dict[str, object]:
-    """One row of the result."""
-    return {"name": name, "value": value, "limit": limit, "ok": value <= limit}
 
 
 def whole_command(run: Path) -> Command:

@@ -1,9 +1,9 @@
-"""What it costs to tell a webhook of 10,000 alerts through the outbox: prints one JSON object.
+"""A part of ``alerts.py``: what it costs to tell a webhook of 10,000 alerts through the outbox: prints one JSON object.
 
 Every alert is a message of its own, each is on the disk before it is sent, and none is forgotten before it was accepted. The peer
 is a plain loop of httpx that posts the same bodies and remembers nothing. The receiver is a process of its own on this machine.
 
-    python benchmarks/alerts_sender.py [--alerts 10000] [--paced 500]
+    python benchmarks/alerts_sender_job.py [--alerts 10000] [--paced 500]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from budget import budget
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.message import Message, messages_about
@@ -177,10 +178,6 @@ def plain_loop(folder: Path, made: Sequence[Message]) -> dict[str, float]:
         "cpu_s": round(cpu, 2),
         **summary(latencies),
     }
-
-
-def budget(name: str, value: float, limit: float, *, at_least: bool = False) -> dict[str, object]:
-    return {"name": name, "value": value, "limit": limit, "ok": value >= limit if at_least else value <= limit}
 
 
 def main() -> None:

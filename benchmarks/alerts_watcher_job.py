@@ -1,4 +1,4 @@
-"""What watching a large run that goes on costs: prints one JSON object.
+"""A part of ``alerts.py``: what watching a large run that goes on costs: prints one JSON object.
 
 A run of many ranks is written beforehand, and grows in the temporary folder in real time, record by record, as its recorder
 would have written it. The real command, `rankscope alerts watch` at its default interval, follows it in a process of its own;
@@ -7,7 +7,7 @@ told?
 
 The peer is a watcher without a memory: `rankscope analyze` of the whole run at each evaluation.
 
-    python benchmarks/alerts_watcher.py [--ranks 1024] [--seconds 330] [--peers 2]
+    python benchmarks/alerts_watcher_job.py [--ranks 1024] [--seconds 330] [--peers 2]
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from typing import Any
 
 import make_run
 import numpy as np
+from budget import budget
 from make_run import CHUNK, Shape, begin_run, walls_of, write_ranks
-from process_memory import tree
+from process_memory import peak_rss_bytes, tree
 
 from rankscope.alerts.growing_run import GrowingRun
 
@@ -62,14 +63,6 @@ def cpu_seconds(pid: int) -> float:
             continue  # it has ended
         total += sum(map(int, fields[11:13])) + (sum(map(int, fields[13:15])) if number == 0 else 0)
     return total / TICKS
-
-
-def peak_rss_bytes(pid: int) -> int:
-    """The most memory a process has had."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return 1024 * int(line.split()[1])
-    return 0
 
 
 def written(run: Path, ranks: int, seconds: float) -> tuple[int, int, int]:
@@ -193,7 +186,7 @@ def main() -> None:
         "steps": steps,
         "watched_s": round(seen["seconds"], 1),
         "share_of_a_core": round(seen["share"], 4),
-        "cpu_s_of_the_first_30_s": round(seen["start_s"], 2),
+        "cpu_s_to_take_in_what_is_there": round(seen["start_s"], 2),
         "peak_rss_mib": round(seen["rss"] / 2**20, 1),
         "straggler_told_after_s": None if latency is None else round(latency, 1),
         "other_alerts": others,
@@ -202,8 +195,9 @@ def main() -> None:
         "peer_share_of_a_core_at_5_s": round(sum(whole) / max(1, len(whole)) / 5, 3),
     }
     budgets = [
-        {"name": "share_of_a_core", "value": figures["share_of_a_core"], "limit": CORE_SHARE, "ok": seen["share"] < CORE_SHARE},
-        {"name": "straggler_is_told", "value": len(right), "limit": 1, "ok": len(right) == 1},
+        budget("share_of_a_core", round(seen["share"], 4), CORE_SHARE),
+        budget("straggler_is_told", len(right), 1, at_least=True),
+        budget("other_alerts", len(others), 0),
     ]
     environment = {
         "python": platform.python_version(),
