@@ -137,7 +137,7 @@ def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(watch: Any, make_ru
     (tmp_path / "without" / "pyarrow.py").write_text("raise ModuleNotFoundError('No module named pyarrow', name='pyarrow')")
     done = watch(run.path, "--interval", "10ms", env={**os.environ, "PYTHONPATH": str(tmp_path / "without")})
     assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr.splitlines()) == 2  # the first: what is watched
     assert "pip install 'rankscope[analysis]'" in done.stderr
 
 
@@ -329,7 +329,7 @@ def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path
         finally:
             process.kill()
     assert process.returncode == 0
-    assert stderr == ""
+    assert [line for line in stderr.splitlines() if not line.startswith("rankscope: watching ")] == []
     assert [payload["status"] for payload in sink.accepted] == ["firing", "resolved"]
     assert [event["event"] for event in events(stdout)] == ["firing", "verdict", "resolved"]
     assert load_ledger(state, report=pytest.fail).entries == []
@@ -357,7 +357,7 @@ def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
         finally:
             process.kill()
     assert process.returncode == 0
-    assert stderr == ""
+    assert [line for line in stderr.splitlines() if not line.startswith("rankscope: watching ")] == []
 
 
 @pytest.mark.slow
@@ -372,6 +372,8 @@ def test_a_folder_of_runs_is_followed_until_told_to_stop(make_run: Any, sink: An
         "alerts",
         "watch",
         quiet.path.parent,
+        "--listen",
+        "127.0.0.1:0",
         "--interval",
         "100ms",
         "--fire-after",
@@ -391,5 +393,7 @@ def test_a_folder_of_runs_is_followed_until_told_to_stop(make_run: Any, sink: An
         finally:
             process.kill()
     assert process.returncode == 0
-    assert stderr == ""
+    watching, metrics = stderr.splitlines()
+    assert watching.startswith(f"rankscope: watching {quiet.path.parent}, ")
+    assert metrics.startswith("rankscope: metrics at http://127.0.0.1:")
     assert {alert["labels"]["run"] for payload in sink.accepted for alert in payload["alerts"]} == {"late"}

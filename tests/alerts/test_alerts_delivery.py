@@ -200,7 +200,7 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
     assert delivery.undelivered(ledger) == ["broken"]
     # When both fail to hear of its end, work again, and rank 3 of the same run fires
     working.broken = True
-    ledger.resolve("r", now_unix_ns=2)
+    ledger.resolve("r", now_unix_ns=2, because="over")
     delivery.deliver(ledger, now_unix_ns=10**9)
     working.broken = broken.broken = False
     ledger.entries.append(entry(3))
@@ -278,7 +278,7 @@ def test_a_slow_receiver_holds_up_neither_the_others_nor_the_evaluation() -> Non
 
     # Given that it is over before the slow one has said whether it heard of the beginning
     deliver_until(lambda: quick.heard == [("2", False)])
-    ledger.resolve("r", now_unix_ns=2)
+    ledger.resolve("r", now_unix_ns=2, because="over")
     deliver_until(lambda: quick.heard == [("2", False), ("2", True)])
     assert delivery.undelivered(ledger) == ["slow"]
     # Then it hears of the end, too

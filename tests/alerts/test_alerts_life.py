@@ -354,8 +354,15 @@ def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(
     told = watched.annotations("TrainingCrashed")
     assert (told["culprit"], told["culprit_host"], told["cause"]) == ("1", "node0", "crash")
     assert "error output of rank 1 on node0" in told["next"]
+    heard = [(one.alert.labels["alertname"], one.ends_at_unix_ns is not None) for call in watched.receiver.calls for one in call]
+    assert heard == [("TrainingStraggler", False), ("TrainingCrashed", False), ("TrainingStraggler", True)]
+    assert watched.receiver.calls[-1][0].alert.annotations["ended_because"] == "the run ended early"
     let_pass(watched, CRASH_TOLD_S)
     assert watched.firing() == []
+    assert watched.events[-1].annotations["ended_because"] == "nothing new from the run for 10 min"
+    # Whoever is told of changes only is not told that it is mended
+    assert sum(map(len, watched.receiver.calls)) == len(heard)
+    assert watched.watcher.ledger.entries == []
     assert [event.labels["alertname"] for event in watched.events if event.event == "firing"] == [
         "TrainingStraggler",
         "TrainingCrashed",

@@ -310,7 +310,7 @@ def test_a_run_that_vanishes_is_reported_and_forgotten_after_a_while(make_run: A
     world.now_s += FORGET_AFTER_S
     world.evaluate(make_analysis(run_id="other-1"), other)
     assert ("resolved", "2") in told.heard
-    assert any(str(run.path) in line and "nothing new for 60 min" in line for line in world.reports)
+    assert any(str(run.path) in line and "nothing new from the run for 60 min" in line for line in world.reports)
 
 
 def test_a_followed_run_whose_folder_vanishes_is_waited_for(make_run: Any, make_analysis: Any, told: Told) -> None:
@@ -326,6 +326,7 @@ def test_a_followed_run_whose_folder_vanishes_is_waited_for(make_run: Any, make_
     run.end()
     assert world.evaluate()
     assert told.heard == [("firing", "2"), ("resolved", "2")]
+    assert world.reports[1:] == [f"{run.path}: there again"]
 
 
 def test_in_a_folder_of_runs_an_unreadable_one_costs_only_itself(make_run: Any, make_analysis: Any, told: Told) -> None:

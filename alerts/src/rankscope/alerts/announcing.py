@@ -43,7 +43,7 @@ class Announcer:
         # Whatever happened to it last; None comes before any of them.
         moment = entry.ends_at_unix_ns or entry.revised_unix_ns or entry.starts_at_unix_ns
         assert moment is not None
-        alert = entry.alert
+        alert = entry.alert_now()
         record = FindingRecord(
             schema=FINDING_SCHEMA,
             time_unix_ns=moment,
@@ -78,7 +78,7 @@ class Announcer:
         key = (entry.run, f"{status} {entry.fingerprint}", moment)
         if key in self._emitted:
             return
-        alert = entry.alert
+        alert = entry.alert_now()
         self._emit(
             Event(
                 event=status,

@@ -62,7 +62,7 @@ class Subject:
     name: str | None = None
     simulated: bool = False
     dashboard_url: str | None = None
-    runbook_url: str = "runbooks"
+    runbook_url: str | None = None
 
     @property
     def title(self) -> str:
@@ -93,7 +93,11 @@ class Subject:
         if self.simulated:
             texts["summary"] = f"[simulated GPUs] {texts['summary']}"
             texts["simulated"] = "true"
-        texts["runbook_url"] = f"{self.runbook_url.rstrip('/')}/{rule.alertname}.md"
+        if self.runbook_url is not None:
+            texts["runbook_url"] = f"{self.runbook_url.rstrip('/')}/{rule.alertname}.md"
+        else:
+            # Where the runbooks are not served, the command has them.
+            texts["next"] = "\n".join(filter(None, (texts.get("next"), f"rankscope alerts explain {rule.alertname}")))
         link = "" if self.dashboard_url is None else overview_url(self.dashboard_url, self.run_id, rank=rank)
         texts["dashboard_url"] = link
         alert = Alert(labels=labels, annotations={name: text for name, text in texts.items() if text}, generator_url=link)

@@ -10,6 +10,7 @@ from typing import Literal
 
 import click
 
+from rankscope.alerts.address import Address, host_port
 from rankscope.alerts.explain_command import explain
 from rankscope.alerts.options import format_option, http_url, seconds, targets_option
 from rankscope.alerts.outbox_command import outbox
@@ -98,9 +99,14 @@ alerts.add_command(test_webhook)
     help="Whether ranks of a stalled run are asked, once, for their Flight Recorders.",
 )
 @click.option("--dashboard-url", type=http_url, metavar="URL", help="Dashboard that alerts link to, http://host:8050.")
-@click.option("--runbook-url", default="runbooks", show_default=True, help="Where the runbooks are served.")
+@click.option("--runbook-url", metavar="URL", help="Where the runbooks are served; without, alerts say how to print them.")
 @click.option(
     "--state", type=click.Path(path_type=Path, dir_okay=False), help="State file.  [default: under ~/.local/state/rankscope]"
+)
+@click.option(
+    "--listen",
+    type=Address(),
+    help="Serve /metrics and /-/healthy there: whether the watcher still watches.  [default: nowhere]",
 )
 @format_option("json: one object per line.")
 @click.pass_context
@@ -121,8 +127,9 @@ def watch(
     budget: tuple[str, ...],
     ask_for_dumps: bool,
     dashboard_url: str | None,
-    runbook_url: str,
+    runbook_url: str | None,
     state: Path | None,
+    listen: tuple[str, int] | None,
     format_: Literal["text", "json"],
 ) -> None:
     """Follow a run, or every run in a folder, and send an alert for what lasts.
@@ -154,7 +161,7 @@ def watch(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--budget") from error
     try:
-        discover(path)
+        runs = discover(path)
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error
     targets = (*map(webhook_target, dict.fromkeys(webhook)), *(load_targets(config) if config is not None else ()))
@@ -173,6 +180,12 @@ def watch(
         state=state,
         json_lines=format_ == "json",
     )
+    if not once:
+        there = "" if runs == [path] else f", {len(runs)} run{'' if len(runs) == 1 else 's'} in it by now"
+        print_line(f"rankscope: watching {path}{there}", err=True)
+    if listen is not None:
+        port = watch.watcher.page.serve(*listen)
+        print_line(f"rankscope: metrics at http://{host_port(listen[0], port)}/metrics", err=True)
     previous = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         watch.sender.start()

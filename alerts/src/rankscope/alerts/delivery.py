@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from rankscope.alerts.alert import Notice
+from rankscope.alerts.alerted import CRASHED
 from rankscope.alerts.background import Background
 from rankscope.alerts.ledger import Entry, Ledger, Status
 from rankscope.alerts.post import DeliveryError
@@ -52,7 +53,7 @@ class Delivery:
             line.finish(patience - time.monotonic())
         # While somebody may be hearing of a beginning, nobody knows yet who has to hear of its end.
         if not any(line.busy for line in self._lines):
-            ledger.forget([line.receiver.key for line in self._lines])
+            ledger.forget(lambda entry: any(_news(entry, line.receiver) for line in self._lines))
         followed = {entry.fingerprint for entry in ledger.entries}
         for line in self._lines:
             line.forget_all_but(followed)
@@ -149,4 +150,6 @@ def _news(entry: Entry, receiver: Receiver) -> bool:
     told = entry.told.get(receiver.key)
     if entry.track.state == "firing":
         return told != "firing" or entry.knows.get(receiver.key, "") != entry.revision
-    return entry.track.state == "resolved" and told == "firing"
+    # Whoever hears of changes only keeps an incident open until it hears of the end: nobody has mended a run that crashed.
+    only_forgotten = entry.name == CRASHED.alertname and bool(entry.ended_because) and receiver.resend_after_s is None
+    return entry.track.state == "resolved" and told == "firing" and not only_forgotten

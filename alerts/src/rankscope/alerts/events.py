@@ -46,7 +46,9 @@ def alert_line(head: str, labels: dict[str, str], annotations: dict[str, str]) -
     """An alert in one line: name, run, rank, host, summary, cause."""
     where = [f"{name} {labels[name]}" for name in ("rank", "host") if labels.get(name)]
     run = labels.get("run") or labels.get("run_id")
-    details = [f"{name} {annotations[name]}" for name in ("cause", "phase", "confidence") if annotations.get(name)]
+    details = [
+        f"{name} {annotations[name]}" for name in ("cause", "phase", "confidence", "ended_because") if annotations.get(name)
+    ]
     parts = [head, labels.get("alertname", "(no alertname)"), *([f"run {run}"] if run else []), *where]
     tail = f" [{', '.join(details)}]" if details else ""
     return plain(f"{' '.join(parts)}: {annotations.get('summary') or '(no summary)'}{tail}")

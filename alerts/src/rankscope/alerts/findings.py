@@ -15,12 +15,15 @@ from rankscope.analysis.result import Analysis, Cost, Evidence, Finding, Verdict
 
 _HOUR_US: Final = 3.6e9
 
+_NEITHER: Final = "of the step goes neither into the model's compute nor into waiting for data or other ranks"
+"""Host time, where there is no device that could be idle meanwhile."""
+
 
 def candidates(
     analysis: Analysis,
     *,
     dashboard_url: str | None = None,
-    runbook_url: str = "runbooks",
+    runbook_url: str | None = None,
     budgets: Budgets | None = None,
     price: Cost | None = None,
     rare_share: float = 0.0,
@@ -50,7 +53,7 @@ def candidates(
     return list(found.values())
 
 
-def subject_of(analysis: Analysis, *, dashboard_url: str | None, runbook_url: str) -> Subject:
+def subject_of(analysis: Analysis, *, dashboard_url: str | None, runbook_url: str | None) -> Subject:
     """The run that was analysed."""
     source = analysis.source
     return Subject(
@@ -97,7 +100,8 @@ def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Ite
         if own is not None:
             yield msgspec.structs.replace(own, evidence=[*own.evidence, evidence[1]])
         else:
-            summary = f"{share:.0%} {SAYS[part]}, more than {budget:.0%}."
+            on_cpus = part == "host" and all(rank.device_kind == "cpu" for rank in analysis.ranks)
+            summary = f"{share:.0%} {_NEITHER if on_cpus else SAYS[part]}, more than {budget:.0%}."
             yield Finding(kind=kind, steps=analysis.verdict.steps, summary=summary, evidence=evidence)
 
 

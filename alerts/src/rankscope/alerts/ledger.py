@@ -5,7 +5,7 @@ It is the part of the watcher that outlives a restart: start times and fingerpri
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, Literal
 
 import msgspec
@@ -15,6 +15,8 @@ from rankscope.alerts.candidate import Candidate, Loss
 from rankscope.alerts.hysteresis import Policy, Track, advance
 from rankscope.analysis.result import Finding
 
+ENDED_BECAUSE: Final = "ended_because"
+"""Annotation of an alert that has ended although nobody saw that it was mended."""
 LEDGER_SCHEMA: Final = "rankscope.alerts-state/1"
 _LONGEST_HOURS: Final = 1.0
 """Between two evaluations: what a clock that is set, or a watcher that was away, adds beyond is not counted as lost."""
@@ -43,6 +45,8 @@ class Entry(msgspec.Struct, kw_only=True):
     """Receiver to the revision that it accepted."""
     logged: Status | None = None
     """The last status that is in the run's ``findings.jsonl``."""
+    ended_because: str = ""
+    """Why it is no longer told although nobody saw it mended; empty: it is no longer so."""
     finding: Finding | None = None
     """What it fired for, until that is there, too."""
     gpu_hours_lost: float = 0.0
@@ -64,12 +68,18 @@ class Entry(msgspec.Struct, kw_only=True):
         """What to send about it; only for an alert that has fired."""
         assert self.starts_at_unix_ns is not None
         return Notice(
-            alert=self.alert,
+            alert=self.alert_now(),
             fingerprint=self.fingerprint,
             starts_at_unix_ns=self.starts_at_unix_ns,
             ends_at_unix_ns=self.ends_at_unix_ns,
             revision=self.revision if self.ends_at_unix_ns is None else "",
         )
+
+    def alert_now(self) -> Alert:
+        """What it says, with why it has ended where nobody saw it mended."""
+        if not self.ended_because:
+            return self.alert
+        return msgspec.structs.replace(self.alert, annotations=self.alert.annotations | {ENDED_BECAUSE: self.ended_because})
 
     def found(self, candidate: Candidate, now_unix_ns: int) -> None:
         """It is there, and this is what is known of it now."""
@@ -148,8 +158,10 @@ class Ledger(msgspec.Struct, kw_only=True):
                 changed.append(entry)
         return [entry for entry in changed if entry.track.state != "pending"]
 
-    def resolve(self, run: str, *, now_unix_ns: int, of: Collection[str] | None = None, but: Collection[str] = ()) -> list[Entry]:
-        """End everything of a run that is over or gone: pending findings are dropped, firing alerts resolved and returned.
+    def resolve(
+        self, run: str, *, now_unix_ns: int, because: str, of: Collection[str] | None = None, but: Collection[str] = ()
+    ) -> None:
+        """End everything of a run that is over or gone: pending findings are dropped, firing alerts resolved ``because`` of that.
 
         ``of`` these names (``None``: all), ``but`` not of these.
         """
@@ -161,8 +173,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         ended = [entry for entry in meant if entry.track.state == "firing"]
         for entry in ended:
             entry.track = Track("resolved")
-            entry.ends_at_unix_ns = now_unix_ns
-        return ended
+            entry.ends_at_unix_ns, entry.ended_because = now_unix_ns, because
 
     def restart(self, run: str) -> None:
         """Another attempt has begun: what was only pending was about ranks that are gone."""
@@ -190,13 +201,9 @@ class Ledger(msgspec.Struct, kw_only=True):
             entry for entry in self.entries if entry.track.state in ("firing", "resolved") and entry.logged != entry.track.state
         ]
 
-    def forget(self, receivers: Collection[str]) -> None:
-        """Drop resolved alerts of which every one of ``receivers`` (keys) that was told about the firing knows the end."""
-        self.entries = [
-            entry
-            for entry in self.entries
-            if entry.track.state != "resolved" or any(entry.told.get(key) == "firing" for key in receivers)
-        ]
+    def forget(self, owed: Callable[[Entry], bool]) -> None:
+        """Drop resolved alerts that are ``owed`` to nobody any more."""
+        self.entries = [entry for entry in self.entries if entry.track.state != "resolved" or owed(entry)]
 
     def _drop_overtaken(self, entry: Entry) -> None:
         """An end not yet delivered is overtaken when the same alert fires again: for that receiver it never ended."""

@@ -30,6 +30,7 @@ from rankscope.alerts.standstill import Standing, span
 from rankscope.alerts.storm import collapsed
 from rankscope.alerts.watched_life import Lives, Patience, gpus_of
 from rankscope.alerts.watched_run import Glance, Glances, discover, ranks_within, why_unreadable
+from rankscope.alerts.watcher_page import Watched, WatcherPage
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result import Analysis, Cost
@@ -85,7 +86,7 @@ class Options:
     once: bool = False
     """Evaluate everything there is, also runs that are over, and end no alert because its run is over."""
     dashboard_url: str | None = None
-    runbook_url: str = "runbooks"
+    runbook_url: str | None = None
 
 
 class Watcher:
@@ -122,6 +123,8 @@ class Watcher:
         self._save = save
         self._clock = clock
         self._elapsed = elapsed
+        self.page = WatcherPage()
+        """What others may see of it."""
         self._announcer = Announcer(ledger, emit=emit, report=report, save=save)
         self._glances = Glances()
         dumps = Dumps(follow.hang, ask=options.ask_for_dumps, report=report)
@@ -150,10 +153,20 @@ class Watcher:
         self._deliver()
         if ended and not self._options.once:
             for run in ended:
-                self.ledger.resolve(str(run), now_unix_ns=self._clock(), but=[CRASHED.alertname])
+                crashed = CRASHED.alertname in self.ledger.names(str(run))
+                because = "the run ended early" if crashed else "the run is over"
+                self.ledger.resolve(str(run), now_unix_ns=self._clock(), because=because, but=[CRASHED.alertname])
             self._announcer.announce()
             self._deliver()
         self._save(self.ledger)
+        self.page.evaluated(
+            Watched(
+                runs=len(going),
+                firing=sum(entry.track.state == "firing" for entry in self.ledger.entries),
+                troubles=len(self._trouble),
+                untold=len(self._delivery.undelivered(self.ledger)),
+            )
+        )
         return self._single is not None and self._single in self._over
 
     @property
@@ -181,8 +194,8 @@ class Watcher:
             self._single = self._path
         if self._single is not None and not runs:
             self._complain("list", self._path, f"{self._path}: the run is gone; its alerts stay as they are")
-        else:
-            self._trouble.pop(("list", self._path), None)
+        elif self._trouble.pop(("list", self._path), None) is not None:
+            self._report(f"{self._path}: there again")
         if self._options.once and not runs:
             raise InputError(self._path, "no run in it (no run.json)")
         return runs
@@ -385,5 +398,6 @@ class Watcher:
             else:
                 over = named & {CRASHED.alertname} if Path(run) in self._over and silent_s >= CRASH_TOLD_S else set()
             if over:
-                self._report(f"{run}: nothing new for {span(silent_s)}; its alerts are ended: {', '.join(sorted(over))}")
-                self.ledger.resolve(run, now_unix_ns=self._clock(), of=over)
+                because = f"nothing new from the run for {span(silent_s)}"
+                self._report(f"{run}: {because}; its alerts are ended: {', '.join(sorted(over))}")
+                self.ledger.resolve(run, now_unix_ns=self._clock(), because=because, of=over)

@@ -43,7 +43,7 @@ class Addresses:
     alertmanagers: tuple[str, ...] = ()
     targets: tuple[Target, ...] = ()
     dashboard: str | None = None
-    runbooks: str = "runbooks"
+    runbooks: str | None = None
 
     def managers(self, *, interval_s: float, once: bool) -> list[Alertmanager]:
         """The Alertmanagers, each address once."""
