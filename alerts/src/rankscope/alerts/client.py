@@ -33,11 +33,15 @@ class PinnedTransport(httpx.BaseTransport):
         self._check = check
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send it to the first address that takes connections. Raises ``httpx.ConnectError`` where there is none."""
+        """Send it to the first address that takes connections. Raises ``httpx.ConnectError`` where there is none.
+
+        All of them together have the time that one has to connect.
+        """
         url = request.url
         host = url.raw_host.decode("ascii")
         port = url.port or {"http": 80, "https": 443}[url.scheme]
-        timeout_s = float(request.extensions.get("timeout", {}).get("connect") or CONNECT_S)
+        asked = request.extensions.get("timeout", {})
+        timeout_s = float(asked.get("connect") or CONNECT_S)
         try:
             addresses = resolve(host, port, timeout_s=timeout_s)
             for address in addresses:
@@ -47,7 +51,11 @@ class PinnedTransport(httpx.BaseTransport):
         refused: httpx.TransportError | None = None
         for address in addresses:
             request.url = url.copy_with(host=address)
-            request.extensions = {**request.extensions, "sni_hostname": host}
+            request.extensions = {
+                **request.extensions,
+                "sni_hostname": host,
+                "timeout": {**asked, "connect": timeout_s / len(addresses)},
+            }
             try:
                 return self._inner.handle_request(request)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
