@@ -9,11 +9,11 @@ from typing import Protocol
 
 import httpx
 
-from rankscope.alerts.client import http_client
+from rankscope.alerts.client import CONNECT_S, http_client
 from rankscope.alerts.post import DeliveryError, NoAnswerError, post
 from rankscope.alerts.retrying import Judgement, judge_status, not_answered
 from rankscope.alerts.secret import SecretUnavailableError
-from rankscope.alerts.signing import SecretError, parse_secret, sign
+from rankscope.alerts.signing import ID_HEADER, SecretError, parse_secret, sign
 from rankscope.alerts.target import Target
 from rankscope.alerts.templates import TEMPLATES
 
@@ -63,7 +63,7 @@ class HttpCourier:
             keys = [parse_secret(secret.read()) for secret in target.secrets]
             headers |= sign(keys, message_id=message_id, timestamp_s=int(self._wall()), body=body)
         else:
-            headers["webhook-id"] = message_id
+            headers[ID_HEADER] = message_id
         if target.bearer is not None:
             headers["Authorization"] = f"Bearer {target.bearer.read()}"
         if target.basic is not None:
@@ -79,7 +79,7 @@ class HttpCourier:
             if self._client is not None:
                 self._client.close()
             seconds = self._target.timeout_s
-            timeout = httpx.Timeout(seconds, connect=min(5.0, seconds))
+            timeout = httpx.Timeout(seconds, connect=min(CONNECT_S, seconds))
             self._client = http_client(url, timeout=timeout, ca_file=ca_file, proxy=self._target.proxy)
             self._known = known
         return self._client
