@@ -39,7 +39,7 @@ class Outbox:
         repair: bool = True,
     ) -> None:
         self.file = OutboxFile(path, report=report, clock=clock, repair=repair)
-        self._wall = wall
+        self.wall = wall
 
     def close(self) -> None:
         """Close the file."""
@@ -96,7 +96,7 @@ class Outbox:
         where, parameters = _where(state="dead", target=target)
         with self.file.transaction() as database:
             found = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
-            chosen = [id_ for (id_,) in found if (ids is None or id_ in ids) and _leave_out_ended(database, id_, self._wall())]
+            chosen = [id_ for (id_,) in found if (ids is None or id_ in ids) and _leave_out_ended(database, id_, self.wall())]
             for id_ in chosen:
                 database.execute("DELETE FROM targets WHERE name = (SELECT target FROM messages WHERE id = ?)", (id_,))
                 database.execute(
@@ -130,7 +130,7 @@ class Outbox:
         unheard = [
             alert
             for alert in fresh
-            if alert.status == "resolved" and drop_beginning(database, message.target, alert, self._wall())
+            if alert.status == "resolved" and drop_beginning(database, message.target, alert, self.wall())
         ]
         told = [alert for alert in fresh if alert not in unheard]
         body = message.body if len(told) == len(message.alerts) else b""
@@ -170,9 +170,9 @@ class Outbox:
                 )
                 return str(last[0])
         database.execute(
-            "INSERT INTO messages (id, target, group_key, body, most_alerts, alert_count, state, created_unix_ns, entered_ns)"
-            " VALUES (?, ?, ?, ?, ?, ?, 'waiting', ?, ?)",
-            (message.id, message.target, message.group, body, message.most_alerts, alerts, self._wall(), self.now_ns()),
+            "INSERT INTO messages (id, target, group_key, body, alert_count, state, created_unix_ns, entered_ns)"
+            " VALUES (?, ?, ?, ?, ?, 'waiting', ?, ?)",
+            (message.id, message.target, message.group, body, alerts, self.wall(), self.now_ns()),
         )
         return message.id
 

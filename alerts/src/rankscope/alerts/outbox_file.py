@@ -32,7 +32,6 @@ CREATE TABLE messages (
   target TEXT NOT NULL,
   group_key TEXT NOT NULL,
   body BLOB NOT NULL,
-  most_alerts INTEGER NOT NULL,
   alert_count INTEGER NOT NULL,
   state TEXT NOT NULL CHECK (state IN ('waiting', 'delivered', 'dead', 'overtaken')),
   created_unix_ns INTEGER NOT NULL,

@@ -89,8 +89,7 @@ class TargetSender:
         most = int(min(BATCH, self._bucket.available(now)))
         if most < 1:
             return 0
-        left_out = {outcome.message.id for outcome in self._unrecorded}
-        batch = self._queue.claim(self.target.name, now_ns=now, most=most, probe=probe, leave_out=left_out)
+        batch = self._queue.claim(self.target.name, now_ns=now, most=most, probe=probe)
         attempts = self._send(batch)
         if batch:
             self._record()
