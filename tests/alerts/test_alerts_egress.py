@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,7 @@ from tests.local_http import answering, respond
 from rankscope.alerts.client import PinnedTransport, http_client, proxy_for
 from rankscope.alerts.egress import EgressError, named_by_operator, resolve
 from rankscope.alerts.post import NoAnswerError, post
+from rankscope.runs.errors import RankscopeError
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.1", "127.0.0.1", "fd00::1", "8.8.8.8", "::1"])
@@ -159,6 +161,14 @@ def test_tls_is_for_the_name_and_with_the_operators_authority(
                 continue
             with pytest.raises(NoAnswerError, match="certificate verify failed"):
                 post(client, url, b"{}")
+
+
+@pytest.mark.parametrize("proxy", ["socks5://me:s3cr3t@h", "http://me:s3cr3t@[::1", "ftp://me:s3cr3t@h"])
+def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)  # not installed, whatever else is
+    with pytest.raises(RankscopeError, match="proxy") as caught:
+        http_client("http://hooks.example/", proxy=proxy)
+    assert "s3cr3t" not in str(caught.value)
 
 
 def test_the_environments_proxy_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rankscope.alerts.egress import EgressError, named_by_operator, resolve
+from rankscope.runs.errors import InputError, MissingError
 
 CONNECT_S: Final = 5.0
 TIMEOUT: Final = httpx.Timeout(10.0, connect=CONNECT_S)
@@ -73,7 +74,8 @@ def http_client(
     """A client for ``url``. ``ca_file``: whom to trust instead of the usual authorities (``SSL_CERT_FILE`` is honoured without).
 
     ``proxy``: its address, ``""`` for none; without it ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` are
-    honoured. Through a proxy it is the proxy that resolves names. Raises ``OSError`` for an unusable ``ca_file``.
+    honoured. Through a proxy it is the proxy that resolves names. Raises ``OSError`` for an unusable ``ca_file``, ``InputError``
+    and ``MissingError`` for an unusable proxy.
     """
     for library in ("httpx", "httpcore"):
         # Their lines quote addresses, whatever the level that somebody set for all.
@@ -86,9 +88,7 @@ def http_client(
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     else:
         context = httpx.create_ssl_context()
-    transport = httpx.HTTPTransport(
-        verify=context, limits=_LIMITS, trust_env=False, proxy=httpx.Proxy(through) if through else None
-    )
+    transport = _transport(context, through)
     return httpx.Client(
         transport=transport if through else PinnedTransport(transport),
         timeout=timeout,
@@ -96,6 +96,16 @@ def http_client(
         trust_env=False,
         headers={"User-Agent": "rankscope"},
     )
+
+
+def _transport(context: ssl.SSLContext, proxy: str | None) -> httpx.HTTPTransport:
+    try:
+        through = httpx.Proxy(proxy) if proxy else None
+        return httpx.HTTPTransport(verify=context, limits=_LIMITS, trust_env=False, proxy=through)
+    except ImportError as error:
+        raise MissingError("a SOCKS proxy needs a package that is not installed; run: pip install 'httpx[socks]'") from error
+    except (ValueError, httpx.InvalidURL) as error:  # whose words may quote a password
+        raise InputError("the environment's proxy", "expected an address like http://host:port") from error
 
 
 def proxy_for(url: str) -> str:

@@ -16,6 +16,7 @@ from rankscope.alerts.secret import SecretUnavailableError
 from rankscope.alerts.signing import ID_HEADER, SecretError, parse_secret, sign
 from rankscope.alerts.target import Target
 from rankscope.alerts.templates import TEMPLATES
+from rankscope.runs.errors import RankscopeError
 
 
 class Courier(Protocol):
@@ -46,7 +47,9 @@ class HttpCourier:
             return not_answered(str(error), sent=False)
         try:
             client = self._client_for(url)
-        except (OSError, ValueError, httpx.InvalidURL) as error:  # the file of authorities, the address of a proxy
+        except RankscopeError as error:  # a proxy
+            return not_answered(f"cannot connect: {error}", sent=False)
+        except (OSError, ValueError) as error:  # the file of authorities
             return not_answered(f"cannot connect: {getattr(error, 'strerror', None) or type(error).__name__}", sent=False)
         try:
             answer = post(client, url, body, headers=headers, attempt_s=target.timeout_s)
