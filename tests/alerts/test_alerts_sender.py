@@ -17,7 +17,7 @@ from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, a
 
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.outbox_file import OutboxError
-from rankscope.alerts.retrying import judge_status, pause_s
+from rankscope.alerts.retrying import Judgement, judge_status, pause_s
 from rankscope.alerts.secret import Secret
 from rankscope.alerts.sender import Sender
 from rankscope.alerts.target import Rate, Target
@@ -99,6 +99,48 @@ def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: World) -> None:
     assert sorted(world.box.replay(target="hook")) == sorted(one.id for one in dead)
     assert world.after(0) == 2
     assert set(world.receiver.ids) == {one.id for one in dead}
+
+
+def test_what_joins_a_message_that_waits_has_its_whole_hour(world: World) -> None:
+    world.receiver.behaviour = 503
+    world.box.put(about(notice(1)))
+    world.after(0)
+    # Given a second message of the group, which waits behind the first and grows
+    world.box.put(about(notice(2)))
+    world.after(3500)
+    world.box.put(about(notice(3)))
+    for _ in range(10):
+        world.after(60)
+    assert world.states() == {"dead": 1, "waiting": 1}
+    world.receiver.behaviour = 200
+    world.after(120)
+    assert world.receiver.states == [("2", "firing"), ("3", "firing")]
+
+
+def test_a_fault_of_our_own_costs_no_alert(world: World) -> None:
+    class Exhausted:
+        """A courier on a machine that is short of something for a while."""
+
+        tries = 0
+
+        def attempt(self, message_id: str, payload: bytes) -> Judgement:
+            del message_id, payload
+            self.tries += 1
+            if self.tries <= 3:
+                raise RuntimeError("can't start new thread")
+            return Judgement(kind="delivered")
+
+    courier = Exhausted()
+    sender = Sender(world.box, [world.target], report=world.reports.append, courier=lambda _: courier)
+    world.box.put(about(notice(1)))
+    for _ in range(4):
+        sender.run_due()
+        world.clock.advance(30)
+    assert world.states() == {"delivered": 1}
+    assert world.reports == [
+        "hook: not delivered so far: cannot be sent: RuntimeError",
+        "hook: delivered after 3 failed attempts",
+    ]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
