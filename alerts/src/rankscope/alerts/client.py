@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import ssl
 import urllib.request
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -24,14 +23,10 @@ _LIMITS: Final = httpx.Limits(max_keepalive_connections=0)
 
 
 class PinnedTransport(httpx.BaseTransport):
-    """Resolves a host once, has every address checked, and connects to one that passed.
+    """Resolves a host once, has every address checked, and connects to one that passed. TLS is for the name all the same."""
 
-    ``check`` gets host and address and raises ``EgressError``. TLS is for the name all the same.
-    """
-
-    def __init__(self, inner: httpx.BaseTransport, *, check: Callable[[str, str], None] = named_by_operator) -> None:
+    def __init__(self, inner: httpx.BaseTransport) -> None:
         self._inner = inner
-        self._check = check
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send it to the first address that takes connections. Raises ``httpx.ConnectError`` where there is none.
@@ -46,7 +41,7 @@ class PinnedTransport(httpx.BaseTransport):
         try:
             addresses = resolve(host, port, timeout_s=timeout_s)
             for address in addresses:
-                self._check(host, address)
+                named_by_operator(host, address)
         except EgressError as error:
             raise httpx.ConnectError(str(error), request=request) from error
         refused: httpx.TransportError | None = None
@@ -69,7 +64,7 @@ class PinnedTransport(httpx.BaseTransport):
 
 
 def http_client(
-    url: str | None = None, *, timeout: httpx.Timeout = TIMEOUT, ca_file: Path | None = None, proxy: str | None = None
+    url: str, *, timeout: httpx.Timeout = TIMEOUT, ca_file: Path | None = None, proxy: str | None = None
 ) -> httpx.Client:
     """A client for ``url``. ``ca_file``: whom to trust instead of the usual authorities (``SSL_CERT_FILE`` is honoured without).
 
@@ -80,10 +75,10 @@ def http_client(
     for library in ("httpx", "httpcore"):
         # Their lines quote addresses, whatever the level that somebody set for all.
         logging.getLogger(library).setLevel(logging.WARNING)
-    through = (proxy_for(url) if proxy is None else proxy) if url is not None else None
+    through = proxy_for(url) if proxy is None else proxy
     if ca_file is not None:
         context = ssl.create_default_context(cafile=str(ca_file))
-    elif (through or url or "https:").startswith("http:") and (url or "").startswith("http:"):
+    elif url.startswith("http:") and (not through or through.startswith("http:")):
         # Loading the authorities takes long. Without any, nothing is trusted.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     else:
@@ -98,7 +93,7 @@ def http_client(
     )
 
 
-def _transport(context: ssl.SSLContext, proxy: str | None) -> httpx.HTTPTransport:
+def _transport(context: ssl.SSLContext, proxy: str) -> httpx.HTTPTransport:
     try:
         through = httpx.Proxy(proxy) if proxy else None
         return httpx.HTTPTransport(verify=context, limits=_LIMITS, trust_env=False, proxy=through)
