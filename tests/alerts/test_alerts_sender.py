@@ -349,6 +349,20 @@ def test_a_secret_that_cannot_be_read_is_waited_for(world: World, tmp_path: Path
     assert world.receiver.headers[0]["authorization"] == f"Bearer {SECRET}"
 
 
+@pytest.mark.parametrize("text", [f"ftp://h/{SECRET}", SECRET, f"http://[::1/{SECRET}", "http://"])
+def test_an_address_that_is_none_is_waited_for(world: World, tmp_path: Path, text: str) -> None:
+    (tmp_path / "url").write_text(text)
+    world.restarted(url=Secret(file=tmp_path / "url"))
+    world.box.put(about(notice(1)))
+    world.after(0)
+    assert world.reports == [
+        f"hook: not delivered so far: {tmp_path}/url: expected an address like https://host:port/path",
+    ]
+    (tmp_path / "url").write_text(world.receiver.url)
+    world.after(5)
+    assert world.states() == {"delivered": 1}
+
+
 def test_no_secret_is_in_the_file_or_in_a_message(receiver: WebhookReceiver, tmp_path: Path) -> None:
     world = World(receiver, tmp_path / "o.outbox")
     key = "whsec_" + base64.b64encode(SECRET.encode() * 3).decode()

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import click
 import httpx
 
 from rankscope.alerts.client import CONNECT_S, http_client
+from rankscope.alerts.options import http_url
 from rankscope.alerts.post import DeliveryError, NoAnswerError, post
 from rankscope.alerts.retrying import Judgement, judge_status, not_answered
 from rankscope.alerts.secret import SecretUnavailableError
@@ -39,7 +41,7 @@ class HttpCourier:
         """POST it; secrets are read anew, so that they can be replaced while we run."""
         target = self._target
         try:
-            url = target.url.read()
+            url = self._url()
             key = "" if target.routing_key is None else target.routing_key.read()
             body = TEMPLATES[target.template](payload, key)
             headers = self._headers(message_id, body)
@@ -55,9 +57,16 @@ class HttpCourier:
             answer = post(client, url, body, headers=headers, attempt_s=target.timeout_s)
         except NoAnswerError as error:
             return not_answered(str(error), sent=error.sent, late=error.late)
-        except DeliveryError as error:  # an address that is none, which the next reading of its file may mend
+        except DeliveryError as error:
             return not_answered(str(error), sent=False)
         return judge_status(answer.status, retry_after=answer.retry_after, date=answer.date, wall_s=self._wall())
+
+    def _url(self) -> str:
+        url = self._target.url
+        try:
+            return http_url(url.read())
+        except click.BadParameter as error:  # which the next reading of its file may mend
+            raise SecretUnavailableError(f"{url.where}: {error.message}") from error
 
     def _headers(self, message_id: str, body: bytes) -> dict[str, str]:
         target = self._target
