@@ -60,8 +60,6 @@ class Secret:
             raise SecretUnavailableError(f"{self.file}: {error.strerror or error}") from error
         except UnicodeDecodeError:
             raise SecretUnavailableError(f"{self.file}: not text") from None
-        except ValueError as error:  # no name that a file can have
-            raise SecretUnavailableError(f"{self.file}: {error}") from error
 
 
 class SecretPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
