@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import resource
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 from standardwebhooks import Webhook as Reference
 from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
@@ -361,6 +363,22 @@ def test_an_address_that_is_none_is_waited_for(world: World, tmp_path: Path, tex
     (tmp_path / "url").write_text(world.receiver.url)
     world.after(5)
     assert world.states() == {"delivered": 1}
+
+
+def test_authorities_that_come_back_are_used_again(world: World, tmp_path: Path) -> None:
+    authorities, aside = tmp_path / "ca.pem", tmp_path / "ca.bak"
+    shutil.copy(certifi.where(), authorities)
+    world.restarted(ca_file=authorities)
+    world.box.put(about(notice(1)))
+    world.after(0)
+    # Given somebody who puts another file there, and then the same one again
+    authorities.rename(aside)
+    authorities.write_text("no certificate")
+    world.box.put(about(notice(2)))
+    world.after(0)
+    aside.replace(authorities)
+    world.after(5)
+    assert world.states() == {"delivered": 2}
 
 
 def test_no_secret_is_in_the_file_or_in_a_message(receiver: WebhookReceiver, tmp_path: Path) -> None:

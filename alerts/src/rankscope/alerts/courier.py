@@ -87,9 +87,10 @@ class HttpCourier:
         ca_file = self._target.ca_file
         stat = None if ca_file is None else ca_file.stat()
         known = (url, None if stat is None else (stat.st_ino, stat.st_mtime_ns, stat.st_size))
-        if self._client is None or known != self._known:
-            if self._client is not None:
-                self._client.close()
+        if self._client is not None and known != self._known:
+            self._client.close()
+            self._client = None
+        if self._client is None:
             seconds = self._target.timeout_s
             timeout = httpx.Timeout(seconds, connect=min(CONNECT_S, seconds))
             self._client = http_client(url, timeout=timeout, ca_file=ca_file, proxy=self._target.proxy)
