@@ -75,7 +75,7 @@ class World:
             path,
             analyse=self.analyse,
             follow=self,
-            delivery=Delivery([receiver], retry_after_s=5, report=self.reports.append),
+            delivery=Delivery([receiver], retry_after_s=5, report=self.reports.append, elapsed=lambda: self.now_s),
             ledger=ledger or Ledger(),
             options=Options(**{"policy": Policy(fire_after, 2), "once": once, **options}),
             report=self.reports.append,

@@ -127,12 +127,12 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
     manager, receiver = alertmanager
     run = make_run()
     # Given a watcher over a live run whose rank 2 stands out
-    with http_client() as client:
+    with http_client(manager) as client:
         watcher = Watcher(
             run.path,
             analyse=lambda _: make_analysis(2),
             follow=SimpleNamespace(
-                update=lambda _: make_analysis(2), keep=lambda _: None, past=lambda _: None, hang=lambda _, _fresh: None
+                update=lambda _: make_analysis(2), keep=lambda _: None, past=lambda _, **_how: None, hang=lambda _, _fresh: None
             ),
             delivery=Delivery(
                 [Alertmanager(manager, client, resend_after_s=60, valid_s=240)],
@@ -236,7 +236,7 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
         *("exporter there", "rank there", "lost in maintenance", "down in maintenance", "port in maintenance"),
         *("collector hangs", "link to it", "idle"),
     }
-    with http_client() as client:
+    with http_client(manager) as client:
         Alertmanager(manager, client, resend_after_s=60, valid_s=240).send(
             [
                 Notice(

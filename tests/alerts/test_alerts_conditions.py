@@ -243,19 +243,23 @@ def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> Non
     ledger = Ledger()
     ledger.update("x", collapsed(of_ranks(40)), now_unix_ns=1, policy=Policy(1, 1))
     assert ledger.names("x", together=True) == {"TrainingStraggler"}
-    assert ledger.update("x", [], now_unix_ns=2, policy=Policy(1, 1), unknown=[17]) == []
-    [ended] = ledger.update("x", [], now_unix_ns=3, policy=Policy(1, 1), unknown=[41])
-    assert ended.track.state == "resolved"
+    [entry] = ledger.entries
+    ledger.update("x", [], now_unix_ns=2, policy=Policy(1, 1), unknown=[17])
+    assert entry.ends_at_unix_ns is None
+    ledger.update("x", [], now_unix_ns=3, policy=Policy(1, 1), unknown=[41])
+    assert entry.ends_at_unix_ns == 3
 
 
 def test_an_alert_fires_for_a_while_at_least() -> None:
     ledger, policy = Ledger(), Policy(1, 1, least_firing_s=60)
     found = of_ranks(1)
     ledger.update("x", found, now_unix_ns=0, policy=policy)
+    [entry] = ledger.entries
     for second in range(5, 60, 5):
-        assert ledger.update("x", [], now_unix_ns=second * 10**9, policy=policy) == []
-    [ended] = ledger.update("x", [], now_unix_ns=60 * 10**9, policy=policy)
-    assert ended.ends_at_unix_ns == 60 * 10**9
+        ledger.update("x", [], now_unix_ns=second * 10**9, policy=policy)
+        assert entry.track.state == "firing"
+    ledger.update("x", [], now_unix_ns=60 * 10**9, policy=policy)
+    assert entry.ends_at_unix_ns == 60 * 10**9
 
 
 # How often ---------------------------------------------------------------------------------------------------------------------

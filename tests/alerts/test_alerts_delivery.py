@@ -28,11 +28,12 @@ from rankscope.alerts.target import webhook_target
 from rankscope.alerts.webhook import Webhook
 
 SECRET = "s3cr3t-token"
+HERE = "http://127.0.0.1"
 
 
 @pytest.fixture
 def client() -> Iterator[httpx.Client]:
-    with http_client(timeout=httpx.Timeout(0.5)) as client:
+    with http_client(HERE, timeout=httpx.Timeout(0.5)) as client:
         yield client
 
 
@@ -132,17 +133,17 @@ def test_redirects_are_not_followed(sink: Any, client: httpx.Client, status: int
 
 def test_a_receiver_that_does_not_answer_is_given_up(sink: Any) -> None:
     sink.delay_s = 1.0
-    with http_client(timeout=httpx.Timeout(0.1)) as client, pytest.raises(DeliveryError, match="no answer in time"):
+    with http_client(HERE, timeout=httpx.Timeout(0.1)) as client, pytest.raises(DeliveryError, match="no answer in time"):
         post_json(client, sink.url, b"{}")
 
 
 def test_a_receiver_that_trickles_its_answer_is_given_up(trickle: str) -> None:
-    with http_client() as client, pytest.raises(DeliveryError, match="no answer in time"):
+    with http_client(trickle) as client, pytest.raises(DeliveryError, match="no answer in time"):
         post_json(client, trickle, b"{}", attempt_s=0.3)
 
 
 def test_a_receiver_that_does_not_speak_http_is_an_error() -> None:
-    with socket.socket() as server, http_client(timeout=httpx.Timeout(0.5)) as client:
+    with socket.socket() as server, http_client(HERE, timeout=httpx.Timeout(0.5)) as client:
         server.bind(("127.0.0.1", 0))
         server.listen()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/{SECRET}"
@@ -169,6 +170,15 @@ def test_an_error_that_quotes_the_address_is_not_repeated() -> None:
     assert plain_words(httpx.ConnectError("Connection refused"), f"https://h.example/hooks/{SECRET}") == "Connection refused"
 
 
+class Elapsed:
+    """Seconds of a clock that is never set, and passes when the test says so."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 class Note:
     """A receiver that notes what it is told, or refuses."""
 
@@ -189,7 +199,8 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
     # Given two receivers, of which one is broken while rank 2 fires
     working, broken = Note("working"), Note("broken", broken=True)
     reports: list[str] = []
-    delivery = Delivery([working, broken], retry_after_s=1, report=reports.append)
+    clock = Elapsed()
+    delivery = Delivery([working, broken], retry_after_s=1, report=reports.append, elapsed=clock)
 
     def entry(rank: int) -> Entry:
         one = notice(rank)
@@ -201,10 +212,12 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
     # When both fail to hear of its end, work again, and rank 3 of the same run fires
     working.broken = True
     ledger.resolve("r", now_unix_ns=2, because="over")
-    delivery.deliver(ledger, now_unix_ns=10**9)
+    clock.now_s = 1.0
+    delivery.deliver(ledger, now_unix_ns=0)
     working.broken = broken.broken = False
     ledger.entries.append(entry(3))
-    delivery.deliver(ledger, now_unix_ns=10**12)
+    clock.now_s = 1000.0
+    delivery.deliver(ledger, now_unix_ns=0)
     # Then each is told what it can understand, and the one that has ended is forgotten
     assert sorted(working.heard) == [("2", False), ("2", True), ("3", False)]
     assert broken.heard == [("3", False)]
@@ -246,16 +259,42 @@ def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twi
 def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     outbox, target, ledger = Outbox(None), webhook_target("http://hooks.example/x"), firing(2)
     reports: list[str] = []
-    delivery = Delivery([Webhook(target, outbox, wake=lambda: None)], retry_after_s=1, report=reports.append)
+    clock = Elapsed()
+    delivery = Delivery([Webhook(target, outbox, wake=lambda: None)], retry_after_s=1, report=reports.append, elapsed=clock)
     with monkeypatch.context() as patch:
         patch.setattr("rankscope.alerts.outbox.MAX_WAITING", 0)
         for second in range(5):
-            delivery.deliver(ledger, now_unix_ns=second * 10**9, wait_s=5.0)
+            clock.now_s = float(second)
+            delivery.deliver(ledger, now_unix_ns=0, wait_s=5.0)
         assert delivery.undelivered(ledger) == ["webhook http://hooks.example/…"]
-    delivery.deliver(ledger, now_unix_ns=10**12, wait_s=5.0)
+    clock.now_s = 1000.0
+    delivery.deliver(ledger, now_unix_ns=0, wait_s=5.0)
     assert delivery.undelivered(ledger) == []
     assert len(outbox.listed()) == 1
     assert len(reports) == 2
+
+
+@pytest.mark.parametrize("step_s", [-6 * 3600, 6 * 3600])
+def test_what_is_sent_again_and_when_does_not_depend_on_the_machines_clock(step_s: int) -> None:
+    # Given a receiver that hears of an alert again every minute, and the machine's clock that steps by hours
+    renewed, clock, start_ns = Note("renewed"), Elapsed(), 10**18
+    renewed.resend_after_s = 60.0
+    ledger = firing(2)
+    delivery = Delivery([renewed], retry_after_s=10, report=lambda _: None, elapsed=clock)
+
+    def told_after(seconds: float) -> int:
+        clock.now_s += seconds
+        delivery.deliver(ledger, now_unix_ns=start_ns + (step_s + int(clock.now_s)) * 10**9, wait_s=5.0)
+        return len(renewed.heard)
+
+    delivery.deliver(ledger, now_unix_ns=start_ns, wait_s=5.0)
+    # Then neither what is renewed nor what failed comes sooner or later for it
+    assert [told_after(30), told_after(31)] == [1, 2]
+    renewed.broken = True
+    told_after(61)
+    told_after(1)
+    renewed.broken, start_ns = False, start_ns + step_s * 10**9
+    assert [told_after(5), told_after(6)] == [2, 3]
 
 
 def test_a_slow_receiver_holds_up_neither_the_others_nor_the_evaluation() -> None:
@@ -301,8 +340,8 @@ def test_addresses_are_shown_without_secrets(url: str, shown: str) -> None:
     assert receiver_key("webhook", url) == receiver_key("webhook", url) != receiver_key("webhook", url + "x")
 
 
-def test_tls_is_verified(tmp_path: Any) -> None:
-    with http_client() as client:
+def test_tls_is_verified() -> None:
+    with http_client("https://hooks.example/", proxy="") as client:
         assert isinstance(client._transport, PinnedTransport)
         transport = client._transport._inner
         assert isinstance(transport, httpx.HTTPTransport)

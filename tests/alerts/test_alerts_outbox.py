@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import stat
@@ -47,6 +48,12 @@ def test_what_is_put_twice_waits_once(box: Outbox) -> None:
     assert alerts_of(box) == [("1", "firing"), ("2", "firing"), ("3", "firing")]
     # the next firing of the same alert is another one
     assert box.put(about(notice(1, start_ns=10**18))) == 1
+
+
+def test_an_alert_that_is_twice_in_a_payload_is_told_once(box: Outbox) -> None:
+    assert box.put(about(notice(1), notice(1))) == 1
+    assert box.put(about(notice(1, ended=True))) == 0
+    assert box.counts() == {("hook", "overtaken"): 1}
 
 
 def test_what_was_delivered_is_not_put_again(box: Outbox) -> None:
@@ -304,9 +311,29 @@ def test_a_full_disk_loses_nothing_that_was_taken(tmp_path: Path) -> None:
 def test_more_than_it_may_hold_is_refused_as_a_whole(box: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "MAX_WAITING", 3)
     box.put(about(*(notice(1, run=str(run)) for run in range(3))))
-    with pytest.raises(OutboxError, match="3 messages wait already"):
-        box.put(about(notice(1, run="3"), notice(1, run="4")))
+    with pytest.raises(OutboxError, match="3 messages wait for hook already"):
+        box.put([*about(notice(1), target="other"), *about(notice(1, run="3"), notice(1, run="4"))])
     assert len(alerts_of(box)) == 3
+    # which is no trouble of other targets
+    assert box.put(about(notice(1), target="other")) == 1
+
+
+def test_an_outbox_that_is_full_becomes_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.alerts.outbox_file.MAX_FILE_BYTES", 2**20)
+    box = Outbox(tmp_path / "o.outbox", clock=SimulatedClock())
+
+    def fill() -> None:
+        for run in itertools.count():
+            box.put(about(notice(1, run=str(run), more={"evidence": "x" * 3000})))
+
+    with pytest.raises(OutboxError, match="holds 1 MiB already"):
+        fill()
+    queue, count = OutboxQueue(box), len(box.listed())
+    while claimed := claim(box):
+        queue.record([Outcome(message=one, state="dead", reason="x" * 300) for one in claimed])
+    assert box.counts() == {("hook", "dead"): count}
+    box.drop(state="dead")
+    assert box.put(about(notice(1))) == 1
 
 
 def test_what_is_over_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch, box: Outbox) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import random
+import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ import msgspec
 import pytest
 from tests.alerts.receiver_process import ReceiverProcess, Target, listening_target, straggler, until
 from tests.alerts.receiver_senders import firing, send_while_killed
+
+from rankscope.alerts.serve import MOST_CONNECTIONS
 
 pytestmark = pytest.mark.slow
 
@@ -126,6 +129,17 @@ def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target
         assert receiver.post(firing(1000)).status_code == 200
     finally:
         receiver.kill()
+
+
+def test_who_finds_no_room_is_told_when_to_come_again(receiver: ReceiverProcess) -> None:
+    host, port = receiver.url.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as idle:
+        for _ in range(MOST_CONNECTIONS):
+            idle.enter_context(socket.create_connection((host, int(port))))
+        answer = receiver.post(firing(1))
+        assert (answer.status_code, answer.headers["connection"]) == (503, "close")
+        assert int(answer.headers["retry-after"]) > 0
+    until(lambda: receiver.post(firing(1)).status_code == 200)
 
 
 def test_our_own_sender_is_known_by_its_signature(

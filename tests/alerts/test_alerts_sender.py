@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import resource
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,13 +12,14 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 from standardwebhooks import Webhook as Reference
 from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
 
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.outbox_file import OutboxError
-from rankscope.alerts.retrying import judge_status, pause_s
+from rankscope.alerts.retrying import Judgement, judge_status, pause_s
 from rankscope.alerts.secret import Secret
 from rankscope.alerts.sender import Sender
 from rankscope.alerts.target import Rate, Target
@@ -99,6 +101,48 @@ def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: World) -> None:
     assert sorted(world.box.replay(target="hook")) == sorted(one.id for one in dead)
     assert world.after(0) == 2
     assert set(world.receiver.ids) == {one.id for one in dead}
+
+
+def test_what_joins_a_message_that_waits_has_its_whole_hour(world: World) -> None:
+    world.receiver.behaviour = 503
+    world.box.put(about(notice(1)))
+    world.after(0)
+    # Given a second message of the group, which waits behind the first and grows
+    world.box.put(about(notice(2)))
+    world.after(3500)
+    world.box.put(about(notice(3)))
+    for _ in range(10):
+        world.after(60)
+    assert world.states() == {"dead": 1, "waiting": 1}
+    world.receiver.behaviour = 200
+    world.after(120)
+    assert world.receiver.states == [("2", "firing"), ("3", "firing")]
+
+
+def test_a_fault_of_our_own_costs_no_alert(world: World) -> None:
+    class Exhausted:
+        """A courier on a machine that is short of something for a while."""
+
+        tries = 0
+
+        def attempt(self, message_id: str, payload: bytes) -> Judgement:
+            del message_id, payload
+            self.tries += 1
+            if self.tries <= 3:
+                raise RuntimeError("can't start new thread")
+            return Judgement(kind="delivered")
+
+    courier = Exhausted()
+    sender = Sender(world.box, [world.target], report=world.reports.append, courier=lambda _: courier)
+    world.box.put(about(notice(1)))
+    for _ in range(4):
+        sender.run_due()
+        world.clock.advance(30)
+    assert world.states() == {"delivered": 1}
+    assert world.reports == [
+        "hook: not delivered so far: cannot be sent: RuntimeError",
+        "hook: delivered after 3 failed attempts",
+    ]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
@@ -305,6 +349,36 @@ def test_a_secret_that_cannot_be_read_is_waited_for(world: World, tmp_path: Path
     (tmp_path / "token").write_text(f"{SECRET}\n")
     world.after(5)
     assert world.receiver.headers[0]["authorization"] == f"Bearer {SECRET}"
+
+
+@pytest.mark.parametrize("text", [f"ftp://h/{SECRET}", SECRET, f"http://[::1/{SECRET}", "http://"])
+def test_an_address_that_is_none_is_waited_for(world: World, tmp_path: Path, text: str) -> None:
+    (tmp_path / "url").write_text(text)
+    world.restarted(url=Secret(file=tmp_path / "url"))
+    world.box.put(about(notice(1)))
+    world.after(0)
+    assert world.reports == [
+        f"hook: not delivered so far: {tmp_path}/url: expected an address like https://host:port/path",
+    ]
+    (tmp_path / "url").write_text(world.receiver.url)
+    world.after(5)
+    assert world.states() == {"delivered": 1}
+
+
+def test_authorities_that_come_back_are_used_again(world: World, tmp_path: Path) -> None:
+    authorities, aside = tmp_path / "ca.pem", tmp_path / "ca.bak"
+    shutil.copy(certifi.where(), authorities)
+    world.restarted(ca_file=authorities)
+    world.box.put(about(notice(1)))
+    world.after(0)
+    # Given somebody who puts another file there, and then the same one again
+    authorities.rename(aside)
+    authorities.write_text("no certificate")
+    world.box.put(about(notice(2)))
+    world.after(0)
+    aside.replace(authorities)
+    world.after(5)
+    assert world.states() == {"delivered": 2}
 
 
 def test_no_secret_is_in_the_file_or_in_a_message(receiver: WebhookReceiver, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOOK_KEY", KEY)
     (tmp_path / "key").write_text(f"{KEY}\n")
     (tmp_path / "login").write_text(f"me:{SECRET}\n")
+    (tmp_path / "foreign").write_text(f"{SECRET} für alle")
     (tmp_path / "ca.pem").write_text("")
 
 
@@ -80,6 +81,7 @@ ONE = '[[target]]\nname = "a"\n'
         ("[webhook]\n", "unknown field `webhook`"),
         ("[[target]]\nurl = 'http://h/'", "target[0]: Object missing required field `name`"),
         ("[[target]]\nname = '../x'\nurl = 'http://h/'", "target[0].name"),
+        ('[[target]]\nname = "x\\n"\nurl = "http://h/"', "target[0].name"),
         (f"{ONE}url = 'http://h/'\n{ONE}url = 'http://h/'", "target[1].name: 'a' is the name of another target"),
         (ONE, "target[0].url: give exactly one of url, url_env, url_file"),
         (f"{ONE}url = 'http://h/'\nurl_env = 'HOOK_URL'", "target[0].url: give exactly one"),
@@ -95,10 +97,14 @@ ONE = '[[target]]\nname = "a"\n'
         (f"{ONE}url = 'http://h/'\nsecrets = [{{}}]", "target[0].secrets[0]: give either env or file"),
         (f"{ONE}url = 'http://h/'\nsecrets = ['{KEY}']", "target[0].secrets[0]: Expected `object`, got `str`"),
         (f"{ONE}url = 'http://h/'\nbearer = {{file = 'nowhere'}}", "target[0].bearer"),
+        (f"{ONE}url = 'http://h/'\nbearer = {{file = 'foreign'}}", "target[0].bearer"),
+        (f'{ONE}url_file = "a\\u0000b"', "which no path, address or name may"),
+        ('[[target]]\n"\\u0000" = [{a = 1}]', "which no path, address or name may"),
         (f"{ONE}url = 'http://h/'\nbasic = {{file = 'key'}}", "target[0].basic"),
         (f"{ONE}url = 'http://h/'\nbasic = {{file = 'login'}}\nbearer = {{file = 'key'}}", "there is a bearer already"),
         (f"{ONE}url = 'http://h/'\nrate_limit = 'often'", "target[0].rate_limit: 'often' is no rate"),
         (f"{ONE}url = 'http://h/'\nrate_limit = '0/s'", "target[0].rate_limit"),
+        (f"{ONE}url = 'http://h/'\nrate_limit = '1/000s'", "target[0].rate_limit"),
         (f"{ONE}url = 'http://h/'\nretry_for = '-1s'", "target[0].retry_for"),
         (f"{ONE}url = 'http://h/'\ntimeout = '1h'", "target[0].timeout: at most 60s"),
         (f"{ONE}url = 'http://h/'\nca_file = 'nowhere'", "target[0].ca_file"),

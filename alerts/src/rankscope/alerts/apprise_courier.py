@@ -62,7 +62,8 @@ class AppriseCourier:
         order = {"url": url, **text_message(payload)}
         try:
             done = subprocess.run(
-                [sys.executable, "-c", _CHILD],
+                # -P: a module of its name in the current folder is not Apprise.
+                [sys.executable, "-P", "-c", _CHILD],
                 input=msgspec.json.encode(order),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import ssl
 import urllib.request
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rankscope.alerts.egress import EgressError, named_by_operator, resolve
+from rankscope.runs.errors import InputError, MissingError
 
 CONNECT_S: Final = 5.0
 TIMEOUT: Final = httpx.Timeout(10.0, connect=CONNECT_S)
@@ -23,31 +23,35 @@ _LIMITS: Final = httpx.Limits(max_keepalive_connections=0)
 
 
 class PinnedTransport(httpx.BaseTransport):
-    """Resolves a host once, has every address checked, and connects to one that passed.
+    """Resolves a host once, has every address checked, and connects to one that passed. TLS is for the name all the same."""
 
-    ``check`` gets host and address and raises ``EgressError``. TLS is for the name all the same.
-    """
-
-    def __init__(self, inner: httpx.BaseTransport, *, check: Callable[[str, str], None] = named_by_operator) -> None:
+    def __init__(self, inner: httpx.BaseTransport) -> None:
         self._inner = inner
-        self._check = check
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send it to the first address that takes connections. Raises ``httpx.ConnectError`` where there is none."""
+        """Send it to the first address that takes connections. Raises ``httpx.ConnectError`` where there is none.
+
+        All of them together have the time that one has to connect.
+        """
         url = request.url
         host = url.raw_host.decode("ascii")
         port = url.port or {"http": 80, "https": 443}[url.scheme]
-        timeout_s = float(request.extensions.get("timeout", {}).get("connect") or CONNECT_S)
+        asked = request.extensions.get("timeout", {})
+        timeout_s = float(asked.get("connect") or CONNECT_S)
         try:
             addresses = resolve(host, port, timeout_s=timeout_s)
             for address in addresses:
-                self._check(host, address)
+                named_by_operator(host, address)
         except EgressError as error:
             raise httpx.ConnectError(str(error), request=request) from error
         refused: httpx.TransportError | None = None
         for address in addresses:
             request.url = url.copy_with(host=address)
-            request.extensions = {**request.extensions, "sni_hostname": host}
+            request.extensions = {
+                **request.extensions,
+                "sni_hostname": host,
+                "timeout": {**asked, "connect": timeout_s / len(addresses)},
+            }
             try:
                 return self._inner.handle_request(request)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -60,27 +64,26 @@ class PinnedTransport(httpx.BaseTransport):
 
 
 def http_client(
-    url: str | None = None, *, timeout: httpx.Timeout = TIMEOUT, ca_file: Path | None = None, proxy: str | None = None
+    url: str, *, timeout: httpx.Timeout = TIMEOUT, ca_file: Path | None = None, proxy: str | None = None
 ) -> httpx.Client:
     """A client for ``url``. ``ca_file``: whom to trust instead of the usual authorities (``SSL_CERT_FILE`` is honoured without).
 
     ``proxy``: its address, ``""`` for none; without it ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` are
-    honoured. Through a proxy it is the proxy that resolves names. Raises ``OSError`` for an unusable ``ca_file``.
+    honoured. Through a proxy it is the proxy that resolves names. Raises ``OSError`` for an unusable ``ca_file``, ``InputError``
+    and ``MissingError`` for an unusable proxy.
     """
     for library in ("httpx", "httpcore"):
         # Their lines quote addresses, whatever the level that somebody set for all.
         logging.getLogger(library).setLevel(logging.WARNING)
-    through = (proxy_for(url) if proxy is None else proxy) if url is not None else None
+    through = proxy_for(url) if proxy is None else proxy
     if ca_file is not None:
         context = ssl.create_default_context(cafile=str(ca_file))
-    elif (through or url or "https:").startswith("http:") and (url or "").startswith("http:"):
+    elif url.startswith("http:") and (not through or through.startswith("http:")):
         # Loading the authorities takes long. Without any, nothing is trusted.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     else:
         context = httpx.create_ssl_context()
-    transport = httpx.HTTPTransport(
-        verify=context, limits=_LIMITS, trust_env=False, proxy=httpx.Proxy(through) if through else None
-    )
+    transport = _transport(context, through)
     return httpx.Client(
         transport=transport if through else PinnedTransport(transport),
         timeout=timeout,
@@ -88,6 +91,16 @@ def http_client(
         trust_env=False,
         headers={"User-Agent": "rankscope"},
     )
+
+
+def _transport(context: ssl.SSLContext, proxy: str) -> httpx.HTTPTransport:
+    try:
+        through = httpx.Proxy(proxy) if proxy else None
+        return httpx.HTTPTransport(verify=context, limits=_LIMITS, trust_env=False, proxy=through)
+    except ImportError as error:
+        raise MissingError("a SOCKS proxy needs a package that is not installed; run: pip install 'httpx[socks]'") from error
+    except (ValueError, httpx.InvalidURL) as error:  # whose words may quote a password
+        raise InputError("the environment's proxy", "expected an address like http://host:port") from error
 
 
 def proxy_for(url: str) -> str:

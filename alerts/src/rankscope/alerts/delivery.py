@@ -37,11 +37,18 @@ class Delivery:
     """Delivers to all receivers; one that fails or is slow holds up nobody else and is tried again at a later evaluation.
 
     A receiver that failed is tried at the next evaluation, then with pauses that start at ``retry_after_s`` and double up to
-    two minutes.
+    two minutes. ``elapsed``: seconds of a clock that is never set.
     """
 
-    def __init__(self, receivers: Sequence[Receiver], *, retry_after_s: float, report: Callable[[str], None]) -> None:
-        self._lines = [_Line(receiver, retry_after_s=retry_after_s, report=report) for receiver in receivers]
+    def __init__(
+        self,
+        receivers: Sequence[Receiver],
+        *,
+        retry_after_s: float,
+        report: Callable[[str], None],
+        elapsed: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lines = [_Line(receiver, retry_after_s=retry_after_s, report=report, elapsed=elapsed) for receiver in receivers]
 
     def deliver(self, ledger: Ledger, *, now_unix_ns: int, wait_s: float = WAIT_S) -> None:
         """Send what is due, wait so long for what comes of it, then drop from the ledger what everybody knows."""
@@ -70,16 +77,19 @@ class Delivery:
 class _Line:
     """What goes to one receiver."""
 
-    def __init__(self, receiver: Receiver, *, retry_after_s: float, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, receiver: Receiver, *, retry_after_s: float, report: Callable[[str], None], elapsed: Callable[[], float]
+    ) -> None:
         self.receiver = receiver
         self._retry_after_s = retry_after_s
         self._report = report
+        self._elapsed = elapsed
         self._background = Background(f"rankscope-deliver-{receiver.key}")
         self._sending: list[tuple[Entry, Status, str]] = []
-        self._began_unix_ns = 0
-        self._sent_unix_ns: dict[str, int] = {}
+        self._began_s = 0.0
+        self._sent_s: dict[str, float] = {}
         self._failures = 0
-        self._not_before_unix_ns = 0
+        self._not_before_s: float | None = None
         self._last_error: str | None = None
 
     @property
@@ -89,13 +99,14 @@ class _Line:
 
     def begin(self, ledger: Ledger, now_unix_ns: int) -> None:
         """Send what is due, unless something is being sent, or the receiver is left alone."""
-        if self.busy or now_unix_ns < self._not_before_unix_ns:
+        now_s = self._elapsed()
+        if self.busy or (self._not_before_s is not None and now_s < self._not_before_s):
             return
-        due = [entry for entry in ledger.entries if _news(entry, self.receiver) or self._stale(entry, now_unix_ns)]
+        due = [entry for entry in ledger.entries if _news(entry, self.receiver) or self._stale(entry, now_s)]
         if not due:
             return
         self._sending = [(entry, "firing" if entry.track.state == "firing" else "resolved", entry.revision) for entry in due]
-        self._began_unix_ns = now_unix_ns
+        self._began_s = now_s
         # Made here: the thread must not look at entries that an evaluation changes.
         notices = [entry.notice() for entry in due]
         self._background.begin(partial(self.receiver.send, notices, now_unix_ns=now_unix_ns))
@@ -116,23 +127,24 @@ class _Line:
         for entry, status, revision in self._sending:
             entry.told[self.receiver.key] = status
             entry.knows[self.receiver.key] = revision
-            self._sent_unix_ns[entry.fingerprint] = self._began_unix_ns
+            self._sent_s[entry.fingerprint] = self._began_s
         self._worked()
 
     def forget_all_but(self, fingerprints: set[str]) -> None:
         """Nothing else is followed any more."""
-        self._sent_unix_ns = {sent: when for sent, when in self._sent_unix_ns.items() if sent in fingerprints}
+        self._sent_s = {sent: when for sent, when in self._sent_s.items() if sent in fingerprints}
 
-    def _stale(self, entry: Entry, now_unix_ns: int) -> bool:
+    def _stale(self, entry: Entry, now_s: float) -> bool:
         if self.receiver.resend_after_s is None or entry.track.state != "firing":
             return False
         # Unknown after a restart: send again, it does no harm.
-        return now_unix_ns - self._sent_unix_ns.get(entry.fingerprint, 0) >= self.receiver.resend_after_s * 1e9
+        sent_s = self._sent_s.get(entry.fingerprint)
+        return sent_s is None or now_s - sent_s >= self.receiver.resend_after_s
 
     def _failed(self, reason: str) -> None:
         pause_s = min(LONGEST_PAUSE_S, self._retry_after_s * (2 ** min(self._failures, 16) - 1))
         self._failures += 1
-        self._not_before_unix_ns = self._began_unix_ns + int(pause_s * 1e9)
+        self._not_before_s = self._began_s + pause_s
         if self._last_error != reason:
             self._last_error = reason
             self._report(f"{self.receiver.name}: not delivered so far: {reason}")
@@ -142,7 +154,7 @@ class _Line:
             self._report(f"{self.receiver.name}: delivered after {self._failures} failed evaluations")
         self._last_error = None
         self._failures = 0
-        self._not_before_unix_ns = 0
+        self._not_before_s = None
 
 
 def _news(entry: Entry, receiver: Receiver) -> bool:

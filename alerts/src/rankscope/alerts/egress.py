@@ -1,7 +1,8 @@
-"""Where we may connect to: what the operator named, never what arrived in data, and never the cloud's metadata by a name.
+"""Where we may connect to: what the operator named, and never the cloud's metadata by a name.
 
-Names are resolved once and the address that was checked is the one that is connected to, so that a name which says something
-else the second time gains nothing. Needs no extra.
+An address that arrives in data is passed on as text and asked by nobody, so there is no rule for it. Names are resolved once and
+the address that was checked is the one that is connected to, so that a name which says something else the second time gains
+nothing. Needs no extra.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ import ipaddress
 import queue
 import socket
 import threading
-from collections.abc import Collection
 from typing import Final
-from urllib.parse import urlsplit
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -37,27 +36,6 @@ def named_by_operator(host: str, address: str) -> None:
         raise EgressError(
             f"{host} leads to {address}, which is link-local or a cloud's metadata; name the address itself to allow it"
         )
-
-
-def found_in_data(url: str, address: str | None = None, *, allowed: Collection[str] = ()) -> None:
-    """Whether a URL that arrived in data may be asked: only if its host is one of ``allowed``, and its address a public one.
-
-    ``allowed``: hosts, ``*.example.com`` for those below. Call it with the address, too, before connecting. Raises
-    ``EgressError``.
-    """
-    try:
-        parts = urlsplit(url)
-        host = (parts.hostname or "").rstrip(".").lower()
-    except ValueError:
-        raise EgressError("not an address") from None
-    if parts.scheme not in ("http", "https") or not host:
-        raise EgressError("only http and https can be asked")
-    if not any(host == one.lower() or (one.startswith("*.") and host.endswith(one[1:].lower())) for one in allowed):
-        raise EgressError(f"{host} arrived in data and is not allow-listed")
-    literal = _literal(host)
-    for text in (str(literal) if literal is not None else None, address):
-        if text is not None and not all(inner.is_global and not inner.is_multicast for inner in _meant(text)):
-            raise EgressError(f"{host} leads to {text}, which is not a public address")
 
 
 def resolve(host: str, port: int, *, timeout_s: float) -> list[str]:

@@ -118,15 +118,14 @@ class Ledger(msgspec.Struct, kw_only=True):
         policy: Policy,
         unknown: Collection[int] = (),
         of: Collection[str] | None = None,
-    ) -> list[Entry]:
-        """Take in one evaluation of a run; returns the entries that fired or resolved by it.
+    ) -> None:
+        """Take in one evaluation of a run.
 
         ``unknown``: ranks that it could tell nothing of. What is followed of them stays as it is unless it was found. ``of``:
         names of the alerts that it was about; ``None``: all.
         """
         silent = {str(rank) for rank in unknown}
         present = {candidate.fingerprint: candidate for candidate in found}
-        changed: list[Entry] = []
         followed = {
             entry.fingerprint: entry
             for entry in self.entries
@@ -154,9 +153,6 @@ class Ledger(msgspec.Struct, kw_only=True):
                 entry.starts_at_unix_ns = now_unix_ns
                 entry.finding = present[key].finding
                 self._drop_overtaken(entry)
-            if track.state != before:
-                changed.append(entry)
-        return [entry for entry in changed if entry.track.state != "pending"]
 
     def resolve(
         self, run: str, *, now_unix_ns: int, because: str, of: Collection[str] | None = None, but: Collection[str] = ()
@@ -170,10 +166,10 @@ class Ledger(msgspec.Struct, kw_only=True):
         ]
         dropped = {id(entry) for entry in meant if entry.track.state == "pending"}
         self.entries = [entry for entry in self.entries if id(entry) not in dropped]
-        ended = [entry for entry in meant if entry.track.state == "firing"]
-        for entry in ended:
-            entry.track = Track("resolved")
-            entry.ends_at_unix_ns, entry.ended_because = now_unix_ns, because
+        for entry in meant:
+            if entry.track.state == "firing":
+                entry.track = Track("resolved")
+                entry.ends_at_unix_ns, entry.ended_because = now_unix_ns, because
 
     def restart(self, run: str) -> None:
         """Another attempt has begun: what was only pending was about ranks that are gone."""

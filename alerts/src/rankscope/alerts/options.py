@@ -41,7 +41,7 @@ def seconds(text: str) -> float:
 def rate(text: str) -> tuple[int, float]:
     """``30/min``, ``1/10min``: how many in how many seconds. Raises ``ValueError``."""
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{0,6})(s|min|m|h|d)", text)
-    if match is None or match[2] == "0":
+    if match is None or (match[2] and not int(match[2])):
         raise ValueError(f"{text!r} is not a rate such as 1/10min or 30/h")
     return int(match[1]), float(match[2] or 1) * (60.0 if match[3] == "min" else _UNIT_S[match[3]])
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from rankscope.alerts.outbox_file import OutboxError, OutboxFile
 from rankscope.alerts.outbox_result import Listed, State
 
 MAX_WAITING: Final = 50_000
-"""Messages; more are not taken, which is the business of whoever has more."""
+"""Messages for one target; more are not taken, which is the business of whoever has more."""
 
 
 class Outbox:
@@ -39,7 +40,7 @@ class Outbox:
         repair: bool = True,
     ) -> None:
         self.file = OutboxFile(path, report=report, clock=clock, repair=repair)
-        self._wall = wall
+        self.wall = wall
 
     def close(self) -> None:
         """Close the file."""
@@ -49,20 +50,28 @@ class Outbox:
         """The time that attempts are planned by."""
         return self.file.clock()
 
-    def put(self, messages: Iterable[Message]) -> int:
+    def put(self, messages: Sequence[Message]) -> int:
         """Take messages, all or none; they are on the disk when this returns. What was put before is not put again.
 
         Returns how many alerts are to be told by it.
         """
         with self.file.transaction() as database:
-            [[waiting]] = database.execute("SELECT count(*) FROM messages WHERE state = 'waiting'").fetchall()
+            [[total]] = database.execute("SELECT count(*) FROM messages WHERE state = 'waiting'").fetchall()
+            # To count them by target takes longer; with so few in all no target has too many.
+            few = total + len(messages) <= MAX_WAITING
+            waiting: Counter[str] = Counter() if few else Counter(dict(database.execute(_WAITING).fetchall()))
             new = 0
             for message in messages:
-                if waiting >= MAX_WAITING:
-                    raise OutboxError(f"{self.file.name}: {waiting} messages wait already; see rankscope alerts outbox list")
+                if waiting[message.target] >= MAX_WAITING:
+                    raise OutboxError(
+                        f"{self.file.name}: {waiting[message.target]} messages wait for {message.target} already; "
+                        "see rankscope alerts outbox list"
+                    )
                 taken = self._put(database, message)
-                waiting += taken > 0
+                waiting[message.target] += taken > 0
                 new += taken
+            if new:
+                self.file.require_room()
             return new
 
     def listed(self, *, state: State | None = None, target: str | None = None, most: int | None = None) -> list[Listed]:
@@ -96,7 +105,7 @@ class Outbox:
         where, parameters = _where(state="dead", target=target)
         with self.file.transaction() as database:
             found = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
-            chosen = [id_ for (id_,) in found if (ids is None or id_ in ids) and _leave_out_ended(database, id_, self._wall())]
+            chosen = [id_ for (id_,) in found if (ids is None or id_ in ids) and _leave_out_ended(database, id_, self.wall())]
             for id_ in chosen:
                 database.execute("DELETE FROM targets WHERE name = (SELECT target FROM messages WHERE id = ?)", (id_,))
                 database.execute(
@@ -124,13 +133,13 @@ class Outbox:
 
     def _put(self, database: sqlite3.Connection, message: Message) -> int:
         """Returns how many of its alerts are to be told; 0 when all of them were known, or need not be."""
-        fresh = [alert for alert in message.alerts if not _known(database, message.target, alert)]
+        fresh = [alert for alert in dict.fromkeys(message.alerts) if not _known(database, message.target, alert)]
         if not fresh:
             return 0
         unheard = [
             alert
             for alert in fresh
-            if alert.status == "resolved" and drop_beginning(database, message.target, alert, self._wall())
+            if alert.status == "resolved" and drop_beginning(database, message.target, alert, self.wall())
         ]
         told = [alert for alert in fresh if alert not in unheard]
         body = message.body if len(told) == len(message.alerts) else b""
@@ -165,14 +174,16 @@ class Outbox:
         if last is not None and not last[3] and not last[4] and last[2] + alerts <= message.most_alerts:
             both = joined(last[1], body)
             if both is not None:
+                # Nothing in it is out of date, or it would have been taken out: all of it has the time of what came last.
                 database.execute(
-                    "UPDATE messages SET body = ?, alert_count = alert_count + ? WHERE id = ?", (both, alerts, last[0])
+                    "UPDATE messages SET body = ?, alert_count = alert_count + ?, entered_ns = ? WHERE id = ?",
+                    (both, alerts, self.now_ns(), last[0]),
                 )
                 return str(last[0])
         database.execute(
-            "INSERT INTO messages (id, target, group_key, body, most_alerts, alert_count, state, created_unix_ns, entered_ns)"
-            " VALUES (?, ?, ?, ?, ?, ?, 'waiting', ?, ?)",
-            (message.id, message.target, message.group, body, message.most_alerts, alerts, self._wall(), self.now_ns()),
+            "INSERT INTO messages (id, target, group_key, body, alert_count, state, created_unix_ns, entered_ns)"
+            " VALUES (?, ?, ?, ?, ?, 'waiting', ?, ?)",
+            (message.id, message.target, message.group, body, alerts, self.wall(), self.now_ns()),
         )
         return message.id
 
@@ -244,6 +255,7 @@ def _leave_out_ended(database: sqlite3.Connection, id_: str, wall_ns: int) -> bo
     return True
 
 
+_WAITING: Final = "SELECT target, count(*) FROM messages WHERE state = 'waiting' GROUP BY target"
 _LISTED: Final = (
     "SELECT id, target, group_key, state, alert_count, attempts, created_unix_ns, finished_unix_ns, next_attempt_ns, last_error"
     " FROM messages"

@@ -17,7 +17,9 @@ from rankscope.runs.segments import open_regular
 OUTBOX_SCHEMA: Final = "rankscope.outbox/1"
 OUTBOX_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 256 * 2**20
-"""SQLite refuses to let the file grow beyond."""
+"""What is put must not make the file larger."""
+_RESERVE_BYTES: Final = 16 * 2**20
+"""Beyond that, for what is noted of messages that are sent: a full outbox must be able to become empty."""
 LONGEST_WAIT_NS: Final = 3600 * 10**9
 """No attempt is put off for longer, whatever a clock said before the machine was started anew."""
 _PAGE_BYTES: Final = 4096
@@ -32,7 +34,6 @@ CREATE TABLE messages (
   target TEXT NOT NULL,
   group_key TEXT NOT NULL,
   body BLOB NOT NULL,
-  most_alerts INTEGER NOT NULL,
   alert_count INTEGER NOT NULL,
   state TEXT NOT NULL CHECK (state IN ('waiting', 'delivered', 'dead', 'overtaken')),
   created_unix_ns INTEGER NOT NULL,
@@ -111,6 +112,12 @@ class OutboxFile:
         with self._lock, self._translated():
             return self._connection.execute(sql, parameters).fetchall()
 
+    def require_room(self) -> None:
+        """Within a transaction: raises ``OutboxError`` when there is more in the file by now than it may hold."""
+        [[pages]], [[free]] = self.query("PRAGMA page_count"), self.query("PRAGMA freelist_count")
+        if (pages - free) * _PAGE_BYTES > MAX_FILE_BYTES:
+            raise OutboxError(f"{self.name}: holds {MAX_FILE_BYTES >> 20} MiB already; see rankscope alerts outbox list")
+
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
@@ -179,7 +186,7 @@ def _connected(name: str, path: Path | None = None) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {_LARGEST_JOURNAL_BYTES}")
-        connection.execute(f"PRAGMA max_page_count = {MAX_FILE_BYTES // _PAGE_BYTES}")
+        connection.execute(f"PRAGMA max_page_count = {(MAX_FILE_BYTES + _RESERVE_BYTES) // _PAGE_BYTES}")
         connection.execute("BEGIN IMMEDIATE")
         if not _tables(connection):
             for statement in _TABLES.split(";"):

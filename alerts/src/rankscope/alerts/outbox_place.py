@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
+
+from rankscope.alerts.state_home import state_home
 
 _SUFFIX: Final = ".outbox"
 
@@ -15,9 +16,8 @@ def outbox_file(state: Path) -> Path:
 
 
 def outbox_files() -> list[Path]:
-    """All outboxes under ``$XDG_STATE_HOME/rankscope`` and in the folders there (the receiver's), by name."""
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    folder = Path(base).expanduser() / "rankscope"
+    """All outboxes among what is kept, and in the folders there (the receiver's), by name."""
+    folder = state_home()
     try:
         return sorted(path for pattern in ("*", "*/*") for path in folder.glob(f"{pattern}{_SUFFIX}"))
     except OSError:

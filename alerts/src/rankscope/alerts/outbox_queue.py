@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -46,11 +45,11 @@ class Outcome:
 class OutboxQueue:
     """What the one process that sends does with an outbox. Raises ``OutboxError``; then nothing has been changed."""
 
-    def __init__(self, outbox: Outbox, *, wall: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, outbox: Outbox) -> None:
         self._file = outbox.file
-        self._wall = wall
+        self._wall = outbox.wall
 
-    def claim(self, target: str, *, now_ns: int, most: int, probe: bool, leave_out: Collection[str] = ()) -> list[Claimed]:
+    def claim(self, target: str, *, now_ns: int, most: int, probe: bool) -> list[Claimed]:
         """Messages of a target that are due, oldest first; from now on each counts as perhaps heard.
 
         No message overtakes an earlier one of its group. ``probe``: one only, and the one that was tried least.
@@ -64,11 +63,11 @@ class OutboxQueue:
             f" AND earlier.sequence < message.sequence {earlier}) ORDER BY {order} LIMIT ?"
         )
         # Looked at first without a transaction: mostly there is nothing.
-        parameters = (target, now_ns, *(() if probe else (now_ns,)), most + len(leave_out))
+        parameters = (target, now_ns, *(() if probe else (now_ns,)), most)
         if not self._file.query(sql, parameters):
             return []
         with self._file.transaction() as database:
-            rows = [row for row in database.execute(sql, parameters).fetchall() if row[0] not in leave_out][:most]
+            rows = database.execute(sql, parameters).fetchall()
             database.executemany(
                 "UPDATE messages SET attempts = attempts + 1, uncertain = 1 WHERE id = ?", [(row[0],) for row in rows]
             )

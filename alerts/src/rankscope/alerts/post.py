@@ -11,6 +11,7 @@ import httpx
 
 from rankscope.alerts.deadline import Deadline
 from rankscope.alerts.redacted import plain_words
+from rankscope.alerts.retrying import judge_status
 
 ATTEMPT_S: Final = 10.0
 """For one attempt from beginning to end, however many reads it takes."""
@@ -62,13 +63,9 @@ def post(
 
 def post_json(client: httpx.Client, url: str, body: bytes, *, attempt_s: float = ATTEMPT_S) -> None:
     """POST ``body`` once; returns when it was accepted (2xx). Raises ``DeliveryError``."""
-    answer = post(client, url, body, attempt_s=attempt_s)
-    if httpx.codes.is_success(answer.status):
-        return
-    if httpx.codes.is_redirect(answer.status):
-        raise DeliveryError(f"answered {answer.status}; redirects are not followed")
-    busy = answer.status == httpx.codes.TOO_MANY_REQUESTS or httpx.codes.is_server_error(answer.status)
-    raise DeliveryError(f"answered {answer.status}" if busy else f"refused with {answer.status}")
+    judgement = judge_status(post(client, url, body, attempt_s=attempt_s).status)
+    if judgement.kind != "delivered":
+        raise DeliveryError(judgement.reason)
 
 
 def receiver_key(kind: str, url: str) -> str:

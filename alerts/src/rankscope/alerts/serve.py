@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,6 +21,7 @@ RESPONSE_DEADLINE_S: Final = 30.0
 KEEP_ALIVE_S: Final = 5
 STOP_S: Final = 2
 """Requests still running after a signal get this long."""
+MOST_CONNECTIONS: Final = 64
 
 
 class DeadlineProtocol(H11Protocol):
@@ -42,6 +43,9 @@ class DeadlineProtocol(H11Protocol):
 
     def handle_events(self) -> None:
         """A complete request head has to be followed by its body, and by a response that is read."""
+        if len(self.connections) > MOST_CONNECTIONS:
+            # The server's own limit would not say when to come again.
+            self.app = _full
         cycle = self.cycle
         super().handle_events()
         if self.cycle is not cycle:
@@ -63,6 +67,19 @@ class DeadlineProtocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+
+async def _full(_scope: object, _receive: object, send: Callable[[Any], Awaitable[None]]) -> None:
+    """Answer one request of a connection too many, and end that."""
+    body = b"busy: too many connections; try again\n"
+    headers = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+        (b"retry-after", b"%d" % KEEP_ALIVE_S),
+    ]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def serve(
@@ -89,7 +106,6 @@ def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,  # who says to be sending for another may say anything
-        limit_concurrency=64,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_S,
         ssl_certfile=None if certificate is None else certificate[0],

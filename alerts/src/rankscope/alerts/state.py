@@ -12,6 +12,7 @@ import msgspec
 
 from rankscope.alerts.ledger import LEDGER_SCHEMA, Ledger
 from rankscope.alerts.lock_file import lock_file
+from rankscope.alerts.state_home import state_home
 from rankscope.runs.errors import InputError
 from rankscope.runs.segments import open_regular
 from rankscope.runs.writer import write_record
@@ -20,10 +21,9 @@ _BEGINNING: Final = b'{"schema":"rankscope.alerts-state/'
 
 
 def default_state_file(watched: Path) -> Path:
-    """``$XDG_STATE_HOME/rankscope/alerts-….json``, one per watched folder (``~/.local/state`` when the variable is not set)."""
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    """``alerts-….json`` among what is kept, one per watched folder."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(watched))).hexdigest()[:16]
-    return Path(base).expanduser() / "rankscope" / f"alerts-{name}.json"
+    return state_home() / f"alerts-{name}.json"
 
 
 def load_ledger(path: Path, *, report: Callable[[str], None]) -> Ledger:

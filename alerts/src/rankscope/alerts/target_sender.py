@@ -89,8 +89,7 @@ class TargetSender:
         most = int(min(BATCH, self._bucket.available(now)))
         if most < 1:
             return 0
-        left_out = {outcome.message.id for outcome in self._unrecorded}
-        batch = self._queue.claim(self.target.name, now_ns=now, most=most, probe=probe, leave_out=left_out)
+        batch = self._queue.claim(self.target.name, now_ns=now, most=most, probe=probe)
         attempts = self._send(batch)
         if batch:
             self._record()
@@ -122,9 +121,11 @@ class TargetSender:
     def _attempt(self, message: Claimed) -> Judgement:
         try:
             return self._courier.attempt(message.id, message.body)
+        except msgspec.DecodeError:
+            return Judgement(kind="dead", reason="cannot be sent: not to be read")
         except Exception as error:  # noqa: BLE001 - a fault of ours in one message must not end the sending of the others
-            kind = "not to be read" if isinstance(error, msgspec.DecodeError) else type(error).__name__
-            return Judgement(kind="dead", reason=f"cannot be sent: {kind}")
+            # It may be this machine that is short of something: in a while it may work.
+            return Judgement(kind="retry", reason=f"cannot be sent: {type(error).__name__}", heard=True)
 
     def _take_in(self, message: Claimed, judgement: Judgement) -> None:
         match judgement.kind:

@@ -18,7 +18,7 @@ from rankscope.alerts.target import ATTEMPT_S, Rate, Target, TemplateName
 from rankscope.alerts.toml_file import converted, read_toml
 from rankscope.runs.errors import InputError
 
-_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
 _PAGERDUTY: Final = "https://events.pagerduty.com/v2/enqueue"
 _RATES: Final[dict[TemplateName, str]] = {"slack": "1/s", "teams": "1/s", "pagerduty": "120/min"}
 """What these services take for good; nobody else is known to need one."""
@@ -88,7 +88,7 @@ def _target(entry: _TargetEntry, folder: Path, taken: set[str]) -> Target:
         url=url,
         template=entry.template,
         secrets=tuple(_signing(number, place, folder) for number, place in enumerate(entry.secrets)),
-        bearer=None if entry.bearer is None else _secret("bearer", entry.bearer, folder),
+        bearer=None if entry.bearer is None else _bearer(entry.bearer, folder),
         basic=basic,
         routing_key=None if entry.routing_key is None else _secret("routing_key", entry.routing_key, folder),
         retry_for_s=_seconds("retry_for", entry.retry_for, RETRY_FOR_S),
@@ -116,6 +116,13 @@ def _signing(number: int, place: SecretPlace, folder: Path) -> Secret:
         parse_secret(_read(f"secrets[{number}]", secret))
     except SecretError as error:
         raise _WrongError(f"secrets[{number}]", f"{secret.where}: {error}") from error
+    return secret
+
+
+def _bearer(place: SecretPlace, folder: Path) -> Secret:
+    secret = _secret("bearer", place, folder)
+    if not _read("bearer", secret).isascii():
+        raise _WrongError("bearer", f"{secret.where}: a header takes ASCII only")
     return secret
 
 

@@ -26,11 +26,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     if len(content) > MOST_BYTES:
         raise InputError(path, "more than 1 MiB: this is no file of settings")
     try:
-        return tomllib.loads(content.decode())
+        found = tomllib.loads(content.decode())
     except UnicodeDecodeError as error:
         raise InputError(path, "not UTF-8", place=f"byte {error.start}") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(path, f"not TOML: {error}") from error
+    if _has_nul(found):
+        raise InputError(path, "a text in it holds \\u0000, which no path, address or name may")
+    return found
+
+
+def _has_nul(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_nul, (*value, *value.values())))
+    return any(map(_has_nul, value)) if isinstance(value, list) else isinstance(value, str) and "\0" in value
 
 
 def converted(path: Path, value: object, kind: type[_T], *, section: str = "") -> _T:

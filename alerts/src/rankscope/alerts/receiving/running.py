@@ -31,6 +31,7 @@ from rankscope.alerts.receiving.worker import Policy, Worker
 from rankscope.alerts.secret import SecretPlace, SecretUnavailableError
 from rankscope.alerts.serve import serve as serve_app
 from rankscope.alerts.signing import SecretError, parse_secret
+from rankscope.alerts.state_home import state_home
 from rankscope.runs.errors import InputError
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9099"
@@ -84,7 +85,7 @@ def settings(
     if config.actions and not folders:
         raise click.UsageError("there are actions, and no runs to ask: name folders of runs with --runs")
     if state is None and file is not None:
-        state = default_state() if receive.state is None else folder / receive.state
+        state = state_home() / "receiver" if receive.state is None else folder / receive.state
     return Settings(
         config=config,
         config_file=file,
@@ -95,11 +96,6 @@ def settings(
         state=state,
         out=out,
     )
-
-
-def default_state() -> Path:
-    """``$XDG_STATE_HOME/rankscope/receiver`` (``~/.local/state`` when the variable is not set)."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "rankscope" / "receiver"
 
 
 class Receiving:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
-
 from rankscope.alerts.message import cut
 from rankscope.alerts.payload import Payload
 from rankscope.alerts.templates.facts import facts, fitted
@@ -24,17 +22,16 @@ _MOST_OF_NAME: Final = 255
 
 def pagerduty(payload: bytes, routing_key: str) -> bytes:
     """The event for a payload of one alert."""
-    key = msgspec.json.decode(payload, type=Payload).alerts[0].fingerprint
-    return fitted(lambda part, cap: _event(part, cap, key, routing_key), payload)
+    return fitted(lambda part, cap: _event(part, cap, routing_key), payload)
 
 
-def _event(payload: Payload, cap: int, dedup_key: str, routing_key: str) -> dict[str, Any]:
+def _event(payload: Payload, cap: int, routing_key: str) -> dict[str, Any]:
     alert = payload.alerts[0]
     told = facts(alert, cap)
     event: dict[str, Any] = {
         "routing_key": routing_key,
         "event_action": "resolve" if told.status == "resolved" else "trigger",
-        "dedup_key": cut(dedup_key, _MOST_OF_NAME),
+        "dedup_key": cut(alert.fingerprint, _MOST_OF_NAME),
     }
     if told.status == "resolved":
         return event
@@ -50,8 +47,7 @@ def _event(payload: Payload, cap: int, dedup_key: str, routing_key: str) -> dict
         "component": cut(place.get("GPU") or f"rank {place.get('rank', 'unknown')}", _MOST_OF_NAME),
         "group": cut(place.get("run", ""), _MOST_OF_NAME),
         "class": cut(told.name, _MOST_OF_NAME),
-        "custom_details": {name: text for name, text in details.items() if text}
-        | ({"simulated": "true"} if told.simulated else {}),
+        "custom_details": {name: text for name, text in details.items() if text},
     }
     event["client"] = "rankscope"
     event["links"] = [{"href": address, "text": words} for words, address in told.links]
