@@ -183,10 +183,7 @@ class ReceiverApp:
     def _keep(self, body: bytes, key: str | None) -> bool:
         now = self._clock()
         try:
-            if self._out is not None:
-                with self._out.open("ab") as file:
-                    file.write(msgspec.json.encode(Received(received_unix_ns=now, payload=msgspec.Raw(body))) + b"\n")
-            new = self._inbox.accept(body, key=key, now_unix_ns=now)
+            new = self._inbox.accept(body, key=key, now_unix_ns=now, also=lambda: self._append(body, now))
         except BusyError as error:
             raise _Refused(503, "busy", f"busy: {error}; try again", _later(10)) from error
         except InboxError as error:
@@ -197,6 +194,11 @@ class ReceiverApp:
             raise _Refused(503, "not_stored", "cannot store the delivery", _later(5)) from error
         self._writable = True
         return new
+
+    def _append(self, body: bytes, now_unix_ns: int) -> None:
+        if self._out is not None:
+            with self._out.open("ab") as file:
+                file.write(msgspec.json.encode(Received(received_unix_ns=now_unix_ns, payload=msgspec.Raw(body))) + b"\n")
 
     def _troubled(self, what: str) -> None:
         self._failed_s = time.monotonic()

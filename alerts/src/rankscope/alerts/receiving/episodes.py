@@ -60,7 +60,8 @@ def next_episode(
     if known is None:
         return fresh, "change" if status == "firing" else None
     if status == "resolved":
-        if known.status == "resolved" or starts_unix_ns < known.starts_unix_ns - LATE_S * 1e9:
+        # An end that does not say of what is that of the one we know.
+        if known.status == "resolved" or 0 < starts_unix_ns < known.starts_unix_ns - LATE_S * 1e9:
             return known, None
         return msgspec.structs.replace(known, status="resolved", changed_unix_ns=now_unix_ns), "change"
     if known.status == "resolved":
