@@ -23,6 +23,7 @@ from rankscope.alerts.receiving.facts import Facts
 from rankscope.alerts.receiving.forwarding import Forwarding
 from rankscope.alerts.receiving.inbox import Inbox
 from rankscope.alerts.receiving.known_runs import KnownRuns, RunName, UnknownRunError
+from rankscope.alerts.receiving.late_verdicts import LateVerdicts
 from rankscope.alerts.receiving.notification import MAX_ALERTS, read_notification, unix_ns
 from rankscope.alerts.receiving.running import ways
 from rankscope.alerts.receiving.worker import Policy, Worker
@@ -67,6 +68,11 @@ class Heard:
         self.now_s += after_s
         body = msgspec.json.encode({"version": "4", "status": "firing", "alerts": alerts})
         assert self.inbox.accept(body, key=None, now_unix_ns=int(self.now_s * S))
+        return self.wait(0)
+
+    def wait(self, after_s: float) -> list[tuple[str, dict[str, str]]]:
+        """What ``chat`` gets without another delivery."""
+        self.now_s += after_s
         while self.worker.run_due():
             pass
         self.delivered.clear()
@@ -123,6 +129,11 @@ def test_the_end_of_what_nobody_heard_of_is_not_told(heard: Heard) -> None:
     assert heard.hear(heard.alert("resolved")) == []
 
 
+def test_an_end_that_does_not_say_of_what_is_an_end(heard: Heard) -> None:
+    heard.hear(heard.alert())
+    assert [status for status, _ in heard.hear(heard.alert("resolved") | {"startsAt": ""}, after_s=60)] == ["resolved"]
+
+
 def test_of_one_delivery_with_an_alert_twice_the_last_counts(heard: Heard) -> None:
     heard.hear(heard.alert(), heard.alert("resolved", starts=900_001))
     episode = heard.inbox.episode(fingerprint(STRAGGLER))
@@ -167,6 +178,51 @@ def test_an_alert_waits_for_a_verdict_and_not_for_long(heard: Heard) -> None:
     assert {alert["labels"]["run_id"] for alert in without} == {str(number) for number in range(1, 70)}
 
 
+VERDICT = Facts(run_id="r1", verdict=Verdict(kind="straggler", rank=1, cause="input", summary="Rank 1 waits for its data."))
+
+
+@pytest.fixture
+def late(heard: Heard) -> dict[str, Facts | None]:
+    """What is known of runs by id, which the test changes; nothing at first."""
+    known: dict[str, Facts | None] = {}
+    analyst: Any = SimpleNamespace(facts=lambda named: known.get(named.run_id))
+    heard.worker._analyst = analyst
+    forwarding: Any = heard.worker._forwarding
+    heard.worker._late = LateVerdicts(
+        heard.inbox, analyst, forwarding, counters=Counters(), dashboard_url=None, clock=lambda: int(heard.now_s * S)
+    )
+    return known
+
+
+def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: Heard, late: dict[str, Facts | None]) -> None:
+    heard.hear(heard.alert())
+    ((status, first),) = heard.wait(20)
+    assert (status, first["no_verdict"]) == ("firing", "the run was not analysed within 20 s; it follows")
+    assert heard.wait(60) == []
+    late["r1"] = VERDICT
+    ((status, follow_up),) = heard.wait(1)
+    assert (status, follow_up["verdict"], follow_up["cause"]) == ("firing", "Rank 1 waits for its data.", "input")
+    assert "no_verdict" not in follow_up
+    assert heard.wait(60) == []
+    assert heard.inbox.verdicts_owed() == []
+
+
+def test_nothing_follows_an_alert_that_is_over_nor_without_a_verdict_nor_after_long(
+    heard: Heard, late: dict[str, Facts | None]
+) -> None:
+    for run in ("over", "damaged", "slow", "full"):
+        heard.hear(heard.alert(run_id=run))
+    late["full"] = Facts(problem="alerts about too many runs arrived at once", late=True)
+    assert len(heard.wait(20)) == 4
+    heard.hear(heard.alert("resolved", run_id="over"))
+    late["over"], late["damaged"] = VERDICT, Facts(problem="it is damaged")
+    assert heard.wait(1) == []
+    assert [action.run_id for action in heard.inbox.verdicts_owed()] == ["slow", "full"]
+    late["slow"] = late["full"] = VERDICT
+    assert heard.wait(3600) == []
+    assert heard.inbox.verdicts_owed() == []
+
+
 @pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
 def test_people_are_told_the_verdict_and_what_was_asked(name: TemplateName) -> None:
     heard = Heard(CAPTURE)
@@ -189,6 +245,7 @@ def test_people_are_told_the_verdict_and_what_was_asked(name: TemplateName) -> N
 
 
 CAPTURE = ActionRule(alert="TrainingStraggler", do="capture", at_most="1/10min per run", at_most_overall="2/1h")
+DUMP = ActionRule(alert="TrainingStraggler", do="dump")
 
 
 def test_a_capture_is_wanted_once_in_an_episode() -> None:
@@ -215,6 +272,29 @@ def test_captures_are_so_many_per_run_and_in_all() -> None:
     assert asked[1].endswith("at most 2/1h")
     # later there is room again
     ((_, words),) = heard.hear(heard.alert(run_id="e"), after_s=3601)
+    assert "follows" in words["capture_asked"]
+
+
+def test_two_rules_of_a_kind_ask_once() -> None:
+    heard = Heard(CAPTURE, ActionRule(alert="TrainingStraggler", do="capture", steps=9), DUMP)
+    heard.hear(heard.alert())
+    assert [(action.kind, action.steps) for action in heard.inbox.actions("wanted")] == [("capture", 3), ("dump", 3)]
+
+
+def test_a_run_is_one_run_to_the_limits_whatever_alerts_call_it() -> None:
+    heard = Heard(CAPTURE)
+    heard.worker._analyst = SimpleNamespace(facts=lambda _: Facts(run_id="r1", problem="damaged"))  # type: ignore[assignment]
+    ((_, first),) = heard.hear(heard.alert(run_id=""))
+    ((_, second),) = heard.hear(heard.alert(run=""))
+    assert "follows" in first["capture_asked"]
+    assert second["capture_asked"] == "no, for there were enough lately: at most 1/10min per run"
+
+
+def test_a_clock_that_was_ahead_does_not_forbid_captures_until_then() -> None:
+    heard = Heard(CAPTURE)
+    for number in range(2):
+        heard.hear(heard.alert(run_id=str(number)), after_s=365 * 86400)
+    ((_, words),) = heard.hear(heard.alert(run_id="now"), after_s=-2 * 365 * 86400)
     assert "follows" in words["capture_asked"]
 
 
@@ -426,6 +506,28 @@ def test_a_damaged_inbox_is_set_aside_and_a_newer_one_left_alone(folder: Path) -
     assert (folder / "inbox.sqlite.bad").read_bytes().startswith(b"no database")
     with pytest.raises(InputError, match="newer version"):
         Inbox(folder, report=said.append)
+
+
+def test_of_alerts_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_module, "MAX_EPISODES", 3)
+    heard = Heard()
+    for number in range(6):
+        heard.hear(heard.alert(number=str(number)), after_s=1)
+    heard.inbox.prune(now_unix_ns=int(heard.now_s * S))
+    known = [heard.inbox.episode(fingerprint(STRAGGLER | {"number": str(number)})) is not None for number in range(6)]
+    assert known == [False] * 3 + [True] * 3
+
+
+def test_what_is_done_leaves_no_alert_behind() -> None:
+    heard = Heard(CAPTURE)
+    heard.hear(heard.alert())
+    (action,) = heard.inbox.actions("wanted")
+    recorded = heard.inbox.move(action, "recorded", result=b"{}")
+    assert recorded.alert == action.alert
+    heard.inbox.move(recorded, "done")
+    (done,) = heard.inbox.actions("done")
+    assert (done.alert, done.result) == (b"", None)
+    assert heard.inbox.acted("capture", action.fingerprint, action.starts_unix_ns)
 
 
 def test_an_inbox_forgets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

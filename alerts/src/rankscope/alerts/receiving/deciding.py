@@ -42,7 +42,8 @@ def wanted_actions(
             made = inbox.acted_lately(rule.do, seconds, run, now_unix_ns=now_unix_ns)
             made += sum(one.kind == rule.do and run in (None, one.run_id) for one in besides)
             if made >= count:
-                yield rule.do, f"no, for there were enough lately: at most {limit}{'' if run is None else ' per run'}", None
+                most = limit if run is None else f"{limit.removesuffix(' per run')} per run"
+                yield rule.do, f"no, for there were enough lately: at most {most}", None
                 break
         else:
             what = f"a profile of {rule.steps} of its next steps" if rule.do == "capture" else "what its Flight Recorders hold"
