@@ -78,7 +78,7 @@ def replay(
     \b
     Examples:
       rankscope alerts replay runs/llama
-      rankscope alerts replay runs/llama --by watcher --fire-after 6 --budget input=40%
+      rankscope alerts replay runs/llama --by watcher --budget input=40%
       rankscope alerts replay runs/llama --rule RankSilent --format json
       rankscope alerts replay http://127.0.0.1:9090 --rule GpuDown --start 7d
       rankscope alerts replay http://127.0.0.1:9090 --thresholds ours.toml
