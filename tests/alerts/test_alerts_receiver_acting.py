@@ -168,7 +168,7 @@ def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follo
         (follow_up,) = until(lambda: told(target, verdict=None))
         time.sleep(1.5)
     (late,) = told(target, no_verdict=None)
-    assert late["annotations"]["no_verdict"] == "the run was not analysed within 1e-05 s; it follows"
+    assert late["annotations"]["no_verdict"] == "the run was not analysed within 1e-05 s; it follows when it is there"
     assert (follow_up["labels"], follow_up["startsAt"]) == (late["labels"], late["startsAt"])
     assert len(target.alerts) == 3
 

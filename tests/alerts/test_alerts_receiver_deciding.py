@@ -197,7 +197,7 @@ def late(heard: Heard) -> dict[str, Facts | None]:
 def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: Heard, late: dict[str, Facts | None]) -> None:
     heard.hear(heard.alert())
     ((status, first),) = heard.wait(20)
-    assert (status, first["no_verdict"]) == ("firing", "the run was not analysed within 20 s; it follows")
+    assert (status, first["no_verdict"]) == ("firing", "the run was not analysed within 20 s; it follows when it is there")
     assert heard.wait(60) == []
     late["r1"] = VERDICT
     ((status, follow_up),) = heard.wait(1)

@@ -190,7 +190,7 @@ class Worker:
             words = annotations_of(known, alert.labels, dashboard_url=self._policy.dashboard_url)
             self._counters.add("enriched", outcome="no_verdict" if known.verdict is None else "verdict")
             if known.late and self._late is not None and (owed := self._late.owed(alert, episode, besides=len(actions))):
-                words["no_verdict"] += "; it follows"
+                words["no_verdict"] += "; it follows when it is there"
                 actions.append(owed)
         rules = () if known is not None and known.unknown else self._policy.rules
         run_id = "" if known is None else known.run_id
