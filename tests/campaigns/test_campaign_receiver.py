@@ -182,16 +182,14 @@ def test_many_runs_that_cannot_be_analysed_in_time(tmp_path: Path, free_port: Ca
             assert receiver.post(straggler(f"r{number}")).status_code == 200
         until(lambda: len(told()) == 40)
         all_told_s = time.monotonic() - began
-        in_time = len(told("verdict"))
         until(lambda: len(told("verdict")) == 40)
         all_verdicts_s = time.monotonic() - began
     row(
         "40 runs, 5 s for verdicts",
         all_told_s=round(all_told_s, 1),
-        in_time=in_time,
+        in_time=40 - len(told("no_verdict")),
         all_verdicts_s=round(all_verdicts_s, 1),
         messages=len(target.alerts),
     )
-    assert in_time > 0
     # each once, and once more with the verdict where that came later
     assert len(target.alerts) == 40 + len(told("no_verdict"))
