@@ -16,13 +16,16 @@ from hypothesis import strategies as some
 from rankscope.alerts.alert import fingerprint, rfc3339
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.receiver_config import ActionRule, ReceiverConfig, ReceiveSection, Route, action_rate, load_config
+from rankscope.alerts.receiving import actor as actor_module
 from rankscope.alerts.receiving import inbox as inbox_module
+from rankscope.alerts.receiving.actor import Actor, _Running
+from rankscope.alerts.receiving.bounded_child import Finished
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.episodes import Episode, next_episode
 from rankscope.alerts.receiving.facts import Facts
 from rankscope.alerts.receiving.forwarding import Forwarding
 from rankscope.alerts.receiving.inbox import Inbox
-from rankscope.alerts.receiving.known_runs import KnownRuns, RunName, UnknownRunError
+from rankscope.alerts.receiving.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError
 from rankscope.alerts.receiving.late_verdicts import LateVerdicts
 from rankscope.alerts.receiving.notification import MAX_ALERTS, read_notification, unix_ns
 from rankscope.alerts.receiving.running import ways
@@ -296,6 +299,36 @@ def test_a_clock_that_was_ahead_does_not_forbid_captures_until_then() -> None:
         heard.hear(heard.alert(run_id=str(number)), after_s=365 * 86400)
     ((_, words),) = heard.hear(heard.alert(run_id="now"), after_s=-2 * 365 * 86400)
     assert "follows" in words["capture_asked"]
+
+
+def acting(heard: Heard, *rules: ActionRule, shown: list[str]) -> Actor:
+    return Actor(heard.inbox, runs=KnownRuns([]), rules=rules, counters=Counters(), show=shown.append, report=shown.append)
+
+
+def test_what_the_file_allows_no_more_when_it_is_due_is_not_done() -> None:
+    heard, shown = Heard(CAPTURE), list[str]()
+    heard.hear(heard.alert())
+    # given a restart with a file that allows captures for another team only
+    actor = acting(heard, ActionRule(alert="TrainingStraggler", do="capture", match={"team": "a"}), shown=shown)
+    actor.run_due()
+    assert heard.inbox.actions("wanted", "asked", "recorded") == []
+    assert "the receiver's file does not allow it any more" in shown[0]
+
+
+def test_a_fault_of_ours_gives_the_place_of_its_action_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, shown = Heard(CAPTURE), list[str]()
+    heard.hear(heard.alert())
+    actor = acting(heard, CAPTURE, shown=shown)
+    (action,) = heard.inbox.actions("wanted")
+    ended: list[bool] = []
+    child: Any = SimpleNamespace(poll=lambda: Finished(0, b"{}", ""), end=lambda: ended.append(True))
+    actor._running[action.number] = _Running(action, KnownRun(Path("/"), "r1", "", 0), child)
+    monkeypatch.setattr(actor_module, "said_by_capture", lambda *_, **__: 1 / 0)
+    actor.run_due()
+    actor.run_due()
+    assert (actor._running, ended) == ({}, [True])
+    assert shown == [f"internal fault: action {action.number} is left for the next start: ZeroDivisionError: division by zero"]
+    assert heard.inbox.actions("wanted") == [action]
 
 
 def test_nothing_is_asked_for_other_alerts_nor_without_a_run() -> None:

@@ -65,7 +65,7 @@ class Actor:
     ) -> None:
         self._inbox = inbox
         self._runs = runs
-        self._waits_s: dict[str, float] = {rule.do: duration(rule.wait) for rule in reversed(rules)}
+        self._rules = rules
         self._counters = counters
         self._show = show
         self._report = report
@@ -125,7 +125,8 @@ class Actor:
         alert = msgspec.json.decode(action.alert, type=Arrived)
         named = run_named(alert.labels)
         assert named is not None, "an action is wanted of a run"
-        if action.kind not in self._waits_s:
+        rule = next((rule for rule in self._rules if rule.do == action.kind and rule.meets(alert.labels)), None)
+        if rule is None:
             self._record(action, impossible(action.kind, "the receiver's file does not allow it any more"))
             return
         if action.state == "wanted" and abs(time.time_ns() - action.created_unix_ns) > TOO_LATE_S * 1e9:
@@ -142,7 +143,7 @@ class Actor:
             action = self._inbox.move(action, "asked", request_id=request_id)
         # A request that is void by now is looked at once more: it may have been answered.
         void = abs(time.time_ns() - made_ns(str(action.request_id))) > MAX_AGE_SECONDS * 1e9
-        wait_s = 1.0 if void else self._waits_s[action.kind]
+        wait_s = 1.0 if void else duration(rule.wait)
         how = ["--steps", str(action.steps)] if action.kind == "capture" else ["--flight-recorder"]
         note = f"asked for by an alert: {alert.labels.get('alertname', '')}"[:200]
         arguments = ["capture", str(run.path), *how, "--request", str(action.request_id), "--wait", f"{wait_s:g}"]
