@@ -35,6 +35,7 @@ from rankscope.runs.errors import InputError
 
 INTERVAL_S: Final = 5.0
 """Between evaluations, as of ``rankscope alerts watch``."""
+LEAST_FIRING_S: Final = 60.0
 LOOKED_ON_S: Final = 1200.0
 """So long a run that does not grow is looked at as often as if it did; what lasts longer than that lasts."""
 
@@ -44,10 +45,13 @@ WATCHER_RULES: Final = WATCHER_ALERTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How the watcher watches. ``progress`` gets how much of the run has passed, in percent."""
+    """How the watcher watches: as ``rankscope alerts watch`` does unless told otherwise.
+
+    ``progress`` gets how much of the run has passed, in percent.
+    """
 
     interval_s: float = INTERVAL_S
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = field(default_factory=lambda: Policy(least_firing_s=LEAST_FIRING_S))
     patience: Patience = field(default_factory=Patience)
     budgets: Budgets = field(default_factory=Budgets)
     progress: Callable[[int], None] = lambda _percent: None
