@@ -10,6 +10,7 @@ import pytest
 from tests.alerts.receiver_heard import Heard, S
 
 from rankscope.alerts.receiver_config import ActionRule
+from rankscope.alerts.receiving import late_verdicts as late_verdicts_module
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.facts import Facts
 from rankscope.alerts.receiving.late_verdicts import LateVerdicts
@@ -86,6 +87,16 @@ def test_nothing_follows_an_alert_that_is_over_nor_without_a_verdict_nor_after_l
     late["slow"] = late["full"] = VERDICT
     assert heard.wait(3600) == []
     assert heard.inbox.verdicts_owed() == []
+
+
+def test_only_so_many_verdicts_are_owed(heard: Heard, late: dict[str, Facts | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_verdicts_module, "MOST_OWED", 3)
+    heard.hear(*(heard.alert(run_id=run) for run in ("a", "b")))
+    heard.hear(*(heard.alert(run_id=run) for run in ("c", "d")))
+    told = [words["no_verdict"] for _, words in heard.wait(20)]
+    assert ["follows" in one for one in told] == [True, True, True, False]
+    late.update(dict.fromkeys("abcd", VERDICT))
+    assert len(heard.wait(1)) == 3
 
 
 @pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])

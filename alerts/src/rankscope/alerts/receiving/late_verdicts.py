@@ -20,8 +20,8 @@ from rankscope.alerts.receiving.inbox import Action, Inbox
 from rankscope.alerts.receiving.known_runs import run_named
 from rankscope.alerts.receiving.notification import Arrived
 
-MOST_OWED: Final = 1_000
-"""Each holds its alert; beyond that, alerts stay without."""
+MOST_OWED: Final = 200
+"""Each holds its alert, and is looked at whenever anything happens; beyond that, alerts stay without."""
 TOO_LATE_S: Final = 1800.0
 """After that nobody waits for it any more."""
 
