@@ -68,6 +68,8 @@ def test_the_end_of_what_nobody_heard_of_is_not_told(heard: Heard) -> None:
 def test_an_end_that_does_not_say_of_what_is_an_end(heard: Heard) -> None:
     heard.hear(heard.alert())
     assert [status for status, _ in heard.hear(heard.alert("resolved") | {"startsAt": ""}, after_s=60)] == ["resolved"]
+    # and a beginning that does not say when it was is none that came late
+    assert [status for status, _ in heard.hear(heard.alert() | {"startsAt": ""}, after_s=1)] == ["firing"]
 
 
 def test_of_one_delivery_with_an_alert_twice_the_last_counts(heard: Heard) -> None:
