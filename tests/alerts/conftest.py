@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.alerts.receiver_process import Target, listening_target
 from tests.local_http import answering, respond
 
 from rankscope.analysis.result import Analysis, CollectiveMatching, Cost, Evidence, Finding, RankResult, Source, Verdict
@@ -18,6 +19,13 @@ from rankscope.runs.records import AttemptInfo, EndReason, PhaseTimes, RankInfo,
 from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
 
 START_NS = 1_700_000_000_000_000_000
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    """What a receiver passes alerts on to."""
+    with listening_target() as target:
+        yield target
 
 
 class RunOnDisk:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import msgspec
@@ -48,7 +48,10 @@ def listening_target() -> Iterator[Target]:
 
 
 class ReceiverProcess:
-    """``rankscope alerts serve``, on one port and one folder for its state however often it is started."""
+    """``rankscope alerts serve``, on one port and one folder for its state however often it is started.
+
+    As a context manager it is started at the beginning, and killed at the end.
+    """
 
     def __init__(self, folder: Path, port: int, config: str, *arguments: str) -> None:
         self.folder = folder
@@ -61,6 +64,13 @@ class ReceiverProcess:
         self.command += ["--config", str(file), "--state", str(folder / "state"), *arguments]
         self._process: subprocess.Popen[bytes] | None = None
         self._largest_file: int | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def start(self, *, wait: bool = True) -> None:
         """Begin, and wait until it serves."""

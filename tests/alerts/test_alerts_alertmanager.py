@@ -202,6 +202,7 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
         "heat under that": {"alertname": "GpuTooHot", **warning, "gpu_uuid": "GPU-3", "host": "n9"},
         "off the bus": {"alertname": "GpuXidCritical", **critical, **bus, "xid": "79"},
         "another Xid": {"alertname": "GpuXidCritical", **critical, **bus, "xid": "48"},
+        "rank after the Xid": {"alertname": "RankSilent", **critical, "run_id": "r7", "rank": "0", "gpu_uuid": "GPU-2"},
         "wants a reset": {"alertname": "GpuRecoveryAction", **critical, **bus, "action": "gpu_reset"},
         "remap failed": {"alertname": "GpuRowRemapFailure", **critical, "gpu_uuid": "GPU-5", "host": "n5"},
         "remap pending": {"alertname": "GpuRowRemapPending", **warning, "gpu_uuid": "GPU-5", "host": "n5"},

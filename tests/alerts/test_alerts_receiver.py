@@ -195,13 +195,21 @@ def test_text_from_elsewhere_cannot_steer_the_terminal(client: Client, shown: li
     assert shown == ["FIRING   TrainingStraggler run llama rank 2 host n1: a [2Jb FIRING forged"]
 
 
-def test_deliveries_are_appended_one_per_line(tmp_path: Path, shown: list[str], inbox: Inbox) -> None:
+def test_deliveries_are_appended_one_per_line(
+    tmp_path: Path, shown: list[str], inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out.jsonl"
     client = Client(ReceiverApp(inbox, show=shown.append, report=shown.append, out=out, clock=lambda: 7))
     client.post(msgspec.json.format(msgspec.json.encode(PAYLOAD), indent=2))
     client.post(PAYLOAD)
     lines = [msgspec.json.decode(line) for line in out.read_bytes().splitlines()]
     assert lines == [{"received_unix_ns": 7, "payload": PAYLOAD}] * 2
+    # and only those that were accepted, once
+    body, key = msgspec.json.encode(PAYLOAD), {"webhook-id": "one"}
+    assert [client.request("POST", "/webhook", body, key).status_code for _ in range(3)] == [200] * 3
+    monkeypatch.setattr(inbox_module, "MAX_WAITING", 3)
+    assert client.post(PAYLOAD).status_code == 503
+    assert len(out.read_bytes().splitlines()) == 3
 
 
 def test_what_cannot_be_stored_is_asked_for_again(tmp_path: Path, shown: list[str], inbox: Inbox) -> None:

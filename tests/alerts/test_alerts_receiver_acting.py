@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.alerts.receiver_process import ReceiverProcess, Target, listening_target, straggler, until
+from tests.alerts.receiver_process import ReceiverProcess, Target, straggler, until
 from tests.flight_dumps import Job
 from tests.played_ranks import accept, job, profile, two_ranks
 from tests.profiler.test_profiler_capture import begin, wait_for
@@ -39,19 +39,10 @@ wait = "120s"
 
 
 @pytest.fixture
-def target() -> Iterator[Target]:
-    with listening_target() as target:
-        yield target
-
-
-@pytest.fixture
 def receiver(tmp_path: Path, target: Target, free_port: Callable[[], int]) -> Iterator[ReceiverProcess]:
     (tmp_path / "runs").mkdir()
-    receiver = ReceiverProcess(tmp_path, free_port(), CONFIG.format(url=target.url, steps=2))
-    try:
+    with ReceiverProcess(tmp_path, free_port(), CONFIG.format(url=target.url, steps=2)) as receiver:
         yield receiver
-    finally:
-        receiver.kill()
 
 
 def told(target: Target, **annotations: str | None) -> list[dict[str, Any]]:
@@ -80,7 +71,6 @@ def test_what_a_capture_shows_follows_the_alert_and_a_kill_in_between_asks_nothi
             profile(run, rank, request.steps)
 
     with job(run, serve) as seen:
-        receiver.start()
         assert receiver.post(straggler("r1")).status_code == 200
         until(lambda: seen)
         receiver.kill()
@@ -122,7 +112,6 @@ def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
     def serve(run: Path, request: ControlRequest) -> None:
         answer(run, ControlAnswer(id=request.id, accepted=False, reason="busy\x1b[2J", answered_unix_ns=1))
 
-    receiver.start()
     with job(run, serve):
         receiver.post(straggler("r1"), straggler("../../etc"), straggler("y" * 100_000))
         until(lambda: told(target, capture_outcome=None))
@@ -153,14 +142,9 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
     config = (
         CONFIG.format(url=target.url, steps=2).replace('"TrainingStraggler"', '"TrainingStalled"').replace('"capture"', '"dump"')
     )
-    receiver = ReceiverProcess(tmp_path, free_port(), config)
-    receiver.start()
-    try:
-        with job(run, serve) as seen:
-            receiver.post(straggler("r1", alertname="TrainingStalled", rank=""))
-            (follow_up,) = until(lambda: told(target, dump_outcome=None))
-    finally:
-        receiver.kill()
+    with ReceiverProcess(tmp_path, free_port(), config) as receiver, job(run, serve) as seen:
+        receiver.post(straggler("r1", alertname="TrainingStalled", rank=""))
+        (follow_up,) = until(lambda: told(target, dump_outcome=None))
     assert [request.kind for request in seen] == ["dump"]
     words = follow_up["annotations"]
     assert words["dump_outcome"] == "shown", words
@@ -169,19 +153,24 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
     assert "Rank 1" in words["summary"]
 
 
-def test_an_analysis_that_takes_too_long_holds_no_alert_up(tmp_path: Path, target: Target, free_port: Callable[[], int]) -> None:
+def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follows(
+    tmp_path: Path, target: Target, free_port: Callable[[], int]
+) -> None:
     two_ranks(tmp_path / "runs" / "one")
     # given less time than any analysis takes
-    config = CONFIG.format(url=target.url, steps=2).partition("[[action]]")[0].replace('"30s"', '"100ms"')
-    receiver = ReceiverProcess(tmp_path, free_port(), config)
-    receiver.start()
-    try:
+    config = CONFIG.format(url=target.url, steps=2).partition("[[action]]")[0].replace('"30s"', '"0.01ms"')
+    with ReceiverProcess(tmp_path, free_port(), config) as receiver:
         receiver.post(straggler("r1"), {**straggler("r1"), "labels": {"alertname": "GpuDown"}})
-        until(lambda: len(target.alerts) == 2)
-    finally:
+        until(lambda: len(target.alerts) >= 2)
+        # also of a receiver that was killed in between
         receiver.kill()
+        receiver.start()
+        (follow_up,) = until(lambda: told(target, verdict=None))
+        time.sleep(1.5)
     (late,) = told(target, no_verdict=None)
-    assert "within 0.1 s" in late["annotations"]["no_verdict"]
+    assert late["annotations"]["no_verdict"] == "the run was not analysed within 1e-05 s; it follows when it is there"
+    assert (follow_up["labels"], follow_up["startsAt"]) == (late["labels"], late["startsAt"])
+    assert len(target.alerts) == 3
 
 
 @pytest.mark.usefixtures("require_torch")

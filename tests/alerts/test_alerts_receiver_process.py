@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from tests.alerts.receiver_process import ReceiverProcess, Target, listening_target, straggler, until
+from tests.alerts.receiver_process import ReceiverProcess, Target, straggler, until
 from tests.alerts.receiver_senders import firing, send_while_killed
 
 from rankscope.alerts.serve import MOST_CONNECTIONS
@@ -29,19 +29,9 @@ url = "{url}"
 
 
 @pytest.fixture
-def target() -> Iterator[Target]:
-    with listening_target() as target:
-        yield target
-
-
-@pytest.fixture
 def receiver(tmp_path: Path, target: Target, free_port: Callable[[], int]) -> Iterator[ReceiverProcess]:
-    receiver = ReceiverProcess(tmp_path, free_port(), CONFIG.format(url=target.url))
-    receiver.start()
-    try:
+    with ReceiverProcess(tmp_path, free_port(), CONFIG.format(url=target.url)) as receiver:
         yield receiver
-    finally:
-        receiver.kill()
 
 
 def test_what_was_acknowledged_is_told_once_however_often_the_receiver_is_killed(
@@ -148,19 +138,15 @@ def test_our_own_sender_is_known_by_its_signature(
     secret = tmp_path / "secret"
     secret.write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}")
     config = '[receive]\nwebhook_secrets = [{ file = "secret" }]\n'
-    receiver = ReceiverProcess(tmp_path, free_port(), config + CONFIG.format(url=target.url))
-    receiver.start()
     sender = tmp_path / "sender.toml"
-    sender.write_text(CONFIG.format(url=f"{receiver.url}/webhook") + 'secrets = [{ file = "secret" }]\n')
-    try:
+    with ReceiverProcess(tmp_path, free_port(), config + CONFIG.format(url=target.url)) as receiver:
+        sender.write_text(CONFIG.format(url=f"{receiver.url}/webhook") + 'secrets = [{ file = "secret" }]\n')
         done = cli("alerts", "test-webhook", "--config", sender)
         assert done.returncode == 0, done.stderr
         until(lambda: target.alerts)
         secret.write_text(f"whsec_{base64.b64encode(b'x' * 32).decode()}")
         assert receiver.post(firing(1)).status_code == 401
         assert httpx.get(f"{receiver.url}/deliveries").status_code == 401
-    finally:
-        receiver.kill()
 
 
 ALERTMANAGER = """
@@ -181,10 +167,9 @@ def test_two_real_alertmanagers_that_both_send_are_told_on_once(
     config = '[receive]\nbearer = [{ file = "token" }]\n'
     receiver = ReceiverProcess(tmp_path, free_port(), config + CONFIG.format(url=target.url))
     (tmp_path / "alertmanager.yml").write_text(ALERTMANAGER.format(url=receiver.url))
-    receiver.start()
     managers = {port: tmp_path / f"data-{port}" for port in (free_port(), free_port())}
     with contextlib.ExitStack() as stack:
-        stack.callback(receiver.kill)
+        stack.enter_context(receiver)
         for port, data in managers.items():
             command = [program, f"--config.file={tmp_path / 'alertmanager.yml'}", f"--storage.path={data}"]
             command += [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]

@@ -191,6 +191,32 @@ def test_who_guesses_is_not_heard_for_a_while_and_told_to_come_again(
     now[0] += 61.0
     assert asked.post(bearer("right")) == 200
     assert len(asked.said) == 2
+    # but who says what nobody can guess is heard, as from behind the same proxy
+    for _ in range(20):
+        asked.post(bearer("wrong"))
+    (tmp_path / "long").write_text("r" * 24)
+    (tmp_path / "signed").write_text(NEW)
+    long = [{"file": "long"}]
+    proxied = Asked(
+        tmp_path,
+        inbox,
+        bearer=[{"file": "token"}, *long],
+        basic=[{"user": "am", "password": one} for one in ({"file": "token"}, *long)],
+        webhook_secrets=[{"file": "signed"}],
+        grafana_secrets=[{"file": "token"}, *long],
+    )
+    monkeypatch.setattr(proxied.client.app, "_failures", failures)
+    heard = (bearer("r" * 24), basic(f"am:{'r' * 24}"), signed(NEW), grafana(b"r" * 24))
+    assert [proxied.post(headers) for headers in heard] == [200] * 4
+    guessed: tuple[dict[str, str], ...] = (
+        bearer("right"),
+        basic("am:right"),
+        grafana(b"right"),
+        bearer("wrong"),
+        signed(OLD),
+        {},
+    )
+    assert [proxied.post(headers) for headers in guessed] == [503] * 6
     # however many addresses guess, few are remembered
     for number in range(3000):
         failures.failed(str(number))

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.remembering_prometheus import remembering
 
 from rankscope.alerts.alerted import WATCHER_ALERTS
+from rankscope.alerts.budgets import Budgets
 from rankscope.alerts.growing_run import GrowingRun
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.printing import progress_line
@@ -30,6 +31,9 @@ from rankscope.alerts.replay_result import Replay, Replayed
 from rankscope.alerts.replay_text import replay_text
 from rankscope.alerts.rules import rules_text
 from rankscope.alerts.spells import labels_of, spells_of
+from rankscope.alerts.threshold_replay import replay_thresholds
+from rankscope.alerts.thresholds import DEFAULTS, SHARED, thresholds
+from rankscope.alerts.watched_life import Patience
 from rankscope.runs.compact import compact_run
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
@@ -100,6 +104,20 @@ def test_the_policy_decides_when_it_fires(make_run: Callable[..., Any]) -> None:
 
     assert eager.fired_unix_ns == eager.pending_unix_ns
     assert calm.fired_unix_ns == calm.pending_unix_ns + 30 * SECOND
+
+
+def test_the_patience_and_the_budgets_of_the_watcher_decide_what_is_found(make_run: Callable[..., Any]) -> None:
+    # Given a run that stood still after a minute, in which a twentieth of the step went into waiting for data
+    run = make_run(slow=None)
+    run.grow(600)
+
+    def fired(how: How) -> list[str]:
+        results = replay_run(run.path, ["TrainingStalled", "TrainingInputBound"], how=how).rules
+        return [result.rule for result in results if any(spell.fired_unix_ns for spell in result.spells)]
+
+    assert fired(How()) == ["TrainingStalled"]
+    assert fired(How(patience=Patience(silent_after_s=1500.0))) == []
+    assert fired(How(budgets=Budgets(input=0.02))) == ["TrainingStalled", "TrainingInputBound"]
 
 
 def test_a_run_that_was_well_would_not_have_woken_anybody(make_run: Callable[..., Any]) -> None:
@@ -366,6 +384,38 @@ def test_of_a_long_time_a_rule_is_evaluated_less_often_and_it_is_said(remembered
     assert replay.notes == [f"GpuDown: evaluated every {replay.interval_s:g} s instead of every 15 s: ask for less time"]
 
 
+@pytest.mark.slow
+def test_rankscopes_rules_with_other_thresholds_are_tried_over_what_it_remembers(remembered: str, tmp_path: Path) -> None:
+    # Given an operator who waits for longer, and does not want another alert at all
+    ours = tmp_path / "ours.toml"
+    ours.write_text('[GpuDown]\nfor = "2m"\nseverity = "warning"\n[GpuTooHot]\nenabled = false\n')
+
+    replay = replay_thresholds(Prometheus(Server(url=remembered)), [], SPAN, settings=thresholds(ours))
+
+    # Then it would have fired a minute later
+    told = {rule.rule: rule for rule in replay.rules}
+    assert told.keys() == {name for name in DEFAULTS if name not in SHARED and name != "GpuTooHot"}
+    [spell] = told["GpuDown"].spells
+    assert (spell.fired_unix_ns or 0) - START_NS == (105 + 120) * SECOND
+    assert spell.labels["severity"] == "warning"
+    # And one that is asked for by name, and left out, says so
+    [left_out] = replay_thresholds(
+        Prometheus(Server(url=remembered)), ["GpuTooHot"], SPAN, settings=thresholds(ours)
+    ).rules  # fmt: skip
+    assert left_out.not_evaluated == "the thresholds leave it out"
+
+
+@pytest.mark.slow
+def test_what_rests_on_series_that_the_server_does_not_record_is_not_taken_for_silent(
+    tmp_path: Path, require_program: Callable[[str], str]
+) -> None:
+    with remembering(tmp_path, past(), program=require_program, rules="groups: []\n") as url:
+        replay = replay_thresholds(Prometheus(Server(url=url)), ["GpuDown", "RecorderDropping"], SPAN, settings=thresholds())
+
+    assert all("which the server does not record" in (rule.not_evaluated or "") for rule in replay.rules)
+    assert len(replay.rules) == 2
+
+
 # The command -------------------------------------------------------------------------------------------------------------------
 
 
@@ -374,10 +424,8 @@ def test_the_command_tells_people_and_programs(make_run: Callable[..., Any], cli
     run.grow(540)
     run.end(end_unix_ns=START_NS + 60 * SECOND)
 
-    text, json = (
-        cli("alerts", "replay", run.path),
-        cli("alerts", "replay", run.path, "--rule", "TrainingStraggler", "--format", "json"),
-    )
+    replay = ("alerts", "replay", run.path, "--by", "watcher")
+    text, json = cli(*replay), cli(*replay, "--rule", "TrainingStraggler", "--format", "json")
 
     assert "TrainingStraggler (watcher): would have fired once; fires after 3 evaluations" in text.stdout
     assert "rank 2, host node1" in text.stdout
@@ -390,11 +438,16 @@ def test_the_command_tells_people_and_programs(make_run: Callable[..., Any], cli
 
 def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Callable[..., Any], free_port: Callable[[], int]) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
+    thresholds = tmp_path / "ours.toml"
+    thresholds.write_text("")
 
     for arguments, status, says in (
         ([tmp_path / "nothing"], 3, "no such file"),
         ([nobody], 3, "cannot be reached"),
         ([nobody, "--interval", "5s"], 2, "--interval is for a run"),
+        ([nobody, "--silent-after", "2m"], 2, "--silent-after is for a run"),
+        ([nobody, "--thresholds", thresholds, "--rule", "TrainingCrashed"], 2, "no rule 'TrainingCrashed' with thresholds"),
+        ([tmp_path, "--budget", "input=lots"], 2, "input=lots: a share is a number"),
         ([tmp_path, "--by", "watcher", "--rule", "GpuDown"], 2, "'GpuDown' with --by watcher; there are TrainingStraggler"),
         ([tmp_path, "--interval", "9" * 400], 2, "at most 36500d"),
         ([tmp_path, "--start", "1h"], 2, "--start is for a Prometheus"),

@@ -163,7 +163,7 @@ def test_without_prometheus_the_watcher_answers_and_what_is_missing_is_said(
     assert replay.rules[0].spells[0].fired_unix_ns is not None
     assert {rule.not_evaluated for rule in replay.rules if rule.source == "watcher"} == {None}
     assert {rule.not_evaluated for rule in replay.rules if rule.source == "prometheus"} == {
-        "replaying Prometheus' rules over a run needs the program 'prometheus': apt-get install prometheus"
+        "replaying rankscope's own rules needs the program 'prometheus': apt-get install prometheus"
     }
     with pytest.raises(MissingError):
         replay_alerts(run.path, ["RankSilent"], by="prometheus", how=How())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rankscope.alerts.budgets import Budgets
 from rankscope.alerts.rules import rules_text
 from rankscope.alerts.thresholds import DEFAULTS, SEVERITIES, SHARED, default_text, duration_seconds, thresholds
 from rankscope.runs.errors import InputError
@@ -34,6 +35,12 @@ def rules_of(path: Path | None) -> dict[str, Any]:
 
 def test_without_a_file_the_defaults_hold(written: Callable[[str], Path]) -> None:
     assert rules_text(settings=thresholds()) == rules_text() == rules_text(settings=thresholds(written("")))
+
+
+def test_the_budgets_are_those_of_the_analysis_and_the_watcher() -> None:
+    """The shipped file is text that operators copy from, so that it cannot take them from there."""
+    ours = {name: DEFAULTS[f"Training{name.capitalize()}Bound"]["budget_ratio"] for name in ("communication", "input")}
+    assert ours == {"communication": Budgets().communication, "input": Budgets().input}
 
 
 def test_the_defaults_as_a_file_change_nothing(written: Callable[[str], Path]) -> None:

@@ -12,6 +12,7 @@ import click
 
 from rankscope.alerts.address import Address, host_port
 from rankscope.alerts.explain_command import explain
+from rankscope.alerts.judging_options import budgets, judging_options
 from rankscope.alerts.options import format_option, http_url, seconds, targets_option
 from rankscope.alerts.outbox_command import outbox
 from rankscope.alerts.printing import print_line
@@ -68,30 +69,7 @@ alerts.add_command(test_webhook)
 @click.option("--interval", type=seconds, metavar="DURATION", default="5s", show_default=True, help="Time between evaluations.")
 @click.option("--fire-after", type=click.IntRange(1), help="Consecutive evaluations to fire.  [default: 3; 1 with --once]")
 @click.option("--resolve-after", type=click.IntRange(1), default=3, show_default=True, help="Consecutive evaluations to resolve.")
-@click.option(
-    "--least-firing", type=seconds, metavar="DURATION", default="1m", show_default=True, help="An alert fires at least so long."
-)
-@click.option(
-    "--silent-after",
-    type=seconds,
-    metavar="DURATION",
-    default="2m",
-    show_default=True,
-    help="Time without a step after which a rank is silent, or the run stalled.",
-)
-@click.option(
-    "--silent-steps",
-    type=click.FloatRange(2),
-    default=10.0,
-    show_default=True,
-    help="And at least so many times what a step takes as a rule.",
-)
-@click.option(
-    "--budget",
-    multiple=True,
-    metavar="NAME=SHARE",
-    help="Of the step: communication=30%, input=25%, host=35%; of the run's own past: slower=10%. Repeatable.",
-)
+@judging_options
 @click.option(
     "--ask-for-dumps/--no-ask-for-dumps",
     default=True,
@@ -146,7 +124,6 @@ def watch(
 
     Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.budgets import budgets_of
     from rankscope.alerts.hysteresis import Policy
     from rankscope.alerts.pace import Pace
     from rankscope.alerts.target import webhook_target
@@ -156,10 +133,6 @@ def watch(
     from rankscope.alerts.watcher import Options
     from rankscope.alerts.watching import Addresses, prepare
 
-    try:
-        budgets = budgets_of(budget)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--budget") from error
     try:
         runs = discover(path)
     except OSError as error:
@@ -171,7 +144,7 @@ def watch(
         options=Options(
             policy=Policy(fire_after or (1 if once else 3), resolve_after, least_firing),
             patience=Patience(silent_after_s=silent_after, silent_steps=silent_steps),
-            budgets=budgets,
+            budgets=budgets(budget),
             interval_s=interval,
             ask_for_dumps=ask_for_dumps,
             pace=Pace(),

@@ -39,7 +39,7 @@ def find_programs() -> Programs:
     found = {name: shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin") for name in ("prometheus", "promtool")}
     for name, path in found.items():
         if path is None:
-            raise MissingError(f"replaying Prometheus' rules over a run needs the program {name!r}: apt-get install prometheus")
+            raise MissingError(f"replaying rankscope's own rules needs the program {name!r}: apt-get install prometheus")
     return Programs(str(found["prometheus"]), str(found["promtool"]))
 
 

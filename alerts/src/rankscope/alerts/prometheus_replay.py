@@ -15,7 +15,8 @@ from rankscope.analysis.wording import first_of
 
 MOST_QUESTIONS: Final = 16
 """About one rule; of a longer time it is evaluated less often."""
-_DEFAULT_INTERVAL_S: Final = 60.0
+DEFAULT_INTERVAL_S: Final = 60.0
+"""Between two evaluations, where nothing else is said."""
 _NAMED: Final = 20
 
 
@@ -30,11 +31,21 @@ def replay_server(
 
     ``progress`` gets the name of the rule that comes next. Raises ``PrometheusError``.
     """
-    asked = _asked(prometheus, rules)
+    return replay_asked(prometheus, _asked(prometheus, rules), span_unix_ns, progress=progress)
+
+
+def replay_asked(
+    prometheus: Prometheus,
+    asked: Sequence[tuple[Rule, float]],
+    span_unix_ns: tuple[int, int],
+    *,
+    progress: Callable[[str], None],
+) -> Replay:
+    """These rules, each evaluated every so many seconds as far as the server can. Raises ``PrometheusError``."""
     replayed: list[Replayed] = []
     notes: list[str] = []
     first, last = span_unix_ns
-    coarsest = 0.0
+    coarsest = 0.0 if asked else DEFAULT_INTERVAL_S
     for rule, interval_s in asked:
         progress(rule.name)
         least_s = (last - first) / 1e9 / (MAX_POINTS * MOST_QUESTIONS)
@@ -73,7 +84,7 @@ def replay_rule(prometheus: Prometheus, rule: Rule, span_unix_ns: tuple[int, int
 def _asked(prometheus: Prometheus, names: Sequence[str]) -> list[tuple[Rule, float]]:
     """The rules to replay, and the seconds between two evaluations of each; one name may be that of several."""
     there = [
-        (rule, group.interval or _DEFAULT_INTERVAL_S)
+        (rule, group.interval or DEFAULT_INTERVAL_S)
         for group in prometheus.rules()
         for rule in group.rules
         if rule.type == "alerting"

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from rankscope.alerts.events import alert_line, plain
-from rankscope.alerts.receiving.authentication import Failures, Headers, Ways
+from rankscope.alerts.receiving.authentication import UNGUESSABLE, Failures, Headers, Ways
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.inbox import BusyError, Inbox, InboxError
 from rankscope.alerts.receiving.notification import Notification, NotUnderstoodError, read_notification
@@ -149,19 +149,21 @@ class ReceiverApp:
     async def _authenticated(self, scope: _Scope, receive: _Receive, *, with_body: bool) -> tuple[Headers, bytes]:
         """Headers and body of a request by somebody who may make it."""
         address = (scope.get("client") or ("",))[0]
-        if self._ways.any and (left_s := self._failures.shut_out_s(address)):
-            raise _Refused(503, "failed_attempts", "too many failed attempts from this address", _later(left_s))
+        left_s = self._failures.shut_out_s(address) if self._ways.any else 0.0
+        shortest = UNGUESSABLE if left_s else 0
         times = Counter(name for name, _ in scope["headers"])
         headers = {name: value for name, value in scope["headers"] if times[name] == 1}
-        known = not self._ways.any or self._ways.by_header(headers)
+        known = not self._ways.any or self._ways.by_header(headers, shortest=shortest)
         if not known and not (self._ways.signed or self._ways.grafana):
-            raise self._stranger(address)
+            raise self._stranger(address, left_s)
         body = await _body(scope, receive) if with_body or not known else b""
-        if not known and not self._ways.by_signature(headers, body, now_s=time.time()):
-            raise self._stranger(address)
+        if not known and not self._ways.by_signature(headers, body, now_s=time.time(), shortest=shortest):
+            raise self._stranger(address, left_s)
         return headers, body
 
-    def _stranger(self, address: str) -> _Refused:
+    def _stranger(self, address: str, left_s: float) -> _Refused:
+        if left_s:
+            return _Refused(503, "failed_attempts", "too many failed attempts from this address", _later(left_s))
         self._failures.failed(address)
         headers = ((b"www-authenticate", CHALLENGE), (b"connection", b"close"))
         return _Refused(401, "not_authenticated", "who are you? The credentials are missing or wrong", headers)
@@ -183,10 +185,7 @@ class ReceiverApp:
     def _keep(self, body: bytes, key: str | None) -> bool:
         now = self._clock()
         try:
-            if self._out is not None:
-                with self._out.open("ab") as file:
-                    file.write(msgspec.json.encode(Received(received_unix_ns=now, payload=msgspec.Raw(body))) + b"\n")
-            new = self._inbox.accept(body, key=key, now_unix_ns=now)
+            new = self._inbox.accept(body, key=key, now_unix_ns=now, also=lambda: self._append(body, now))
         except BusyError as error:
             raise _Refused(503, "busy", f"busy: {error}; try again", _later(10)) from error
         except InboxError as error:
@@ -197,6 +196,11 @@ class ReceiverApp:
             raise _Refused(503, "not_stored", "cannot store the delivery", _later(5)) from error
         self._writable = True
         return new
+
+    def _append(self, body: bytes, now_unix_ns: int) -> None:
+        if self._out is not None:
+            with self._out.open("ab") as file:
+                file.write(msgspec.json.encode(Received(received_unix_ns=now_unix_ns, payload=msgspec.Raw(body))) + b"\n")
 
     def _troubled(self, what: str) -> None:
         self._failed_s = time.monotonic()

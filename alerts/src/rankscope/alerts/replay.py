@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.alerted import WATCHER_ALERTS
+from rankscope.alerts.budgets import Budgets
 from rankscope.alerts.delivery import Delivery
 from rankscope.alerts.events import Event
 from rankscope.alerts.findings import candidates
@@ -25,6 +26,7 @@ from rankscope.alerts.growing_run import GrowingRun
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.replay_result import Replay, Replayed, Spell
+from rankscope.alerts.watched_life import Patience
 from rankscope.alerts.watched_run import RESTART_GRACE_S, why_unreadable
 from rankscope.alerts.watcher import FORGET_AFTER_S, Options, Watcher
 from rankscope.analysis.engine import analyze
@@ -33,6 +35,7 @@ from rankscope.runs.errors import InputError
 
 INTERVAL_S: Final = 5.0
 """Between evaluations, as of ``rankscope alerts watch``."""
+LEAST_FIRING_S: Final = 60.0
 LOOKED_ON_S: Final = 1200.0
 """So long a run that does not grow is looked at as often as if it did; what lasts longer than that lasts."""
 
@@ -42,10 +45,15 @@ WATCHER_RULES: Final = WATCHER_ALERTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How the watcher watches. ``progress`` gets how much of the run has passed, in percent."""
+    """How the watcher watches: as ``rankscope alerts watch`` does unless told otherwise.
+
+    ``progress`` gets how much of the run has passed, in percent.
+    """
 
     interval_s: float = INTERVAL_S
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = field(default_factory=lambda: Policy(least_firing_s=LEAST_FIRING_S))
+    patience: Patience = field(default_factory=Patience)
+    budgets: Budgets = field(default_factory=Budgets)
     progress: Callable[[int], None] = lambda _percent: None
 
 
@@ -93,7 +101,13 @@ class _Replaying:
             follow=_Seen(lambda: self._now / 1e9, self._remember),
             delivery=Delivery([], retry_after_s=how.interval_s, report=self._note),
             ledger=Ledger(),
-            options=Options(policy=how.policy, interval_s=how.interval_s, ask_for_dumps=False),
+            options=Options(
+                policy=how.policy,
+                patience=how.patience,
+                budgets=how.budgets,
+                interval_s=how.interval_s,
+                ask_for_dumps=False,
+            ),
             report=self._note,
             emit=self._take,
             save=lambda _ledger: None,
@@ -120,9 +134,10 @@ class _Replaying:
     def result(self, rules: Sequence[str]) -> Replay:
         """What came of it."""
         how = self._how.policy
+        least = f" and at least {how.least_firing_s:g} s" if how.least_firing_s else ""
         policy = (
             f"fires after {how.fire_after} evaluations in a row with the finding, {self._how.interval_s:g} s apart; "
-            f"ends after {how.resolve_after} without it, or with the run"
+            f"ends after {how.resolve_after} without it{least}, or with the run"
         )
         info = self._growing.info
         spells = sorted((spell for each in self._spells.values() for spell in each), key=lambda spell: spell.pending_unix_ns)

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from rankscope.alerts.external import EXTERNAL
-from rankscope.alerts.own_prometheus import OwnPrometheus, Programs, find_programs
+from rankscope.alerts.own_prometheus import OwnPrometheus, find_programs
 from rankscope.alerts.prometheus import Rule, Series
 from rankscope.alerts.prometheus_replay import replay_rule, values_of
 from rankscope.alerts.rank_series import AFTER_S, SCRAPE_S, SHOWN, RankPast, pasts_of, span_of, write_samples, write_series
 from rankscope.alerts.replay_result import Replay, Replayed
-from rankscope.alerts.rules import rules_text, runbooks
+from rankscope.alerts.rules import runbooks
+from rankscope.alerts.threshold_replay import LEFT_OUT, shipped_rules
 from rankscope.alerts.thresholds import Tables
 from rankscope.analysis.wording import counted
 from rankscope.exporter.catalogue import CATALOGUE
@@ -63,7 +64,7 @@ def replay_rules(
     span = (int(began * 1e9), int((ended + LONGER_S) * 1e9))
     info = reader.info
     with tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
-        rules = _shipped(programs, Path(folder), rules_text(settings=settings))
+        rules = shipped_rules(programs, Path(folder), settings)
         wanted = {name: rules.get(name) for name in names or RULES}
         obstacles = {name: _obstacle(rule, rules) for name, rule in wanted.items()}
         possible = [rule for name, rule in wanted.items() if rule is not None and obstacles[name] is None]
@@ -117,14 +118,6 @@ def levels(alerts: Sequence[Rule], rules: Mapping[str, Rule]) -> list[list[Rule]
     return [[rules[name] for name in depths if depths[name] == level] for level in range(max(depths.values(), default=-1) + 1)]
 
 
-def _shipped(programs: Programs, folder: Path, text: str) -> dict[str, Rule]:
-    """The shipped rules by name, as Prometheus reads them. It starts with no data, and leaves none."""
-    reading = folder / "rules"
-    reading.mkdir()
-    with OwnPrometheus(programs, reading, lookback_s=SCRAPE_S).running(rules=text) as prometheus:
-        return {rule.name: rule for group in prometheus.rules() for rule in group.rules}
-
-
 def _mentioned(rule: Rule, rules: Mapping[str, Rule]) -> set[str]:
     """Everything that a rule and those it rests on name."""
     names = set(_NAME.findall(rule.query))
@@ -134,7 +127,7 @@ def _mentioned(rule: Rule, rules: Mapping[str, Rule]) -> set[str]:
 def _obstacle(rule: Rule | None, rules: Mapping[str, Rule]) -> str | None:
     """Why it cannot be evaluated over a run; ``None``: it can."""
     if rule is None:
-        return "the thresholds leave it out"
+        return LEFT_OUT
     names = _mentioned(rule, rules)
     if names & _OF_OTHERS:
         return "it rests on metrics of the exporter, which are in no run; replay it over the Prometheus that has them"

@@ -23,7 +23,7 @@ from rankscope.alerts.receiver_config import ActionRule, duration
 from rankscope.alerts.receiving.bounded_child import BoundedChild, Finished
 from rankscope.alerts.receiving.captured import Said, impossible, said_by_capture, said_by_dump
 from rankscope.alerts.receiving.counters import Counters
-from rankscope.alerts.receiving.forwarding import Forwarded, Forwarding
+from rankscope.alerts.receiving.forwarding import Forwarded, Forwarding, begun
 from rankscope.alerts.receiving.inbox import Action, Inbox, InboxError
 from rankscope.alerts.receiving.known_runs import KnownRun, KnownRuns, UnknownRunError, run_named
 from rankscope.alerts.receiving.notification import Arrived, payload_alert
@@ -65,7 +65,7 @@ class Actor:
     ) -> None:
         self._inbox = inbox
         self._runs = runs
-        self._waits_s = {rule.do: duration(rule.wait) for rule in reversed(rules)}
+        self._rules = rules
         self._counters = counters
         self._show = show
         self._report = report
@@ -117,13 +117,16 @@ class Actor:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is
             self._faulty.add(number)
+            if (running := self._running.pop(number, None)) is not None:
+                running.child.end()
             self._report(f"internal fault: action {number} is left for the next start: {type(error).__name__}: {error}")
 
     def _begin(self, action: Action) -> None:
         alert = msgspec.json.decode(action.alert, type=Arrived)
         named = run_named(alert.labels)
         assert named is not None, "an action is wanted of a run"
-        if action.kind not in self._waits_s:
+        rule = next((rule for rule in self._rules if rule.do == action.kind and rule.meets(alert.labels)), None)
+        if rule is None:
             self._record(action, impossible(action.kind, "the receiver's file does not allow it any more"))
             return
         if action.state == "wanted" and abs(time.time_ns() - action.created_unix_ns) > TOO_LATE_S * 1e9:
@@ -140,7 +143,7 @@ class Actor:
             action = self._inbox.move(action, "asked", request_id=request_id)
         # A request that is void by now is looked at once more: it may have been answered.
         void = abs(time.time_ns() - made_ns(str(action.request_id))) > MAX_AGE_SECONDS * 1e9
-        wait_s = 1.0 if void else self._waits_s[action.kind]
+        wait_s = 1.0 if void else duration(rule.wait)
         how = ["--steps", str(action.steps)] if action.kind == "capture" else ["--flight-recorder"]
         note = f"asked for by an alert: {alert.labels.get('alertname', '')}"[:200]
         arguments = ["capture", str(run.path), *how, "--request", str(action.request_id), "--wait", f"{wait_s:g}"]
@@ -152,8 +155,9 @@ class Actor:
         if action.kind == "capture":
             said = said_by_capture(done, dashboard_url=self._dashboard_url)
         elif running.dumped is None and done.output:
-            running.dumped = done
+            # Begun first: where that fails, the dump is still what is to be looked at next time.
             running.child = BoundedChild(["hang", str(running.run.path), "--format", "json"], limit_s=_SPARE_S)
+            running.dumped = done
             return
         else:
             dumped, hang = (done, None) if running.dumped is None else (running.dumped, done)
@@ -172,8 +176,8 @@ class Actor:
         words = {**alert.annotations, **said.annotations, f"{action.kind}_outcome": said.outcome}
         # Of an alert that has begun anew nobody is told what was before.
         if self._forwarding is not None and episode is not None and episode.starts_unix_ns == action.starts_unix_ns:
-            begun = rfc3339(action.starts_unix_ns) if action.starts_unix_ns > 0 else alert.starts_at
-            follow_up = msgspec.structs.replace(payload_alert(alert), starts_at=begun, annotations=words)
+            starts_at = begun(alert, action.starts_unix_ns)
+            follow_up = msgspec.structs.replace(payload_alert(alert), starts_at=starts_at, annotations=words)
             if episode.status == "resolved":  # said to fire, it would wake people again
                 follow_up = msgspec.structs.replace(follow_up, status="resolved", ends_at=rfc3339(episode.changed_unix_ns))
             self._counters.add("forwarded", self._forwarding.put([Forwarded(follow_up, f"{action.kind}-{action.number}")]))

@@ -16,21 +16,28 @@ from rankscope.alerts.receiving.known_runs import KnownRuns, RunName, UnknownRun
 from rankscope.analysis.result import Analysis
 
 FRESH_S: Final = 30.0
-"""A verdict is good for so long: the alerts of one trouble arrive together."""
+"""A verdict is good for so long: the alerts of one trouble arrive together. Or for as long as alerts wait: one delivery may be
+about many runs, and the first verdict has to be good until the last is there.
+"""
+LIMIT_S: Final = 60.0
+"""For one run: others wait meanwhile. What takes longer than alerts wait is told when it is there."""
 MAX_ASKED: Final = 64
 _KEPT: Final = 64
 
 
 class Analyst:
-    """Analyses the runs that are asked for. ``ready`` is called, from its thread, whenever there is something new."""
+    """Analyses the runs that are asked for, for alerts that wait ``waits_s`` for it.
 
-    def __init__(self, runs: KnownRuns, *, limit_s: float, ready: Callable[[], object]) -> None:
+    ``ready`` is called, from its thread, whenever there is something new.
+    """
+
+    def __init__(self, runs: KnownRuns, *, waits_s: float, ready: Callable[[], object]) -> None:
         self._runs = runs
-        self._limit_s = limit_s
+        self._limit_s = max(LIMIT_S, waits_s)
+        self._fresh_s = max(FRESH_S, waits_s)
         self._ready = ready
         self._changed = threading.Condition()
-        self._asked: OrderedDict[RunName, float] = OrderedDict()
-        """And when."""
+        self._asked: dict[RunName, None] = {}
         self._known: OrderedDict[RunName, tuple[float, Facts]] = OrderedDict()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="analyst", daemon=True)
@@ -49,12 +56,12 @@ class Analyst:
         """What is known of a run; ``None``: not yet, ask again."""
         with self._changed:
             known = self._known.get(named)
-            if known is not None and time.monotonic() - known[0] < FRESH_S:
+            if known is not None and time.monotonic() - known[0] < self._fresh_s:
                 return known[1]
             if named not in self._asked:
                 if len(self._asked) >= MAX_ASKED:
-                    return Facts(problem="alerts about too many runs arrived at once to analyse them all")
-                self._asked[named] = time.monotonic()
+                    return Facts(problem="alerts about too many runs arrived at once to analyse them all", late=True)
+                self._asked[named] = None
                 self._changed.notify()
         return None
 
@@ -65,9 +72,9 @@ class Analyst:
                     self._changed.wait()
                 if self._stopping:
                     return
-                named, since = next(iter(self._asked.items()))
+                named = next(iter(self._asked))
             try:
-                facts = self._analysed(named, since)
+                facts = self._analysed(named)
             except Exception as error:  # noqa: BLE001 - whatever a run holds, the next one is analysed
                 facts = Facts(problem=f"the run cannot be analysed: {type(error).__name__}")
             with self._changed:
@@ -78,20 +85,16 @@ class Analyst:
                     self._known.popitem(last=False)
             self._ready()
 
-    def _analysed(self, named: RunName, since: float) -> Facts:
-        left_s = since + self._limit_s - time.monotonic()
-        late = f"the run could not be analysed within {self._limit_s:g} s"
-        if left_s <= 0:
-            return Facts(problem=late)
+    def _analysed(self, named: RunName) -> Facts:
         try:
             run = self._runs.find(named)
         except UnknownRunError as error:
             return Facts(problem=str(error), unknown=True)
-        done = BoundedChild(["analyze", str(run.path), "--format", "json"], limit_s=left_s).wait()
+        done = BoundedChild(["analyze", str(run.path), "--format", "json"], limit_s=self._limit_s).wait()
         if done.status is None:
-            return Facts(problem=late)
+            return Facts(problem=f"the run could not be analysed within {self._limit_s:g} s", run_id=run.run_id)
         if done.status != 0:
-            return Facts(problem=f"the run cannot be analysed: {done.said or f'status {done.status}'}")
+            return Facts(problem=f"the run cannot be analysed: {done.said or f'status {done.status}'}", run_id=run.run_id)
         facts = facts_of(msgspec.json.decode(done.output, type=Analysis))
         if facts.run_id and facts.run_id != run.run_id:
             return Facts(problem="the run was replaced by another while it was analysed")

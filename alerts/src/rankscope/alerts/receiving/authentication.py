@@ -23,6 +23,10 @@ GRAFANA_SIGNATURE: Final = b"x-grafana-alerting-signature"
 MAX_FAILURES: Final = 20
 """Failed attempts of an address within ``FAILURES_S``; then it is heard again only when that time is over."""
 FAILURES_S: Final = 60.0
+UNGUESSABLE: Final = 24
+"""Bytes of a secret that nobody finds by trying, as those of Standard Webhooks have at least. Whoever knows one is heard all the
+same: behind a proxy everybody has the same address.
+"""
 MAX_ADDRESSES: Final = 1_024
 
 Headers = Mapping[bytes, bytes]
@@ -80,22 +84,23 @@ class Ways:
         """Whether somebody is asked at all."""
         return bool(self.bearer or self.basic or self.signed or self.grafana)
 
-    def by_header(self, headers: Headers) -> bool:
-        """Whether the headers alone say who it is."""
+    def by_header(self, headers: Headers, *, shortest: int = 0) -> bool:
+        """Whether the headers alone say who it is, by a token or password of at least ``shortest`` bytes."""
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() == b"bearer":
-            return _one_of(given.strip(), [secret.value for secret in self.bearer])
+            return _one_of(given.strip(), [token for secret in self.bearer if len(token := secret.value) >= shortest])
         if scheme.lower() == b"basic":
             try:
                 said = base64.b64decode(given.strip(), validate=True)
             except binascii.Error:
                 return False
-            return _one_of(said, [user.encode() + b":" + password.value for user, password in self.basic])
+            passwords = [(user, password) for user, known in self.basic if len(password := known.value) >= shortest]
+            return _one_of(said, [user.encode() + b":" + password for user, password in passwords])
         return False
 
-    def by_signature(self, headers: Headers, body: bytes, *, now_s: float) -> bool:
-        """Whether the body is signed by somebody we know, and lately."""
-        return self._grafana(headers, body, now_s) or self._standard(headers, body, now_s)
+    def by_signature(self, headers: Headers, body: bytes, *, now_s: float, shortest: int = 0) -> bool:
+        """Whether the body is signed by somebody we know, with a secret of at least ``shortest`` bytes, and lately."""
+        return self._grafana(headers, body, now_s, shortest) or self._standard(headers, body, now_s)
 
     def _standard(self, headers: Headers, body: bytes, now_s: float) -> bool:
         keys = []
@@ -109,7 +114,7 @@ class Ways:
             return False
         return True
 
-    def _grafana(self, headers: Headers, body: bytes, now_s: float) -> bool:
+    def _grafana(self, headers: Headers, body: bytes, now_s: float, shortest: int) -> bool:
         given = headers.get(GRAFANA_SIGNATURE)
         if given is None or not self.grafana:
             return False
@@ -121,7 +126,11 @@ class Ways:
             signed = at + b":" + body
         return _one_of(
             given.strip().lower(),
-            [hmac.new(secret.value, signed, hashlib.sha256).hexdigest().encode() for secret in self.grafana],
+            [
+                hmac.new(secret, signed, hashlib.sha256).hexdigest().encode()
+                for known in self.grafana
+                if len(secret := known.value) >= shortest
+            ],
         )
 
 

@@ -13,6 +13,7 @@ _HELP: Final = {
     "rankscope_receiver_alerts_total": ("counter", "Alerts looked at, by what they were: change, reminder, repeated."),
     "rankscope_receiver_truncated_alerts_total": ("counter", "Alerts that were left out of deliveries."),
     "rankscope_receiver_enriched_total": ("counter", "Alerts that name a run, by outcome: verdict, no_verdict."),
+    "rankscope_receiver_late_verdicts_total": ("counter", "Verdicts that were looked for after their alerts, by outcome."),
     "rankscope_receiver_forwarded_total": ("counter", "Messages put into the outbox."),
     "rankscope_receiver_actions_total": ("counter", "Actions, by kind and outcome."),
     "rankscope_receiver_waiting": ("gauge", "Accepted deliveries that have not been dealt with."),

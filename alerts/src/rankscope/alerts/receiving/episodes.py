@@ -60,12 +60,14 @@ def next_episode(
     if known is None:
         return fresh, "change" if status == "firing" else None
     if status == "resolved":
-        if known.status == "resolved" or starts_unix_ns < known.starts_unix_ns - LATE_S * 1e9:
+        # An end that does not say of what is that of the one we know.
+        if known.status == "resolved" or 0 < starts_unix_ns < known.starts_unix_ns - LATE_S * 1e9:
             return known, None
         return msgspec.structs.replace(known, status="resolved", changed_unix_ns=now_unix_ns), "change"
     if known.status == "resolved":
-        # The clock may have been set back meanwhile: what cannot be ordered is told, once too often rather than never.
-        late = 0 <= now_unix_ns - known.changed_unix_ns < LATE_S * 1e9 and starts_unix_ns <= known.starts_unix_ns
+        # The clock may have been set back meanwhile, or nobody says when it began: what cannot be ordered is told, once too often
+        # rather than never.
+        late = 0 <= now_unix_ns - known.changed_unix_ns < LATE_S * 1e9 and 0 < starts_unix_ns <= known.starts_unix_ns
         return (known, None) if late else (fresh, "change")
     if abs(now_unix_ns - known.told_unix_ns) < repeat_after_s * 1e9:
         return known, None

@@ -22,6 +22,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     unknown: bool = False
     """There is no such run here, so there is nobody to ask for anything either."""
+    late: bool = False
+    """There may be a verdict: it was not there in time."""
     run_id: str = ""
     simulated: bool = False
     coverage: float | None = None

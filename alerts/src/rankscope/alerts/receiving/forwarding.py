@@ -8,12 +8,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rankscope.alerts.alert import Alert
+import msgspec
+
+from rankscope.alerts.alert import Alert, rfc3339
 from rankscope.alerts.message import Message, messages
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.payload import GROUP_LABELS, PAYLOAD_VERSION, Payload, PayloadAlert, group_key
 from rankscope.alerts.receiver_config import Route
+from rankscope.alerts.receiving.episodes import Episode
+from rankscope.alerts.receiving.notification import Arrived, payload_alert
 
+_OURS: Final = frozenset(
+    {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder"}
+    | {"capture_asked", "dump_asked"}
+)
+"""Annotations that are not taken from elsewhere where we have our own."""
 _LONGEST_GROUP: Final = 512
 """Characters; of a longer one only a digest is left, for a group is part of every message."""
 
@@ -25,6 +34,26 @@ class Forwarded:
     alert: PayloadAlert
     revision: str = ""
     """Not empty: more about a state that was told."""
+
+
+def forwarded(alert: Arrived, episode: Episode, words: dict[str, str], *, revision: str | None = None) -> Forwarded:
+    """What arrived goes on as it is, with the time of its episode; of what only we know our words count, else those that came.
+
+    ``revision``: the episode's own unless given.
+    """
+    said = payload_alert(alert)
+    if words.get("verdict") == said.annotations.get("summary"):  # from the watcher: it has said it
+        words = {name: text for name, text in words.items() if name != "verdict"}
+    annotations = words | said.annotations | {name: text for name, text in words.items() if name in _OURS}
+    return Forwarded(
+        msgspec.structs.replace(said, starts_at=begun(alert, episode.starts_unix_ns), annotations=annotations),
+        episode.revision if revision is None else revision,
+    )
+
+
+def begun(alert: Arrived, starts_unix_ns: int) -> str:
+    """When its episode began, as it is told; where that means nothing, as it came."""
+    return rfc3339(starts_unix_ns) if starts_unix_ns > 0 else alert.starts_at
 
 
 class Forwarding:

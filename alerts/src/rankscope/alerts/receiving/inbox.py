@@ -31,6 +31,8 @@ MAX_KNOWN: Final = 100_000
 """Of at most so many."""
 EPISODE_KEPT_S: Final = 30 * 24 * 3600.0
 """As long after anybody was told of it, what is known of an alert: of one that fires, senders remind us."""
+MAX_EPISODES: Final = 100_000
+"""Of at most so many: those that nobody was told of for longest are forgotten, and told anew where they still fire."""
 MAX_WAITING: Final = 1_000
 MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
 
@@ -91,7 +93,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Something to do because of an alert, at most once in each of its episodes."""
 
     number: int = 0
-    kind: Literal["capture", "dump"]
+    kind: Literal["capture", "dump", "verdict"]
+    """What is asked of the run; ``verdict``: nothing, it is looked at."""
     fingerprint: str
     starts_unix_ns: int
     run_id: str
@@ -102,7 +105,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_ns: int
     steps: int
     alert: bytes
-    """The alert as it arrived, ``Arrived`` as JSON."""
+    """The alert as it arrived, ``Arrived`` as JSON; empty when it is ``done``."""
     request_id: str | None = None
     result: bytes | None = None
 
@@ -175,8 +178,11 @@ class Inbox:
 
     # Deliveries: all of these raise ``InboxError``
 
-    def accept(self, body: bytes, *, key: str | None, now_unix_ns: int) -> bool:
-        """Keep a delivery; ``False``: it was here before. Raises ``BusyError``, and ``InboxError`` where it cannot be kept."""
+    def accept(self, body: bytes, *, key: str | None, now_unix_ns: int, also: Callable[[], object] = lambda: None) -> bool:
+        """Keep a delivery; ``False``: it was here before. ``also`` is done with what is kept; where it fails, nothing is.
+
+        Raises ``BusyError``, ``InboxError`` where it cannot be kept, and whatever ``also`` raises.
+        """
         with self.transaction() as db:
             if key is not None and db.execute("SELECT 1 FROM delivery WHERE key = ?", (key,)).fetchone():
                 return False
@@ -186,6 +192,7 @@ class Inbox:
             if waiting >= MAX_WAITING or size + len(body) > MAX_WAITING_BYTES:
                 raise BusyError(f"{waiting} deliveries wait")
             db.execute("INSERT INTO delivery (key, received_unix_ns, body) VALUES (?, ?, ?)", (key, now_unix_ns, body))
+            also()
         return True
 
     def waiting(self, most: int, *, after: int = 0) -> list[Delivery]:
@@ -228,6 +235,11 @@ class Inbox:
             )
             old = now_unix_ns - int(EPISODE_KEPT_S * 1e9)
             db.execute("DELETE FROM episode WHERE max(changed_unix_ns, told_unix_ns) < ?", (old,))
+            db.execute(
+                "DELETE FROM episode WHERE (SELECT count(*) FROM episode) > ? AND fingerprint IN "
+                "(SELECT fingerprint FROM episode ORDER BY max(changed_unix_ns, told_unix_ns) DESC LIMIT -1 OFFSET ?)",
+                (MAX_EPISODES, MAX_EPISODES),
+            )
             db.execute("DELETE FROM action WHERE state = 'done' AND created_unix_ns < ?", (old,))
 
     def check(self) -> None:
@@ -246,10 +258,22 @@ class Inbox:
     # Actions
 
     def actions(self, *states: ActionState) -> list[Action]:
-        """Those in one of ``states``, oldest first."""
+        """What is asked of runs and is in one of ``states``, oldest first."""
         marks = ", ".join("?" * len(states))
+        return self._actions(f"kind != 'verdict' AND state IN ({marks})", states)
+
+    def verdicts_owed(self) -> list[Action]:
+        """Verdicts that are still to be told, oldest first."""
+        return self._actions("kind = 'verdict'", ())
+
+    def verdicts_owed_count(self) -> int:
+        """How many there are."""
+        [[count]] = self._query("SELECT count(*) FROM action WHERE kind = 'verdict'")
+        return int(count)
+
+    def _actions(self, which: str, parameters: tuple[object, ...]) -> list[Action]:
         names = ", ".join(Action.__struct_fields__)
-        rows = self._query(f"SELECT {names} FROM action WHERE state IN ({marks}) ORDER BY number", states)  # noqa: S608 - our own names
+        rows = self._query(f"SELECT {names} FROM action WHERE {which} ORDER BY number", parameters)  # noqa: S608 - our own names
         return [Action(**dict(zip(Action.__struct_fields__, row, strict=True))) for row in rows]
 
     def acted(self, kind: str, fingerprint: str, starts_unix_ns: int) -> bool:
@@ -259,11 +283,14 @@ class Inbox:
         )
         return bool(found)
 
-    def acted_since(self, kind: str, since_unix_ns: int, run_id: str | None = None) -> int:
-        """How often it was wanted since, of one run or of all."""
+    def acted_lately(self, kind: str, within_s: float, run_id: str | None = None, *, now_unix_ns: int) -> int:
+        """How often it was wanted within so long, of one run or of all.
+
+        On either side of now: a clock that was ahead for a moment must not forbid everything until then.
+        """
         [[count]] = self._query(
-            "SELECT count(*) FROM action WHERE kind = ? AND created_unix_ns >= ? AND (? IS NULL OR run_id = ?)",
-            (kind, since_unix_ns, run_id, run_id),
+            "SELECT count(*) FROM action WHERE kind = ? AND abs(created_unix_ns - ?) <= ? AND (? IS NULL OR run_id = ?)",
+            (kind, now_unix_ns, int(within_s * 1e9), run_id, run_id),
         )
         return int(count)
 
@@ -272,12 +299,19 @@ class Inbox:
         moved = msgspec.structs.replace(
             action, state=state, request_id=request_id or action.request_id, result=action.result if result is None else result
         )
+        if state == "done":  # only that it was is asked for later
+            moved = msgspec.structs.replace(moved, alert=b"", result=None)
         with self.transaction() as db:
             db.execute(
-                "UPDATE action SET state = ?, request_id = ?, result = ? WHERE number = ?",
-                (moved.state, moved.request_id, moved.result, moved.number),
+                "UPDATE action SET state = ?, request_id = ?, result = ?, alert = ? WHERE number = ?",
+                (moved.state, moved.request_id, moved.result, moved.alert, moved.number),
             )
         return moved
+
+    def forget(self, action: Action) -> None:
+        """As if it had never been wanted. Raises ``InboxError``."""
+        with self.transaction() as db:
+            db.execute("DELETE FROM action WHERE number = ?", (action.number,))
 
 
 def settle(db: sqlite3.Connection, number: int, episodes: list[Episode], actions: list[Action], *, now_unix_ns: int) -> None:

@@ -26,6 +26,7 @@ from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.forwarding import Forwarding
 from rankscope.alerts.receiving.inbox import Inbox
 from rankscope.alerts.receiving.known_runs import KnownRuns
+from rankscope.alerts.receiving.late_verdicts import LateVerdicts
 from rankscope.alerts.receiving.shown import Shown
 from rankscope.alerts.receiving.worker import Policy, Worker
 from rankscope.alerts.secret import SecretPlace, SecretUnavailableError
@@ -149,7 +150,10 @@ class Receiving:
         woken, asked, stopping = threading.Event(), threading.Event(), threading.Event()
         runs = KnownRuns(chosen.runs)
         within_s = duration(receive.enrich_within)
-        analyst = Analyst(runs, limit_s=within_s, ready=woken.set) if chosen.runs else None
+        analyst = Analyst(runs, waits_s=within_s, ready=woken.set) if chosen.runs else None
+        late = None
+        if analyst is not None and forwarding is not None:
+            late = LateVerdicts(inbox, analyst, forwarding, counters=self._counters, dashboard_url=chosen.dashboard_url)
         worker = Worker(
             inbox,
             policy=Policy(
@@ -162,6 +166,7 @@ class Receiving:
             report=self._reported,
             forwarding=forwarding,
             analyst=analyst,
+            late=late,
             acted=asked.set,
         )
         threads = [threading.Thread(target=worker.run, args=(woken, stopping), name="worker", daemon=True)]

@@ -13,9 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
-from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.receiver_config import ActionRule
 from rankscope.alerts.receiving.analyst import Analyst
@@ -23,10 +20,11 @@ from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.deciding import wanted_actions
 from rankscope.alerts.receiving.episodes import Episode, News, next_episode
 from rankscope.alerts.receiving.facts import Facts, annotations_of
-from rankscope.alerts.receiving.forwarding import Forwarded, Forwarding
+from rankscope.alerts.receiving.forwarding import Forwarded, Forwarding, forwarded
 from rankscope.alerts.receiving.inbox import Action, Delivery, Inbox, InboxError, settle
 from rankscope.alerts.receiving.known_runs import run_named
-from rankscope.alerts.receiving.notification import Arrived, Notification, NotUnderstoodError, payload_alert, read_notification
+from rankscope.alerts.receiving.late_verdicts import LateVerdicts
+from rankscope.alerts.receiving.notification import Arrived, Notification, NotUnderstoodError, read_notification
 
 BATCH: Final = 64
 """Deliveries that are read at a time."""
@@ -37,11 +35,6 @@ PRUNE_S: Final = 600.0
 PRUNE_DELIVERIES: Final = 100
 POISON_S: Final = 60.0
 """Until a delivery that we fail at is tried again."""
-_OURS: Final = frozenset(
-    {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder"}
-    | {"capture_asked", "dump_asked"}
-)
-"""Annotations that are not taken from elsewhere where we have our own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +57,10 @@ class _News:
 
 
 class Worker:
-    """Deals with what is in the inbox. Without ``forwarding`` nobody is told; without ``analyst`` nothing is enriched."""
+    """Deals with what is in the inbox. Without ``forwarding`` nobody is told; without ``analyst`` nothing is enriched.
+
+    What is not analysed in time is told by ``late``, if there is that.
+    """
 
     def __init__(
         self,
@@ -75,6 +71,7 @@ class Worker:
         report: Callable[[str], object],
         forwarding: Forwarding | None = None,
         analyst: Analyst | None = None,
+        late: LateVerdicts | None = None,
         acted: Callable[[], object] = lambda: None,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -84,6 +81,7 @@ class Worker:
         self._report = report
         self._forwarding = forwarding
         self._analyst = analyst
+        self._late = late
         self._acted = acted
         self._clock = clock
         self._began_unix_ns = clock()
@@ -101,7 +99,7 @@ class Worker:
             woken.wait(LOOK_S)
             woken.clear()
             try:
-                while self.run_due():
+                while not stopping.is_set() and self.run_due():
                     pass
                 self._trouble = ""
             except (InboxError, OutboxError, OSError) as error:
@@ -123,6 +121,8 @@ class Worker:
         while batch := self._inbox.waiting(BATCH, after=last):
             done += sum([self._looked_at(delivery, held) for delivery in batch])
             last = batch[-1].number
+        if self._late is not None:
+            self._late.run_due()
         self._since_pruned += done
         if self._since_pruned >= PRUNE_DELIVERIES or time.monotonic() - self._pruned > PRUNE_S:
             self._inbox.prune(now_unix_ns=self._clock())
@@ -166,22 +166,14 @@ class Worker:
         if facts is None:
             return False
         actions: list[Action] = []
-        forwarded: list[Forwarded] = []
+        told: list[Forwarded] = []
         for alert, episode, what in news.alerts:
-            known = facts.get(alert.fingerprint)
-            words = {} if known is None else annotations_of(known, alert.labels, dashboard_url=self._policy.dashboard_url)
-            if known is not None:
-                self._counters.add("enriched", outcome="no_verdict" if known.verdict is None else "verdict")
-            rules = () if known is not None and known.unknown else self._policy.rules
-            for kind, text, action in wanted_actions(rules, alert, episode, self._inbox, actions, now_unix_ns=now):
-                words[f"{kind}_asked"] = text
-                if action is None:
-                    self._counters.add("actions", kind=kind, outcome="rate_limited")
-                else:
-                    actions.append(action)
-            forwarded.append(_forwarded(alert, episode, words, reminder=what == "reminder"))
-        if self._forwarding is not None and forwarded:
-            self._counters.add("forwarded", self._forwarding.put(forwarded))
+            words = self._words(alert, episode, facts.get(alert.fingerprint), actions)
+            if what == "reminder":
+                words["reminder"] = str(episode.told - 1)
+            told.append(forwarded(alert, episode, words))
+        if self._forwarding is not None and told:
+            self._counters.add("forwarded", self._forwarding.put(told))
         with self._inbox.transaction() as db:
             settle(db, delivery.number, list(news.episodes.values()), actions, now_unix_ns=now)
         for kind in news.kinds:
@@ -190,6 +182,26 @@ class Worker:
         if actions:
             self._acted()
         return True
+
+    def _words(self, alert: Arrived, episode: Episode, known: Facts | None, actions: list[Action]) -> dict[str, str]:
+        """What we say about an alert; what it makes us do is added to ``actions``."""
+        words: dict[str, str] = {}
+        if known is not None:
+            words = annotations_of(known, alert.labels, dashboard_url=self._policy.dashboard_url)
+            self._counters.add("enriched", outcome="no_verdict" if known.verdict is None else "verdict")
+            if known.late and self._late is not None and (owed := self._late.owed(alert, episode, besides=len(actions))):
+                words["no_verdict"] += "; it follows when it is there"
+                actions.append(owed)
+        rules = () if known is not None and known.unknown else self._policy.rules
+        run_id = "" if known is None else known.run_id
+        now = self._clock()
+        for kind, text, action in wanted_actions(rules, alert, episode, self._inbox, actions, run_id=run_id, now_unix_ns=now):
+            words[f"{kind}_asked"] = text
+            if action is None:
+                self._counters.add("actions", kind=kind, outcome="rate_limited")
+            else:
+                actions.append(action)
+        return words
 
     def _news(self, alerts: Sequence[Arrived], now_unix_ns: int) -> _News:
         news = _News()
@@ -231,24 +243,6 @@ class Worker:
                 if not late:
                     waits = True
                     continue
-                facts = Facts(problem=f"the run was not analysed within {self._policy.enrich_within_s:g} s")
+                facts = Facts(problem=f"the run was not analysed within {self._policy.enrich_within_s:g} s", late=True)
             found[alert.fingerprint] = facts
         return None if waits else found
-
-
-def _forwarded(alert: Arrived, episode: Episode, words: dict[str, str], *, reminder: bool) -> Forwarded:
-    """What arrived goes on as it is; of what only we know our words count, of the rest those that came."""
-    said = payload_alert(alert)
-    begun = rfc3339(episode.starts_unix_ns) if episode.starts_unix_ns > 0 else alert.starts_at
-    if words.get("verdict") == said.annotations.get("summary"):  # from the watcher: it has said it
-        words = {name: text for name, text in words.items() if name != "verdict"}
-    if reminder:
-        words = {**words, "reminder": str(episode.told - 1)}
-    return Forwarded(
-        msgspec.structs.replace(
-            said,
-            starts_at=begun,
-            annotations=words | said.annotations | {name: text for name, text in words.items() if name in _OURS},
-        ),
-        episode.revision,
-    )

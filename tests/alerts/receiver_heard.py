@@ -1,0 +1,67 @@
+"""A worker over an inbox and an outbox in memory, for tests: what is news, and what is told because of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.alerts.alert import rfc3339
+from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.receiver_config import ActionRule
+from rankscope.alerts.receiving.counters import Counters
+from rankscope.alerts.receiving.forwarding import Forwarding
+from rankscope.alerts.receiving.inbox import Inbox
+from rankscope.alerts.receiving.worker import Policy, Worker
+from rankscope.alerts.retrying import Judgement
+from rankscope.alerts.sender import Sender
+from rankscope.alerts.target import webhook_target
+
+S = 10**9
+STRAGGLER = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1", "run": "llama", "rank": "1"}
+
+
+class Heard:
+    """A worker over an inbox and an outbox in memory, at a time that the test says."""
+
+    def __init__(self, *rules: ActionRule) -> None:
+        self.inbox = Inbox(None, report=lambda _: None)
+        self.delivered: list[bytes] = []
+        outbox = Outbox(None)
+        chat = webhook_target("http://127.0.0.1:1/")
+        self.sender = Sender(outbox, [chat], report=pytest.fail, courier=lambda _: self)
+        self.now_s = 1_000_000.0
+        self.worker = Worker(
+            self.inbox,
+            policy=Policy(repeat_after_s=4 * 3600, rules=rules),
+            counters=Counters(),
+            report=pytest.fail,
+            forwarding=Forwarding(outbox, targets={chat.name: 16}, routes=()),
+            clock=lambda: int(self.now_s * S),
+        )
+
+    def alert(self, status: str = "firing", *, starts: int = 900_000, **labels: str) -> dict[str, Any]:
+        return {"status": status, "labels": STRAGGLER | labels, "startsAt": rfc3339(starts * S)}
+
+    def hear(self, *alerts: dict[str, Any], after_s: float = 0) -> list[tuple[str, dict[str, str]]]:
+        """Status and annotations of the messages that ``chat`` gets because of a delivery."""
+        self.now_s += after_s
+        body = msgspec.json.encode({"version": "4", "status": "firing", "alerts": alerts})
+        assert self.inbox.accept(body, key=None, now_unix_ns=int(self.now_s * S))
+        return self.wait(0)
+
+    def wait(self, after_s: float) -> list[tuple[str, dict[str, str]]]:
+        """What ``chat`` gets without another delivery."""
+        self.now_s += after_s
+        while self.worker.run_due():
+            pass
+        self.delivered.clear()
+        self.sender.run_due()
+        payloads = [msgspec.json.decode(body) for body in self.delivered]
+        return [(one["status"], one["annotations"]) for payload in payloads for one in payload["alerts"]]
+
+    def attempt(self, message_id: str, payload: bytes) -> Judgement:
+        """Deliver a message, as a courier."""
+        self.delivered.append(payload)
+        return Judgement(kind="delivered")

@@ -1,0 +1,120 @@
+"""Alerts that wait for the verdict about their run, and verdicts that are late."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.alerts.receiver_heard import Heard, S
+
+from rankscope.alerts.receiver_config import ActionRule
+from rankscope.alerts.receiving import late_verdicts as late_verdicts_module
+from rankscope.alerts.receiving.counters import Counters
+from rankscope.alerts.receiving.facts import Facts
+from rankscope.alerts.receiving.late_verdicts import LateVerdicts
+from rankscope.alerts.target import TemplateName
+from rankscope.alerts.templates import TEMPLATES
+from rankscope.analysis.result import Verdict
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+def test_an_alert_waits_for_a_verdict_and_not_for_long(heard: Heard) -> None:
+    heard.worker._analyst = SimpleNamespace(facts=lambda _: None)  # type: ignore[assignment]
+    # given more alerts than are looked at in one round, about runs that nobody has analysed yet, and one about none
+    for number in range(70):
+        assert heard.hear(heard.alert(run_id=str(number))) == []
+    # then that one is told at once
+    assert len(heard.hear(heard.alert(run_id="", run="", alertname="GpuDown"))) == 1
+    assert heard.hear(heard.alert("resolved", run_id="0"), after_s=10) == []  # it does not overtake its beginning
+    # when the time for a verdict is over
+    heard.now_s += 10.0
+    while heard.worker.run_due():
+        pass
+    heard.sender.run_due()
+    # then all of them go out without
+    told = [alert for body in heard.delivered for alert in msgspec.json.decode(body)["alerts"]]
+    without = [alert for alert in told if alert["annotations"].get("no_verdict") == "the run was not analysed within 20 s"]
+    # the first ended before anybody heard of it
+    assert {alert["labels"]["run_id"] for alert in without} == {str(number) for number in range(1, 70)}
+
+
+VERDICT = Facts(run_id="r1", verdict=Verdict(kind="straggler", rank=1, cause="input", summary="Rank 1 waits for its data."))
+
+
+@pytest.fixture
+def late(heard: Heard) -> dict[str, Facts | None]:
+    """What is known of runs by id, which the test changes; nothing at first."""
+    known: dict[str, Facts | None] = {}
+    analyst: Any = SimpleNamespace(facts=lambda named: known.get(named.run_id))
+    heard.worker._analyst = analyst
+    forwarding: Any = heard.worker._forwarding
+    heard.worker._late = LateVerdicts(
+        heard.inbox, analyst, forwarding, counters=Counters(), dashboard_url=None, clock=lambda: int(heard.now_s * S)
+    )
+    return known
+
+
+def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: Heard, late: dict[str, Facts | None]) -> None:
+    heard.hear(heard.alert())
+    ((status, first),) = heard.wait(20)
+    assert (status, first["no_verdict"]) == ("firing", "the run was not analysed within 20 s; it follows when it is there")
+    assert heard.wait(60) == []
+    late["r1"] = VERDICT
+    ((status, follow_up),) = heard.wait(1)
+    assert (status, follow_up["verdict"], follow_up["cause"]) == ("firing", "Rank 1 waits for its data.", "input")
+    assert "no_verdict" not in follow_up
+    assert heard.wait(60) == []
+    assert heard.inbox.verdicts_owed() == []
+
+
+def test_nothing_follows_an_alert_that_is_over_nor_without_a_verdict_nor_after_long(
+    heard: Heard, late: dict[str, Facts | None]
+) -> None:
+    for run in ("over", "damaged", "slow", "full"):
+        heard.hear(heard.alert(run_id=run))
+    late["full"] = Facts(problem="alerts about too many runs arrived at once", late=True)
+    assert len(heard.wait(20)) == 4
+    heard.hear(heard.alert("resolved", run_id="over"))
+    late["over"], late["damaged"] = VERDICT, Facts(problem="it is damaged")
+    assert heard.wait(1) == []
+    assert [action.run_id for action in heard.inbox.verdicts_owed()] == ["slow", "full"]
+    late["slow"] = late["full"] = VERDICT
+    assert heard.wait(3600) == []
+    assert heard.inbox.verdicts_owed() == []
+
+
+def test_only_so_many_verdicts_are_owed(heard: Heard, late: dict[str, Facts | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_verdicts_module, "MOST_OWED", 3)
+    heard.hear(*(heard.alert(run_id=run) for run in ("a", "b")))
+    heard.hear(*(heard.alert(run_id=run) for run in ("c", "d")))
+    told = [words["no_verdict"] for _, words in heard.wait(20)]
+    assert ["follows" in one for one in told] == [True, True, True, False]
+    late.update(dict.fromkeys("abcd", VERDICT))
+    assert len(heard.wait(1)) == 3
+
+
+@pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
+def test_people_are_told_the_verdict_and_what_was_asked(name: TemplateName) -> None:
+    heard = Heard(ActionRule(alert="TrainingStraggler", do="capture"))
+    verdict = Verdict(
+        kind="straggler", rank=1, cause="input", summary="Rank 1 on host n1 waits for its data.", next=["look there"]
+    )
+    facts = Facts(run_id="r1", simulated=True, coverage=1.0, verdict=verdict, hosts={1: "n1"}, gpu_uuids={1: "GPU-1"})
+    heard.worker._analyst = SimpleNamespace(facts=lambda _: facts)  # type: ignore[assignment]
+    heard.hear(heard.alert())
+    said = TEMPLATES[name](heard.delivered[0], "key").decode()
+    for words in (
+        "[simulated GPUs] Rank 1 on host n1 waits for its data.",
+        "n1",
+        "GPU-1",
+        "input",
+        "look there",
+        "what it shows follows",
+    ):
+        assert words in said, words
