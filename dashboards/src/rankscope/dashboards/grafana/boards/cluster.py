@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from rankscope.dashboards.grafana.boards import columns
+from rankscope.dashboards.grafana.boards.answers import NO_ANSWER, hosts_answering
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, gone, state
-from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, node_board, places, run_board, run_page
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, state
+from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
 from rankscope.dashboards.grafana.boards.marks import (
     ANY_IS_A_WARNING,
@@ -20,9 +22,6 @@ from rankscope.dashboards.grafana.boards.marks import (
 UID: Final = "rankscope-cluster"
 JOB: Final = "job_id, user, account, partition, run_id, namespace_k8s, pod_k8s"
 HELD_BY: Final = f"max by (uuid, {JOB}) (gpu_job_info{{{SCOPE}}})"
-TO_NODE: Final = (("Everything of this host", node_board(NATIVE)),)
-LINE_TO_NODE: Final = (("Everything of this host", node_board(NATIVE, "${__field.labels.instance:percentencode}")),)
-SIMULATED: Final = Column(source="simulated", title="Simulated")
 
 
 def cluster() -> Canvas:
@@ -46,14 +45,7 @@ def _overview(canvas: Canvas) -> None:
     up = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
     collectors = f"rankscope_exporter_collector_success{{{SCOPE}}}"
     canvas.row("Now")
-    canvas.figure("Hosts", "Hosts whose exporter answers Prometheus.", "none", f"count(group by (instance) (up{{{SCOPE}}} == 1))")
-    canvas.figure(
-        "Hosts not answering",
-        "Exporters that Prometheus cannot reach. What is not collected is missing, not healthy.",
-        "none",
-        none_is_zero(f"count(group by (instance) (up{{{SCOPE}}} == 0))", f"up{{{SCOPE}}}"),
-        thresholds=ANY_IS_BAD,
-    )
+    hosts_answering(canvas)
     canvas.figure("GPUs", "GPUs that the exporters know, answering or not.", "none", f"count(group by (uuid) ({up}))")
     canvas.figure(
         "GPUs not answering",
@@ -176,9 +168,9 @@ def _states(canvas: Canvas) -> None:
         "Hosts where GPUs are held and compute nothing.",
         "none",
         Query(f"count by (host, instance) {state('allocated_idle')}", "{{host}}"),
-        told(f"NaN * {gone()}"),
+        NO_ANSWER,
         width=12,
-        look=Graph(stacked=True, links=LINE_TO_NODE),
+        look=Graph(stacked=True, links=columns.line_to_node()),
     )
 
 
@@ -200,8 +192,8 @@ def _hosts(canvas: Canvas) -> None:
         "Every host",
         "One row for each host that is collected. An empty cell is a measurement that this host's GPUs do not give.",
         [
-            Column(source="host", title="Host", links=TO_NODE),
-            Column(source="instance", title="Instance", links=TO_NODE),
+            columns.HOST,
+            columns.INSTANCE,
             Column(source="Value #A", title="GPUs"),
             Column(source="Value #B", title="Not answering", thresholds=ANY_IS_BAD),
             Column(source="Value #C", title="Power", unit="watt"),
@@ -209,7 +201,7 @@ def _hosts(canvas: Canvas) -> None:
             Column(source="Value #E", title="Throttled", thresholds=ANY_IS_A_WARNING),
             Column(source="Value #F", title="Allocated, idle", thresholds=ANY_IS_A_WARNING),
             Column(source="Value #G", title="Xids in this time", thresholds=ANY_IS_A_WARNING),
-            SIMULATED,
+            columns.SIMULATED,
         ],
         of_hosts("count", up),
         of_hosts("sum", f"{up} == bool 0"),
@@ -227,7 +219,6 @@ def _jobs(canvas: Canvas) -> None:
         return f"sum by ({JOB}) (max by (uuid) ({expr})\n* on (uuid) group_left ({JOB}) {HELD_BY})"
 
     tensor = f"rate({NATIVE.selector('gpu_tensor_active_seconds_total')}[{RATE}])"
-    run = (("Training run", run_board()), ("Evidence", run_page()))
     canvas.row("Jobs")
     canvas.sheet(
         "Every job on GPUs",
@@ -239,7 +230,7 @@ def _jobs(canvas: Canvas) -> None:
             Column(source="partition", title="Partition"),
             Column(source="namespace_k8s", title="Namespace"),
             Column(source="pod_k8s", title="Pod"),
-            Column(source="run_id", title="Run", links=run),
+            columns.RUN,
             Column(source="Value #A", title="GPUs"),
             Column(source="Value #B", title="Allocated, idle", thresholds=ANY_IS_A_WARNING),
             Column(source="Value #C", title="Power", unit="watt"),
@@ -256,16 +247,16 @@ def _jobs(canvas: Canvas) -> None:
         "Allocated, idle GPUs",
         "GPUs that are held and compute nothing, and who holds them.",
         [
-            Column(source="host", title="Host", links=TO_NODE),
+            columns.HOST,
             Column(source="index", title="GPU"),
             Column(source="model", title="Model"),
             Column(source="job_id", title="Job"),
             Column(source="user", title="User"),
             Column(source="pod_k8s", title="Pod"),
-            Column(source="run_id", title="Run", links=run),
+            columns.RUN,
             Column(source="uuid", title="UUID"),
-            Column(source="instance", title="Instance", hidden=True),
-            SIMULATED,
+            columns.INSTANCE_OF_LINKS,
+            columns.SIMULATED,
         ],
         f"max by ({idle}, {JOB}) ({state('allocated_idle')}\n* on (uuid) group_left ({JOB}) {HELD_BY})\n"
         f"or on (uuid)\nmax by ({idle}) ({state('allocated_idle')})",
@@ -283,7 +274,7 @@ def _power(canvas: Canvas) -> None:
         Query(f"sum by (instance, host) ({watts}\n* on (instance, uuid) group_left (host) {known})", "{{host}}"),
         told(NATIVE.missing("gpu_power_watts")),
         width=24,
-        look=Graph(stacked=True, links=LINE_TO_NODE),
+        look=Graph(stacked=True, links=columns.line_to_node()),
     )
 
 
@@ -325,14 +316,14 @@ def _collection(canvas: Canvas) -> None:
     canvas.sheet(
         "Exporters that do not answer",
         "Targets that Prometheus cannot scrape: nothing is known about their GPUs.",
-        [Column(source="instance", title="Instance", links=TO_NODE), Column(source="job", title="Scrape job")],
+        [columns.INSTANCE, Column(source="job", title="Scrape job")],
         f"max by (instance, job) (up{{{SCOPE}}} == 0)",
         width=8,
     )
     canvas.sheet(
         "Collectors that fail",
         "Parts of the measurements that an exporter misses; the reason is in its log and on its page /-/ready.",
-        [Column(source="instance", title="Instance", links=TO_NODE), Column(source="collector", title="Collector")],
+        [columns.INSTANCE, Column(source="collector", title="Collector")],
         f"max by (instance, collector) (rankscope_exporter_collector_success{{{SCOPE}}} == 0)",
         width=8,
     )

@@ -9,27 +9,13 @@ from rankscope.dashboards.grafana.boards.frame import run_page
 from rankscope.dashboards.grafana.boards.kinds import Query
 
 RUN: Final = '{run_id=~"$run_id"}'
-
-
 RANK: Final = '{run_id=~"$run_id", rank=~"$rank"}'
-
-
 INFO: Final = f'rank_info{{{SCOPE}, run_id=~"$run_id"}}'
-
-
 REPORTING: Final = 'run_id_rank_state:rank_state:max{run_id=~"$run_id", state!="silent"} == 1'
-
-
 LEGEND: Final = "rank {{rank}} {{host}}"
-
-
 EVIDENCE: Final = (("Evidence", run_page("${__field.labels.run_id:percentencode}", "${__field.labels.rank:percentencode}")),)
-
-
 MOST: Final = 8
 """Lines of single ranks in a graph; the others are told by their median and their greatest."""
-
-
 SILENT: Final = Query(
     'NaN * count by (run_id, state) (run_id_rank_state:rank_state:max{run_id=~"$run_id", state!="running"} == 1)',
     "ranks {{state}}",

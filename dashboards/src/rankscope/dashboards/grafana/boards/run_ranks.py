@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from rankscope.dashboards.grafana.boards import columns
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, matchers
-from rankscope.dashboards.grafana.boards.frame import node_board, run_page
+from rankscope.dashboards.grafana.boards.dialect import RATE, SCOPE, matchers
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
 from rankscope.dashboards.grafana.boards.marks import DEGREES_LEFT
 from rankscope.dashboards.grafana.boards.run_queries import (
@@ -90,7 +90,7 @@ def stragglers(canvas: Canvas) -> None:
         "Every rank",
         "Where each rank is, what it needs for a step itself, how long it waits, and what the others wait for it.",
         [
-            Column(source="rank", title="Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),)),
+            columns.RANK,
             Column(source="host", title="Host"),
             Column(source="gpu_uuid", title="GPU"),
             Column(source="run_id", title="Run"),
@@ -192,14 +192,14 @@ def hardware(canvas: Canvas) -> None:
         "GPUs of the run",
         "Which GPU each rank is on, and what state it is in.",
         [
-            Column(source="rank", title="Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),)),
-            Column(source="host", title="Host", links=(("Everything of this host", node_board(NATIVE)),)),
+            columns.RANK,
+            columns.HOST,
             Column(source="index", title="GPU"),
             Column(source="model", title="Model"),
             Column(source="state", title="State"),
-            Column(source="simulated", title="Simulated"),
+            columns.SIMULATED,
             Column(source="uuid", title="UUID"),
-            Column(source="instance", title="Instance", hidden=True),
+            columns.INSTANCE_OF_LINKS,
             Column(source="run_id", title="Run"),
         ],
         f"max by ({identity}, state) ({of_rank(state)})\nor on (uuid)\nmax by ({identity}) ({of_rank(known)})",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import ValueMap
 
+from rankscope.dashboards.grafana.boards import columns
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE
-from rankscope.dashboards.grafana.boards.frame import node_board
 from rankscope.dashboards.grafana.boards.kinds import Column
 from rankscope.dashboards.grafana.boards.marks import code_words
 from rankscope.exporter.xids import XIDS
@@ -25,14 +25,14 @@ def xid_sheet(canvas: Canvas, *, width: int) -> None:
         "Xid errors by GPU and code: the last time, the job it happened in, and how many were counted in the time shown; "
         "the first of a code may not be counted, for nothing was there before it.",
         [
-            Column(source="host", title="Host", links=(("Everything of this host", node_board(NATIVE)),)),
+            columns.HOST,
             Column(source="index", title="GPU"),
             Column(source="xid", title="Xid", words=xid_words()),
             Column(source="Value #A", title="Last time", unit="dateTimeAsIso"),
             Column(source="Value #B", title="In this time"),
             Column(source="job_id", title="Job then"),
             Column(source="uuid", title="UUID"),
-            Column(source="instance", title="Instance", hidden=True),
+            columns.INSTANCE_OF_LINKS,
         ],
         f"1000 * {rows}",
         f"0 * {rows}\n+ on ({_BY}) group_left () {grown}",
