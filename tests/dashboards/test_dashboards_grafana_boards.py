@@ -31,8 +31,6 @@ from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.links import overview_url
 from rankscope.runs.metrics import RANK_METRICS
 
-EXTERNAL = {"up", "ALERTS", "ALERTS_FOR_STATE"}
-"""Prometheus's own."""
 KINDS = {"timeseries", "stat", "table", "state-timeline", "heatmap"}
 """Panels of Grafana 11 and newer, none of them Angular's."""
 UNITS = {
@@ -53,10 +51,14 @@ needed: set[int] = set()
 
 
 @functools.cache
-def _exclusions() -> list[dict[str, str]]:
-    text = (files("rankscope.dashboards") / "grafana" / "boards" / "exclusions.toml").read_text(encoding="utf-8")
-    found: list[dict[str, str]] = tomllib.loads(text)["exclusion"]
+def _table(file: str, name: str) -> list[dict[str, str]]:
+    text = (files("rankscope.dashboards") / "grafana" / "boards" / file).read_text(encoding="utf-8")
+    found: list[dict[str, str]] = tomllib.loads(text)[name]
     return found
+
+
+def _exclusions() -> list[dict[str, str]]:
+    return _table("exclusions.toml", "exclusion")
 
 
 def _excluded(rule: str, *, metric: str = "", panel: str = "") -> bool:
@@ -224,14 +226,14 @@ def test_every_metric_is_one_that_somebody_publishes_or_records() -> None:
         for rule in group["rules"]
         if "record" in rule
     }
-    known = KNOWN.keys() | DCGM.keys() | PARTS | recorded | EXTERNAL
+    ours = KNOWN.keys() | DCGM.keys() | PARTS | recorded
     used = {selector.metric for _, selector in _selected()}
     for board in BOARDS.values():
         for variable in board["templating"]["list"]:
             if variable["type"] == "query":
                 used |= {re.sub(r"^\w+\(([\w:]+).*", r"\1", variable["query"]["query"])}
     assert {"gpu_power_watts", "rank_steps_total", "uuid_state:gpu_state:active", "DCGM_FI_DEV_POWER_USAGE"} <= used
-    assert used <= known
+    assert used - ours == {metric["name"] for metric in _table("external.toml", "metric")}
 
 
 def test_the_boards_over_dcgm_ask_for_nothing_that_only_we_have() -> None:

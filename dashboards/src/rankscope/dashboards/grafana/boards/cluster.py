@@ -9,6 +9,7 @@ from rankscope.dashboards.grafana.boards.answers import NO_ANSWER, hosts_answeri
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, state
 from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.infiniband import links_lost
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
 from rankscope.dashboards.grafana.boards.marks import (
     ANY_IS_A_WARNING,
@@ -190,7 +191,8 @@ def _hosts(canvas: Canvas) -> None:
     canvas.row("Hosts")
     canvas.sheet(
         "Every host",
-        "One row for each host that is collected. An empty cell is a measurement that this host's GPUs do not give.",
+        "One row for each host that is collected. An empty cell is a measurement that this host does not give. "
+        "InfiniBand links are those that went down in the time shown, as node_exporter tells.",
         [
             columns.HOST,
             columns.INSTANCE,
@@ -201,6 +203,7 @@ def _hosts(canvas: Canvas) -> None:
             Column(source="Value #E", title="Throttled", thresholds=ANY_IS_A_WARNING),
             Column(source="Value #F", title="Allocated, idle", thresholds=ANY_IS_A_WARNING),
             Column(source="Value #G", title="Xids in this time", thresholds=ANY_IS_A_WARNING),
+            Column(source="Value #H", title="InfiniBand links lost", thresholds=ANY_IS_A_WARNING),
             columns.SIMULATED,
         ],
         of_hosts("count", up),
@@ -210,6 +213,7 @@ def _hosts(canvas: Canvas) -> None:
         counted("throttled"),
         counted("allocated_idle"),
         of_hosts("sum", f"round(sum by (instance, uuid) (increase({NATIVE.selector('gpu_xid_errors_total')}[$__range])))"),
+        f"0 * group by ({by}) (gpu_info{{{SCOPE}}})\n+ on (host) group_left () {links_lost()}",
         sort="Not answering",
     )
 

@@ -9,6 +9,7 @@ from rankscope.dashboards.grafana.boards.answers import NO_ANSWER
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, Dialect, state
 from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.infiniband import infiniband
 from rankscope.dashboards.grafana.boards.kinds import Column, Query
 from rankscope.dashboards.grafana.boards.marks import (
     ALL_IS_GOOD,
@@ -51,6 +52,10 @@ def node(dialect: Dialect) -> Canvas:
     heat(canvas, dialect)
     power(canvas, dialect)
     links(canvas, dialect)
+    if native:
+        infiniband(canvas)
+    else:
+        canvas.left_out.append("InfiniBand")
     errors(canvas, dialect)
     off_by_default(canvas, dialect)
     collection(canvas, dialect)
