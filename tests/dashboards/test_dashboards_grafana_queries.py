@@ -129,6 +129,10 @@ def test_every_query_has_data_or_a_reason(
         lost = {one["metric"].get("gpu_uuid") for one in asked.instant(firing.asked(_values("rankscope-alerts", jobs)))}
         assert uuid_of(LOST) in lost
 
+        # and the errors of the time shown are counted, the first of each code, too
+        xids = _labelled(asked, jobs, "rankscope-alerts", "Xids", "B", by=("host", "index", "xid"))
+        assert xids == {("node1", "0", "31"): 1, ("node1", "0", "79"): 1}
+
         # and a graph says of what it has no line, in which of two states it is
         (missing,) = [target for target in _queries() if target.name == ("rankscope-node", "SMs active", "B")]
         told = {

@@ -19,6 +19,7 @@ from rankscope.dashboards.grafana.boards.marks import (
     none_is_zero,
     or_not_available,
 )
+from rankscope.dashboards.grafana.boards.xids import xids_in_time
 
 UID: Final = "rankscope-cluster"
 JOB: Final = "job_id, user, account, partition, run_id, namespace_k8s, pod_k8s"
@@ -212,7 +213,7 @@ def _hosts(canvas: Canvas) -> None:
         of_hosts("min", f"{NATIVE.selector('gpu_temperature_margin_celsius')}"),
         counted("throttled"),
         counted("allocated_idle"),
-        of_hosts("sum", f"round(sum by (instance, uuid) (increase({NATIVE.selector('gpu_xid_errors_total')}[$__range])))"),
+        of_hosts("sum", f"sum by (instance, uuid) ({xids_in_time(NATIVE.selector('gpu_xid_errors_total'))})"),
         f"0 * group by ({by}) (gpu_info{{{SCOPE}}})\n+ on (host) group_left () {links_lost()}",
         sort="Not answering",
     )

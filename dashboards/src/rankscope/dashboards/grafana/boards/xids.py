@@ -1,4 +1,4 @@
-"""The table of Xids, on the board of one host and on that of alerts."""
+"""Xids: how often in the time shown, and the table on the board of one host and on that of alerts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models.dashboard import ValueMap
 
 from rankscope.dashboards.grafana.boards import columns
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, RANGE, named
 from rankscope.dashboards.grafana.boards.kinds import Column
 from rankscope.dashboards.grafana.boards.marks import code_words
 from rankscope.exporter.xids import XIDS
@@ -14,16 +14,24 @@ from rankscope.exporter.xids import XIDS
 _BY = "host, index, uuid, instance, xid"
 
 
+def xids_in_time(total: str) -> str:
+    """By how much a counter of Xids is greater than at the beginning of the time shown; all of it where it was not there then.
+
+    There are two dozen series per GPU, nearly all of them zero for ever: ``increase`` would read every sample of each.
+    """
+    return f"clamp_min({total} - ({total} offset {RANGE} or 0 * {total}), 0)"
+
+
 def xid_sheet(canvas: Canvas, *, width: int) -> None:
     """Every Xid that a GPU ever had, as far as its exporter remembers: last time, how often, and the job it happened in."""
     last = f"max by ({_BY}) ({NATIVE.value('gpu_xid_last_timestamp_seconds')})"
     job = f"max by ({_BY}, job_id) ({NATIVE.value('gpu_xid_last_job_info')})"
     rows = f"(\n{last}\n* on ({_BY}) group_left (job_id) {job}\nor on ({_BY})\n{last}\n)"
-    grown = f"max by ({_BY}) (round({NATIVE.increase('gpu_xid_errors_total')}))"
+    grown = f"max by ({_BY}) ({named(xids_in_time(NATIVE.selector('gpu_xid_errors_total')))})"
     canvas.sheet(
         "Xids",
         "Xid errors by GPU and code: the last time, the job it happened in, and how many were counted in the time shown; "
-        "the first of a code may not be counted, for nothing was there before it.",
+        "of a GPU that was not watched before, all that its exporter remembers.",
         [
             columns.HOST,
             Column(source="index", title="GPU"),
