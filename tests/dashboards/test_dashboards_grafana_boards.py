@@ -232,7 +232,7 @@ def test_every_metric_is_one_that_somebody_publishes_or_records() -> None:
         for variable in board["templating"]["list"]:
             if variable["type"] == "query":
                 used |= {re.sub(r"^\w+\(([\w:]+).*", r"\1", variable["query"]["query"])}
-    assert {"gpu_power_watts", "rank_steps_total", "uuid_state:gpu_state:active", "DCGM_FI_DEV_POWER_USAGE"} <= used
+    assert {"gpu_power_watts", "rank_gc_seconds_total", "uuid_state:gpu_state:active", "DCGM_FI_DEV_POWER_USAGE"} <= used
     assert used - ours == {metric["name"] for metric in _table("external.toml", "metric")}
 
 
@@ -302,6 +302,7 @@ def test_the_library_that_makes_boards_is_not_needed_to_hand_them_out() -> None:
         ('sum by (a) (rate(b_total{x=~"(}", y="["}[$__rate_interval]))', [("b_total", "$__rate_interval", "rate")]),
         ("max by (a) (x) * on (a) group_left (b) y{} / 3.6e6", [("x", "", "max"), ("y", "", "")]),
         ("NaN * (x == 0 or time() - y)", [("x", "", ""), ("y", "", "")]),
+        ("max_over_time((rate(x[5m]) / y)[$__range:1m] @ end())", [("x", "5m", "rate"), ("y", "", "")]),
         ('max by (a) (count_over_time(x{a="1"}[$__range:1m])) / ($__range_s / 60)', [("x", "$__range:1m", "count_over_time")]),
     ],
 )

@@ -9,9 +9,9 @@ from rankscope.dashboards.grafana.boards.answers import NO_ANSWER
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE
 from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, places
-from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
+from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
 from rankscope.dashboards.grafana.boards.marks import BAD, PLAIN, WARNING, none_is_zero
-from rankscope.dashboards.grafana.boards.xids import xid_sheet, xids_in_time
+from rankscope.dashboards.grafana.boards.xids import REMEMBERED_GPU, XIDS_SO_FAR, xid_sheet, xids_in_time
 
 UID: Final = "rankscope-alerts"
 FIRING: Final = 'alertstate="firing", instance=~"$instance|"'
@@ -117,15 +117,13 @@ def _xids(canvas: Canvas) -> None:
         width=12,
         look=Graph(bars=True, stacked=True, interval="1m"),
     )
-    # Remembered for a while: after some Xids a GPU is not there any more.
-    watched = 'uuid:gpu_info:latest{instance=~"$instance", uuid=~"$gpu"}'
     by_gpu = NATIVE.legend + " Xid {{xid}}"
     canvas.graph(
         "Xids by GPU",
         "Xids that were counted in the time up to each moment, by GPU and code.",
         "none",
-        Query(f"{xids_in_time('uuid_xid:gpu_xid_errors:nonzero')}\n* on (uuid) group_left (host, index) {watched} > 0", by_gpu),
-        told(NATIVE.missing("gpu_xid_errors_total")),
+        Query(f"{xids_in_time(XIDS_SO_FAR)}\n* on (uuid) group_left (host, index) {REMEMBERED_GPU} > 0", by_gpu),
+        NO_ANSWER,
         width=12,
     )
     canvas.sheet(

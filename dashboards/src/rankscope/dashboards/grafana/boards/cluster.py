@@ -7,7 +7,7 @@ from typing import Final
 from rankscope.dashboards.grafana.boards import columns
 from rankscope.dashboards.grafana.boards.answers import NO_ANSWER, hosts_answering
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, state
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, gone, of_instances, state
 from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.infiniband import links_lost
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
@@ -19,7 +19,7 @@ from rankscope.dashboards.grafana.boards.marks import (
     none_is_zero,
     or_not_available,
 )
-from rankscope.dashboards.grafana.boards.xids import xids_in_time
+from rankscope.dashboards.grafana.boards.xids import REMEMBERED_GPU, XIDS_SO_FAR, xids_in_time
 
 UID: Final = "rankscope-cluster"
 JOB: Final = "job_id, user, account, partition, run_id, namespace_k8s, pod_k8s"
@@ -213,7 +213,8 @@ def _hosts(canvas: Canvas) -> None:
         of_hosts("min", f"{NATIVE.selector('gpu_temperature_margin_celsius')}"),
         counted("throttled"),
         counted("allocated_idle"),
-        of_hosts("sum", f"sum by (instance, uuid) ({xids_in_time(NATIVE.selector('gpu_xid_errors_total'))})"),
+        f"sum by ({by}) (sum by (uuid) ({xids_in_time(XIDS_SO_FAR)})\n"
+        f"* on (uuid) group_left ({by}) {REMEMBERED_GPU})\nor\n0 * count by ({by}) (gpu_info{{{SCOPE}}})",
         f"0 * group by ({by}) (gpu_info{{{SCOPE}}})\n+ on (host) group_left () {links_lost()}",
         sort="Not answering",
     )
@@ -270,48 +271,53 @@ def _jobs(canvas: Canvas) -> None:
 
 def _power(canvas: Canvas) -> None:
     canvas.row("Power")
-    watts = f"max by (instance, uuid) ({NATIVE.selector('gpu_power_watts')})"
-    known = f"max by (instance, uuid, host) (gpu_info{{{SCOPE}}})"
+    watts = of_instances('instance:gpu_power_watts:sum{instance=~"$instance"}')
     canvas.graph(
         "Power by host",
-        "What the GPUs of each host draw.",
+        "What all GPUs of each host draw.",
         "watt",
-        Query(f"sum by (instance, host) ({watts}\n* on (instance, uuid) group_left (host) {known})", "{{host}}"),
-        told(NATIVE.missing("gpu_power_watts")),
+        Query(f"sum by (instance, host) {watts}", "{{host}}"),
+        told(_some_missing("gpu_power_watts")),
         width=24,
         look=Graph(stacked=True, links=columns.line_to_node()),
     )
 
 
+def _some_missing(metric: str) -> str:
+    """As ``Dialect.missing``, of all GPUs together: one series for each reason."""
+
+    def why(series: str, words: str) -> str:
+        told_why = f'label_replace({series}, "why", "{words}", "reason", "(.*)")'
+        return f'label_replace(group by (why) ({told_why}), "of", "GPUs", "", "")'
+
+    absent = why(NATIVE.selector("gpu_metric_supported", metric=metric), "not available ($1)")
+    down = why(NATIVE.selector("gpu_down_info"), "collection dead ($1)")
+    return f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {gone()}\n)"
+
+
 def _activity(canvas: Canvas) -> None:
     canvas.row("Activity")
-    counters = {
-        "gpu_busy_seconds_total": "a kernel runs",
-        "gpu_sm_active_seconds_total": "SMs active",
-        "gpu_tensor_active_seconds_total": "tensor cores active",
-        "gpu_dram_active_seconds_total": "memory active",
-    }
+    activities = {"kernel": "a kernel runs", "sm": "SMs active", "tensor": "tensor cores active", "memory": "memory active"}
 
-    def share(metric: str) -> str:
-        each = f"max by (uuid) (rate({NATIVE.selector(metric)}[{RATE}]))"
-        return f"sum({each}) / count({each})"
+    def all_of(what: str, activity: str) -> str:
+        name = f"instance_activity:gpu_active_seconds:{what}_rate5m"
+        return of_instances(f'{name}{{instance=~"$instance", activity="{activity}"}}')
 
     canvas.graph(
         "Share of GPU time",
         "Seconds of activity per second of GPU, over all GPUs that tell. Before Hopper only that a kernel runs is known.",
         "percentunit",
-        *(Query(share(metric), words) for metric, words in counters.items()),
-        told(NATIVE.missing("gpu_busy_seconds_total")),
+        *(Query(f"sum{all_of('sum', name)} / sum{all_of('count', name)}", words) for name, words in activities.items()),
+        told(_some_missing("gpu_busy_seconds_total")),
         width=12,
         look=Graph(maximum=1),
     )
-    per_host = f"sum by (host) (max by (uuid, host) ({NATIVE.rate('gpu_busy_seconds_total')}))"
     canvas.graph(
         "GPUs at work by host",
         "Seconds of running kernels per second: how many GPUs of each host are busy.",
         "none",
-        Query(per_host, "{{host}}"),
-        told(NATIVE.missing("gpu_busy_seconds_total")),
+        Query(f"sum by (host) {all_of('sum', 'kernel')}", "{{host}}"),
+        told(_some_missing("gpu_busy_seconds_total")),
         width=12,
     )
 

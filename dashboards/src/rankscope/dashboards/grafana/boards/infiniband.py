@@ -27,8 +27,8 @@ OF_NODE_EXPORTER: Final = "From node_exporter (collector infiniband), not from t
 
 def of_hosts(expr: str) -> str:
     """Series of ports of the chosen hosts, each port once however many jobs scrape it."""
-    ports = f"max by (instance, device, port) ({expr})\n  * on (instance) group_left (host) instance:node_uname_info:host"
-    return f"max by (host, device, port) (\n  {ports}\n)\nand on (host) {HOSTS}"
+    chosen = f"(instance:node_uname_info:host and on (host) {HOSTS})"
+    return f"max by (host, device, port) (\n  ({expr})\n  * on (instance) group_left (host) {chosen}\n)"
 
 
 def links_lost() -> str:
@@ -39,7 +39,8 @@ def links_lost() -> str:
 def infiniband(canvas: Canvas) -> None:
     """Traffic, links and errors of each port; of hosts without such series the legends say so."""
     absent = told(_absent())
-    canvas.row("InfiniBand (node_exporter)")
+    # What has no name of ours is asked of all hosts before it is known whose it is: only when somebody wants to see it.
+    canvas.row("InfiniBand (node_exporter)", collapsed=True)
     for way, metric in (("sent", "transmitted"), ("received", "received")):
         canvas.graph(
             f"InfiniBand {way}",

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from grafana_foundation_sdk.models.dashboard import ValueMap
 
 from rankscope.dashboards.grafana.boards import columns
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, RANGE, named
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, RANGE
 from rankscope.dashboards.grafana.boards.kinds import Column
 from rankscope.dashboards.grafana.boards.marks import code_words
 from rankscope.exporter.xids import XIDS
 
 _BY = "host, index, uuid, instance, xid"
+XIDS_SO_FAR: Final = "uuid_xid:gpu_xid_errors:nonzero"
+"""There are two dozen counters per GPU, nearly all of them zero for ever: rules record the others."""
+REMEMBERED_GPU: Final = 'uuid:gpu_info:latest{instance=~"$instance", uuid=~"$gpu"}'
+"""Exactly one identity for each GPU, also of one that is not there any more, as after some Xids."""
 
 
 def xids_in_time(total: str) -> str:
     """By how much a counter of Xids is greater than at the beginning of the time shown; all of it where it was not there then.
 
-    There are two dozen series per GPU, nearly all of them zero for ever: ``increase`` would read every sample of each.
+    ``increase`` would leave out the first of a code, before which there is nothing.
     """
     return f"clamp_min({total} - ({total} offset {RANGE} or 0 * {total}), 0)"
 
@@ -27,7 +33,6 @@ def xid_sheet(canvas: Canvas, *, width: int) -> None:
     last = f"max by ({_BY}) ({NATIVE.value('gpu_xid_last_timestamp_seconds')})"
     job = f"max by ({_BY}, job_id) ({NATIVE.value('gpu_xid_last_job_info')})"
     rows = f"(\n{last}\n* on ({_BY}) group_left (job_id) {job}\nor on ({_BY})\n{last}\n)"
-    grown = f"max by ({_BY}) ({named(xids_in_time(NATIVE.selector('gpu_xid_errors_total')))})"
     canvas.sheet(
         "Xids",
         "Xid errors by GPU and code: the last time, the job it happened in, and how many were counted in the time shown; "
@@ -43,7 +48,7 @@ def xid_sheet(canvas: Canvas, *, width: int) -> None:
             columns.INSTANCE_OF_LINKS,
         ],
         f"1000 * {rows}",
-        f"0 * {rows}\n+ on ({_BY}) group_left () {grown}",
+        f"0 * {rows}\n+ on (uuid, xid) group_left () {xids_in_time(XIDS_SO_FAR)}",
         width=width,
         sort="Last time",
     )
