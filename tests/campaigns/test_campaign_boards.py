@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.dashboards.board_site import Asked, scraping
-from tests.dashboards.grafana_model import Target, boards, targets
+from tests.dashboards.grafana_model import Target, all_boards, boards, targets
 from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
 
@@ -85,3 +86,17 @@ def _slowest(asked: Asked) -> list[str]:
 def _answers(asked: Asked, target: Target) -> bool:
     values: dict[str, list[str] | str] = {"cluster": ".*", **dict.fromkeys(("job", "instance", "run_id", "rank"), ".+")}
     return bool(asked.instant(target.asked(values)))
+
+
+def test_the_benchmark_of_the_boards_measures_every_query(require_program: Callable[[str], str], tmp_path: Path) -> None:
+    require_program("prometheus")
+    require_program("gcc")
+    script = Path(__file__).parents[2] / "benchmarks" / "boards.py"
+    command = [sys.executable, str(script), "--quick", "--hosts", "8", "--hours", "1", "--repeats", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    queries = {uid: len(targets(board)) for uid, board in all_boards().items()}
+    assert {uid: figures["queries"] for uid, figures in found["figures"]["boards"].items()} == queries
+    assert all(figures["series"] > 0 for figures in found["figures"]["boards"].values())
+    assert {budget["name"].split(":")[0] for budget in found["budgets"]} == queries.keys()

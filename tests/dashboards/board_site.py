@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import httpx
 from msgspec.structs import replace
 from tests.exporter.fake_driver import FakeDriver, State, a100_state, h100_state, mig_state, uuid_of
 from tests.exporter.job_node import slurm_folder
+from tests.local_http import answering, respond
 from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of
 
 from rankscope.profiler.helper.published import render, samples
@@ -43,6 +46,46 @@ def gpus() -> list[State]:
         del free[key]
     divided = mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")])
     return [h100_state(0), a100_state(1), divided, h100_state(LOST), held, hot, free]
+
+
+NODE_EXPORTER = """\
+# TYPE node_uname_info gauge
+node_uname_info{{nodename="node1"}} 1
+# TYPE node_infiniband_state_id gauge
+node_infiniband_state_id{{device="mlx5_0",port="1"}} 4
+node_infiniband_state_id{{device="mlx5_1",port="1"}} 1
+# TYPE node_infiniband_rate_bytes_per_second gauge
+node_infiniband_rate_bytes_per_second{{device="mlx5_0",port="1"}} 5e+10
+# TYPE node_infiniband_port_data_transmitted_bytes_total counter
+node_infiniband_port_data_transmitted_bytes_total{{device="mlx5_0",port="1"}} {0}000000
+# TYPE node_infiniband_port_data_received_bytes_total counter
+node_infiniband_port_data_received_bytes_total{{device="mlx5_0",port="1"}} {0}000000
+# TYPE node_infiniband_link_downed_total counter
+node_infiniband_link_downed_total{{device="mlx5_0",port="1"}} 0
+node_infiniband_link_downed_total{{device="mlx5_1",port="1"}} {0}
+# TYPE node_infiniband_link_error_recovery_total counter
+node_infiniband_link_error_recovery_total{{device="mlx5_0",port="1"}} {0}
+# TYPE node_infiniband_symbol_error_total counter
+node_infiniband_symbol_error_total{{device="mlx5_0",port="1"}} {0}
+# TYPE node_infiniband_port_errors_received_total counter
+node_infiniband_port_errors_received_total{{device="mlx5_0",port="1"}} {0}
+# TYPE node_infiniband_port_discards_transmitted_total counter
+node_infiniband_port_discards_transmitted_total{{device="mlx5_0",port="1"}} {0}
+"""
+"""What node_exporter says of the node: an active port, and one whose link is down and goes down again with every scrape."""
+
+
+@contextmanager
+def node_exporter() -> Iterator[str]:
+    """The address of one that answers as ``NODE_EXPORTER``, its counters one more each time."""
+    scrapes = itertools.count(1)
+
+    def answer(request: BaseHTTPRequestHandler, _: bytes) -> None:
+        page = NODE_EXPORTER.format(next(scrapes))
+        respond(request, 200, page.encode(), Content_Type="text/plain; version=0.0.4")
+
+    with answering(answer) as url:
+        yield url.removeprefix("http://")
 
 
 class Ranks:

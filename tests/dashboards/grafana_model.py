@@ -18,6 +18,8 @@ BUILT_IN = {
     "__interval_ms": "5000",
     "__interval": "5s",
 }
+LONGER = BUILT_IN | {"__interval": "300s", "__interval_ms": "300000"}
+"""In a panel with a least interval, when somebody looks at a longer time."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)")
 
 
@@ -49,7 +51,7 @@ class Target:
 
     def asked(self, values: Mapping[str, list[str] | str]) -> str:
         """What Prometheus is asked."""
-        return put_in(self.expr, values, interval=self.panel.get("interval"))
+        return put_in(self.expr, values, built_in=LONGER if self.panel.get("interval") else BUILT_IN)
 
     @property
     def name(self) -> tuple[str, str, str]:
@@ -64,12 +66,8 @@ def targets(board: Json) -> list[Target]:
     ]
 
 
-def put_in(expr: str, values: Mapping[str, list[str] | str], *, interval: str | None = None) -> str:
-    """The expression as Prometheus gets it: several values as an alternative of escaped texts; a text as it is (all of them).
-
-    ``interval`` is the least of a panel: with one, somebody looks at a longer time.
-    """
-    built_in = BUILT_IN if interval is None else BUILT_IN | {"__interval": "300s", "__interval_ms": "300000"}
+def put_in(expr: str, values: Mapping[str, list[str] | str], *, built_in: Mapping[str, str] = BUILT_IN) -> str:
+    """The expression as Prometheus gets it: several values as an alternative of escaped texts; a text as it is (all of them)."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]

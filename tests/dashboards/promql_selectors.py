@@ -37,6 +37,7 @@ def selectors(expr: str) -> list[Selector]:  # noqa: C901  # one branch per kind
     around: list[str] = []
     opening = ""
     labels = False
+    before = ""
     for kind, text, after in _tokens(expr):
         if labels:
             labels = text != ")"
@@ -52,7 +53,7 @@ def selectors(expr: str) -> list[Selector]:  # noqa: C901  # one branch per kind
             pairs = {name: (operator, value) for name, operator, value in _MATCHER.findall(text)}
             found.append(Selector(last.metric, pairs, last.range, last.function))
         elif kind == "range":
-            if found and (opening or around):
+            if before != ")" and found and (opening or around):  # after a bracket it is of a subquery
                 last = found.pop()
                 found.append(Selector(last.metric, last.matchers, text[1:-1], last.function))
         elif text == "(":
@@ -60,6 +61,7 @@ def selectors(expr: str) -> list[Selector]:  # noqa: C901  # one branch per kind
             opening = ""
         elif text == ")":
             around.pop()
+        before = text
     if around:
         raise ValueError(f"a bracket stays open: {expr}")
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.dashboards.board_site import LOST, RUN_ID, THRESHOLDS, Asked, Ranks, prepared, scraping
+from tests.dashboards.board_site import LOST, RUN_ID, THRESHOLDS, Asked, Ranks, node_exporter, prepared, scraping
 from tests.dashboards.grafana_model import Json, Target, all_boards, put_in, targets
 from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
@@ -94,7 +94,11 @@ def test_every_query_has_data_or_a_reason(
         )
         dead = f"127.0.0.1:{free_port()}"
         addresses = [f"127.0.0.1:{node.port}", dead]
-        jobs = {"gpus": ("/metrics", [*addresses, f"127.0.0.1:{simulated.port}"]), "dcgm": ("/dcgm/metrics", addresses)}
+        jobs = {
+            "gpus": ("/metrics", [*addresses, f"127.0.0.1:{simulated.port}"]),
+            "dcgm": ("/dcgm/metrics", addresses),
+            "node": ("/metrics", [stack.enter_context(node_exporter())]),
+        }
         asked = stack.enter_context(scraping(require_program("prometheus"), tmp_path, f"127.0.0.1:{free_port()}", jobs, rules))
         node.wait_until(lambda: len(node.values("gpu_up")) == len(driver.gpus))
         while not asked.instant(f'gpu_xid_errors_total{{xid="79", uuid="{uuid_of(0)}"}} == 0'):
@@ -125,6 +129,10 @@ def test_every_query_has_data_or_a_reason(
         lost = {one["metric"].get("gpu_uuid") for one in asked.instant(firing.asked(_values("rankscope-alerts", jobs)))}
         assert uuid_of(LOST) in lost
 
+        # and the errors of the time shown are counted, the first of each code, too
+        xids = _labelled(asked, jobs, "rankscope-alerts", "Xids", "B", by=("host", "index", "xid"))
+        assert xids == {("node1", "0", "31"): 1, ("node1", "0", "79"): 1}
+
         # and a graph says of what it has no line, in which of two states it is
         (missing,) = [target for target in _queries() if target.name == ("rankscope-node", "SMs active", "B")]
         told = {
@@ -133,6 +141,18 @@ def test_every_query_has_data_or_a_reason(
         assert told >= {
             ("node1 GPU 1", "not available (before_hopper)"),
             (f"node1 GPU {LOST}", "collection dead (lost)"),
+            (dead, "collection dead (no answer)"),
+        }
+
+        # and InfiniBand is found by the host, and said to be missing where node_exporter does not tell of it
+        up = _labelled(asked, jobs, "rankscope-node", "InfiniBand link up", "A")
+        assert up == {("node1", "mlx5_0", "1"): 1, ("node1", "mlx5_1", "1"): 0}
+        downs = _labelled(asked, jobs, "rankscope-cluster", "Every host", "H", by=("host",))
+        assert downs.keys() == {("node1",)}
+        assert downs["node1",] > 0
+        absent = _labelled(asked, jobs, "rankscope-node", "InfiniBand sent", "B", by=("of", "why"))
+        assert absent.keys() == {
+            ("node2", "not available (no InfiniBand of node_exporter)"),
             (dead, "collection dead (no answer)"),
         }
 
@@ -171,6 +191,18 @@ def _by_panel(asked: Asked, uid: str, values: Mapping[str, list[str] | str]) -> 
             if len(lines) == 1:
                 found[target.panel["title"]] = float(lines[0]["value"][1])
     return found
+
+
+def _labelled(
+    asked: Asked,
+    jobs: Mapping[str, tuple[str, list[str]]],
+    *name: str,
+    by: Sequence[str] = ("host", "device", "port"),
+) -> dict[tuple[str, ...], float]:
+    """Values of one query, by labels."""
+    (target,) = [target for target in _queries() if target.name == name]
+    series = asked.instant(target.asked(_values(target.board, jobs)))
+    return {tuple(one["metric"][label] for label in by): float(one["value"][1]) for one in series}
 
 
 def _numbers(series: list[dict[str, Any]]) -> list[float]:

@@ -25,6 +25,7 @@ PARTS: Final = (
     "ranks.rules.yaml",
     "gpus.rules.yaml",
     "xids.rules.yaml",
+    "boards.rules.yaml",
     "training.alerts.yaml",
     "gpus.alerts.yaml",
     "states.alerts.yaml",

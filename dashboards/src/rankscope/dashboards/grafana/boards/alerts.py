@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from rankscope.dashboards.grafana.boards import columns
+from rankscope.dashboards.grafana.boards.answers import NO_ANSWER
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, gone
-from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, node_board, places, run_board, run_page
-from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE
+from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
 from rankscope.dashboards.grafana.boards.marks import BAD, PLAIN, WARNING, none_is_zero
-from rankscope.dashboards.grafana.boards.xids import xid_sheet
+from rankscope.dashboards.grafana.boards.xids import REMEMBERED_GPU, XIDS_SO_FAR, xid_sheet, xids_in_time
 
 UID: Final = "rankscope-alerts"
 FIRING: Final = 'alertstate="firing", instance=~"$instance|"'
@@ -61,13 +63,13 @@ def _now(canvas: Canvas) -> None:
             Column(source="severity", title="Severity"),
             Column(source="Value", title="Since", unit="dateTimeAsIso"),
             Column(source="host", title="Host"),
-            Column(source="instance", title="Instance", links=(("Everything of this host", node_board(NATIVE)),)),
+            columns.INSTANCE,
             Column(source="index", title="GPU"),
             Column(source="gpu_uuid", title="UUID"),
             Column(source="about", title="About"),
-            Column(source="run_id", title="Run", links=(("Training run", run_board()), ("Evidence", run_page()))),
-            Column(source="rank", title="Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),)),
-            Column(source="simulated", title="Simulated"),
+            columns.RUN,
+            columns.RANK,
+            columns.SIMULATED,
         ],
         f"1000 * max by (alertname, severity, host, instance, index, gpu_uuid, about, run_id, rank, simulated) (label_join(\n"
         f"  ALERTS_FOR_STATE and ignoring (alertstate) ALERTS{{{FIRING}}},\n"
@@ -83,7 +85,7 @@ def _history(canvas: Canvas) -> None:
         "How many of each alert fired.",
         "none",
         Query(f"count by (alertname) (ALERTS{{{FIRING}}})", "{{alertname}}"),
-        told(f"NaN * {gone()}"),
+        NO_ANSWER,
         width=16,
         look=Graph(stacked=True),
     )
@@ -111,23 +113,24 @@ def _xids(canvas: Canvas) -> None:
         "How many GPUs had an Xid within each interval, by code: a burst counts once.",
         "none",
         Query(f"count by (xid) (group by (uuid, xid) ({recent}))", "Xid {{xid}}"),
-        told(f"NaN * {gone()}"),
+        NO_ANSWER,
         width=12,
         look=Graph(bars=True, stacked=True, interval="1m"),
     )
+    by_gpu = NATIVE.legend + " Xid {{xid}}"
     canvas.graph(
         "Xids by GPU",
         "Xids that were counted in the time up to each moment, by GPU and code.",
         "none",
-        Query(f"round({NATIVE.increase('gpu_xid_errors_total')}) > 0", NATIVE.legend + " Xid {{xid}}"),
-        told(NATIVE.missing("gpu_xid_errors_total")),
+        Query(f"{xids_in_time(XIDS_SO_FAR)}\n* on (uuid) group_left (host, index) {REMEMBERED_GPU} > 0", by_gpu),
+        NO_ANSWER,
         width=12,
     )
     canvas.sheet(
         "NVSwitch errors",
         "SXids of NVSwitches, counted in the time shown. Fatal ones take every GPU of the host along.",
         [
-            Column(source="instance", title="Instance", links=(("Everything of this host", node_board(NATIVE)),)),
+            columns.INSTANCE,
             Column(source="pci_bus_id", title="Switch"),
             Column(source="sxid", title="SXid"),
             Column(source="severity", title="Severity"),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from rankscope.dashboards.grafana.boards import columns
+from rankscope.dashboards.grafana.boards.answers import NO_ANSWER, hosts_answering
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, gone, state
-from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, node_board, places, run_board, run_page
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, gone, of_instances, state
+from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.infiniband import links_lost
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
 from rankscope.dashboards.grafana.boards.marks import (
     ANY_IS_A_WARNING,
@@ -16,13 +19,11 @@ from rankscope.dashboards.grafana.boards.marks import (
     none_is_zero,
     or_not_available,
 )
+from rankscope.dashboards.grafana.boards.xids import REMEMBERED_GPU, XIDS_SO_FAR, xids_in_time
 
 UID: Final = "rankscope-cluster"
 JOB: Final = "job_id, user, account, partition, run_id, namespace_k8s, pod_k8s"
 HELD_BY: Final = f"max by (uuid, {JOB}) (gpu_job_info{{{SCOPE}}})"
-TO_NODE: Final = (("Everything of this host", node_board(NATIVE)),)
-LINE_TO_NODE: Final = (("Everything of this host", node_board(NATIVE, "${__field.labels.instance:percentencode}")),)
-SIMULATED: Final = Column(source="simulated", title="Simulated")
 
 
 def cluster() -> Canvas:
@@ -46,14 +47,7 @@ def _overview(canvas: Canvas) -> None:
     up = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
     collectors = f"rankscope_exporter_collector_success{{{SCOPE}}}"
     canvas.row("Now")
-    canvas.figure("Hosts", "Hosts whose exporter answers Prometheus.", "none", f"count(group by (instance) (up{{{SCOPE}}} == 1))")
-    canvas.figure(
-        "Hosts not answering",
-        "Exporters that Prometheus cannot reach. What is not collected is missing, not healthy.",
-        "none",
-        none_is_zero(f"count(group by (instance) (up{{{SCOPE}}} == 0))", f"up{{{SCOPE}}}"),
-        thresholds=ANY_IS_BAD,
-    )
+    hosts_answering(canvas)
     canvas.figure("GPUs", "GPUs that the exporters know, answering or not.", "none", f"count(group by (uuid) ({up}))")
     canvas.figure(
         "GPUs not answering",
@@ -176,9 +170,9 @@ def _states(canvas: Canvas) -> None:
         "Hosts where GPUs are held and compute nothing.",
         "none",
         Query(f"count by (host, instance) {state('allocated_idle')}", "{{host}}"),
-        told(f"NaN * {gone()}"),
+        NO_ANSWER,
         width=12,
-        look=Graph(stacked=True, links=LINE_TO_NODE),
+        look=Graph(stacked=True, links=columns.line_to_node()),
     )
 
 
@@ -198,10 +192,11 @@ def _hosts(canvas: Canvas) -> None:
     canvas.row("Hosts")
     canvas.sheet(
         "Every host",
-        "One row for each host that is collected. An empty cell is a measurement that this host's GPUs do not give.",
+        "One row for each host that is collected. An empty cell is a measurement that this host does not give. "
+        "InfiniBand links are those that went down in the time shown, as node_exporter tells.",
         [
-            Column(source="host", title="Host", links=TO_NODE),
-            Column(source="instance", title="Instance", links=TO_NODE),
+            columns.HOST,
+            columns.INSTANCE,
             Column(source="Value #A", title="GPUs"),
             Column(source="Value #B", title="Not answering", thresholds=ANY_IS_BAD),
             Column(source="Value #C", title="Power", unit="watt"),
@@ -209,7 +204,8 @@ def _hosts(canvas: Canvas) -> None:
             Column(source="Value #E", title="Throttled", thresholds=ANY_IS_A_WARNING),
             Column(source="Value #F", title="Allocated, idle", thresholds=ANY_IS_A_WARNING),
             Column(source="Value #G", title="Xids in this time", thresholds=ANY_IS_A_WARNING),
-            SIMULATED,
+            Column(source="Value #H", title="InfiniBand links lost", thresholds=ANY_IS_A_WARNING),
+            columns.SIMULATED,
         ],
         of_hosts("count", up),
         of_hosts("sum", f"{up} == bool 0"),
@@ -217,7 +213,9 @@ def _hosts(canvas: Canvas) -> None:
         of_hosts("min", f"{NATIVE.selector('gpu_temperature_margin_celsius')}"),
         counted("throttled"),
         counted("allocated_idle"),
-        of_hosts("sum", f"round(sum by (instance, uuid) (increase({NATIVE.selector('gpu_xid_errors_total')}[$__range])))"),
+        f"sum by ({by}) (sum by (uuid) ({xids_in_time(XIDS_SO_FAR)})\n"
+        f"* on (uuid) group_left ({by}) {REMEMBERED_GPU})\nor\n0 * count by ({by}) (gpu_info{{{SCOPE}}})",
+        f"0 * group by ({by}) (gpu_info{{{SCOPE}}})\n+ on (host) group_left () {links_lost()}",
         sort="Not answering",
     )
 
@@ -227,7 +225,6 @@ def _jobs(canvas: Canvas) -> None:
         return f"sum by ({JOB}) (max by (uuid) ({expr})\n* on (uuid) group_left ({JOB}) {HELD_BY})"
 
     tensor = f"rate({NATIVE.selector('gpu_tensor_active_seconds_total')}[{RATE}])"
-    run = (("Training run", run_board()), ("Evidence", run_page()))
     canvas.row("Jobs")
     canvas.sheet(
         "Every job on GPUs",
@@ -239,7 +236,7 @@ def _jobs(canvas: Canvas) -> None:
             Column(source="partition", title="Partition"),
             Column(source="namespace_k8s", title="Namespace"),
             Column(source="pod_k8s", title="Pod"),
-            Column(source="run_id", title="Run", links=run),
+            columns.RUN,
             Column(source="Value #A", title="GPUs"),
             Column(source="Value #B", title="Allocated, idle", thresholds=ANY_IS_A_WARNING),
             Column(source="Value #C", title="Power", unit="watt"),
@@ -256,16 +253,16 @@ def _jobs(canvas: Canvas) -> None:
         "Allocated, idle GPUs",
         "GPUs that are held and compute nothing, and who holds them.",
         [
-            Column(source="host", title="Host", links=TO_NODE),
+            columns.HOST,
             Column(source="index", title="GPU"),
             Column(source="model", title="Model"),
             Column(source="job_id", title="Job"),
             Column(source="user", title="User"),
             Column(source="pod_k8s", title="Pod"),
-            Column(source="run_id", title="Run", links=run),
+            columns.RUN,
             Column(source="uuid", title="UUID"),
-            Column(source="instance", title="Instance", hidden=True),
-            SIMULATED,
+            columns.INSTANCE_OF_LINKS,
+            columns.SIMULATED,
         ],
         f"max by ({idle}, {JOB}) ({state('allocated_idle')}\n* on (uuid) group_left ({JOB}) {HELD_BY})\n"
         f"or on (uuid)\nmax by ({idle}) ({state('allocated_idle')})",
@@ -274,48 +271,53 @@ def _jobs(canvas: Canvas) -> None:
 
 def _power(canvas: Canvas) -> None:
     canvas.row("Power")
-    watts = f"max by (instance, uuid) ({NATIVE.selector('gpu_power_watts')})"
-    known = f"max by (instance, uuid, host) (gpu_info{{{SCOPE}}})"
+    watts = of_instances('instance:gpu_power_watts:sum{instance=~"$instance"}')
     canvas.graph(
         "Power by host",
-        "What the GPUs of each host draw.",
+        "What all GPUs of each host draw.",
         "watt",
-        Query(f"sum by (instance, host) ({watts}\n* on (instance, uuid) group_left (host) {known})", "{{host}}"),
-        told(NATIVE.missing("gpu_power_watts")),
+        Query(f"sum by (instance, host) {watts}", "{{host}}"),
+        told(_some_missing("gpu_power_watts")),
         width=24,
-        look=Graph(stacked=True, links=LINE_TO_NODE),
+        look=Graph(stacked=True, links=columns.line_to_node()),
     )
+
+
+def _some_missing(metric: str) -> str:
+    """As ``Dialect.missing``, of all GPUs together: one series for each reason."""
+
+    def why(series: str, words: str) -> str:
+        told_why = f'label_replace({series}, "why", "{words}", "reason", "(.*)")'
+        return f'label_replace(group by (why) ({told_why}), "of", "GPUs", "", "")'
+
+    absent = why(NATIVE.selector("gpu_metric_supported", metric=metric), "not available ($1)")
+    down = why(NATIVE.selector("gpu_down_info"), "collection dead ($1)")
+    return f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {gone()}\n)"
 
 
 def _activity(canvas: Canvas) -> None:
     canvas.row("Activity")
-    counters = {
-        "gpu_busy_seconds_total": "a kernel runs",
-        "gpu_sm_active_seconds_total": "SMs active",
-        "gpu_tensor_active_seconds_total": "tensor cores active",
-        "gpu_dram_active_seconds_total": "memory active",
-    }
+    activities = {"kernel": "a kernel runs", "sm": "SMs active", "tensor": "tensor cores active", "memory": "memory active"}
 
-    def share(metric: str) -> str:
-        each = f"max by (uuid) (rate({NATIVE.selector(metric)}[{RATE}]))"
-        return f"sum({each}) / count({each})"
+    def all_of(what: str, activity: str) -> str:
+        name = f"instance_activity:gpu_active_seconds:{what}_rate5m"
+        return of_instances(f'{name}{{instance=~"$instance", activity="{activity}"}}')
 
     canvas.graph(
         "Share of GPU time",
         "Seconds of activity per second of GPU, over all GPUs that tell. Before Hopper only that a kernel runs is known.",
         "percentunit",
-        *(Query(share(metric), words) for metric, words in counters.items()),
-        told(NATIVE.missing("gpu_busy_seconds_total")),
+        *(Query(f"sum{all_of('sum', name)} / sum{all_of('count', name)}", words) for name, words in activities.items()),
+        told(_some_missing("gpu_busy_seconds_total")),
         width=12,
         look=Graph(maximum=1),
     )
-    per_host = f"sum by (host) (max by (uuid, host) ({NATIVE.rate('gpu_busy_seconds_total')}))"
     canvas.graph(
         "GPUs at work by host",
         "Seconds of running kernels per second: how many GPUs of each host are busy.",
         "none",
-        Query(per_host, "{{host}}"),
-        told(NATIVE.missing("gpu_busy_seconds_total")),
+        Query(f"sum by (host) {all_of('sum', 'kernel')}", "{{host}}"),
+        told(_some_missing("gpu_busy_seconds_total")),
         width=12,
     )
 
@@ -325,14 +327,14 @@ def _collection(canvas: Canvas) -> None:
     canvas.sheet(
         "Exporters that do not answer",
         "Targets that Prometheus cannot scrape: nothing is known about their GPUs.",
-        [Column(source="instance", title="Instance", links=TO_NODE), Column(source="job", title="Scrape job")],
+        [columns.INSTANCE, Column(source="job", title="Scrape job")],
         f"max by (instance, job) (up{{{SCOPE}}} == 0)",
         width=8,
     )
     canvas.sheet(
         "Collectors that fail",
         "Parts of the measurements that an exporter misses; the reason is in its log and on its page /-/ready.",
-        [Column(source="instance", title="Instance", links=TO_NODE), Column(source="collector", title="Collector")],
+        [columns.INSTANCE, Column(source="collector", title="Collector")],
         f"max by (instance, collector) (rankscope_exporter_collector_success{{{SCOPE}}} == 0)",
         width=8,
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from rankscope.dashboards.grafana.boards.answers import hosts_answering
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.cluster import UID
-from rankscope.dashboards.grafana.boards.dialect import DCGM, SCOPE
-from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, node_board, places
+from rankscope.dashboards.grafana.boards.columns import line_to_node, to_node
+from rankscope.dashboards.grafana.boards.dialect import DCGM
+from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
-from rankscope.dashboards.grafana.boards.marks import ANY_IS_A_WARNING, ANY_IS_BAD, none_is_zero, or_not_available
+from rankscope.dashboards.grafana.boards.marks import ANY_IS_A_WARNING, none_is_zero, or_not_available
 
 LEFT_OUT_OF_DCGM: Final = [
     "GPUs not answering",
@@ -42,19 +44,10 @@ def cluster_dcgm() -> Canvas:
     )
     full = f"sum by (UUID) ({used}) / (sum by (UUID) ({used}) + sum by (UUID) ({free}))"
     host = "instance, Hostname, hostname"
-    to_node = (("Everything of this host", node_board(DCGM)),)
-    line_to_node = (("Everything of this host", node_board(DCGM, "${__field.labels.instance:percentencode}")),)
     silent = told(DCGM.missing(""))
     canvas.left_out += LEFT_OUT_OF_DCGM
     canvas.row("Now")
-    canvas.figure("Hosts", "Hosts whose exporter answers Prometheus.", "none", f"count(group by (instance) (up{{{SCOPE}}} == 1))")
-    canvas.figure(
-        "Hosts not answering",
-        "Exporters that Prometheus cannot reach. What is not collected is missing, not healthy.",
-        "none",
-        none_is_zero(f"count(group by (instance) (up{{{SCOPE}}} == 0))", f"up{{{SCOPE}}}"),
-        thresholds=ANY_IS_BAD,
-    )
+    hosts_answering(canvas)
     canvas.figure("GPUs", "GPUs that give a temperature.", "none", f"count(group by (UUID) ({heat}))")
     canvas.figure(
         "Power",
@@ -105,8 +98,8 @@ def cluster_dcgm() -> Canvas:
         "Every host",
         "One row for each host that is collected.",
         [
-            Column(source="Hostname", title="Host", links=to_node),
-            Column(source="instance", title="Instance", links=to_node),
+            Column(source="Hostname", title="Host", links=to_node(DCGM)),
+            Column(source="instance", title="Instance", links=to_node(DCGM)),
             Column(source="Value #A", title="GPUs"),
             Column(source="Value #B", title="Power", unit="watt"),
             Column(source="Value #C", title="Hottest", unit="celsius"),
@@ -118,41 +111,30 @@ def cluster_dcgm() -> Canvas:
         f"sum by ({host}) (max by ({host}, UUID, GPU_I_ID) ({used}))",
     )
     canvas.row("Over time")
-    name = "{{Hostname}}{{hostname}}"
-    canvas.graph(
-        "Power by host",
-        "What the GPUs of each host draw; each GPU once.",
-        "watt",
-        Query(f"sum by ({host}) (max by ({host}, UUID) ({power}))", name),
-        silent,
-        width=12,
-        look=Graph(stacked=True, links=line_to_node),
-    )
-    canvas.graph(
-        "GPUs at work by host",
-        "GPUs with a kernel running at the moment of the sample.",
-        "none",
-        Query(f"count by ({host}) (max by ({host}, UUID) ({busy}) > 0) or 0 * count by ({host}) ({busy})", name),
-        silent,
-        width=12,
-        look=Graph(links=line_to_node),
-    )
-    canvas.graph(
-        "Hottest GPU by host",
-        "The highest temperature of each host.",
-        "celsius",
-        Query(f"max by ({host}) ({heat})", name),
-        silent,
-        width=12,
-        look=Graph(links=line_to_node),
-    )
-    canvas.graph(
-        "Memory in use by host",
-        "Memory that processes have allocated; a GPU divided by MIG counts by its instances.",
-        "bytes",
-        Query(f"sum by ({host}) (max by ({host}, UUID, GPU_I_ID) ({used}))", name),
-        silent,
-        width=12,
-        look=Graph(links=line_to_node),
-    )
+    lines = Graph(links=line_to_node(DCGM))
+    for title, text, unit, expr, look in (
+        (
+            "Power by host",
+            "What the GPUs of each host draw; each GPU once.",
+            "watt",
+            f"sum by ({host}) (max by ({host}, UUID) ({power}))",
+            Graph(stacked=True, links=line_to_node(DCGM)),
+        ),
+        (
+            "GPUs at work by host",
+            "GPUs with a kernel running at the moment of the sample.",
+            "none",
+            f"count by ({host}) (max by ({host}, UUID) ({busy}) > 0) or 0 * count by ({host}) ({busy})",
+            lines,
+        ),
+        ("Hottest GPU by host", "The highest temperature of each host.", "celsius", f"max by ({host}) ({heat})", lines),
+        (
+            "Memory in use by host",
+            "Memory that processes have allocated; a GPU divided by MIG counts by its instances.",
+            "bytes",
+            f"sum by ({host}) (max by ({host}, UUID, GPU_I_ID) ({used}))",
+            lines,
+        ),
+    ):
+        canvas.graph(title, text, unit, Query(expr, "{{Hostname}}{{hostname}}"), silent, width=12, look=look)
     return canvas

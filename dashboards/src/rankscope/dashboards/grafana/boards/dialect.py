@@ -99,8 +99,13 @@ def state(name: str | None = None) -> str:
     wanted = "" if name is None else f', state="{name}"'
     return (
         f'(uuid_state:gpu_state:active{{instance=~"$instance", uuid=~"$gpu"{wanted}}}'
-        f" and on (instance, uuid) last_over_time(gpu_info{{{SCOPE}}}[1h]))"
+        f" and on (instance) last_over_time(up{{{SCOPE}}}[1h]))"
     )
+
+
+def of_instances(recorded: str) -> str:
+    """Recorded series of the chosen hosts: whoever scrapes them is told by ``up`` alone, which is quicker than by every GPU."""
+    return f"({recorded} and on (instance) up{{{SCOPE}}})"
 
 
 def named(expr: str) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from rankscope.dashboards.grafana.boards import columns
+from rankscope.dashboards.grafana.boards.answers import NO_ANSWER
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, Dialect, gone, state
-from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places, run_board, run_page
-from rankscope.dashboards.grafana.boards.kinds import Column, Query, told
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, Dialect, state
+from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.infiniband import infiniband
+from rankscope.dashboards.grafana.boards.kinds import Column, Query
 from rankscope.dashboards.grafana.boards.marks import (
     ALL_IS_GOOD,
     ANY_IS_A_WARNING,
@@ -49,6 +52,10 @@ def node(dialect: Dialect) -> Canvas:
     heat(canvas, dialect)
     power(canvas, dialect)
     links(canvas, dialect)
+    if native:
+        infiniband(canvas)
+    else:
+        canvas.left_out.append("InfiniBand")
     errors(canvas, dialect)
     off_by_default(canvas, dialect)
     collection(canvas, dialect)
@@ -127,7 +134,7 @@ def _now(canvas: Canvas) -> None:
         "What recording rules say each GPU is doing; unknown where it cannot be told.",
         STATE_WORDS,
         Query(f"max by (host, index, uuid) (\n{codes}\n)", NATIVE.legend),
-        told(f"NaN * {gone()}"),
+        NO_ANSWER,
         width=16,
     )
     canvas.sheet(
@@ -150,8 +157,8 @@ def _now(canvas: Canvas) -> None:
             Column(source="host", title="Host"),
             Column(source="index", title="GPU"),
             *(Column(source=name, title=title) for name, title in JOB_COLUMNS.items()),
-            Column(source="run_id", title="Run", links=(("Training run", run_board()), ("Evidence", run_page()))),
-            Column(source="rank", title="Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),)),
+            columns.RUN,
+            columns.RANK,
         ],
         f"max by (host, index, uuid, {', '.join(JOB_COLUMNS)}, run_id, rank) ({NATIVE.value('gpu_job_info')})",
         width=12,
@@ -162,11 +169,11 @@ def _now(canvas: Canvas) -> None:
         "Ranks whose recorder writes into the spool folder of this host.",
         [
             Column(source="run", title="Name"),
-            Column(source="run_id", title="Run", links=(("Training run", run_board()), ("Evidence", run_page()))),
-            Column(source="rank", title="Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),)),
+            columns.RUN,
+            columns.RANK,
             Column(source="local_rank", title="Local rank"),
             Column(source="gpu_uuid", title="GPU"),
-            Column(source="simulated", title="Simulated"),
+            columns.SIMULATED,
         ],
         ranks,
         width=12,

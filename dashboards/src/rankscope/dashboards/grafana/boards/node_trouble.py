@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from rankscope.dashboards.grafana.boards.answers import answers_over_time
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import SCOPE, Dialect, gone
+from rankscope.dashboards.grafana.boards.dialect import SCOPE, Dialect
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
 from rankscope.dashboards.grafana.boards.marks import ANY_IS_BAD, YES_NO
 from rankscope.dashboards.grafana.boards.xids import xid_sheet, xid_words
@@ -141,14 +142,7 @@ def collection(canvas: Canvas, dialect: Dialect) -> None:
     """How well all of this is known."""
     canvas.row("Collection")
     if dialect.name == "dcgm":
-        canvas.graph(
-            "Exporter answers",
-            "1 when Prometheus reached the exporter, 0 when not: then nothing is known.",
-            "bool_yes_no",
-            Query(f"up{{{SCOPE}}}", "{{instance}}"),
-            told(f"NaN * {gone()}"),
-            look=Graph(maximum=1),
-        )
+        answers_over_time(canvas)
         canvas.left_out += ["Collectors", "Not measured here"]
         return
     canvas.sheet(
@@ -181,14 +175,7 @@ def collection(canvas: Canvas, dialect: Dialect) -> None:
         f"max by (instance, collector) (rankscope_exporter_sample_age_seconds{{{SCOPE}}})",
         width=8,
     )
-    canvas.graph(
-        "Exporter answers",
-        "1 when Prometheus reached the exporter, 0 when not: then nothing is known.",
-        "bool_yes_no",
-        Query(f"up{{{SCOPE}}}", "{{instance}}"),
-        told(f"NaN * {gone()}"),
-        look=Graph(maximum=1),
-    )
+    answers_over_time(canvas)
     canvas.graph(
         "Age of each GPU's values",
         "Older than five intervals and they are left out of the page.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import RANGE
 from rankscope.dashboards.grafana.boards.frame import run_page
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
 from rankscope.dashboards.grafana.boards.marks import ANY_IS_A_WARNING
@@ -14,7 +13,7 @@ from rankscope.dashboards.grafana.boards.run_queries import (
     RUN,
     SILENT,
     by_rank,
-    summed,
+    most,
 )
 
 
@@ -58,7 +57,7 @@ def process(canvas: Canvas) -> None:
             title,
             f"{text} The {MOST} greatest.",
             unit,
-            Query(f"topk by (run_id) ({MOST}, {by_rank(metric, function=function)})", LEGEND),
+            Query(most(by_rank(metric, function=function)), LEGEND),
             SILENT,
             look=Graph(links=EVIDENCE),
         )
@@ -77,16 +76,16 @@ def recorder(canvas: Canvas) -> None:
     )
     canvas.graph(
         "Records lost",
-        "Records that the ring had no room for, or that could not be written, in the time shown.",
+        "Records that the ring had no room for, or that could not be written, within an hour.",
         "none",
-        Query(f"sum by (run_id) ({by_rank('rank_recorder_dropped_total', function='increase', window=RANGE)})", "{{run_id}}"),
+        Query(f"run_id:rank_recorder_dropped:increase1h{RUN}", "{{run_id}}"),
         SILENT,
     )
     canvas.graph(
         "Profiled windows",
-        "Windows that were due in the time shown: recorded, missed.",
+        "Windows that were due within an hour, over all ranks: recorded, missed.",
         "none",
-        Query(f"round({summed('rank_windows_total', 'outcome', function='increase', window=RANGE)})", "{{outcome}}"),
+        Query(f"run_id_outcome:rank_windows:increase1h{RUN}", "{{outcome}}"),
         SILENT,
     )
     canvas.graph(

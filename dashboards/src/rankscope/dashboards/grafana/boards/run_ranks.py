@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from rankscope.dashboards.grafana.boards import columns
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, matchers
-from rankscope.dashboards.grafana.boards.frame import node_board, run_page
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
 from rankscope.dashboards.grafana.boards.marks import DEGREES_LEFT
 from rankscope.dashboards.grafana.boards.run_queries import (
@@ -16,8 +15,7 @@ from rankscope.dashboards.grafana.boards.run_queries import (
     RANK,
     RUN,
     SILENT,
-    by_rank,
-    summed,
+    most,
     with_host,
 )
 
@@ -34,7 +32,7 @@ def stragglers(canvas: Canvas) -> None:
         "Own time of a step",
         f"What a rank itself needs for a step, without waiting, over 5 minutes: the {MOST} slowest, and the median.",
         "s",
-        Query(with_host(f"topk by (run_id) ({MOST}, {own})"), LEGEND),
+        Query(most(with_host(own)), LEGEND),
         Query(f"run_id:rank_own_seconds_per_step:median_rate5m{RUN}", "{{run_id}} ordinary rank", dashed=True),
         SILENT,
         look=Graph(links=EVIDENCE),
@@ -43,7 +41,7 @@ def stragglers(canvas: Canvas) -> None:
         "Time the others wait for it",
         f"Share of the run's step that others wait because of a rank's excess over the median: the {MOST} worst.",
         "percentunit",
-        Query(with_host(f"topk by (run_id) ({MOST}, {excess})"), LEGEND),
+        Query(most(with_host(excess)), LEGEND),
         SILENT,
         look=Graph(links=EVIDENCE, minimum=None, thresholds=((None, "green"), (0.1, "orange"))),
     )
@@ -51,7 +49,7 @@ def stragglers(canvas: Canvas) -> None:
         "Blocked by rank",
         f"Share of its steps that a rank waits for others: the {MOST} that wait least, of whom a straggler is one, and the run.",
         "percentunit",
-        Query(with_host(f"bottomk by (run_id) ({MOST}, {blocked})"), LEGEND),
+        Query(most(with_host(blocked), least=True), LEGEND),
         Query(f"run_id:rank_blocked:ratio_rate5m{RUN}", "{{run_id}} whole run", dashed=True),
         SILENT,
         look=Graph(links=EVIDENCE, maximum=1),
@@ -61,8 +59,7 @@ def stragglers(canvas: Canvas) -> None:
         "Share of the time of each phase that ranks wait for others, over all ranks.",
         "percentunit",
         Query(
-            f"{summed('rank_blocked_seconds_total', 'phase')}\n/\n({summed('rank_phase_seconds_total', 'phase')} > 0)",
-            "{{phase}}",
+            f"run_id_phase:rank_blocked_seconds:rate5m{RUN}\n/\n(run_id_phase:rank_phase_seconds:rate5m{RUN} > 0)", "{{phase}}"
         ),
         SILENT,
         look=Graph(maximum=1),
@@ -72,7 +69,7 @@ def stragglers(canvas: Canvas) -> None:
         "Share of the time of each phase that the device's main stream waits for other ranks.",
         "percentunit",
         Query(
-            f"{summed('rank_device_blocked_seconds_total', 'phase')}\n/\n({summed('rank_device_seconds_total', 'phase')} > 0)",
+            f"run_id_phase:rank_device_blocked_seconds:rate5m{RUN}\n/\n(run_id_phase:rank_device_seconds:rate5m{RUN} > 0)",
             "{{phase}}",
         ),
         SILENT,
@@ -82,7 +79,7 @@ def stragglers(canvas: Canvas) -> None:
         "Waiting for a CPU",
         f"Share of time that the training thread could have run and had no CPU: the {MOST} worst.",
         "percentunit",
-        Query(f"topk by (run_id) ({MOST}, {by_rank('rank_run_queue_seconds_total')})", LEGEND),
+        Query(most(with_host(f"run_id_rank:rank_run_queue_seconds:rate5m{RANK}")), LEGEND),
         SILENT,
         look=Graph(links=EVIDENCE),
     )
@@ -90,7 +87,7 @@ def stragglers(canvas: Canvas) -> None:
         "Every rank",
         "Where each rank is, what it needs for a step itself, how long it waits, and what the others wait for it.",
         [
-            Column(source="rank", title="Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),)),
+            columns.RANK,
             Column(source="host", title="Host"),
             Column(source="gpu_uuid", title="GPU"),
             Column(source="run_id", title="Run"),
@@ -110,18 +107,8 @@ def stragglers(canvas: Canvas) -> None:
     )
 
 
-_OF_RUN: Final = f'{SCOPE}, run_id=~"$run_id", rank=~"$rank"'
-_TOLD: Final = f'label_replace(rank_info{{{_OF_RUN}, gpu_uuid!=""}}, "uuid", "$1", "gpu_uuid", "(.+)")'
-GPU_OF_RANK: Final = (
-    f"topk by (uuid) (1,\n  max by (uuid, rank, run_id) (gpu_job_info{{{_OF_RUN}}})\n  or on (uuid)\n"
-    f"  max by (uuid, rank, run_id) ({_TOLD})\n)"
-)
-"""Which rank is on a GPU: what the exporter joined, else what the rank itself says."""
-
-
-def anywhere(metric: str, **labels: str) -> str:
-    """The series of all GPUs: the ranks pick theirs."""
-    return f"{metric}{{{SCOPE}{matchers(labels)}}}"
+GPU_OF_RANK: Final = f"uuid:gpu_job_info:rank{RANK}"
+"""Which rank is on a GPU."""
 
 
 def of_rank(expr: str) -> str:
@@ -132,55 +119,62 @@ def of_rank(expr: str) -> str:
 def hardware(canvas: Canvas) -> None:
     """The GPUs that the ranks are on, joined by what the exporter knows about who uses them."""
 
-    def under(metric: str, **labels: str) -> str:
-        return of_rank(f"max by (uuid) ({anywhere(metric, **labels)})")
-
-    def rated(metric: str, **labels: str) -> str:
-        return of_rank(f"max by (uuid) (rate({anywhere(metric, **labels)}[{RATE}]))")
+    def active(activity: str) -> str:
+        return f'run_id_rank_activity:gpu_active_seconds:rate5m{{run_id=~"$run_id", rank=~"$rank", activity="{activity}"}}'
 
     canvas.row("Hardware under the ranks")
     for title, unit, expr, text in (
         (
             "GPU power",
             "watt",
-            under("gpu_power_watts"),
+            f"run_id_rank:gpu_power_watts:max{RANK}",
             "What the GPU of each rank draws: who waits in a collective draws little.",
         ),
         (
             "SMs active",
             "percentunit",
-            rated("gpu_sm_active_seconds_total"),
+            active("sm"),
             "Share of time in which an SM of the rank's GPU had a warp (Hopper and newer).",
         ),
         (
             "Tensor cores active",
             "percentunit",
-            rated("gpu_tensor_active_seconds_total"),
+            active("tensor"),
             "Share of the peak of the tensor cores of the rank's GPU (Hopper and newer).",
         ),
-        ("SM clock", "hertz", under("gpu_clock_hertz", clock="sm"), "A clock that is lower than the others' makes a straggler."),
+        (
+            "SM clock",
+            "hertz",
+            f"run_id_rank:gpu_clock_hertz:max{RANK}",
+            "A clock below the others' makes a straggler.",
+        ),
         (
             "Throttled",
             "percentunit",
-            f"sum by (uuid, rank, run_id) ({rated('gpu_throttle_seconds_total')})",
+            f"run_id_rank:gpu_throttle_seconds:rate5m{RANK}",
             "Share of time in which the clocks were held down, for any reason.",
         ),
-        ("NVLink sent", "Bps", rated("gpu_nvlink_transmit_bytes_total"), "Bytes that the rank's GPU sends over NVLink."),
+        (
+            "NVLink sent",
+            "Bps",
+            f"run_id_rank:gpu_nvlink_transmit_bytes:rate5m{RANK}",
+            "What the rank's GPU sends over NVLink.",
+        ),
     ):
         canvas.graph(
             title,
             f"{text} The {MOST} greatest.",
             unit,
-            Query(f"topk by (run_id) ({MOST}, {expr})", "rank {{rank}}"),
+            Query(most(expr), "rank {{rank}}"),
             SILENT,
             look=Graph(links=EVIDENCE),
         )
-    margin = under("gpu_temperature_margin_celsius")
+    margin = f"run_id_rank:gpu_temperature_margin_celsius:max{RANK}"
     canvas.graph(
         "Margin to slowdown",
         f"Degrees that the rank's GPU has left until it slows down by its own limit. The {MOST} least.",
         "celsius",
-        Query(f"bottomk by (run_id) ({MOST}, {margin})", "rank {{rank}}"),
+        Query(most(margin, least=True), "rank {{rank}}"),
         SILENT,
         look=Graph(links=EVIDENCE, minimum=None, thresholds=DEGREES_LEFT),
     )
@@ -192,14 +186,14 @@ def hardware(canvas: Canvas) -> None:
         "GPUs of the run",
         "Which GPU each rank is on, and what state it is in.",
         [
-            Column(source="rank", title="Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),)),
-            Column(source="host", title="Host", links=(("Everything of this host", node_board(NATIVE)),)),
+            columns.RANK,
+            columns.HOST,
             Column(source="index", title="GPU"),
             Column(source="model", title="Model"),
             Column(source="state", title="State"),
-            Column(source="simulated", title="Simulated"),
+            columns.SIMULATED,
             Column(source="uuid", title="UUID"),
-            Column(source="instance", title="Instance", hidden=True),
+            columns.INSTANCE_OF_LINKS,
             Column(source="run_id", title="Run"),
         ],
         f"max by ({identity}, state) ({of_rank(state)})\nor on (uuid)\nmax by ({identity}) ({of_rank(known)})",

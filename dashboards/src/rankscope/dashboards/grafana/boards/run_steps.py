@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import RANGE, RATE
 from rankscope.dashboards.grafana.boards.kinds import Graph, Query
 from rankscope.dashboards.grafana.boards.run_queries import (
     EVIDENCE,
     LEGEND,
     MOST,
+    RANK,
     RUN,
     SILENT,
-    by_rank,
-    summed,
+    most,
+    with_host,
 )
 
 
 def steps(canvas: Canvas) -> None:
     """How long steps take, of what they are made, how many there are."""
-    steps, wall = by_rank("rank_steps_total"), by_rank("rank_step_duration_seconds_sum")
-    per_step = f"{wall}\n/\n({steps} > 0)"
-    run_steps = f"sum by (run_id) ({steps})"
+    steps = f"run_id_rank:rank_steps:rate5m{RANK}"
+    per_step = f"(run_id_rank:rank_step_duration_seconds:rate5m{RANK}\n/\n({steps} > 0))"
+    run_steps = f"(sum by (run_id) (run_id_rank:rank_steps:rate5m{RUN}) > 0)"
     canvas.row("Steps")
     canvas.graph(
         "Step time",
-        "Wall time of a step: the median rank, the slowest, and what the run is used to.",
+        "Wall time of a step over 5 minutes: the median rank, the slowest, and what the run is used to.",
         "s",
         Query(f"quantile by (run_id) (0.5, {per_step})", "{{run_id}} median rank"),
         Query(f"max by (run_id) ({per_step})", "{{run_id}} slowest rank"),
@@ -33,47 +33,46 @@ def steps(canvas: Canvas) -> None:
     )
     canvas.buckets(
         "Steps by duration",
-        "How many steps took how long.",
+        "How many steps a minute took how long, over all ranks.",
         "s",
-        Query(
-            summed("rank_step_duration_seconds_bucket", "le", function="increase", window=RATE).replace(
-                "sum by (run_id, le)", "sum by (le)"
-            ),
-            "{{le}}",
-        ),
+        Query(f"60 * sum by (le) (run_id_le:rank_step_duration_seconds_bucket:rate5m{RUN})", "{{le}}"),
         width=8,
     )
     canvas.graph(
         "Phases of a step",
         "Seconds of each phase in a step, over all ranks: a ratio of sums.",
         "s",
-        Query(f"{summed('rank_phase_seconds_total', 'phase')}\n/ on (run_id) group_left ()\n({run_steps} > 0)", "{{phase}}"),
+        Query(f"run_id_phase:rank_phase_seconds:rate5m{RUN}\n/ on (run_id) group_left ()\n{run_steps}", "{{phase}}"),
         SILENT,
         look=Graph(stacked=True),
     )
     canvas.graph(
-        "Steps per minute", "Steps that the run completes.", "opm", Query(f"60 * max by (run_id) ({steps})", "{{run_id}}"), SILENT
+        "Steps per minute",
+        "Steps that the run completes.",
+        "opm",
+        Query(f"60 * run_id:rank_steps:rate5m{RUN}", "{{run_id}}"),
+        SILENT,
     )
     canvas.graph(
         "Throughput",
         "Samples and tokens of all ranks per second, where they are known.",
         "cps",
-        Query(f"sum by (run_id) ({by_rank('rank_samples_total')})", "{{run_id}} samples"),
-        Query(f"sum by (run_id) ({by_rank('rank_tokens_total')})", "{{run_id}} tokens"),
+        Query(f"run_id:rank_samples:rate5m{RUN}", "{{run_id}} samples"),
+        Query(f"run_id:rank_tokens:rate5m{RUN}", "{{run_id}} tokens"),
         SILENT,
     )
     canvas.graph(
         "Arithmetic",
         "Floating-point operations of all ranks per second, where the script says.",
         "flops",
-        Query(f"sum by (run_id) ({by_rank('rank_flops_total')})", "{{run_id}}"),
+        Query(f"run_id:rank_flops:rate5m{RUN}", "{{run_id}}"),
         SILENT,
     )
     canvas.graph(
         "Device's view of the phases",
         "Seconds of each phase in a step as the device's main stream saw it.",
         "s",
-        Query(f"{summed('rank_device_seconds_total', 'phase')}\n/ on (run_id) group_left ()\n({run_steps} > 0)", "{{phase}}"),
+        Query(f"run_id_phase:rank_device_seconds:rate5m{RUN}\n/ on (run_id) group_left ()\n{run_steps}", "{{phase}}"),
         SILENT,
         look=Graph(stacked=True),
     )
@@ -81,23 +80,20 @@ def steps(canvas: Canvas) -> None:
         "Sections of the script",
         "Seconds in a step of the sections that the script itself names.",
         "s",
-        Query(
-            f"{summed('rank_section_seconds_total', 'section')}\n/ on (run_id) group_left ()\n({run_steps} > 0)", "{{section}}"
-        ),
+        Query(f"run_id_section:rank_section_seconds:rate5m{RUN}\n/ on (run_id) group_left ()\n{run_steps}", "{{section}}"),
         SILENT,
     )
     canvas.graph(
         "Steps with something special",
-        "Steps in which there was a checkpoint, an evaluation, a garbage collection, a skipped optimizer, in the time shown.",
-        "none",
-        Query(f"round({summed('rank_steps_tagged_total', 'tag', function='increase', window=RANGE)})", "{{tag}}"),
+        "Steps a minute in which a rank had a checkpoint, an evaluation, a garbage collection, a skipped optimizer.",
+        "opm",
+        Query(f"60 * run_id_tag:rank_steps_tagged:rate5m{RUN}", "{{tag}}"),
         SILENT,
     )
 
 
 def communication(canvas: Canvas) -> None:
     """What compute hid, and what it did not."""
-    windows = summed("rank_window_seconds_total", "state", function="increase", window="1h")
     canvas.row("Communication")
     canvas.graph(
         "Overlap of communication",
@@ -119,14 +115,14 @@ def communication(canvas: Canvas) -> None:
         "Profiled time by state",
         "What the device did in the profiled steps of the last hour. Overlap is part of compute, too.",
         "s",
-        Query(windows, "{{state}}"),
+        Query(f"run_id_state:rank_window_seconds:increase1h{RUN}", "{{state}}"),
         SILENT,
     )
     canvas.graph(
         "Exposed communication of a step",
         f"Communication per step that nothing hid, in each rank's last profiled step: the {MOST} worst.",
         "s",
-        Query(f"topk by (run_id) ({MOST}, {by_rank('rank_exposed_communication_seconds', function='')})", LEGEND),
+        Query(most(with_host(f"run_id_rank:rank_exposed_communication_seconds:max{RANK}")), LEGEND),
         SILENT,
         look=Graph(links=EVIDENCE),
     )
@@ -134,7 +130,7 @@ def communication(canvas: Canvas) -> None:
         "Overlap by rank",
         f"Share of its communication that compute hid, in each rank's last profiled step: the {MOST} lowest.",
         "percentunit",
-        Query(f"bottomk by (run_id) ({MOST}, {by_rank('rank_overlap_ratio', function='')})", LEGEND),
+        Query(most(with_host(f"run_id_rank:rank_overlap_ratio:max{RANK}"), least=True), LEGEND),
         SILENT,
         look=Graph(links=EVIDENCE, maximum=1),
     )
@@ -142,7 +138,8 @@ def communication(canvas: Canvas) -> None:
 
 def input_wait(canvas: Canvas) -> None:
     """Waiting for data."""
-    steps = by_rank("rank_step_duration_seconds_sum")
+    data = 'run_id_rank_phase:rank_phase_seconds:rate5m{run_id=~"$run_id", rank=~"$rank", phase="data"}'
+    waiting = f"{data}\n/ on (run_id, rank)\n(run_id_rank:rank_step_duration_seconds:rate5m{RANK} > 0)"
     canvas.row("Input")
     canvas.graph(
         "Input wait over time",
@@ -156,7 +153,7 @@ def input_wait(canvas: Canvas) -> None:
         "Input wait by rank",
         f"Share of its steps that a rank waits for data: the {MOST} worst.",
         "percentunit",
-        Query(f"topk by (run_id) ({MOST}, {by_rank('rank_phase_seconds_total', phase='data')}\n/\n({steps} > 0))", LEGEND),
+        Query(most(with_host(f"({waiting})")), LEGEND),
         SILENT,
         look=Graph(links=EVIDENCE, maximum=1),
     )
@@ -164,7 +161,7 @@ def input_wait(canvas: Canvas) -> None:
         "Elements of the batches",
         "Tensor elements of the batches that a rank trains on, per second: the greatest and the least.",
         "cps",
-        Query(f"max by (run_id) ({by_rank('rank_input_elements_total')})", "{{run_id}} most"),
-        Query(f"min by (run_id) ({by_rank('rank_input_elements_total')})", "{{run_id}} least"),
+        Query(f"run_id:rank_input_elements:greatest_rate5m{RUN}", "{{run_id}} most"),
+        Query(f"run_id:rank_input_elements:least_rate5m{RUN}", "{{run_id}} least"),
         SILENT,
     )

@@ -1,0 +1,221 @@
+"""A Prometheus that is filled with a past: samples go in by remote write, what rules record of them by asking for it.
+
+promtool makes blocks, too: but it reads a text once for every two hours of it, and does not record from what was recorded.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import yaml
+
+REQUEST_BYTES = 4 << 20
+TIMEOUT_S = 900.0
+CONFIG = """
+global: {scrape_interval: 30s, evaluation_interval: 1m}
+storage: {tsdb: {out_of_order_time_window: 48h}}
+"""
+"""What is recorded of a past is older than what is there."""
+QUIET_SHARE = 0.05
+"""Of a core: with less Prometheus has nothing left to tidy up."""
+_NAME = re.compile(r"[a-z_]+:[a-z_]+:[A-Za-z0-9_]+")
+
+
+class _Series(msgspec.Struct):
+    metric: dict[str, str]
+    values: list[tuple[float, str]] = []
+
+
+class _Data(msgspec.Struct):
+    result: list[_Series]
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: _Data | None = None
+    error: str = ""
+
+
+def varint(number: int) -> bytes:
+    """Of protobuf."""
+    parts = bytearray()
+    while number > 0x7F:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)
+
+
+def label_bytes(labels: Mapping[str, str]) -> bytes:
+    """Labels of a time series, as remote write has them."""
+    parts = []
+    for name, value in sorted(labels.items()):
+        key, text = name.encode(), value.encode()
+        pair = b"\x0a" + varint(len(key)) + key + b"\x12" + varint(len(text)) + text
+        parts.append(b"\x0a" + varint(len(pair)) + pair)
+    return b"".join(parts)
+
+
+def sample_bytes(times_ms: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Samples of some series at the same times, as bytes (series, times, 18): a value and a time that takes six bytes."""
+    packed = np.empty((*values.shape, 18), np.uint8)
+    packed[..., :3] = (0x12, 16, 0x09)
+    packed[..., 3:11] = np.ascontiguousarray(values, "<f8").view(np.uint8).reshape(*values.shape, 8)
+    packed[..., 11] = 0x10
+    assert 1 << 35 <= times_ms[0] < 1 << 42
+    for place in range(6):
+        packed[..., 12 + place] = (times_ms >> 7 * place) & 0x7F | (0x80 if place < 5 else 0)
+    return packed
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A Prometheus at ``url`` that takes what it is given."""
+
+    url: str
+    client: httpx.Client
+
+    def write(self, labels: Sequence[bytes], times_ms: np.ndarray, values: np.ndarray) -> None:
+        """Add samples (series, times) of series of these ``label_bytes``."""
+        packed = sample_bytes(times_ms, values)
+        self.send(
+            b"\x0a" + varint(len(head) + packed[index].size) + head + packed[index].tobytes() for index, head in enumerate(labels)
+        )
+
+    def send(self, series: Iterable[bytes]) -> None:
+        """Parts of a request for remote write, in requests of a size that is taken."""
+        waiting: list[bytes] = []
+        size = 0
+        for one in series:
+            waiting.append(one)
+            size += len(one)
+            if size > REQUEST_BYTES:
+                self._post(waiting)
+                waiting, size = [], 0
+        if waiting:
+            self._post(waiting)
+
+    def _post(self, parts: list[bytes]) -> None:
+        body = b"".join(parts)
+        # One literal: Snappy that does not compress.
+        whole = varint(len(body)) + b"\xfc" + struct.pack("<I", len(body) - 1) + body
+        headers = {
+            "Content-Encoding": "snappy",
+            "Content-Type": "application/x-protobuf",
+            "X-Prometheus-Remote-Write-Version": "0.1.0",
+        }
+        answer = self.client.post(f"{self.url}/api/v1/write", content=whole, headers=headers)
+        if answer.status_code >= httpx.codes.BAD_REQUEST:
+            raise SystemExit(f"Prometheus does not take the samples: {answer.text[:300]}")
+
+    def asked(self, path: str, **what: str | float) -> tuple[float, bytes]:
+        """Seconds until all of the answer was there, and the answer. Raises ``SystemExit`` for one that is none."""
+        began = time.perf_counter()
+        answer = self.client.post(f"{self.url}/api/v1/{path}", data={name: str(value) for name, value in what.items()})
+        took = time.perf_counter() - began
+        if answer.status_code != httpx.codes.OK:
+            raise SystemExit(f"Prometheus cannot answer: {answer.text[:300]}\n{what}")
+        return took, answer.content
+
+    def record(self, expr: str, name: str, labels: Mapping[str, str], *, start_s: int, end_s: int, step_s: int) -> float:
+        """Keep what a recording rule would have recorded; seconds that asking for it took."""
+        took, content = self.asked("query_range", query=expr, start=start_s, end=end_s, step=step_s)
+        answer = msgspec.json.decode(content, type=_Answer)
+        assert answer.data is not None
+        self.send(self._recorded(answer.data.result, {"__name__": name, **labels}))
+        return took
+
+    @staticmethod
+    def _recorded(found: list[_Series], more: Mapping[str, str]) -> Iterator[bytes]:
+        for one in found:
+            times = np.array([moment for moment, _ in one.values]) * 1000
+            values = np.array([float(value) for _, value in one.values])
+            head = label_bytes({**one.metric, **more})
+            packed = sample_bytes(times.astype(np.int64), values[None, :])
+            yield b"\x0a" + varint(len(head) + packed.size) + head + packed.tobytes()
+
+    def settle(self) -> None:
+        """Wait until it has tidied up what it was given."""
+        spent = self._cpu_s()
+        for _ in range(60):
+            time.sleep(10)
+            before, spent = spent, self._cpu_s()
+            if spent - before < 10 * QUIET_SHARE:
+                return
+
+    def _cpu_s(self) -> float:
+        (line,) = re.findall(r"^process_cpu_seconds_total (.+)$", self.client.get(f"{self.url}/metrics").text, re.MULTILINE)
+        return float(line)
+
+
+@contextmanager
+def empty_prometheus(program: str, folder: Path, address: str) -> Iterator[Filled]:
+    """A Prometheus that scrapes nothing and takes what is written to it; its data lie in ``folder``."""
+    config = folder / "prometheus.yml"
+    config.write_text(CONFIG)
+    command = [
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'tsdb'}",
+        f"--web.listen-address={address}",
+        "--web.enable-remote-write-receiver",
+        f"--query.timeout={TIMEOUT_S:.0f}s",
+    ]
+    with (
+        (folder / "prometheus.log").open("wb") as log,
+        httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client,
+        subprocess.Popen(command, stdout=log, stderr=log) as process,
+    ):
+        try:
+            until = time.monotonic() + 60
+            while not _is_ready(client, address):
+                if process.poll() is not None or time.monotonic() > until:
+                    raise SystemExit(f"Prometheus does not start: {(folder / 'prometheus.log').read_text()[-300:]}")
+                time.sleep(0.1)
+            yield Filled(f"http://{address}", client)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _is_ready(client: httpx.Client, address: str) -> bool:
+    try:
+        return client.get(f"http://{address}/-/ready").status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def rules_in_order(text: str) -> list[dict[str, Any]]:
+    """The recording rules of a rule file, each after those it rests on."""
+    groups = yaml.load(text, yaml.CSafeLoader)["groups"]
+    left = [rule for group in groups for rule in group["rules"] if "record" in rule]
+    done: list[dict[str, Any]] = []
+    while left:
+        waiting = {rule["record"] for rule in left}
+        ready = [rule for rule in left if not (set(_NAME.findall(rule["expr"])) & waiting)]
+        assert ready, waiting
+        done += ready
+        left = [rule for rule in left if rule not in ready]
+    return done
+
+
+def rests_on(expr: str, rules: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Names of all recorded series that an expression needs, directly or through others."""
+    by_name = {rule["record"]: set(_NAME.findall(rule["expr"])) for rule in rules}
+    found: set[str] = set()
+    left = set(_NAME.findall(expr)) & by_name.keys()
+    while left:
+        found |= left
+        left = {name for one in left for name in by_name[one] & by_name.keys()} - found
+    return found
