@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from rankscope.alerts.alert import fingerprint, rfc3339
+from rankscope.alerts.alert import fingerprint, rfc3339, unix_ns
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.receiver_config import ActionRule, ReceiverConfig, ReceiveSection, Route, action_rate, load_config
 from rankscope.alerts.receiving import inbox as inbox_module
@@ -23,7 +23,7 @@ from rankscope.alerts.receiving.facts import Facts
 from rankscope.alerts.receiving.forwarding import Forwarding
 from rankscope.alerts.receiving.inbox import Inbox
 from rankscope.alerts.receiving.known_runs import KnownRuns, RunName, UnknownRunError
-from rankscope.alerts.receiving.notification import MAX_ALERTS, read_notification, unix_ns
+from rankscope.alerts.receiving.notification import MAX_ALERTS, read_notification
 from rankscope.alerts.receiving.running import ways
 from rankscope.alerts.receiving.worker import Policy, Worker
 from rankscope.alerts.retrying import Judgement
@@ -94,10 +94,16 @@ def test_a_change_is_news_and_a_repetition_is_not(heard: Heard) -> None:
     assert heard.hear(resolved, after_s=60) == []
 
 
+def test_why_an_alert_ended_goes_on(heard: Heard) -> None:
+    heard.hear(heard.alert())
+    over = {**heard.alert("resolved"), "annotations": {"ended_because": "the run is over"}}
+    assert heard.hear(over, after_s=60) == [("resolved", {"ended_because": "the run is over"})]
+
+
 def test_what_still_fires_is_told_again_after_hours(heard: Heard) -> None:
     heard.hear(heard.alert())
     (again,) = heard.hear(heard.alert(), after_s=4 * 3600 + 1)
-    assert again == ("firing", {"reminder": "1"})
+    assert again == ("firing", {"reminder": "1", "updated_at": "1970-01-12T17:46:41.000Z"})
     assert heard.hear(heard.alert(), after_s=60) == []
     assert len(heard.hear(heard.alert(), after_s=4 * 3600 + 1)) == 1
 

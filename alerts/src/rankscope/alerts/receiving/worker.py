@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.alert import rfc3339
+from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.receiver_config import ActionRule
 from rankscope.alerts.receiving.analyst import Analyst
@@ -38,7 +38,7 @@ PRUNE_DELIVERIES: Final = 100
 POISON_S: Final = 60.0
 """Until a delivery that we fail at is tried again."""
 _OURS: Final = frozenset(
-    {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder"}
+    {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder", UPDATED_AT}
     | {"capture_asked", "dump_asked"}
 )
 """Annotations that are not taken from elsewhere where we have our own."""
@@ -243,7 +243,7 @@ def _forwarded(alert: Arrived, episode: Episode, words: dict[str, str], *, remin
     if words.get("verdict") == said.annotations.get("summary"):  # from the watcher: it has said it
         words = {name: text for name, text in words.items() if name != "verdict"}
     if reminder:
-        words = {**words, "reminder": str(episode.told - 1)}
+        words = {**words, "reminder": str(episode.told - 1), UPDATED_AT: rfc3339(episode.told_unix_ns)}
     return Forwarded(
         msgspec.structs.replace(
             said,
