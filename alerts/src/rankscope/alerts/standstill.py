@@ -13,6 +13,7 @@ import msgspec
 from rankscope.alerts.alerted import CRASHED, DISABLED, SILENT, STALLED
 from rankscope.alerts.candidate import Candidate, Loss, Subject
 from rankscope.alerts.life import Signs
+from rankscope.alerts.span import span
 from rankscope.analysis.duration import duration
 from rankscope.analysis.endings import endings, listed
 from rankscope.analysis.hang.result import HangReport
@@ -162,8 +163,3 @@ class Standing:
 
 
 _KERNEL: Final = "dmesg -T | grep -i -E 'oom|killed process|xid'"
-
-
-def span(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``2.5 h``: as exact as a wait need be told."""
-    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

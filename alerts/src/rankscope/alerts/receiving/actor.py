@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.alert import rfc3339
+from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.events import alert_line
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.receiver_config import ActionRule, duration
@@ -174,6 +174,7 @@ class Actor:
         said = msgspec.json.decode(action.result or b"", type=Said)
         episode = self._inbox.episode(action.fingerprint)
         words = {**alert.annotations, **said.annotations, f"{action.kind}_outcome": said.outcome}
+        words[UPDATED_AT] = rfc3339(time.time_ns())
         # Of an alert that has begun anew nobody is told what was before.
         if self._forwarding is not None and episode is not None and episode.starts_unix_ns == action.starts_unix_ns:
             starts_at = begun(alert, action.starts_unix_ns)

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.alert import Alert, rfc3339
+from rankscope.alerts.alert import UPDATED_AT, Alert, rfc3339
 from rankscope.alerts.message import Message, messages
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.payload import GROUP_LABELS, PAYLOAD_VERSION, Payload, PayloadAlert, group_key
@@ -19,7 +19,7 @@ from rankscope.alerts.receiving.episodes import Episode
 from rankscope.alerts.receiving.notification import Arrived, payload_alert
 
 _OURS: Final = frozenset(
-    {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder"}
+    {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder", UPDATED_AT}
     | {"capture_asked", "dump_asked"}
 )
 """Annotations that are not taken from elsewhere where we have our own."""
