@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
@@ -30,6 +31,7 @@ from rankscope.alerts.replay import How, replay_run
 from rankscope.alerts.replay_result import Replay, Replayed
 from rankscope.alerts.replay_text import replay_text
 from rankscope.alerts.rules import rules_text
+from rankscope.alerts.series_seen import rests_on, series_in
 from rankscope.alerts.spells import labels_of, spells_of
 from rankscope.alerts.threshold_replay import replay_thresholds
 from rankscope.alerts.thresholds import DEFAULTS, SHARED, thresholds
@@ -381,7 +383,49 @@ def test_of_a_long_time_a_rule_is_evaluated_less_often_and_it_is_said(remembered
     replay = replay_server(Prometheus(Server(url=remembered)), ["GpuDown"], (START_NS - 10**17, START_NS + 1200 * SECOND))
 
     assert replay.interval_s > 15
-    assert replay.notes == [f"GpuDown: evaluated every {replay.interval_s:g} s instead of every 15 s: ask for less time"]
+    often, covered, *missing = replay.notes
+    assert often == f"GpuDown: evaluated every {replay.interval_s:g} s instead of every 15 s: ask for less time"
+    # And from when on there was anything to evaluate, to a two-hundredth of that time
+    assert re.fullmatch(r"there are data for GpuDown from 2023-11-\d\dT\S+ to 2023-11-14T22:\S+ only", covered)
+    assert missing == ["nothing is remembered of gpu_info: what rests on that alone could not be told of"]
+
+
+@pytest.mark.slow
+def test_what_nothing_is_remembered_of_is_not_taken_for_silent(remembered: str, tmp_path: Path) -> None:
+    """Neither where the series are recorded from others, nor with other thresholds, nor before there was anything."""
+    prometheus = Prometheus(Server(url=remembered))
+    before = (START_NS - 10 * 3600 * SECOND, START_NS - 5 * 3600 * SECOND)
+    for replay, names in (
+        (replay_server(prometheus, ["NodeDown"], SPAN), "kube_node_spec_unschedulable, kube_node_status_condition, slurm_node"),
+        (replay_thresholds(prometheus, ["WatcherSilent"], SPAN, settings=thresholds()), "rankscope_watcher_evaluated_timestamp"),
+        (replay_server(prometheus, ["GpuDown"], before), "gpu_info, gpu_up"),
+    ):
+        [rule] = replay.rules
+        assert str(rule.not_evaluated).startswith(f"no such series is remembered of this time: it rests on {names}")
+        assert rule.spells == []
+        assert "not evaluated: no such series" in replay_text(replay)
+    # What is there and well is silent, and what tells of what is absent has been evaluated
+    [well] = replay_server(prometheus, ["GpuDown"], (START_NS + 700 * SECOND, START_NS + 1150 * SECOND)).rules
+    assert (well.not_evaluated, well.spells) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ('sum by (uuid, instance) (rate(a_total{x=~"b{c}|d"}[5m])) > 1e3', {"a_total"}),
+        ("a:b offset 1h / on (x) group_left (y) (c > bool 0) or absent(d) unless Inf", {"a:b", "c", "d"}),
+        ("label_replace(a, 'b', \"c (\\\"d\\\")\", `e`, '') # f\n and g", {"a", "g"}),
+        ('time() - {__name__="a"} > 0x1f', set()),
+        ("a[1h:5m] AND b @ end() ^ -c", {"a", "b", "c"}),
+    ],
+)
+def test_names_of_series_are_found_in_an_expression(expression: str, names: set[str]) -> None:
+    assert series_in(expression) == names
+
+
+def test_what_is_recorded_rests_on_what_somebody_publishes() -> None:
+    recorded = {"a:b": ["sum(c)", "a:b + d"], "e:f": ["a:b"]}
+    assert rests_on("e:f > 1 or g", recorded) == {"c", "d", "g"}
 
 
 @pytest.mark.slow
@@ -452,6 +496,8 @@ def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Callable[..., A
         ([tmp_path, "--interval", "9" * 400], 2, "at most 36500d"),
         ([tmp_path, "--start", "1h"], 2, "--start is for a Prometheus"),
         ([nobody, "--start", "yesterday"], 2, "--start: 'yesterday' is neither a time"),
+        ([nobody, "--start", "2020"], 2, "--start: '2020' is neither a time"),
+        ([nobody, "--start", "1700000000"], 2, "--start: '1700000000' is neither a time"),
         ([nobody, "--end", "0001-01-01"], 2, "--end: '0001-01-01' is neither a time"),
         ([nobody, "--start", "1h", "--end", "2h"], 2, "--start is not before --end"),
         ([tmp_path, "--rule", "Nope"], 2, "there are TrainingStraggler, "),

@@ -335,10 +335,12 @@ def test_what_somebody_changed_is_not_replaced_unasked(tmp_path: Path) -> None:
     "secret", ["https://user:geheim@x/", "https://geheim@x", "//u:geheim@x/p", "user:geheim@x/", "http://u:geh#eim@x"]
 )
 def test_a_password_does_not_get_into_every_alert(secret: str) -> None:
-    for refusing in (lambda: rules_text(dashboard_url=secret), lambda: rules_text(runbook_url=secret)):
-        with pytest.raises(ValueError, match="has a user in it") as refused:
-            refusing()
-        assert "geh" not in str(refused.value)
+    with pytest.raises(ValueError, match="the dashboard URL has a user in it") as refused:
+        rules_text(dashboard_url=secret)
+    assert "geh" not in str(refused.value)
+    with pytest.raises(ValueError, match="the runbook URL has a user in it") as refused:
+        rules_text(runbook_url=secret)
+    assert "geh" not in str(refused.value)
     assert "https://wiki.example/@gpu/GpuDown.md" in rules_text(runbook_url="https://wiki.example/@gpu")
 
 
