@@ -173,6 +173,8 @@ def test_every_alert_about_hardware_prints_the_drain_commands_and_says_when_it_i
             ]
             assert -1 < order[0] < order[1], rule["alert"]
             assert text.endswith("{{ end }}")
+        if "kubectl delete" in text:
+            assert '{{ if ne $labels.simulated "true" }}' in text.partition("Slurm: scancel")[0], rule["alert"]
 
 
 def test_a_ratio_is_divided_by_something_that_is_not_zero() -> None:
