@@ -16,6 +16,7 @@ from rankscope.alerts.external import EXTERNAL
 from rankscope.alerts.rules import rules_text, runbooks
 from rankscope.alerts.rules_export import WRITTEN_FILE, export
 from rankscope.alerts.thresholds import DEFAULTS, Tables, thresholds
+from rankscope.alerts.watcher_page import Watched, WatcherPage
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.errors import InputError
 from rankscope.runs.links import overview_url
@@ -266,6 +267,26 @@ def test_the_numbers_of_a_runbook_are_those_of_the_thresholds(tmp_path: Path) ->
     assert "no kernel has run on it for 2 hours" in pages["GpuAllocatedIdle"]
     export(tmp_path, settings=thresholds(ours))
     assert (tmp_path / "runbooks" / "TrainingStalled.md").read_text() == pages["TrainingStalled"] != runbooks()["TrainingStalled"]
+
+
+def test_the_folder_of_a_run_is_found_by_its_id(make_run: Callable[..., Any]) -> None:
+    runs = [make_run(name) for name in ("llama", "llama 2", "llama-3")]
+    for page in (page for page in runbooks().values() if "RUN is the folder" in page):
+        [command] = re.findall(r"`(grep -lF .*?)`", page)
+        for run in runs:
+            asked = command.replace("RUN_ID", run.run_id).replace("RUNS/", f"{run.path.parent}/")
+            assert (
+                subprocess.run(["sh", "-c", asked], capture_output=True, text=True, check=True).stdout == f"{run.path}/run.json\n"
+            )
+
+
+def test_what_rules_use_of_the_watcher_it_shows() -> None:
+    page = WatcherPage()
+    page.evaluated(Watched(runs=1, firing=0, troubles=0, untold=0))
+    shown = {line.split()[0] for line in page.metrics().splitlines() if not line.startswith("#")}
+    used = {metric.name for metric in EXTERNAL if metric.name.startswith("rankscope_watcher_")}
+    assert used
+    assert used <= shown
 
 
 def test_maintenance_counts_what_the_example_for_alertmanager_keeps_back() -> None:
