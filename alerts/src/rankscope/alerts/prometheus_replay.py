@@ -9,11 +9,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.prometheus import MAX_POINTS, Prometheus, PrometheusError, Rule, RuleGroup, Series
 from rankscope.alerts.replay_result import Replay, Replayed
 from rankscope.alerts.rules import runbooks
-from rankscope.alerts.series_seen import SeriesSeen, rests_on
+from rankscope.alerts.series_seen import SeriesSeen
 from rankscope.alerts.spells import spells_of
 from rankscope.analysis.wording import first_of
 
@@ -22,7 +21,6 @@ MOST_QUESTIONS: Final = 16
 DEFAULT_INTERVAL_S: Final = 60.0
 """Between two evaluations, where nothing else is said."""
 _NAMED: Final = 20
-_NOTHING: Final = "no such series is remembered of this time: it rests on {names}"
 
 
 def replay_server(
@@ -62,8 +60,7 @@ def replay_asked(
 
     ``recorded``: what the server records, as of ``recorded_by``. A rule of whose series none was there is not evaluated.
     """
-    seen = SeriesSeen(prometheus, span_unix_ns)
-    parts: dict[tuple[int, int], list[str]] = defaultdict(list)
+    seen = SeriesSeen(prometheus, span_unix_ns, recorded)
     replayed: list[Replayed] = []
     notes: list[str] = []
     first, last = span_unix_ns
@@ -76,18 +73,11 @@ def replay_asked(
             notes.append(f"{rule.name}: evaluated every {step_s:g} s instead of every {interval_s:g} s: ask for less time")
         result, warnings = replay_rule(prometheus, rule, span_unix_ns, step_s)
         notes += warnings
-        names = rests_on(rule.query, recorded)
-        between = seen.between(names)
-        if names and between is None and not result.spells:  # what tells of series that are absent has a value
-            result = msgspec.structs.replace(result, not_evaluated=_NOTHING.format(names=first_of(sorted(names), _NAMED)))
-        elif between is not None and not seen.covers(between):
-            parts[between].append(rule.name)
+        obstacle = seen.obstacle(rule, silent=not result.spells)
+        result = msgspec.structs.replace(result, not_evaluated=obstacle)
         replayed.append(result)
         coarsest = max(coarsest, step_s)
-    notes += [
-        f"there are data for {first_of(names, _NAMED)} from {rfc3339(begin)} to {rfc3339(end)} only"
-        for (begin, end), names in parts.items()
-    ]
+    notes += seen.notes()
     if any(rule.not_evaluated is None for rule in replayed) and (missing := seen.missing()):
         notes.append(f"nothing is remembered of {first_of(missing, _NAMED)}: what rests on that alone could not be told of")
     return Replay(
