@@ -78,8 +78,6 @@ def replay_asked(
         replayed.append(result)
         coarsest = max(coarsest, step_s)
     notes += seen.notes()
-    if any(rule.not_evaluated is None for rule in replayed) and (missing := seen.missing()):
-        notes.append(f"nothing is remembered of {first_of(missing, _NAMED)}: what rests on that alone could not be told of")
     return Replay(
         path=prometheus.name,
         start_unix_ns=first,

@@ -28,6 +28,7 @@ _NO_NAMES: Final = re.compile(
     r"\{[^{}]*\}|\[[^\]]*\]|\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", re.IGNORECASE
 )
 _NAME: Final = re.compile(r"(?<![\w:.])[a-zA-Z_:][\w:]*\b(?!\s*\()")
+_IDENTITY: Final = re.compile(r"_info(?::|$)")
 _WORDS: Final = frozenset(
     {"and", "or", "unless", "atan2", "bool", "offset", "inf", "nan"}
     | {"by", "without", "on", "ignoring", "group_left", "group_right"}  # where no list follows
@@ -40,14 +41,19 @@ def series_in(expression: str) -> set[str]:
     return {name for name in _NAME.findall(rest) if name.lower() not in _WORDS}
 
 
-def rests_on(expression: str, recorded: Mapping[str, Collection[str]]) -> tuple[set[str], set[str]]:
-    """Names of the series behind an expression: those that somebody publishes, and those ``recorded`` by these expressions."""
+def telling(names: Collection[str]) -> set[str]:
+    """Those of ``names`` that say how something is; the others, ``gpu_info`` and what is recorded of it, only what it is."""
+    return {name for name in names if not _IDENTITY.search(name)} or set(names)
+
+
+def rests_on(names: Collection[str], recorded: Mapping[str, Collection[str]]) -> tuple[set[str], set[str]]:
+    """All series behind ``names``: those that somebody publishes, and those ``recorded`` by these expressions."""
     seen: set[str] = set()
-    left = [expression]
+    left = set(names)
     while left:
-        for name in series_in(left.pop()) - seen:
-            seen.add(name)
-            left += recorded.get(name, ())
+        name = left.pop()
+        seen.add(name)
+        left |= {behind for expression in recorded.get(name, ()) for behind in series_in(expression)} - seen
     return {name for name in seen if name not in recorded}, {name for name in seen if name in recorded}
 
 
@@ -65,10 +71,13 @@ class SeriesSeen:
         self._gaps: dict[str, int | None] = {}
         self._covered: dict[tuple[int, int], list[str]] = defaultdict(list)
         self._begun: dict[int, list[str]] = defaultdict(list)
+        self._missing: dict[str, None] = {}
 
     def obstacle(self, rule: Rule, *, silent: bool) -> str | None:
         """Why nothing can be said of a rule, which had no value in this time (``silent``); ``notes`` has what else is known."""
-        published, recorded = rests_on(rule.query, self._recorded)
+        names = series_in(rule.query)
+        published, _ = rests_on(telling(names), self._recorded)
+        _, recorded = rests_on(names, self._recorded)
         times = [time for name in sorted(published) if (time := self._between(name)) is not None]
         gaps = {name: until for name in sorted(recorded) if (until := self._unrecorded(name)) is not None}
         if silent and published and not times:  # what tells of series that are absent has a value
@@ -82,10 +91,12 @@ class SeriesSeen:
                 self._covered[covered].append(rule.name)
         if gaps:
             self._begun[max(gaps.values())].append(rule.name)
+        self._missing |= dict.fromkeys(name for name in sorted(published) if self._between(name) is None)
         return None
 
     def notes(self) -> list[str]:
         """What there were no data of, about rules without an obstacle."""
+        missing = f"nothing is remembered of {first_of([*self._missing], _NAMED)}: what rests on that alone could not be told of"
         return [
             *(
                 f"there are data for {first_of(rules, _NAMED)} from {rfc3339(first)} to {rfc3339(last)} only"
@@ -95,11 +106,8 @@ class SeriesSeen:
                 f"what {first_of(rules, _NAMED)} rests on was recorded in part before {rfc3339(until)}: too little is told"
                 for until, rules in self._begun.items()
             ),
+            *([missing] if self._missing else []),
         ]
-
-    def missing(self) -> list[str]:
-        """Published series that rules rest on, and that were never there."""
-        return [name for name, between in self._seen.items() if between is None]
 
     def _between(self, name: str) -> tuple[int, int] | None:
         """From when to when, in unix ns, it was there; ``None``: never."""
