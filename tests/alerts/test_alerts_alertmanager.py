@@ -22,7 +22,7 @@ from rankscope.alerts.delivery import Delivery
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.payload import NOT_ENDED
-from rankscope.alerts.rules import rules_text
+from rankscope.alerts.rules import rules_text, runbooks
 from rankscope.alerts.watcher import Options, Watcher
 
 CONFIG = Path(__file__).parents[2] / "alerts" / "alertmanager" / "alertmanager.yml"
@@ -110,6 +110,10 @@ def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_t
         (["alertname=GpuTooHot", "severity=warning", "host=n1"], "operators"),
         (["alertname=GpuAllocatedIdle", "severity=info", "host=n1"], "operators"),
         (["alertname=NodeMaintenance", "severity=info", "host=n1"], "nobody"),
+        (["alertname=WatcherSilent", "severity=critical", "instance=w1:9098"], "operators"),
+        (["alertname=GpuDown", "severity=critical", "host=n1", "simulated=true"], "trial"),
+        (["alertname=TrainingHangSuspected", "severity=critical", "run_id=r1", "simulated=true"], "trial"),
+        (["alertname=GpuDown", "severity=critical", "host=n1", "simulated=false"], "on-call"),
         (["alertname=Other"], "operators"),
     ],
 )
@@ -217,6 +221,8 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
         "collector hangs": {"alertname": "ExporterStale", **warning, "instance": "n6:9838", "host": "n6"},
         "switch": {"alertname": "NvswitchFatalError", **critical, "host": "n7"},
         "link to it": {"alertname": "NvlinkInactive", **warning, "gpu_uuid": "GPU-7", "host": "n7"},
+        "made-up switch": {"alertname": "NvswitchFatalError", **critical, "host": "n11", "simulated": "true"},
+        "real link there": {"alertname": "NvlinkInactive", **warning, "gpu_uuid": "GPU-11", "host": "n11", "simulated": "false"},
         "idle": {"alertname": "GpuAllocatedIdle", "severity": "info", "uuid": "GPU-8", "host": "n8"},
         "idle for long": {"alertname": "GpuAllocatedIdleLong", **warning, "uuid": "GPU-8", "host": "n8"},
         "no host": {"alertname": "ExporterSlow", **warning, "instance": "n10:9838"},
@@ -266,9 +272,15 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
 
     assert eventually(inhibited) == consequences
 
-    # Maintenance can be said by hand
-    said = ["NodeMaintenance", "severity=info", "host=n9", "--end=2100-01-31T12:00:00Z", f"--alertmanager.url={manager}"]
-    done = subprocess.run([require_program("amtool"), "alert", "add", *said], capture_output=True, text=True, check=False)
+    # Maintenance can be said by hand, as the runbook, the documentation and the example say it
+    require_program("amtool")
+    [in_runbook] = re.findall(r"`(amtool .*)`", runbooks()["NodeMaintenance"])
+    [in_docs] = re.findall(r"^amtool .*", (CONFIG.parents[2] / "docs" / "alerts.md").read_text(), flags=re.MULTILINE)
+    in_example = re.sub(r" \\\n  # +", " ", EXAMPLE).split("  #   amtool ")[1].partition("\n")[0]
+    command = in_runbook.replace("HOST", "n9").replace("ALERTMANAGER_URL", manager)
+    assert in_docs.replace("NODE ", "n9 ").replace("http://127.0.0.1:9093", manager) == command
+    assert f"amtool {in_example}".replace("NODE ", "n9 ").replace("http://127.0.0.1:9093", manager) == command
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     by_hand = fingerprint({"alertname": "NodeMaintenance", "severity": "info", "host": "n9"})
 

@@ -25,7 +25,7 @@ def test_every_policy_is_about_codes_that_are_known_and_an_alert_that_there_is()
     codes = [code for policy in POLICIES for code in policy.codes]
     assert len(codes) == len(set(codes))
     assert set(codes) <= set(XIDS)
-    assert {policy.alert for policy in (*POLICIES, OTHERS)} <= {*runbooks(), "none"}
+    assert {name for policy in (*POLICIES, OTHERS) for name in (policy.alert, *policy.also)} <= {*runbooks(), "none"}
 
 
 def test_codes_after_which_one_always_has_to_act_are_critical_and_drain() -> None:
@@ -68,6 +68,16 @@ def test_an_alert_is_explained_by_its_settings_and_its_runbook() -> None:
     assert told.xids == [13, 31]
     assert told.settings["bursts"] == 2
     assert told.runbook in explain_text(explain(["GpuXidOneUnit"])) + "\n"
+
+
+def test_a_code_of_which_several_alerts_may_tell_comes_with_the_runbook_of_each() -> None:
+    for code in ("13", "31"):
+        told = one(code)
+        assert (told.alert, [alert.name for alert in told.also]) == ("GpuXidOneUnit", ["GpuXidManyUnits"])
+        text = explain_text(explain([code]))
+        assert "alert GpuXidOneUnit (warning), or GpuXidManyUnits (info). Mostly the application" in text
+        assert text.index(runbooks()["GpuXidOneUnit"].rstrip()) < text.index(runbooks()["GpuXidManyUnits"].rstrip())
+    assert one("GpuXidManyUnits").xids == [13, 31]
 
 
 def test_everything_can_be_explained_and_a_runbook_that_codes_share_comes_once() -> None:

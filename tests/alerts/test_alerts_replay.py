@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.remembering_prometheus import remembering
 
 from rankscope.alerts.alerted import WATCHER_ALERTS
 from rankscope.alerts.budgets import Budgets
 from rankscope.alerts.growing_run import GrowingRun
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.printing import progress_line
-from rankscope.alerts.prometheus import Prometheus, PrometheusError, Rule, Series, Server
-from rankscope.alerts.prometheus_replay import replay_server
+from rankscope.alerts.prometheus import Rule, Series
 from rankscope.alerts.replay import How, replay_run
-from rankscope.alerts.replay_result import Replay, Replayed
+from rankscope.alerts.replay_result import Replayed
 from rankscope.alerts.replay_text import replay_text
-from rankscope.alerts.rules import rules_text
 from rankscope.alerts.spells import labels_of, spells_of
-from rankscope.alerts.threshold_replay import replay_thresholds
-from rankscope.alerts.thresholds import DEFAULTS, SHARED, thresholds
 from rankscope.alerts.watched_life import Patience
 from rankscope.runs.compact import compact_run
 from rankscope.runs.errors import InputError
@@ -327,95 +321,6 @@ def test_labels_of_an_alert_are_those_of_the_expression_and_of_the_rule() -> Non
     }  # fmt: skip
 
 
-# A real Prometheus -------------------------------------------------------------------------------------------------------------
-
-
-def past() -> str:
-    """A GPU that does not answer from the 100th second to the 300th; scraped every 10 s for 20 minutes."""
-    began = START_NS // SECOND
-    up = "".join(f'gpu_up{{uuid="GPU-1",instance="n1"}} {int(not 100 <= s < 300)} {began + s}\n' for s in range(0, 1200, 10))
-    return f"# TYPE gpu_up gauge\n{up}"
-
-
-@pytest.fixture(scope="module")
-def remembered(tmp_path_factory: pytest.TempPathFactory, require_program: Callable[[str], str]) -> Iterator[str]:
-    with remembering(tmp_path_factory.mktemp("prometheus"), past(), program=require_program, rules=rules_text()) as url:
-        yield url
-
-
-SPAN = (START_NS, START_NS + 1200 * SECOND)
-
-
-@pytest.mark.slow
-def test_a_rule_of_prometheus_is_replayed_over_what_it_remembers(remembered: str) -> None:
-    # When the shipped rule about lost GPUs is evaluated over the past
-    replay = replay_server(Prometheus(Server(url=remembered)), ["GpuDown"], SPAN)
-
-    # Then it was pending at once, fired after its minute, and ended five minutes after the GPU's return
-    [spell] = replay.rules[0].spells
-    assert spell.labels == {
-        "alertname": "GpuDown", "severity": "critical", "uuid": "GPU-1", "gpu_uuid": "GPU-1", "instance": "n1"
-    }  # fmt: skip
-    assert [(moment or 0) - START_NS for moment in (spell.pending_unix_ns, spell.fired_unix_ns, spell.ended_unix_ns)] == [
-        105 * SECOND, 165 * SECOND, 600 * SECOND
-    ]  # fmt: skip
-    assert spell.annotations["runbook_url"] == "runbooks/GpuDown.md"
-
-
-@pytest.mark.slow
-def test_without_names_all_of_rankscopes_rules_are_replayed(remembered: str) -> None:
-    replay = replay_server(Prometheus(Server(url=remembered)), [], SPAN)
-
-    assert {rule.rule for rule in replay.rules} > {"GpuDown", "TrainingStraggler", "RankSilent"}
-    assert [rule.rule for rule in replay.rules if any(spell.fired_unix_ns for spell in rule.spells)] == ["GpuDown"]
-
-
-@pytest.mark.slow
-def test_a_rule_that_the_server_does_not_have_is_said_with_those_it_has(remembered: str) -> None:
-    with pytest.raises(PrometheusError, match=r"evaluates no alert Nope; it has .*GpuDown"):
-        replay_server(Prometheus(Server(url=remembered)), ["Nope"], SPAN)
-
-
-@pytest.mark.slow
-def test_of_a_long_time_a_rule_is_evaluated_less_often_and_it_is_said(remembered: str) -> None:
-    replay = replay_server(Prometheus(Server(url=remembered)), ["GpuDown"], (START_NS - 10**17, START_NS + 1200 * SECOND))
-
-    assert replay.interval_s > 15
-    assert replay.notes == [f"GpuDown: evaluated every {replay.interval_s:g} s instead of every 15 s: ask for less time"]
-
-
-@pytest.mark.slow
-def test_rankscopes_rules_with_other_thresholds_are_tried_over_what_it_remembers(remembered: str, tmp_path: Path) -> None:
-    # Given an operator who waits for longer, and does not want another alert at all
-    ours = tmp_path / "ours.toml"
-    ours.write_text('[GpuDown]\nfor = "2m"\nseverity = "warning"\n[GpuTooHot]\nenabled = false\n')
-
-    replay = replay_thresholds(Prometheus(Server(url=remembered)), [], SPAN, settings=thresholds(ours))
-
-    # Then it would have fired a minute later
-    told = {rule.rule: rule for rule in replay.rules}
-    assert told.keys() == {name for name in DEFAULTS if name not in SHARED and name != "GpuTooHot"}
-    [spell] = told["GpuDown"].spells
-    assert (spell.fired_unix_ns or 0) - START_NS == (105 + 120) * SECOND
-    assert spell.labels["severity"] == "warning"
-    # And one that is asked for by name, and left out, says so
-    [left_out] = replay_thresholds(
-        Prometheus(Server(url=remembered)), ["GpuTooHot"], SPAN, settings=thresholds(ours)
-    ).rules  # fmt: skip
-    assert left_out.not_evaluated == "the thresholds leave it out"
-
-
-@pytest.mark.slow
-def test_what_rests_on_series_that_the_server_does_not_record_is_not_taken_for_silent(
-    tmp_path: Path, require_program: Callable[[str], str]
-) -> None:
-    with remembering(tmp_path, past(), program=require_program, rules="groups: []\n") as url:
-        replay = replay_thresholds(Prometheus(Server(url=url)), ["GpuDown", "RecorderDropping"], SPAN, settings=thresholds())
-
-    assert all("which the server does not record" in (rule.not_evaluated or "") for rule in replay.rules)
-    assert len(replay.rules) == 2
-
-
 # The command -------------------------------------------------------------------------------------------------------------------
 
 
@@ -452,6 +357,8 @@ def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Callable[..., A
         ([tmp_path, "--interval", "9" * 400], 2, "at most 36500d"),
         ([tmp_path, "--start", "1h"], 2, "--start is for a Prometheus"),
         ([nobody, "--start", "yesterday"], 2, "--start: 'yesterday' is neither a time"),
+        ([nobody, "--start", "2020"], 2, "--start: '2020' is neither a time"),
+        ([nobody, "--start", "1700000000"], 2, "--start: '1700000000' is neither a time"),
         ([nobody, "--end", "0001-01-01"], 2, "--end: '0001-01-01' is neither a time"),
         ([nobody, "--start", "1h", "--end", "2h"], 2, "--start is not before --end"),
         ([tmp_path, "--rule", "Nope"], 2, "there are TrainingStraggler, "),
@@ -460,17 +367,6 @@ def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Callable[..., A
         done = cli("alerts", "replay", *arguments)
         assert (done.returncode, done.stdout) == (status, ""), done.stderr
         assert says in done.stderr
-
-
-@pytest.mark.slow
-def test_the_command_asks_a_prometheus_up_to_now_at_most(remembered: str, cli: Callable[..., Any]) -> None:
-    since = ("--start", "2023-11-14T22:13:20Z", "--end", "9999-01-01")
-
-    told = cli("alerts", "replay", remembered, "--rule", "GpuDown", *since, "--format", "json")
-
-    replay = msgspec.json.decode(told.stdout, type=Replay)
-    assert (replay.path, replay.start_unix_ns) == (remembered, START_NS)
-    assert START_NS < replay.end_unix_ns <= time.time_ns()
 
 
 def test_progress_is_gone_when_the_work_fails_and_cannot_steer_the_terminal(

@@ -275,3 +275,6 @@ def test_the_shipped_rules_are_evaluated_over_a_run(make_run: Callable[..., Any]
     }
     assert "rank_window_seconds_total" in str(rules["TrainingCommunicationBound"].not_evaluated)
     assert replay.notes == []
+    # Of what the watcher alone tells there is no rule that anybody could leave out
+    assert not {"TrainingCrashed", "TrainingHostBound"} & set(rules)
+    assert "exporter or watcher" in str(rules["WatcherSilent"].not_evaluated)

@@ -12,7 +12,7 @@ import yaml
 
 from rankscope.alerts.budgets import Budgets
 from rankscope.alerts.rules import rules_text
-from rankscope.alerts.thresholds import DEFAULTS, SEVERITIES, SHARED, default_text, duration_seconds, thresholds
+from rankscope.alerts.thresholds import DEFAULTS, SEVERITIES, SHARED, default_text, duration_seconds, in_words, thresholds
 from rankscope.runs.errors import InputError
 
 
@@ -45,6 +45,12 @@ def test_the_budgets_are_those_of_the_analysis_and_the_watcher() -> None:
 
 def test_the_defaults_as_a_file_change_nothing(written: Callable[[str], Path]) -> None:
     assert rules_text(settings=thresholds(written(default_text()))) == rules_text()
+
+
+def test_what_has_no_default_is_shown_on_a_line_of_its_own_to_uncomment(written: Callable[[str], Path]) -> None:
+    assert "\n# per_gpu_hour = 2.5\n" in default_text()
+    priced = thresholds(written(default_text().replace("# per_gpu_hour", "per_gpu_hour")))
+    assert priced["price"]["per_gpu_hour"] == 2.5
 
 
 def test_every_alert_has_its_table_and_every_table_its_alert() -> None:
@@ -163,6 +169,20 @@ def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(InputError, match=re.escape(str(path))):
             thresholds(path)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (600, "10 minutes"),
+        (5400, "1 hour 30 minutes"),
+        (86461.5, "1 day 1 minute 1.5 seconds"),
+        (1, "1 second"),
+        (0, "0 seconds"),
+    ],
+)
+def test_durations_are_told_in_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,18 @@ EXPLAIN_SCHEMA: Final = "rankscope.explain/1"
 _CODE: Final = re.compile(r"(?:xid[ _-]?)?([0-9]{1,9})", re.IGNORECASE | re.ASCII)
 
 
+class AlertExplained(msgspec.Struct, frozen=True, kw_only=True, tag="alert", tag_field="kind"):
+    """An alert, with the defaults of what it compares with."""
+
+    name: str
+    severity: str
+    settings: dict[str, bool | int | float | str]
+    xids: list[int]
+    """Codes that it tells of."""
+    runbook: str
+    """Markdown."""
+
+
 class XidExplained(msgspec.Struct, frozen=True, kw_only=True, tag="xid", tag_field="kind"):
     """A code. What is ``None`` is not known about it."""
 
@@ -41,18 +53,8 @@ class XidExplained(msgspec.Struct, frozen=True, kw_only=True, tag="xid", tag_fie
     """The reason for this policy."""
     runbook: str | None
     """Markdown."""
-
-
-class AlertExplained(msgspec.Struct, frozen=True, kw_only=True, tag="alert", tag_field="kind"):
-    """An alert, with the defaults of what it compares with."""
-
-    name: str
-    severity: str
-    settings: dict[str, bool | int | float | str]
-    xids: list[int]
-    """Codes that it tells of."""
-    runbook: str
-    """Markdown."""
+    also: list[AlertExplained] = []
+    """Alerts that may tell of it instead."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,11 +102,12 @@ def _xid(code: int) -> XidExplained:
         drain=policy.drain,
         why=policy.why,
         runbook=None if alert is None else runbooks()[alert],
+        also=[_alert(name) for name in policy.also],
     )
 
 
 def _alert(name: str) -> AlertExplained:
-    codes = [code for code in XIDS if policy_of(code).alert == name]
+    codes = [code for code in XIDS if name in (policy_of(code).alert, *policy_of(code).also)]
     # Of what only the watcher tells there are no thresholds of a rule.
     settings = dict(DEFAULTS[name]) if name in DEFAULTS else {}
     severity = str(settings["severity"]) if settings else next(one.severity for one in EVERY if one.alertname == name)

@@ -23,12 +23,18 @@ _ACTIONS: Final = {
 
 def explain_text(explanation: Explanation) -> str:
     """A paragraph about each, and its runbook; a runbook that several share stands behind the last of them."""
-    shown = [_xid(one) if isinstance(one, XidExplained) else _alert(one) for one in explanation.explained]
-    pages = [one.runbook for one in explanation.explained]
     parts: list[str] = []
-    for text, page, later in zip(shown, pages, (pages[place + 1 :] for place in range(len(pages))), strict=True):
-        parts.append(text if page is None or page in later else f"{text}\n\n{page.rstrip()}")
+    later = [_pages(one) for one in explanation.explained]
+    for one in explanation.explained:
+        pages = later.pop(0)
+        new = [page.rstrip() for page in pages if not any(page in others for others in later)]
+        parts.append("\n\n".join([_xid(one) if isinstance(one, XidExplained) else _alert(one), *new]))
     return "\n\n\n".join(parts)
+
+
+def _pages(one: XidExplained | AlertExplained) -> list[str]:
+    also = [alert.runbook for alert in one.also] if isinstance(one, XidExplained) else []
+    return [page for page in (one.runbook, *also) if page is not None]
 
 
 def _xid(xid: XidExplained) -> str:
@@ -45,6 +51,7 @@ def _xid(xid: XidExplained) -> str:
             "source": f"{xid.source}, read on {xid.read_on}: {xid.source_url}",
         }
     told = "nobody is told of a single one" if xid.severity is None else f"alert {xid.alert} ({xid.severity})"
+    told += "".join(f", or {alert.name} ({alert.severity})" for alert in xid.also)
     rows["policy"] = f"{told}{'; drain the node' if xid.drain else ''}. {xid.why}"
     return _table(f"Xid {xid.code}{f': {xid.name}' if xid.name else ''}", rows)
 

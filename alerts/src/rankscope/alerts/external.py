@@ -1,4 +1,4 @@
-"""Series that rules use and that are not ours, read from ``rules/external.toml``."""
+"""Series that rules use and that neither ranks nor the exporter publish, read from ``rules/external.toml``."""
 
 from __future__ import annotations
 

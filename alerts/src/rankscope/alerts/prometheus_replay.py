@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
-from rankscope.alerts.prometheus import MAX_POINTS, Prometheus, PrometheusError, Rule, Series
+from rankscope.alerts.prometheus import MAX_POINTS, Prometheus, PrometheusError, Rule, RuleGroup, Series
 from rankscope.alerts.replay_result import Replay, Replayed
 from rankscope.alerts.rules import runbooks
+from rankscope.alerts.series_seen import SeriesSeen
 from rankscope.alerts.spells import spells_of
 from rankscope.analysis.wording import first_of
 
@@ -31,7 +34,18 @@ def replay_server(
 
     ``progress`` gets the name of the rule that comes next. Raises ``PrometheusError``.
     """
-    return replay_asked(prometheus, _asked(prometheus, rules), span_unix_ns, progress=progress)
+    groups = prometheus.rules()
+    return replay_asked(
+        prometheus, _asked(prometheus, groups, rules), span_unix_ns, recorded=recorded_by(groups), progress=progress
+    )
+
+
+def recorded_by(groups: Sequence[RuleGroup]) -> Mapping[str, Collection[str]]:
+    """Name of a series that the server records to the expressions that it records it by."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for rule in (rule for group in groups for rule in group.rules if rule.type == "recording"):
+        found[rule.name].append(rule.query)
+    return found
 
 
 def replay_asked(
@@ -39,9 +53,14 @@ def replay_asked(
     asked: Sequence[tuple[Rule, float]],
     span_unix_ns: tuple[int, int],
     *,
+    recorded: Mapping[str, Collection[str]],
     progress: Callable[[str], None],
 ) -> Replay:
-    """These rules, each evaluated every so many seconds as far as the server can. Raises ``PrometheusError``."""
+    """These rules, each evaluated every so many seconds as far as the server can. Raises ``PrometheusError``.
+
+    ``recorded``: what the server records, as of ``recorded_by``. A rule of whose series none was there is not evaluated.
+    """
+    seen = SeriesSeen(prometheus, span_unix_ns, recorded)
     replayed: list[Replayed] = []
     notes: list[str] = []
     first, last = span_unix_ns
@@ -54,8 +73,11 @@ def replay_asked(
             notes.append(f"{rule.name}: evaluated every {step_s:g} s instead of every {interval_s:g} s: ask for less time")
         result, warnings = replay_rule(prometheus, rule, span_unix_ns, step_s)
         notes += warnings
+        obstacle = seen.obstacle(rule, silent=not result.spells)
+        result = msgspec.structs.replace(result, not_evaluated=obstacle)
         replayed.append(result)
         coarsest = max(coarsest, step_s)
+    notes += seen.notes()
     return Replay(
         path=prometheus.name,
         start_unix_ns=first,
@@ -81,14 +103,9 @@ def replay_rule(prometheus: Prometheus, rule: Rule, span_unix_ns: tuple[int, int
     return result, warnings
 
 
-def _asked(prometheus: Prometheus, names: Sequence[str]) -> list[tuple[Rule, float]]:
+def _asked(prometheus: Prometheus, groups: Sequence[RuleGroup], names: Sequence[str]) -> list[tuple[Rule, float]]:
     """The rules to replay, and the seconds between two evaluations of each; one name may be that of several."""
-    there = [
-        (rule, group.interval or DEFAULT_INTERVAL_S)
-        for group in prometheus.rules()
-        for rule in group.rules
-        if rule.type == "alerting"
-    ]
+    there = [(rule, group.interval or DEFAULT_INTERVAL_S) for group in groups for rule in group.rules if rule.type == "alerting"]
     known = list(dict.fromkeys(rule.name for rule, _ in there))
     missing = [name for name in names if name not in known]
     wanted = set(names or runbooks())

@@ -158,8 +158,9 @@ def _over_server(
 
 def _moment(option: str, text: str, now_unix_ns: int) -> int:
     """A time, or how long ago it was, in unix ns; of the future nothing is remembered. Raises ``click.BadParameter``."""
-    with suppress(click.BadParameter):
-        return max(0, now_unix_ns - int(seconds(text) * 1e9))
+    if not text.isdecimal():  # a year, or seconds? Neither is meant for sure
+        with suppress(click.BadParameter):
+            return max(0, now_unix_ns - int(seconds(text) * 1e9))
     try:
         moment = datetime.fromisoformat(text).timestamp()  # without a zone, this machine's
     except (ValueError, OverflowError) as error:

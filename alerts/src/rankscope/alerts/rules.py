@@ -6,18 +6,18 @@ of them.
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
-from rankscope.alerts.thresholds import SHARED, Tables, Value, duration_seconds, thresholds
+from rankscope.alerts.alerted import EVERY
+from rankscope.alerts.thresholds import SHARED, Tables, Value, duration_seconds, in_words, thresholds
 from rankscope.alerts.xid_policy import POLICIES
 from rankscope.exporter.xids import XIDS
-from rankscope.runs.errors import InputError
-from rankscope.runs.writer import write_atomically
 
 RULES_FILE: Final = "rankscope.rules.yaml"
 PARTS: Final = (
@@ -57,40 +57,44 @@ def rules_text(
 ) -> str:
     """The rule file, with the addresses of the dashboard and of the runbooks and the thresholds put in.
 
-    ``settings`` are the defaults unless given. Raises ``ValueError`` for a bad address.
+    ``settings`` are the defaults unless given. Raises ``ValueError`` for a bad address, which it does not repeat.
     """
-    for base in (dashboard_url, runbook_url):
+    for name, base in (("dashboard", dashboard_url), ("runbook", runbook_url)):
+        if "@" in (base.partition("//")[2] or base).partition("/")[0]:
+            raise ValueError(f"the {name} URL has a user in it, who would stand in every alert: leave out what is before the @")
         # It is put into YAML and into Prometheus's templates: nothing that either could read as more than text.
         if not _SAFE_BASE.fullmatch(base):
-            raise ValueError(f"not a plain address: {base!r}")
+            raise ValueError(f"the {name} URL is not a plain address: letters, digits and ._~:/[]@%+- only")
     text = _with_settings(_parts(), thresholds() if settings is None else settings)
     text = text.replace(f"dashboard_url: {DEFAULT_DASHBOARD}", f"dashboard_url: {dashboard_url.rstrip('/')}")
     return _HEAD + text.replace(f"runbook_url: {DEFAULT_RUNBOOKS}/", f"runbook_url: {runbook_url.rstrip('/')}/")
 
 
-def runbooks() -> dict[str, str]:
-    """Alert name to its runbook page (Markdown)."""
+def runbooks(settings: Tables | None = None) -> Mapping[str, str]:
+    """Alert name to its runbook page (Markdown), with the numbers of ``settings``, which are the defaults unless given."""
+    return _default_runbooks() if settings is None else _filled_runbooks(settings)
+
+
+@functools.cache
+def _default_runbooks() -> Mapping[str, str]:
+    return MappingProxyType(_filled_runbooks(thresholds()))
+
+
+def _filled_runbooks(tables: Tables) -> dict[str, str]:
+    shared = _shared(tables) | _phrases()["runbook"]
+    of_watcher = {rule.alertname: rule.severity for rule in EVERY}
+    filled = {}
     folder = files("rankscope.alerts") / "runbooks"
-    pages = sorted(folder.iterdir(), key=lambda page: page.name)
-    return {page.name.removesuffix(".md"): page.read_text(encoding="utf-8") for page in pages if page.name.endswith(".md")}
-
-
-def export(
-    folder: Path,
-    *,
-    dashboard_url: str = DEFAULT_DASHBOARD,
-    runbook_url: str = DEFAULT_RUNBOOKS,
-    settings: Tables | None = None,
-) -> list[Path]:
-    """Write the rule file and ``runbooks/*.md`` into ``folder``; returns what was written. Raises ``InputError``."""
-    contents = {folder / RULES_FILE: rules_text(dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings)}
-    contents |= {folder / "runbooks" / f"{name}.md": page for name, page in runbooks().items()}
-    for path, text in contents.items():
-        try:
-            write_atomically(path, text.encode())
-        except OSError as error:
-            raise InputError(path, error.strerror or str(error)) from error
-    return list(contents)
+    for page in sorted(folder.iterdir(), key=lambda page: page.name):
+        if page.name.endswith(".md"):
+            name = page.name.removesuffix(".md")
+            watchers = of_watcher.get(name)
+            severity = tables[name]["severity"] if name in tables else watchers
+            if watchers not in (None, severity):
+                severity = f"{severity} ({watchers} from the watcher)"
+            values = {**shared, **_measured(tables.get(name, {})), "alert": name, "severity": str(severity)}
+            filled[name] = _filled(page.read_text(encoding="utf-8"), values)
+    return filled
 
 
 def _parts() -> str:
@@ -103,14 +107,12 @@ def _rule_file(name: str) -> str:
 
 def _with_settings(text: str, tables: Tables) -> str:
     """What is left out is gone; ``${name}`` is a setting of the alert or a phrase, ``${table.name}`` a setting that is shared."""
-    shared: dict[str, Value] = {
-        f"{table}.{name}": value for table in SHARED for name, value in _with_seconds(tables[table]).items()
-    }
-    shared |= tomllib.loads(_rule_file("phrases.toml")) | _of_xids() | {"price": _price(tables["price"])}
+    phrases = {name: text for name, text in _phrases().items() if name != "runbook"}
+    shared = _shared(tables) | phrases | _of_xids() | {"price": _price(tables["price"])}
 
     def alert(match: re.Match[str]) -> str:
         mine = tables[match[1]]
-        return _filled(match[0], {**shared, **_with_seconds(mine), "alert": match[1]}) if mine["enabled"] else ""
+        return _filled(match[0], {**shared, **_measured(mine), "alert": match[1]}) if mine["enabled"] else ""
 
     return _filled(_GROUP.sub("", _ALERT.sub(alert, text)), shared).replace(_NOT_KEPT, "")
 
@@ -125,10 +127,25 @@ def _written(value: Value) -> str:
     return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
-def _with_seconds(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Besides every duration how many seconds it is, for arithmetic."""
+def _phrases() -> dict[str, Any]:
+    return tomllib.loads(_rule_file("phrases.toml"))
+
+
+def _shared(tables: Tables) -> dict[str, Value]:
+    return {f"{table}.{name}": value for table in SHARED for name, value in _measured(tables[table]).items()}
+
+
+def _measured(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Besides every duration how many seconds it is, for arithmetic; durations and shares also as people say them."""
     lengths = {name: duration_seconds(value) for name, value in settings.items() if isinstance(value, str)}
-    return {**settings, **{f"{name}_seconds": length for name, length in lengths.items() if length is not None}}
+    known = {name: length for name, length in lengths.items() if length is not None}
+    told = {name: value for name, value in settings.items() if name.endswith("seconds") and not isinstance(value, str)}
+    return {
+        **settings,
+        **{f"{name}_seconds": length for name, length in known.items()},
+        **{f"{name}.words": in_words(float(length)) for name, length in {**known, **told}.items()},
+        **{f"{name}.percent": f"{100 * float(value):.15g} %" for name, value in settings.items() if name.endswith("_ratio")},
+    }
 
 
 def _of_xids() -> dict[str, Value]:

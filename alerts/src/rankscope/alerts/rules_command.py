@@ -41,8 +41,11 @@ def rules() -> None:
 @rules.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @_addressed
-def export(folder: Path, thresholds: Path | None, dashboard_url: str, runbook_url: str) -> None:
+@click.option("--force", is_flag=True, help="Replace also files that are not as an export left them.")
+def export(folder: Path, *, thresholds: Path | None, dashboard_url: str, runbook_url: str, force: bool) -> None:
     """Write the rule file and one runbook per alert into DIR.
+
+    What an earlier export left there is replaced. Where somebody changed a file since, nothing is written: --force replaces it.
 
     \b
     Examples:
@@ -50,14 +53,14 @@ def export(folder: Path, thresholds: Path | None, dashboard_url: str, runbook_ur
       rankscope alerts rules export rules --thresholds ours.toml
       rankscope alerts rules export rules --dashboard-url https://gpu.example
 
-    Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong or DIR cannot be written.
+    Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong, DIR cannot be written, or somebody changed what is there.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.rules import export as write
+    from rankscope.alerts.rules_export import export as write
     from rankscope.alerts.thresholds import thresholds as read
 
     settings = read(thresholds)
     try:
-        written = write(folder, dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings)
+        written = write(folder, dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings, force=force)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     for path in written:

@@ -22,14 +22,14 @@ from rankscope.alerts.rank_series import AFTER_S, SCRAPE_S, SHOWN, RankPast, pas
 from rankscope.alerts.replay_result import Replay, Replayed
 from rankscope.alerts.rules import runbooks
 from rankscope.alerts.threshold_replay import LEFT_OUT, shipped_rules
-from rankscope.alerts.thresholds import Tables
+from rankscope.alerts.thresholds import DEFAULTS, Tables
 from rankscope.analysis.wording import counted
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.errors import InputError
 from rankscope.runs.metrics import RANK_METRICS
 from rankscope.runs.reader import RunReader
 
-RULES: Final = tuple(runbooks())
+RULES: Final = tuple(name for name in runbooks() if name in DEFAULTS)
 """Names of the alerts in the shipped rule file."""
 MOST_SAMPLES: Final = 20_000_000
 """A gigabyte and a half of text on the way in."""
@@ -130,7 +130,7 @@ def _obstacle(rule: Rule | None, rules: Mapping[str, Rule]) -> str | None:
         return LEFT_OUT
     names = _mentioned(rule, rules)
     if names & _OF_OTHERS:
-        return "it rests on metrics of the exporter, which are in no run; replay it over the Prometheus that has them"
+        return "it rests on metrics of exporter or watcher, which are in no run; replay it over the Prometheus that has them"
     if missing := names & _OF_RANKS:
         return f"it rests on {min(missing)}, which is not made from a run's records; replay it over the Prometheus that has it"
     return None

@@ -15,7 +15,7 @@ import msgspec
 
 from rankscope.alerts.own_prometheus import OwnPrometheus, Programs, find_programs
 from rankscope.alerts.prometheus import Prometheus, Rule
-from rankscope.alerts.prometheus_replay import DEFAULT_INTERVAL_S, replay_asked
+from rankscope.alerts.prometheus_replay import DEFAULT_INTERVAL_S, recorded_by, replay_asked
 from rankscope.alerts.replay_result import Replay, Replayed
 from rankscope.alerts.rules import rules_text, runbooks
 from rankscope.alerts.thresholds import Tables
@@ -59,7 +59,7 @@ def replay_thresholds(
     wanted = names or [name for name in runbooks() if name in ours]
     obstacles = {name: _obstacle(ours, name, recorded) for name in wanted}
     asked = [(ours[name], intervals.get(name, DEFAULT_INTERVAL_S)) for name in wanted if obstacles[name] is None]
-    result = replay_asked(prometheus, asked, span_unix_ns, progress=progress)
+    result = replay_asked(prometheus, asked, span_unix_ns, recorded=recorded_by(groups), progress=progress)
     impossible = [
         Replayed(rule=name, source="prometheus", policy="", not_evaluated=obstacle)
         for name, obstacle in obstacles.items()

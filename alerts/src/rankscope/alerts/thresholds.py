@@ -64,6 +64,15 @@ def duration_seconds(text: str) -> int | float | None:
     return sum(int(part[:-letters]) * unit for part, unit, letters in parts if part)
 
 
+def in_words(seconds: float) -> str:
+    """``600`` is ``10 minutes``, ``5400`` is ``1 hour 30 minutes``."""
+    parts = []
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        count, seconds = divmod(seconds, length)
+        parts += [f"{count:.0f} {unit}{'' if count == 1 else 's'}"] if count else []
+    return " ".join([*parts, f"{seconds:g} second{'' if seconds == 1 else 's'}"] if seconds or not parts else parts)
+
+
 def _read(path: Path) -> dict[str, dict[str, object]]:
     tables = read_toml(path)
     for name, settings in tables.items():

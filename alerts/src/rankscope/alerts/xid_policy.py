@@ -9,9 +9,10 @@ import msgspec
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """For these ``codes``: which ``alert`` tells of one, whether the node is drained, and why."""
+    """For these ``codes``: which ``alert`` tells of one, which ``also`` may, whether the node is drained, and why."""
 
     alert: str
+    also: tuple[str, ...] = ()
     drain: bool
     codes: tuple[int, ...]
     why: str
