@@ -297,6 +297,8 @@ def test_a_path_that_cannot_be_watched_is_one_clear_line(watch: Any, tmp_path: P
     "options",
     [
         ["--webhook", "ftp://x/hook"],
+        ["--dashboard-url", "https://user:hook@x/"],
+        ["--runbook-url", "https://user:hook@x/"],
         ["--webhook", "hooks.example/hook"],
         ["--alertmanager", "http://"],
         ["--interval", "0"],

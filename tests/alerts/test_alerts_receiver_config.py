@@ -64,6 +64,7 @@ def test_a_file_is_understood(tmp_path: Path) -> None:
         ("[receive]", '[receive]\ntls_cert = "x"', "tls_cert and tls_key"),
         ("0.0.0.0:9099", "9099", "receive: '9099' is not HOST:PORT"),
         ("[receive]", '[receive]\ndashboard_url = "ftp://x"', "https://host:port"),
+        ("[receive]", '[receive]\ndashboard_url = "https://u:pw@x/"', "has a user in it"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_with_its_place(tmp_path: Path, old: str, new: str, said: str) -> None:

@@ -13,7 +13,7 @@ import click
 from rankscope.alerts.address import Address, host_port
 from rankscope.alerts.explain_command import explain
 from rankscope.alerts.judging_options import budgets, judging_options
-from rankscope.alerts.options import format_option, http_url, seconds, targets_option
+from rankscope.alerts.options import format_option, http_url, link_url, seconds, targets_option
 from rankscope.alerts.outbox_command import outbox
 from rankscope.alerts.printing import print_line
 from rankscope.alerts.replay_command import replay
@@ -76,8 +76,10 @@ alerts.add_command(test_webhook)
     show_default=True,
     help="Whether ranks of a stalled run are asked, once, for their Flight Recorders.",
 )
-@click.option("--dashboard-url", type=http_url, metavar="URL", help="Dashboard that alerts link to, http://host:8050.")
-@click.option("--runbook-url", metavar="URL", help="Where the runbooks are served; without, alerts say how to print them.")
+@click.option("--dashboard-url", type=link_url, metavar="URL", help="Dashboard that alerts link to, http://host:8050.")
+@click.option(
+    "--runbook-url", type=link_url, metavar="URL", help="Where the runbooks are served; without, alerts say how to print them."
+)
 @click.option(
     "--state", type=click.Path(path_type=Path, dir_okay=False), help="State file.  [default: under ~/.local/state/rankscope]"
 )

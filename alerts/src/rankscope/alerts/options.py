@@ -29,6 +29,13 @@ def http_url(text: str) -> str:
     return text
 
 
+def link_url(text: str) -> str:
+    """As ``http_url``, without a user: it stands in every alert. Raises ``click.BadParameter``."""
+    if "@" in urlsplit(http_url(text)).netloc:
+        raise click.BadParameter("has a user in it, who would stand in every alert: leave out what is before the @")
+    return text
+
+
 def seconds(text: str) -> float:
     """``5``, ``5s``, ``500ms``, ``2m``, ``1h``, ``1d`` in seconds; more than nothing. Raises ``click.BadParameter``."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)?", text)

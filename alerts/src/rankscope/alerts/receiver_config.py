@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from rankscope.alerts.address import Address
-from rankscope.alerts.options import http_url, rate, seconds
+from rankscope.alerts.options import link_url, rate, seconds
 from rankscope.alerts.secret import SecretPlace
 from rankscope.alerts.toml_file import converted, read_toml
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
@@ -72,7 +72,7 @@ class ReceiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.listen is not None:
             _checked(lambda text: Address().convert(text, None, None), self.listen)
         if self.dashboard_url is not None:
-            _checked(http_url, self.dashboard_url)
+            _checked(link_url, self.dashboard_url)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key are given together")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rankscope.alerts.address import Address
-from rankscope.alerts.options import http_url
+from rankscope.alerts.options import link_url
 
 
 @click.command(
@@ -34,7 +34,7 @@ Exit status: 0 ended by SIGTERM or Ctrl-C, 2 usage, 3 a file, folder or address 
     type=click.Path(path_type=Path, file_okay=False),
     help="Run, or folder of runs, that alerts are enriched from. Repeatable.",
 )
-@click.option("--dashboard-url", type=http_url, metavar="URL", help="Dashboard that alerts link to, http://host:8050.")
+@click.option("--dashboard-url", type=link_url, metavar="URL", help="Dashboard that alerts link to, http://host:8050.")
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
