@@ -31,8 +31,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     late: bool = False
     """There may be a verdict: it was not there in time."""
     run_id: str = ""
-    found: str = ""
-    """How the run was found where the alert does not give its id, in words that come before the verdict."""
+    by_name: bool = False
+    """The alert did not give the id: the run is the only live one of that name."""
     simulated: bool = False
     coverage: float | None = None
     verdict: Verdict | None = None
@@ -64,11 +64,15 @@ def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str |
     added where it is what the alert is about: why one rank is slow does not explain that another is gone.
     """
     verdict = facts.verdict
+    by_name = {"found_by_name": facts.run_id} if facts.by_name and facts.run_id else {}
+    lead = f"Run {facts.run_id}, the only live one of that name: " if by_name else ""
     if verdict is None:
-        return {"no_verdict": _text(facts.problem)}
-    lead = "[simulated GPUs] " if facts.simulated else ""
+        return {name: _text(text) for name, text in {"no_verdict": f"{lead}{facts.problem}", **by_name}.items()}
+    if facts.simulated:
+        lead = f"[simulated GPUs] {lead}"
     texts = {
-        "verdict": f"{lead}{facts.found}{verdict.summary}",
+        **by_name,
+        "verdict": f"{lead}{verdict.summary}",
         "simulated": "true" if facts.simulated else "",
         "coverage": "" if facts.coverage is None else f"{facts.coverage:.0%}",
     }

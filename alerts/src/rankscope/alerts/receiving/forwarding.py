@@ -20,7 +20,7 @@ from rankscope.alerts.receiving.notification import Arrived, payload_alert
 
 _OURS: Final = frozenset(
     {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder"}
-    | {"capture_asked", "dump_asked"}
+    | {"found_by_name", "capture_asked", "dump_asked"}
 )
 """Annotations that are not taken from elsewhere where we have our own."""
 _LONGEST_GROUP: Final = 512
