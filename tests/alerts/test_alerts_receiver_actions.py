@@ -127,7 +127,7 @@ def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Pat
     alert = msgspec.json.decode(action.alert, type=Arrived)
     assert runs.find(_run_of(action, alert)).run_id == "r1"
     # of one that was not looked at in time, there is only the name
-    with pytest.raises(UnknownRunError, match="2 live runs"):
+    with pytest.raises(UnknownRunError, match="are 2"):
         runs.find(_run_of(msgspec.structs.replace(action, run_id="test"), alert))
 
 

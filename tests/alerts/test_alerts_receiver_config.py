@@ -55,6 +55,8 @@ def test_a_file_is_understood(tmp_path: Path) -> None:
         ('{ env = "TOKEN" }', '"secret"', "receive.bearer[0]"),
         ('{ env = "TOKEN" }', '{ env = "TOKEN", file = "x" }', "receive.bearer[0]"),
         ('"1h"', '"soon"', "receive: 'soon' is not a duration"),
+        ('"1h"', '"20"', "receive: '20' is a duration without its unit, as in 20s or 20m"),
+        ("steps = 5", 'wait = "600"', "action[0]: '600' is a duration without its unit"),
         ('do = "capture"', 'do = "rm -rf"', "action[0].do: Invalid enum value"),
         ("steps = 5", "steps = 5000", "action[0].steps"),
         ("steps = 5", 'at_most = "often"', "action[0]: 'often' is not a rate"),

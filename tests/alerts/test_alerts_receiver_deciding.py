@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -187,15 +188,30 @@ def test_a_run_is_found_by_its_name_only_if_it_is_the_only_live_one(tmp_path: Pa
     for rank in (0, 1):
         end(old, rank)
     end(one, 0)  # of which rank 1 goes on
-    with pytest.raises(UnknownRunError, match="2 live runs have this name, and the alert does not give a run_id"):
+    with pytest.raises(UnknownRunError, match="no run_id, and live runs of this name are 2"):
         runs.find(RunName("", "test"))
     end(two, 0)
     end(two, 1)
     assert runs.find(RunName("", "test")).run_id == "one"
     # nobody is left to say that it has ended
     monkeypatch.setattr(known_runs_module, "QUIET_S", 0.0)
-    with pytest.raises(UnknownRunError, match="no live runs have this name"):
+    with pytest.raises(UnknownRunError, match="are 0"):
         runs.find(RunName("", "test"))
     assert runs.find(RunName("old", "test")).run_id == "old"
     with pytest.raises(UnknownRunError, match="not under"):
         runs.find(RunName("", "other"))
+
+
+def test_a_folder_of_runs_that_is_away_is_no_reason_to_know_nothing_and_none_to_guess(tmp_path: Path) -> None:
+    two_ranks(tmp_path / "here" / "one", run_id="one")
+    away = tmp_path / "away"
+    runs = KnownRuns([tmp_path / "here", away])
+    assert runs.find(RunName("one", "test")).run_id == "one"
+    gone = re.escape(f"{away} cannot be looked into: No such file or directory")
+    with pytest.raises(UnknownRunError, match=f"not under the receiver's --runs; {gone}"):
+        runs.find(RunName("two", "test"))
+    with pytest.raises(UnknownRunError, match=f"are 1; {gone}"):
+        runs.find(RunName("", "test"))
+    # when it is back, nobody has to start anything
+    two_ranks(away / "two", run_id="two")
+    assert runs.find(RunName("two", "test")).run_id == "two"

@@ -149,6 +149,32 @@ def test_our_own_sender_is_known_by_its_signature(
         assert httpx.get(f"{receiver.url}/deliveries").status_code == 401
 
 
+def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_others(
+    tmp_path: Path, target: Target, free_port: Callable[[], int]
+) -> None:
+    late = '[[target]]\nname = "late"\nurl_file = "away/url"\n'
+    config = '[receive]\nruns = ["away"]\n' + CONFIG.format(url=target.url) + late
+    with ReceiverProcess(tmp_path, free_port(), config) as receiver:
+        receiver.post(straggler("r1"))
+        until(lambda: target.alerts)
+        (told,) = target.alerts
+        assert "away cannot be looked into: No such file or directory" in told["annotations"]["no_verdict"]
+        # then what was not there is used when it is
+        (tmp_path / "away").mkdir()
+        (tmp_path / "away" / "url").write_text(target.url)
+        until(lambda: len(target.alerts) == 2)
+    said = receiver.errors.read_text().splitlines()
+    assert (
+        said[0]
+        == f"rankscope: {tmp_path}/away: cannot look for runs here: No such file or directory; tried again with every alert"
+    )
+    assert said[1] == f"rankscope: target late: {tmp_path}/away/url: No such file or directory; it waits for this file"
+    # what waiting would not mend is an error
+    receiver.command += ["--runs", str(tmp_path / "alerts.toml" / "runs")]
+    done = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+
+
 ALERTMANAGER = """
 route: {{receiver: rankscope, group_by: [alertname], group_wait: 1s, group_interval: 1s, repeat_interval: 1h}}
 receivers:

@@ -10,9 +10,9 @@ import click
 import msgspec
 
 from rankscope.alerts.address import Address
-from rankscope.alerts.options import http_url, rate, seconds
+from rankscope.alerts.options import http_url, rate
 from rankscope.alerts.secret import SecretPlace
-from rankscope.alerts.toml_file import converted, read_toml
+from rankscope.alerts.toml_file import converted, duration, read_toml
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
 from rankscope.runs.errors import InputError
 
@@ -24,11 +24,6 @@ _T = TypeVar("_T")
 def action_rate(text: str) -> tuple[int, float]:
     """``1/10min per run``: how many in how many seconds. Raises ``ValueError``."""
     return rate(text.removesuffix(" per run").strip())
-
-
-def duration(text: str) -> float:
-    """``5s``, ``10m``, ``4h`` in seconds. Raises ``ValueError``."""
-    return _checked(seconds, text)
 
 
 def _checked(check: Callable[[str], _T], text: str) -> _T:

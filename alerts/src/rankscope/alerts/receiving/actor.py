@@ -19,7 +19,7 @@ import msgspec
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.events import alert_line
 from rankscope.alerts.outbox_file import OutboxError
-from rankscope.alerts.receiver_config import ActionRule, duration
+from rankscope.alerts.receiver_config import ActionRule
 from rankscope.alerts.receiving.bounded_child import BoundedChild, Finished
 from rankscope.alerts.receiving.captured import Said, impossible, is_marked, marked, said_by_capture, said_by_dump, steps_together
 from rankscope.alerts.receiving.counters import Counters
@@ -27,6 +27,7 @@ from rankscope.alerts.receiving.forwarding import Forwarded, Forwarding, begun
 from rankscope.alerts.receiving.inbox import Action, Inbox, InboxError
 from rankscope.alerts.receiving.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError, run_named
 from rankscope.alerts.receiving.notification import Arrived, payload_alert
+from rankscope.alerts.toml_file import duration
 from rankscope.runs.control import MAX_AGE_SECONDS
 from rankscope.runs.control_names import made_ns
 

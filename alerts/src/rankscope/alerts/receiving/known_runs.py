@@ -53,6 +53,17 @@ def run_named(labels: dict[str, str]) -> RunName | None:
     return named if named.text else None
 
 
+def absent(roots: Sequence[Path]) -> dict[Path, str]:
+    """Those of ``roots`` that cannot be looked into now, and why."""
+    found: dict[Path, str] = {}
+    for root in roots:
+        try:
+            os.scandir(root).close()
+        except OSError as error:
+            found[root] = error.strerror or str(error)
+    return found
+
+
 class KnownRuns:
     """Runs in ``roots``: each is a run, or a folder of runs. Links are followed only to what is inside of the root."""
 
@@ -64,6 +75,7 @@ class KnownRuns:
         """The run of that id; without an id the only live one of that name. Raises ``UnknownRunError``."""
         runs = list(self._all())
         self._read = {path: read for path, read in self._read.items() if path in {run.path for run in runs}}
+        gone = "".join(f"; {root} cannot be looked into: {reason}" for root, reason in absent(self._roots).items())
         if named.run_id:
             found = [run for run in runs if run.run_id == named.run_id]
             if len(found) > 1:
@@ -72,10 +84,10 @@ class KnownRuns:
             # A name is what a script is called as a rule: of several runs, or of one that is over, it would be a guess.
             of_name = [run for run in runs if run.name == named.name]
             found = [run for run in of_name if _is_live(run.path)]
-            if of_name and len(found) != 1:
-                raise UnknownRunError(f"{len(found) or 'no'} live runs have this name, and the alert does not give a run_id")
+            if gone or (of_name and len(found) != 1):
+                raise UnknownRunError(f"the alert gives no run_id, and live runs of this name are {len(found)}{gone}")
         if not found:
-            raise UnknownRunError("this run is not under the receiver's --runs")
+            raise UnknownRunError(f"this run is not under the receiver's --runs{gone}")
         return found[0]
 
     def _all(self) -> Iterator[KnownRun]:
