@@ -231,15 +231,33 @@ def test_tls(tmp_path: Path, free_port: Callable[[], int]) -> None:
     config = '[receive]\ntls_cert = "cert.pem"\ntls_key = "key.pem"\n'
     receiver = ReceiverProcess(tmp_path, free_port(), config)
     receiver.start(wait=False)
-    trusted = ssl.create_default_context(cafile=str(certificate))
+    context = ssl.create_default_context(cafile=str(certificate))
 
     def healthy() -> bool:
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{receiver.url.replace('http', 'https')}/-/healthy", verify=trusted).status_code == 200
+            return httpx.get(f"{receiver.url.replace('http', 'https')}/-/healthy", verify=context).status_code == 200
         return False
 
     try:
         until(healthy)
+    finally:
+        receiver.kill()
+    assert "certificate" not in receiver.errors.read_text()
+    # one that has expired is told of, and served: somebody may not verify it
+    request = tmp_path / "request"
+    subprocess.run(
+        ["openssl", "req", "-new", "-key", str(key), "-subj", "/CN=localhost", "-out", str(request)],
+        check=True,
+        capture_output=True,
+    )
+    made = ["openssl", "x509", "-req", "-in", str(request), "-signkey", str(key), "-days", "0", "-out", str(certificate)]
+    subprocess.run(made, check=True, capture_output=True)
+    receiver.start(wait=False)
+    try:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        until(healthy)
+        until(lambda: f"{certificate}: this certificate is expired" in receiver.errors.read_text())
     finally:
         receiver.kill()
     # one that is none is one line

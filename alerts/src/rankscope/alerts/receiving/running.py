@@ -148,7 +148,7 @@ class Receiving:
             )
             scheme = "http" if chosen.certificate is None else "https"
             said = f"listening on {scheme}://{host_port(host, sock.getsockname()[1])}/webhook"
-            serve_app(app, sock, certificate=chosen.certificate, begins=lambda: click.echo(said, err=True))
+            serve_app(app, sock, certificate=chosen.certificate, report=self._reported, begins=lambda: click.echo(said, err=True))
 
     def _begin(self, stack: ExitStack, inbox: Inbox, forwarding: Forwarding | None) -> threading.Event:
         chosen, receive = self._chosen, self._chosen.config.receive
