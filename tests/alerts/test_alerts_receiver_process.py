@@ -153,9 +153,11 @@ def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_othe
     tmp_path: Path, target: Target, free_port: Callable[[], int]
 ) -> None:
     late = '[[target]]\nname = "late"\nurl_file = "away/url"\n'
-    config = '[receive]\nruns = ["away"]\n' + CONFIG.format(url=target.url) + late
+    (tmp_path / "short").write_text("secret")
+    receive = '[receive]\nruns = ["away"]\nbearer = [{ file = "short" }]\n[[action]]\nalert = "TrainingStragler"\ndo = "dump"\n'
+    config = receive + CONFIG.format(url=target.url) + late
     with ReceiverProcess(tmp_path, free_port(), config) as receiver:
-        receiver.post(straggler("r1"))
+        receiver.post(straggler("r1"), headers={"Authorization": "Bearer secret"})
         until(lambda: target.alerts)
         (told,) = target.alerts
         assert "away cannot be looked into: No such file or directory" in told["annotations"]["no_verdict"]
@@ -163,12 +165,14 @@ def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_othe
         (tmp_path / "away").mkdir()
         (tmp_path / "away" / "url").write_text(target.url)
         until(lambda: len(target.alerts) == 2)
-    said = receiver.errors.read_text().splitlines()
-    assert (
-        said[0]
-        == f"rankscope: {tmp_path}/away: cannot look for runs here: No such file or directory; tried again with every alert"
-    )
-    assert said[1] == f"rankscope: target late: {tmp_path}/away/url: No such file or directory; it waits for this file"
+    # and all of it was said at the start
+    doubts = [
+        f"{tmp_path}/alerts.toml: action[0].alert: rankscope has no alert 'TrainingStragler'; did you mean TrainingStraggler?",
+        f"{tmp_path}/short: fewer than 24 characters: nobody who sends it is heard while others guess from the same address",
+        f"{tmp_path}/away: cannot look for runs here: No such file or directory; tried again with every alert",
+        f"target late: {tmp_path}/away/url: No such file or directory; it waits for this file",
+    ]
+    assert receiver.errors.read_text().splitlines()[:4] == [f"rankscope: {doubt}" for doubt in doubts]
     # what waiting would not mend is an error
     receiver.command += ["--runs", str(tmp_path / "alerts.toml" / "runs")]
     done = subprocess.run(receiver.command, capture_output=True, text=True, check=False)

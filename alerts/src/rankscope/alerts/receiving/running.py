@@ -18,10 +18,10 @@ from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.printing import print_line
 from rankscope.alerts.receiver import ReceiverApp
-from rankscope.alerts.receiver_config import ReceiverConfig, ReceiveSection, load_config
+from rankscope.alerts.receiver_config import ReceiverConfig, ReceiveSection, load_config, unknown_alerts
 from rankscope.alerts.receiving.actor import Actor
 from rankscope.alerts.receiving.analyst import Analyst
-from rankscope.alerts.receiving.authentication import Known, Ways
+from rankscope.alerts.receiving.authentication import UNGUESSABLE, Known, Ways
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.forwarding import Forwarding
 from rankscope.alerts.receiving.inbox import Inbox
@@ -130,6 +130,11 @@ class Receiving:
             for lines in (shown, reported):
                 stack.callback(lines.close)
             self._show, self._reported = shown, reported
+            for line in unknown_alerts(chosen.config):
+                self._reported(f"{chosen.config_file}: {line}")
+            for where in self._ways.guessable:
+                short = f"fewer than {UNGUESSABLE} characters"
+                self._reported(f"{where}: {short}: nobody who sends it is heard while others guess from the same address")
             for root, reason in absent(chosen.runs).items():
                 self._reported(f"{root}: cannot look for runs here: {reason}; tried again with every alert")
             inbox = stack.enter_context(Inbox(chosen.state, report=self._reported))
