@@ -249,7 +249,9 @@ class Inbox:
             room = self._folder / "room"
             try:
                 with room.open("wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, room_bytes)
+                    file.write(bytes(room_bytes))
+                    file.flush()
+                    os.fsync(file.fileno())
             except OSError as error:
                 raise InboxError(f"the inbox has no room: {error.strerror or error}") from error
             finally:
