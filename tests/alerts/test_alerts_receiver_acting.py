@@ -151,15 +151,15 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
     assert words["dump_outcome"] == "shown", words
     assert (words["verdict_rank"], words["verdict_host"]) == ("1", "node1")
     assert words["collectives"] == "all_reduce"
-    assert words["summary"].startswith("[simulated GPUs] Flight Recorders: Rank 1")
+    assert words["summary"].startswith("[simulated GPUs] Run r1, the only live one of that name: Flight Recorders: Rank 1")
     assert words["simulated"] == "true"
     # what to do begins with its process, and keeps what the alert said
     steps = words["next"].splitlines()
     assert steps[:3] == ["py-spy dump --pid 101   (rank 1, on node1)", f"rankscope hang {run}", "Ask Ann."]
     assert not any("PID" in step for step in steps)
-    # the alert gave a name only, and says whose verdict it has
+    # the alert gave a name only, and both say whom they are about
     (first,) = told(target, dump_asked=None)
-    assert first["annotations"]["found_by_name"] == "r1"
+    assert (first["annotations"]["found_by_name"], words["found_by_name"]) == ("r1", "r1")
     assert "Run r1, the only live one of that name: " in first["annotations"]["verdict"]
 
 

@@ -21,7 +21,16 @@ from rankscope.alerts.events import alert_line
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.receiver_config import ActionRule
 from rankscope.alerts.receiving.bounded_child import BoundedChild, Finished
-from rankscope.alerts.receiving.captured import Said, impossible, is_marked, marked, said_by_capture, said_by_dump, steps_together
+from rankscope.alerts.receiving.captured import (
+    Said,
+    impossible,
+    is_marked,
+    marked,
+    of_run,
+    said_by_capture,
+    said_by_dump,
+    steps_together,
+)
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.forwarding import Forwarded, Forwarding, begun
 from rankscope.alerts.receiving.inbox import Action, Inbox, InboxError
@@ -161,7 +170,8 @@ class Actor:
         else:
             dumped, hang = (done, None) if running.dumped is None else (running.dumped, done)
             said = said_by_dump(dumped, hang, run=running.run, dashboard_url=self._dashboard_url)
-        self._record(action, marked(said) if running.run.simulated else said)
+        alert = msgspec.json.decode(action.alert, type=Arrived)
+        self._record(action, of_run(said, running.run, by_name=not alert.labels.get("run_id")))
         del self._running[action.number]
 
     def _record(self, action: Action, said: Said) -> None:

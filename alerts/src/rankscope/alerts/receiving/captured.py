@@ -11,7 +11,7 @@ import msgspec
 from rankscope.alerts.events import plain
 from rankscope.alerts.findings import reading
 from rankscope.alerts.receiving.bounded_child import Finished
-from rankscope.alerts.receiving.facts import MAX_TEXT
+from rankscope.alerts.receiving.facts import MAX_TEXT, by_name_only
 from rankscope.alerts.receiving.known_runs import KnownRun
 from rankscope.alerts.standstill import PIDS, concrete, is_stack, stacks
 from rankscope.analysis.duration import duration
@@ -62,10 +62,20 @@ def is_marked(annotations: dict[str, str]) -> bool:
 
 def marked(said: Said) -> Said:
     """The same of a run whose GPUs are simulated."""
-    if is_marked(said.annotations):
-        return said
-    summary = f"[simulated GPUs] {said.annotations.get('summary', '')}"
-    return msgspec.structs.replace(said, annotations={**said.annotations, "summary": summary, "simulated": "true"})
+    return said if is_marked(said.annotations) else _led(said, "[simulated GPUs] ", simulated="true")
+
+
+def of_run(said: Said, run: KnownRun, *, by_name: bool) -> Said:
+    """What a run answered, with what has to be said of the run itself."""
+    if by_name:
+        said = _led(said, by_name_only(run.run_id), found_by_name=run.run_id)
+    return marked(said) if run.simulated else said
+
+
+def _led(said: Said, lead: str, **more: str) -> Said:
+    return msgspec.structs.replace(
+        said, annotations={**said.annotations, **more, "summary": f"{lead}{said.annotations.get('summary', '')}"}
+    )
 
 
 def steps_together(before: str, found: str) -> str:

@@ -57,6 +57,11 @@ def facts_of(analysis: Analysis) -> Facts:
     )
 
 
+def by_name_only(run_id: str) -> str:
+    """What comes before words about a run of which the alert gave only the name."""
+    return f"Run {run_id}, the only live one of that name: "
+
+
 def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str | None) -> dict[str, str]:
     """What the facts add to an alert with these labels.
 
@@ -65,7 +70,7 @@ def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str |
     """
     verdict = facts.verdict
     by_name = {"found_by_name": facts.run_id} if facts.by_name and facts.run_id else {}
-    lead = f"Run {facts.run_id}, the only live one of that name: " if by_name else ""
+    lead = by_name_only(facts.run_id) if by_name else ""
     if verdict is None:
         return {name: _text(text) for name, text in {"no_verdict": f"{lead}{facts.problem}", **by_name}.items()}
     if facts.simulated:
