@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import random
 import socket
 import ssl
@@ -177,6 +178,43 @@ def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_othe
     receiver.command += ["--runs", str(tmp_path / "alerts.toml" / "runs")]
     done = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+
+
+LOOKED_THROUGH = """
+import os, sys, threading
+import msgspec
+
+def below(kind):
+    return [kind, *(two for one in kind.__subclasses__() for two in below(one))]
+
+def start(thread, begin=threading.Thread.start):
+    if thread.name != name:
+        return begin(thread)
+    looked = []
+    sys.setprofile(lambda frame, *_: looked.append(frame.f_code.co_name))
+    for kind in below(msgspec.Struct):
+        if kind.__module__.startswith("rankscope."):
+            msgspec.json.Decoder(kind)
+    sys.setprofile(None)
+    # it asks for the annotations of a type the first time only
+    os._exit("get_class_annotations" in looked)
+
+name = os.environ["NAME"]
+import rankscope.cli.main
+threading.Thread.start = start
+rankscope.cli.main.main()
+"""
+
+
+@pytest.mark.parametrize(("config", "thread"), [(CONFIG, "rankscope-send-chat"), ("", "worker")])
+def test_types_are_looked_through_before_threads_decode_them(
+    tmp_path: Path, free_port: Callable[[], int], config: str, thread: str
+) -> None:
+    # as msgspec does it at the first use, and two threads that are the first at once have ended the process
+    receiver = ReceiverProcess(tmp_path, free_port(), config.format(url="http://127.0.0.1:1/"))
+    command = [receiver.command[0], "-c", LOOKED_THROUGH, *receiver.command[3:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "NAME": thread}, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 ALERTMANAGER = """

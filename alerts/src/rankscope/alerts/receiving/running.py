@@ -34,6 +34,7 @@ from rankscope.alerts.serve import serve as serve_app
 from rankscope.alerts.signing import SecretError, parse_secret
 from rankscope.alerts.state_home import state_home
 from rankscope.alerts.toml_file import duration
+from rankscope.runs.decoders import make_decoders
 from rankscope.runs.errors import InputError
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9099"
@@ -203,6 +204,7 @@ class Receiving:
                 thread.join(STOP_S)
 
         stack.callback(end)
+        make_decoders()
         if analyst is not None:
             analyst.start()
         for thread in threads:
