@@ -194,7 +194,7 @@ def start(thread, begin=threading.Thread.start):
     sys.setprofile(lambda frame, *_: looked.append(frame.f_code.co_name))
     for kind in below(msgspec.Struct):
         if kind.__module__.startswith("rankscope."):
-            msgspec.json.Decoder(kind)
+            msgspec.json.Decoder(kind)  # of each that the receiver knows
     sys.setprofile(None)
     # it asks for the annotations of a type the first time only
     os._exit("get_class_annotations" in looked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 
@@ -15,7 +16,8 @@ def make_decoders() -> None:
     """
     for kind in set(_below(msgspec.Struct)):
         if kind.__module__.startswith("rankscope."):
-            msgspec.json.Decoder(kind)
+            with suppress(TypeError):  # of one with fields that JSON has not: nobody decodes it
+                msgspec.json.Decoder(kind)
 
 
 def _below(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
