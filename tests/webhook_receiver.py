@@ -90,10 +90,18 @@ class SimulatedClock:
 
 
 def notice(
-    rank: int = 2, *, ended: bool = False, run: str = "r1", start_ns: int = START_NS, more: dict[str, str] | None = None
+    rank: int | None = 2,
+    *,
+    alertname: str = "TrainingStraggler",
+    ended: bool = False,
+    run: str = "r1",
+    name: str = "",
+    start_ns: int = START_NS,
+    more: dict[str, str] | None = None,
 ) -> Notice:
-    """A straggler of a run, which is a group."""
-    labels = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": run, "rank": str(rank)}
+    """A straggler of a run, which is a group; ``name`` is the run's."""
+    labels = {"alertname": alertname, "severity": "warning", "run_id": run, "rank": "" if rank is None else str(rank)}
+    labels = {name: value for name, value in {**labels, "run": name}.items() if value}
     return Notice(
         alert=Alert(labels=labels, annotations={"summary": f"rank {rank}", **(more or {})}),
         fingerprint=fingerprint(labels),

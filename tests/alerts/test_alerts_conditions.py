@@ -83,12 +83,13 @@ def test_the_words_of_the_analysis_are_kept_where_there_are_any(make_analysis: C
         kind="host_bound",
         cause="gc",
         summary="Chiefly garbage collection.",
-        evidence=[Evidence(name="share.host", value=0.5, unit="ratio")],
+        evidence=[Evidence(name=f"share.{part}", value=0.5, unit="ratio") for part in ("compute", "host")],
     )
     analysis = msgspec.structs.replace(with_shares(make_analysis(), host=0.5), findings=[finding])
     [found] = candidates(analysis)
     assert found.alert.annotations["cause"] == "gc"
-    assert found.alert.annotations["evidence"] == "share host 50%; budget 35% (of the step)"
+    # what decided comes first
+    assert found.alert.annotations["evidence"] == "share host 50%; budget 35% (of the step); share compute 50%"
 
 
 @pytest.mark.parametrize(("text", "share"), [("communication=0.4", 0.4), ("communication=40%", 0.4), ("communication=100%", 1.0)])

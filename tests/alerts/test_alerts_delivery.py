@@ -164,6 +164,14 @@ def test_nobody_there_is_an_error_that_tells_no_secret(client: httpx.Client, fre
     assert str(caught.value)
 
 
+def test_two_webhooks_on_one_host_are_told_apart_without_their_secrets() -> None:
+    one, other = (webhook_target(f"https://hooks.example/{SECRET}/{number}") for number in (1, 2))
+    assert one.label != other.label
+    for target in (one, other):
+        assert target.label == f"{target.name} https://hooks.example/…"
+        assert SECRET not in target.label
+
+
 def test_an_error_that_quotes_the_address_is_not_repeated() -> None:
     error = httpx.ConnectError(f"cannot reach /hooks/{SECRET}")
     assert plain_words(error, f"https://h.example/hooks/{SECRET}") == "ConnectError"
@@ -266,7 +274,7 @@ def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch
         for second in range(5):
             clock.now_s = float(second)
             delivery.deliver(ledger, now_unix_ns=0, wait_s=5.0)
-        assert delivery.undelivered(ledger) == ["webhook http://hooks.example/…"]
+        assert delivery.undelivered(ledger) == [f"{target.name} http://hooks.example/…"]
     clock.now_s = 1000.0
     delivery.deliver(ledger, now_unix_ns=0, wait_s=5.0)
     assert delivery.undelivered(ledger) == []

@@ -171,6 +171,32 @@ def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(proxy: str
     assert "s3cr3t" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("http://me:s3cr3t@127.0.0.1:{port}/s3cr3t", "http://127.0.0.1:{port}/…"), ("garbage.invalid", "http://garbage.invalid")],
+)
+def test_an_error_of_a_proxy_names_it(
+    value: str, words: str, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    for name in ("http_proxy", "all_proxy", "no_proxy", "NO_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", value.format(port=port))
+    # the address has a path that the error must not be mistaken to quote
+    url = "http://10.1.2.3/garbage"
+    with http_client(url) as client, pytest.raises(NoAnswerError) as caught:
+        post(client, url, b"{}")
+    assert str(caught.value).endswith(f", through the proxy {words.format(port=port)}")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_proxy_that_does_not_answer_is_named(trickle: str) -> None:
+    with http_client("http://10.1.2.3/", proxy=trickle) as client, pytest.raises(NoAnswerError) as caught:
+        post(client, "http://10.1.2.3/", b"{}", attempt_s=0.2)
+    assert caught.value.late
+    assert str(caught.value) == f"no answer in time, through the proxy {trickle.removesuffix('/')}"
+
+
 def test_the_environments_proxy_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 

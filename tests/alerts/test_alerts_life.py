@@ -302,6 +302,7 @@ def test_without_an_answer_the_alert_comes_all_the_same_and_its_text_changes_whe
         (one.fingerprint, one.starts_at_unix_ns) for one in second
     ]
     assert [one.alert.annotations.get("culprit") for one in (*first, *second)] == [None, "2"]
+    assert ["updated_at" in one.alert.annotations for one in (*first, *second)] == [False, True]
     assert messages_about("hook", first)[0].id != messages_about("hook", second)[0].id
     let_pass(watched, 10, run)
     assert [one.ends_at_unix_ns is not None for one in watched.receiver.calls[2]] == [True]

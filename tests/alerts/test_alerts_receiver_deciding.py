@@ -13,14 +13,14 @@ from hypothesis import strategies as some
 from tests.alerts.receiver_heard import STRAGGLER, Heard, S
 from tests.played_ranks import end, two_ranks
 
-from rankscope.alerts.alert import fingerprint
+from rankscope.alerts.alert import fingerprint, unix_ns
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.receiver_config import Route
 from rankscope.alerts.receiving import known_runs as known_runs_module
 from rankscope.alerts.receiving.episodes import Episode, next_episode
 from rankscope.alerts.receiving.forwarding import Forwarding
 from rankscope.alerts.receiving.known_runs import KnownRuns, RunName, UnknownRunError
-from rankscope.alerts.receiving.notification import MAX_ALERTS, read_notification, unix_ns
+from rankscope.alerts.receiving.notification import MAX_ALERTS, read_notification
 from rankscope.runs.records import RunInfo
 from rankscope.runs.writer import create_run
 
@@ -39,10 +39,16 @@ def test_a_change_is_news_and_a_repetition_is_not(heard: Heard) -> None:
     assert heard.hear(resolved, after_s=60) == []
 
 
+def test_why_an_alert_ended_goes_on(heard: Heard) -> None:
+    heard.hear(heard.alert())
+    over = {**heard.alert("resolved"), "annotations": {"ended_because": "the run is over"}}
+    assert heard.hear(over, after_s=60) == [("resolved", {"ended_because": "the run is over"})]
+
+
 def test_what_still_fires_is_told_again_after_hours(heard: Heard) -> None:
     heard.hear(heard.alert())
     (again,) = heard.hear(heard.alert(), after_s=4 * 3600 + 1)
-    assert again == ("firing", {"reminder": "1"})
+    assert again == ("firing", {"reminder": "1", "updated_at": "1970-01-12T17:46:41.000Z"})
     assert heard.hear(heard.alert(), after_s=60) == []
     assert len(heard.hear(heard.alert(), after_s=4 * 3600 + 1)) == 1
 

@@ -71,6 +71,7 @@ def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: He
     ((status, follow_up),) = heard.wait(1)
     assert (status, follow_up["verdict"], follow_up["cause"]) == ("firing", "Rank 1 waits for its data.", "input")
     assert "no_verdict" not in follow_up
+    assert follow_up["updated_at"] == "1970-01-12T13:48:01.000Z"
     assert heard.wait(60) == []
     assert heard.inbox.verdicts_owed() == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import resource
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ from typing import Any
 
 import certifi
 import pytest
+from click.testing import CliRunner
 from standardwebhooks import Webhook as Reference
 from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
 
 from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.outbox_command import outbox
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.retrying import Judgement, judge_status, pause_s
 from rankscope.alerts.secret import Secret
@@ -155,7 +158,19 @@ def test_a_refusal_is_final_and_costs_no_other_message(world: World, status: int
     world.after(0)
     assert world.states() == {"dead": 1, "delivered": 1}
     assert world.receiver.states == [("2", "firing")]
-    assert world.reports == [f"hook: not delivered: refused with {status}; kept, see rankscope alerts outbox list"]
+    assert world.reports == [f"hook: not delivered: refused with {status}"]
+
+
+def test_what_was_given_up_is_said_with_the_command_that_lists_it(receiver: WebhookReceiver, tmp_path: Path) -> None:
+    world = World(receiver, tmp_path / "my runs.outbox")
+    receiver.behaviour = 404
+    world.box.put(about(notice(1)))
+    world.after(0)
+    [line] = world.reports
+    said, command = line.split(", see rankscope ")
+    assert said == "hook: not delivered: refused with 404; kept"
+    listed = CliRunner().invoke(outbox, shlex.split(command.removeprefix("alerts outbox ")))
+    assert (listed.exit_code, "refused with 404" in listed.output) == (0, True)
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -436,7 +451,7 @@ def test_one_process_at_a_time_sends_from_a_file(receiver: WebhookReceiver, tmp_
 def test_what_waits_for_nobody_who_is_configured_is_given_up_in_the_end(world: World) -> None:
     world.box.put(about(notice(1), target="gone"))
     world.after(0)
-    assert world.reports == ["1 messages wait for gone, which is not configured; see rankscope alerts outbox list"]
+    assert world.reports == ["1 messages wait for gone, which is not configured"]
     world.after(3700)
     assert world.box.counts() == {("gone", "dead"): 1}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.local_http import answering, respond
 from tests.webhook_receiver import about, notice
 
-from rankscope.alerts.alert import Notice
+from rankscope.alerts.alert import Alert, Notice
 from rankscope.alerts.apprise_courier import AppriseCourier, text_message
 from rankscope.alerts.secret import Secret
 from rankscope.alerts.target import Target
@@ -64,20 +64,135 @@ def test_each_says_what_matters(name: Any) -> None:
 @pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
 def test_an_end_is_told_as_such(name: Any) -> None:
     firing, ended = (TEMPLATES[name](payload(notice(2, ended=ended)), "key") for ended in (False, True))
-    assert firing != ended
     assert b"resolve" in ended.lower()
     assert b"resolve" not in firing.lower()
 
 
+def told(*notices: Notice, template: str = "slack") -> Any:
+    """The body that a target gets."""
+    return msgspec.json.decode(TEMPLATES[template](payload(*notices), "key"))  # type: ignore[index]
+
+
+def lines_of(body: Any) -> list[str]:
+    """Every line that people see in Slack."""
+    return [line for block in body["blocks"] for line in block["text"]["text"].splitlines()]
+
+
 def test_slack_takes_no_markup_from_an_alert() -> None:
-    body = msgspec.json.decode(TEMPLATES["slack"](payload(notice(2, more=dict.fromkeys(FULL, HOSTILE))), ""))
-    for block in body["blocks"]:
-        assert len(block["text"]["text"]) <= 3000
-        if block["text"]["type"] == "mrkdwn":
-            # No angle bracket, so no link and no mention; the only code is ours.
-            assert not set("<>") & set(block["text"]["text"])
-            assert all("`" not in code.strip("`") for code in re.findall(r"next: (.*)", block["text"]["text"]))
+    texts_of_all = {**dict.fromkeys(FULL, HOSTILE), "next": f"{HOSTILE}\nrankscope {HOSTILE}"}
+    body = told(notice(2, more=texts_of_all))
+    marked_up = [block["text"] for block in body["blocks"] if block["text"]["type"] != "plain_text"]
+    # Only the command is read as markup, as code that it cannot end; in it is nothing that pings or links.
+    [markup] = marked_up
+    assert (markup["type"], markup["verbatim"]) == ("mrkdwn", True)
+    assert re.fullmatch(r"`rankscope [^`<>]*`", markup["text"])
+    assert f"next: {HOSTILE}" in lines_of(body)
+    assert all(len(block["text"]["text"]) <= 3000 for block in body["blocks"])
+    assert body["mrkdwn"] is False
     assert "<" not in body["text"]
+
+
+def test_commands_are_code_and_prose_is_prose() -> None:
+    steps = "py-spy dump --pid 7   (rank 2, on node1)\nOn node1: dmesg | grep -i xid\nrankscope hang runs/llama"
+    body = told(notice(2, more={"next": steps}))
+    assert "`py-spy dump --pid 7  # rank 2, on node1`\n`rankscope hang runs/llama`" in texts(body)
+    assert "next: On node1: dmesg | grep -i xid" in lines_of(body)
+    card = told(notice(2, more={"next": steps}), template="teams")["attachments"][0]["content"]
+    code = [run["text"] for block in card["body"] for run in block["inlines"] if run.get("fontType") == "monospace"]
+    assert code == ["py-spy dump --pid 7  # rank 2, on node1", "rankscope hang runs/llama"]
+
+
+def test_commands_that_are_too_long_are_left_out_whole() -> None:
+    body = told(notice(2, more={"next": "\n".join(f"rankscope {number}{'&' * 700}" for number in range(8))}))
+    assert all(line.endswith("`") for line in lines_of(body) if line.startswith("`"))
+
+
+@pytest.mark.parametrize("template", ["slack", "teams", "pagerduty"])
+def test_runs_of_one_name_are_told_apart(template: str) -> None:
+    names = ("train-20231114-221320-7f53a2", "train-20231115-221320-00c3d1")
+    one, other = (told(notice(2, run=run_id, name="train"), template=template) for run_id in names)
+    for body, run_id, not_this in ((one, *names), (other, *reversed(names))):
+        said = "\n".join(texts(body))
+        assert f"run train ({run_id}), rank 2" in said
+        assert not_this not in said
+
+
+def test_pagerduty_names_alert_and_run() -> None:
+    said = told(notice(2, run="train-1", name="train"), template="pagerduty")["payload"]
+    assert said["summary"] == "TrainingStraggler, run train: rank 2"
+    assert said["group"] == "train-1"
+
+
+def test_who_hung_a_run_is_in_the_headline() -> None:
+    hang = {
+        "culprit": "3",
+        "culprit_host": "node2",
+        "collective": "all_reduce #17",
+        "chain": "rank 0 waits for rank 3 in all_reduce #17",
+    }
+    stalled = notice(None, alertname="TrainingStalled", name="llama", more=hang)
+    assert told(stalled)["text"] == "FIRING warning TrainingStalled: run llama, rank 3, host node2"
+    said = told(stalled, template="pagerduty")["payload"]
+    assert (said["component"], said["source"]) == ("rank 3", "node2")
+    for body in (told(stalled), said, told(stalled, template="teams")):
+        assert all(any(words in text for text in texts(body)) for words in ("all_reduce #17", hang["chain"]))
+    crowd = notice(None, more={"culprit": ",".join(map(str, range(40)))})
+    assert told(crowd)["text"] == "FIRING warning TrainingStraggler: run r1, ranks 0, 1, 2, 3 and 36 more"
+
+
+def test_what_is_about_no_run_claims_nothing_of_one() -> None:
+    disk = Notice(
+        alert=Alert(labels={"alertname": "DiskFull"}, annotations={"summary": "full"}), fingerprint="f", starts_at_unix_ns=0
+    )
+    assert [line.strip() for line in lines_of(told(disk))] == ["⚪ FIRING DiskFull", "full"]
+    said = told(disk, template="pagerduty")["payload"]
+    assert (said["summary"], said["source"]) == ("DiskFull: full", "rankscope")
+    assert "component" not in said
+
+
+@pytest.mark.parametrize(
+    ("ended", "more", "begins"),
+    [
+        (False, {}, "🟠 FIRING warning"),
+        (False, {"updated_at": "2023-11-14T22:14:00.000Z"}, "🟠 UPDATE warning"),
+        (False, {"capture_outcome": "shown", "updated_at": "2023-11-14T22:14:00.000Z"}, "🟠 FOLLOW-UP warning"),
+        (True, {"dump_outcome": "shown"}, "🟠 FOLLOW-UP warning"),
+        (False, {"reminder": "1", "updated_at": "2023-11-14T22:14:00.000Z"}, "🟠 STILL FIRING warning"),
+        (True, {}, "✅ RESOLVED warning"),
+        (True, {"ended_because": "the run ended early"}, "⬜ ENDED (the run ended early) warning"),
+    ],
+)
+def test_the_heading_says_what_is_new(ended: bool, more: dict[str, str], begins: str) -> None:
+    one = notice(2, ended=ended, more=more)
+    assert lines_of(told(one))[0].startswith(begins)
+    card = told(one, template="teams")["attachments"][0]["content"]["body"][0]["inlines"][0]
+    assert card["text"].startswith(begins[2:])
+    assert (card["color"] == "good") == ("RESOLVED" in begins)
+
+
+def test_pagerduty_says_why_an_alert_ended_that_nobody_saw_mended() -> None:
+    event = told(notice(2, ended=True, more={"ended_because": "the run is over"}), template="pagerduty")
+    assert event["event_action"] == "resolve"
+    assert event["payload"]["custom_details"]["ended because"] == "the run is over"
+    assert "ENDED (the run is over)" in event["payload"]["summary"]
+
+
+@pytest.mark.parametrize("template", ["slack", "teams", "pagerduty"])
+def test_since_when_and_for_how_long(template: str) -> None:
+    assert any("since 2023-11-14 22:13:20 UTC" in text for text in texts(told(notice(2), template=template)))
+    ended = texts(told(notice(2, ended=True), template=template))
+    assert any("2023-11-14 22:13:20 to 2023-11-14 22:14:20 UTC, 60 s" in text for text in ended)
+
+
+def test_of_much_evidence_a_chat_shows_what_decides() -> None:
+    pieces = [f"figure {number} ({'x' * 90})" for number in range(17)]
+    more = {"evidence": "; ".join(pieces), "dashboard_url": FULL["dashboard_url"]}
+    for template in ("slack", "teams"):
+        said = "\n".join(texts(told(notice(2, more=more), template=template)))
+        assert f"{pieces[2]} … and 14 more figures on the page" in said
+        assert pieces[3] not in said
+    assert pieces[5] in told(notice(2, more=more), template="pagerduty")["payload"]["custom_details"]["evidence"]
+    assert msgspec.json.decode(payload(notice(2, more=more)))["alerts"][0]["annotations"]["evidence"] == more["evidence"]
 
 
 def test_teams_reads_no_text_of_an_alert_as_markdown() -> None:
@@ -99,7 +214,7 @@ def test_teams_reads_no_text_of_an_alert_as_markdown() -> None:
 def test_pagerduty_joins_beginning_and_end_by_the_fingerprint() -> None:
     one = notice(2, more=FULL)
     began, ended = (
-        msgspec.json.decode(TEMPLATES["pagerduty"](payload(told), "r0uting")) for told in (one, notice(2, ended=True))
+        msgspec.json.decode(TEMPLATES["pagerduty"](payload(what), "r0uting")) for what in (one, notice(2, ended=True))
     )
     assert (began["event_action"], ended["event_action"]) == ("trigger", "resolve")
     assert began["dedup_key"] == ended["dedup_key"] == one.fingerprint
@@ -144,8 +259,8 @@ def test_apprise_speaks_to_the_rest(tmp_path: Path) -> None:
     with answering(take) as url:
         courier = AppriseCourier(apprise_target(url.replace("http://", "json://")))
         assert courier.attempt("msg_1", payload(notice(2, more=FULL))).kind == "delivered"
-    [told] = taken
-    assert "warning TrainingStraggler" in told["title"]
-    assert all(word in told["message"] for word in SAID)
+    [message] = taken
+    assert "warning TrainingStraggler" in message["title"]
+    assert all(word in message["message"] for word in SAID)
     refused = AppriseCourier(apprise_target("nosuchservice://s3cr3t")).attempt("msg_1", payload(notice(2)))
     assert (refused.kind, "s3cr3t" in refused.reason) == ("dead", False)

@@ -5,14 +5,17 @@ Labels are identity, so nothing that changes from one evaluation to the next may
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
 
+UPDATED_AT: Final = "updated_at"
+"""Annotation of an alert that is told once more: when more became known. Of two states that fire the later one counts."""
 _FNV_OFFSET: Final = 14695981039346656037
 _FNV_PRIME: Final = 1099511628211
 _SEPARATOR: Final = b"\xff"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,3 +52,15 @@ def rfc3339(unix_ns: int) -> str:
     """``1700000000000000000`` -> ``2023-11-14T22:13:20.000Z``."""
     moment = datetime.fromtimestamp(unix_ns // 10**9, UTC).replace(microsecond=unix_ns % 10**9 // 1000)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def unix_ns(moment: str) -> int:
+    """``2023-11-14T22:13:20.5+01:00`` in unix nanoseconds, to the microsecond; 0 for none, or one centuries away."""
+    try:
+        read = datetime.fromisoformat(moment)
+    except ValueError:
+        return 0
+    if read.tzinfo is None:
+        read = read.replace(tzinfo=UTC)
+    found = (read - _EPOCH) // timedelta(microseconds=1) * 1000
+    return found if abs(found) < 2**62 else 0

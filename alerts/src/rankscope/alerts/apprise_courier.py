@@ -32,7 +32,12 @@ import apprise
 service = apprise.Apprise()
 if not service.add(order["url"]):
     sys.exit(3)
-kind = {"firing": apprise.NotifyType.WARNING, "critical": apprise.NotifyType.FAILURE, "resolved": apprise.NotifyType.SUCCESS}
+kind = {
+    "firing": apprise.NotifyType.WARNING,
+    "critical": apprise.NotifyType.FAILURE,
+    "resolved": apprise.NotifyType.SUCCESS,
+    "ended": apprise.NotifyType.INFO,
+}
 done = service.notify(
     title=order["title"], body=order["body"], notify_type=kind[order["kind"]], body_format=apprise.NotifyFormat.TEXT
 )
@@ -86,7 +91,9 @@ def text_message(payload: bytes) -> dict[str, str]:
     told = msgspec.json.decode(payload, type=Payload)
     parts = [_text(facts(alert, _CAP)) for alert in told.alerts]
     critical = any(alert.status == "firing" and alert.labels.get("severity") == "critical" for alert in told.alerts)
-    kind = "resolved" if told.status == "resolved" else "critical" if critical else "firing"
+    mended = not any(alert.annotations.get("ended_because") for alert in told.alerts)
+    over = "resolved" if mended else "ended"
+    kind = over if told.status == "resolved" else "critical" if critical else "firing"
     body = "\n\n".join(parts)
     while len(body.encode(errors="replace")) > _MOST_BYTES:
         parts.pop()
@@ -95,10 +102,9 @@ def text_message(payload: bytes) -> dict[str, str]:
 
 
 def _text(told: Facts) -> str:
-    lines = [told.heading, told.summary]
-    if told.status == "firing":
-        lines += [f"{name}: {text}" for name, text in told.details]
+    lines = [told.heading, told.summary, *(f"{name}: {text}" for name, text in told.said)]
+    if not told.brief:
         lines += [f"next: {step}" for step in told.next]
-        lines += [told.description, told.evidence]
+        lines += [told.description, told.deciding]
     lines += [f"{words}: {address}" for words, address in told.links]
     return "\n".join(line for line in lines if line)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rankscope.alerts.egress import EgressError, named_by_operator, resolve
+from rankscope.alerts.redacted import redact, through
 from rankscope.runs.errors import InputError, MissingError
 
 CONNECT_S: Final = 5.0
@@ -63,6 +64,25 @@ class PinnedTransport(httpx.BaseTransport):
         self._inner.close()
 
 
+class ProxiedTransport(httpx.BaseTransport):
+    """Names the proxy in every error on the way through it: where we wanted to go may be well."""
+
+    def __init__(self, inner: httpx.BaseTransport, proxy: str) -> None:
+        self._inner = inner
+        self._proxy = proxy
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send it. Raises what ``httpx`` does."""
+        try:
+            return self._inner.handle_request(request)
+        except httpx.TransportError as error:
+            raise type(error)(through(error, self._proxy), request=request) from error
+
+    def close(self) -> None:
+        """Close what is inside."""
+        self._inner.close()
+
+
 def http_client(
     url: str, *, timeout: httpx.Timeout = TIMEOUT, ca_file: Path | None = None, proxy: str | None = None
 ) -> httpx.Client:
@@ -75,17 +95,17 @@ def http_client(
     for library in ("httpx", "httpcore"):
         # Their lines quote addresses, whatever the level that somebody set for all.
         logging.getLogger(library).setLevel(logging.WARNING)
-    through = proxy_for(url) if proxy is None else proxy
+    proxy = proxy_for(url) if proxy is None else proxy
     if ca_file is not None:
         context = ssl.create_default_context(cafile=str(ca_file))
-    elif url.startswith("http:") and (not through or through.startswith("http:")):
+    elif url.startswith("http:") and (not proxy or proxy.startswith("http:")):
         # Loading the authorities takes long. Without any, nothing is trusted.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     else:
         context = httpx.create_ssl_context()
-    transport = _transport(context, through)
+    transport = _transport(context, proxy)
     return httpx.Client(
-        transport=transport if through else PinnedTransport(transport),
+        transport=ProxiedTransport(transport, proxy) if proxy else PinnedTransport(transport),
         timeout=timeout,
         follow_redirects=False,
         trust_env=False,
@@ -95,8 +115,8 @@ def http_client(
 
 def _transport(context: ssl.SSLContext, proxy: str) -> httpx.HTTPTransport:
     try:
-        through = httpx.Proxy(proxy) if proxy else None
-        return httpx.HTTPTransport(verify=context, limits=_LIMITS, trust_env=False, proxy=through)
+        redact(proxy)  # what cannot be named in a message is no address
+        return httpx.HTTPTransport(verify=context, limits=_LIMITS, trust_env=False, proxy=httpx.Proxy(proxy) if proxy else None)
     except ImportError as error:
         raise MissingError("a SOCKS proxy needs a package that is not installed; run: pip install 'httpx[socks]'") from error
     except (ValueError, httpx.InvalidURL) as error:  # whose words may quote a password

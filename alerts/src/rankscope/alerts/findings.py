@@ -98,7 +98,10 @@ def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Ite
         ]
         own = told.get(kind)
         if own is not None:
-            yield msgspec.structs.replace(own, evidence=[*own.evidence, evidence[1]])
+            # What decided comes first: of a long list people are shown the beginning.
+            decisive = [one for one in own.evidence if one.name == f"share.{part}"]
+            rest = [one for one in own.evidence if one not in decisive]
+            yield msgspec.structs.replace(own, evidence=[*decisive, evidence[1], *rest])
         else:
             on_cpus = part == "host" and all(rank.device_kind == "cpu" for rank in analysis.ranks)
             summary = f"{share:.0%} {_NEITHER if on_cpus else SAYS[part]}, more than {budget:.0%}."

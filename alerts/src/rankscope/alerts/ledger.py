@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.alerts.alert import Alert, Notice
+from rankscope.alerts.alert import UPDATED_AT, Alert, Notice, rfc3339
 from rankscope.alerts.candidate import Candidate, Loss
 from rankscope.alerts.hysteresis import Policy, Track, advance
 from rankscope.analysis.result import Finding
@@ -76,10 +76,13 @@ class Entry(msgspec.Struct, kw_only=True):
         )
 
     def alert_now(self) -> Alert:
-        """What it says, with why it has ended where nobody saw it mended."""
-        if not self.ended_because:
-            return self.alert
-        return msgspec.structs.replace(self.alert, annotations=self.alert.annotations | {ENDED_BECAUSE: self.ended_because})
+        """What it says, with when more became known, and why it has ended where nobody saw it mended."""
+        more = {}
+        if self.revised_unix_ns is not None:
+            more[UPDATED_AT] = rfc3339(self.revised_unix_ns)
+        if self.ended_because:
+            more[ENDED_BECAUSE] = self.ended_because
+        return msgspec.structs.replace(self.alert, annotations=self.alert.annotations | more)
 
     def found(self, candidate: Candidate, now_unix_ns: int) -> None:
         """It is there, and this is what is known of it now."""

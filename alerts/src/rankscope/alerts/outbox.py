@@ -13,10 +13,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from rankscope.alerts.message import AlertState, Message, joined, without
 from rankscope.alerts.outbox_file import OutboxError, OutboxFile
 from rankscope.alerts.outbox_result import Listed, State
+from rankscope.alerts.payload import Payload
+from rankscope.alerts.templates.facts import headline
 
+_ABOUT: Final = 150
+"""Characters of each text in the line that says what a message is about."""
 MAX_WAITING: Final = 50_000
 """Messages for one target; more are not taken, which is the business of whoever has more."""
 
@@ -64,8 +70,7 @@ class Outbox:
             for message in messages:
                 if waiting[message.target] >= MAX_WAITING:
                     raise OutboxError(
-                        f"{self.file.name}: {waiting[message.target]} messages wait for {message.target} already; "
-                        "see rankscope alerts outbox list"
+                        f"{self.file.name}: {waiting[message.target]} messages wait for {message.target} already{self.file.see}"
                     )
                 taken = self._put(database, message)
                 waiting[message.target] += taken > 0
@@ -257,8 +262,8 @@ def _leave_out_ended(database: sqlite3.Connection, id_: str, wall_ns: int) -> bo
 
 _WAITING: Final = "SELECT target, count(*) FROM messages WHERE state = 'waiting' GROUP BY target"
 _LISTED: Final = (
-    "SELECT id, target, group_key, state, alert_count, attempts, created_unix_ns, finished_unix_ns, next_attempt_ns, last_error"
-    " FROM messages"
+    "SELECT id, target, group_key, state, alert_count, attempts, created_unix_ns, finished_unix_ns, next_attempt_ns, last_error,"
+    " body FROM messages"
 )
 
 
@@ -267,8 +272,9 @@ def _where(**columns: str | None) -> tuple[str, tuple[str, ...]]:
     return (" WHERE " + " AND ".join(f"{name} = ?" for name in given) if given else ""), tuple(given.values())
 
 
-def _listed(row: tuple[str, str, str, State, int, int, int, int | None, int, str], now_ns: int) -> Listed:
-    id_, target, group, state, alerts, attempts, created, finished, next_attempt_ns, error = row
+def _listed(row: tuple[str, str, str, State, int, int, int, int | None, int, str, bytes], now_ns: int) -> Listed:
+    id_, target, group, state, alerts, attempts, created, finished, next_attempt_ns, error, body = row
+    about, labels, starts_at = _said(body)
     return Listed(
         id=id_,
         target=target,
@@ -280,4 +286,16 @@ def _listed(row: tuple[str, str, str, State, int, int, int, int | None, int, str
         finished_unix_ns=finished,
         next_attempt_s=max(0.0, (next_attempt_ns - now_ns) / 1e9) if state == "waiting" else None,
         last_error=error,
+        about=about,
+        labels=labels,
+        starts_at=starts_at,
     )
+
+
+def _said(body: bytes) -> tuple[str, dict[str, str], str]:
+    """What a message is about in one line, what its alerts agree in, and since when the first of them fires."""
+    try:
+        payload = msgspec.json.decode(body, type=Payload)
+    except msgspec.DecodeError:
+        return "not to be read", {}, ""
+    return headline(payload, _ABOUT), payload.common_labels, min(alert.starts_at for alert in payload.alerts)

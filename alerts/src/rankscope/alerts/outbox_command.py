@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 import msgspec
 
-from rankscope.alerts.alert import rfc3339
+from rankscope.alerts.alert import rfc3339, unix_ns
 from rankscope.alerts.events import plain
 from rankscope.alerts.options import format_option
 from rankscope.alerts.outbox_place import outbox_files
@@ -165,7 +165,10 @@ def _listing(path: Path, box: Outbox, state: State | None, target: str | None, l
 
 
 def _line(message: Listed) -> str:
-    parts = [f"{message.state:<9} {message.id} {message.target}: {message.alerts} alerts, {message.attempts} attempts"]
+    since = unix_ns(message.starts_at)
+    when = f", since {rfc3339(since)}" if since > 0 else ""
+    head = f"{message.state:<9} {rfc3339(message.created_unix_ns)} {message.id} {message.target}"
+    parts = [f"{head}: {message.about}{when}", f"{message.attempts} attempt{'' if message.attempts == 1 else 's'}"]
     if message.next_attempt_s is not None:
         parts.append(f"next in {duration(message.next_attempt_s * 1e6)}" if message.next_attempt_s else "due")
     if message.last_error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -84,6 +85,8 @@ class OutboxFile:
     ) -> None:
         self.path = path
         self.name = "the outbox in memory" if path is None else str(path)
+        self.see = "" if path is None else f", see rankscope alerts outbox list --outbox {shlex.quote(str(path.absolute()))}"
+        """End of a line about it: the command that shows what is in it. One in memory nobody else can look into."""
         self.recovered = False
         self._lock = threading.RLock()
         self._connection = self._open(report, repair=repair)
@@ -116,7 +119,7 @@ class OutboxFile:
         """Within a transaction: raises ``OutboxError`` when there is more in the file by now than it may hold."""
         [[pages]], [[free]] = self.query("PRAGMA page_count"), self.query("PRAGMA freelist_count")
         if (pages - free) * _PAGE_BYTES > MAX_FILE_BYTES:
-            raise OutboxError(f"{self.name}: holds {MAX_FILE_BYTES >> 20} MiB already; see rankscope alerts outbox list")
+            raise OutboxError(f"{self.name}: holds {MAX_FILE_BYTES >> 20} MiB already{self.see}")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -47,6 +47,7 @@ class OutboxQueue:
 
     def __init__(self, outbox: Outbox) -> None:
         self._file = outbox.file
+        self.see = outbox.file.see
         self._wall = outbox.wall
 
     def claim(self, target: str, *, now_ns: int, most: int, probe: bool) -> list[Claimed]:

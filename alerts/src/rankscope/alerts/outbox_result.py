@@ -23,6 +23,12 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     next_attempt_s: float | None = None
     """Seconds until it is tried again; only while it waits."""
     last_error: str = ""
+    about: str = ""
+    """State, severity, name and place of its first alert, and how many more there are."""
+    labels: dict[str, str] = {}
+    """In which all of its alerts agree."""
+    starts_at: str = ""
+    """When the first of them began, as the payload has it."""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ class NoAnswerError(DeliveryError):
     """Nobody there, too slow (``late``), or gone in between. ``sent``: the body may have arrived all the same."""
 
     def __init__(self, reason: str, *, sent: bool, late: bool) -> None:
-        super().__init__("no answer in time" if late else reason)
+        super().__init__(reason)
         self.sent = sent
         self.late = late
 
@@ -51,12 +51,12 @@ def post(
                 return Answer(response.status_code, response.headers.get("Retry-After", ""), response.headers.get("Date", ""))
         except (httpx.ConnectTimeout, httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
             late = deadline.passed or isinstance(error, httpx.ConnectTimeout)
-            raise NoAnswerError(plain_words(error, url), sent=False, late=late) from error
+            raise NoAnswerError(plain_words(error, url, late=late), sent=False, late=late) from error
         except httpx.LocalProtocolError as error:  # its words quote headers
             raise DeliveryError(type(error).__name__) from error
         except httpx.TransportError as error:
             late = deadline.passed or isinstance(error, httpx.TimeoutException)
-            raise NoAnswerError(plain_words(error, url), sent=True, late=late) from error
+            raise NoAnswerError(plain_words(error, url, late=late), sent=True, late=late) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise DeliveryError(type(error).__name__) from error
 

@@ -188,9 +188,7 @@ class Sender:
         before_ns = self._outbox.now_ns() - int(RETRY_FOR_S * 1e9)
         for target, count in self._queue.waiting().items():
             if target not in self._senders:
-                self._complain(
-                    f"{count} messages wait for {target}, which is not configured; see rankscope alerts outbox list", target
-                )
+                self._complain(f"{count} messages wait for {target}, which is not configured{self._queue.see}", target)
                 self._queue.expire(target, entered_before_ns=before_ns, reason="no such target is configured")
 
     def _complain(self, line: str, about: str = "") -> None:

@@ -15,6 +15,7 @@ import msgspec
 from rankscope.alerts.alerted import CRASHED, DISABLED, SILENT, STALLED
 from rankscope.alerts.candidate import Candidate, Loss, Subject
 from rankscope.alerts.life import Signs
+from rankscope.alerts.span import span
 from rankscope.analysis.duration import duration
 from rankscope.analysis.endings import endings, listed
 from rankscope.analysis.hang.result import HangReport
@@ -180,8 +181,3 @@ def concrete(steps: list[str]) -> list[str]:
     """Each step once, and none that asks for a stack without saying of which process, where another does."""
     known = any(map(is_stack, steps))
     return [step for step in dict.fromkeys(steps) if not (known and f"{_STACK}PID" in step)]
-
-
-def span(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``2.5 h``: as exact as a wait need be told."""
-    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

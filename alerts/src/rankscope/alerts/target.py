@@ -61,4 +61,5 @@ class Target:
 def webhook_target(url: str) -> Target:
     """The target that ``--webhook URL`` means."""
     name = receiver_key("webhook", url)
-    return Target(name=name, key=name, label=f"webhook {redact(url)}", url=Secret(value=url))
+    # Two of one host are told apart by the name, which lists of what waits for it have, too.
+    return Target(name=name, key=name, label=f"{name} {redact(url)}", url=Secret(value=url))

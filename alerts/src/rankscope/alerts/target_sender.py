@@ -168,13 +168,16 @@ class TargetSender:
     def _give_up(self, message: Claimed, reason: str, *, heard: bool) -> None:
         self.lost += 1
         self._unrecorded.append(Outcome(message=message, state="dead", reason=reason, heard=heard))
-        self._say(f"not delivered: {reason}; kept, see rankscope alerts outbox list")
+        self._say_lost(reason)
 
     def _expire(self, entered_before_ns: int, reason: str) -> None:
         given_up = self._queue.expire(self.target.name, entered_before_ns=entered_before_ns, reason=reason)
         if given_up:
             self.lost += given_up
-            self._say(f"not delivered: {reason}; kept, see rankscope alerts outbox list")
+            self._say_lost(reason)
+
+    def _say_lost(self, reason: str) -> None:
+        self._say(f"not delivered: {reason}" + (f"; kept{self._queue.see}" if self._queue.see else ""))
 
     def _too_long(self) -> str:
         return f"not accepted within {duration(self.target.retry_for_s * 1e6)}: {self._reason}"

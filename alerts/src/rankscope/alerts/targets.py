@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 import msgspec
 
 from rankscope.alerts.apprise_courier import require_apprise
+from rankscope.alerts.message import cut
 from rankscope.alerts.options import http_url, rate
 from rankscope.alerts.retrying import RETRY_FOR_S
 from rankscope.alerts.secret import Secret, SecretPlace, SecretUnavailableError
@@ -20,14 +22,14 @@ from rankscope.alerts.target import ATTEMPT_S, Rate, Target, TemplateName
 from rankscope.alerts.toml_file import converted, duration, read_toml
 from rankscope.runs.errors import InputError
 
-_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PAGERDUTY: Final = "https://events.pagerduty.com/v2/enqueue"
 _RATES: Final[dict[TemplateName, str]] = {"slack": "1/s", "teams": "1/s", "pagerduty": "120/min"}
 """What these services take for good; nobody else is known to need one."""
 
 
 class _TargetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Annotated[str, msgspec.Meta(pattern=_NAME)]
+    name: str
     url: str | None = None
     url_env: str | None = None
     url_file: str | None = None
@@ -64,7 +66,8 @@ def load_targets(path: Path, *, absent: Callable[[str], object] | None = None) -
         try:
             targets.append(_target(entry, place, taken={target.name for target in targets}))
         except _WrongError as error:
-            raise InputError(path, error.reason, place=f"target[{number}].{error.field}") from error
+            name = "" if error.field == "name" else f" ({entry.name})"
+            raise InputError(path, error.reason, place=f"target[{number}].{error.field}{name}") from error
     return targets
 
 
@@ -105,6 +108,8 @@ class _Place:
 
 
 def _target(entry: _TargetEntry, place: _Place, taken: set[str]) -> Target:
+    if not _NAME.fullmatch(entry.name):
+        raise _WrongError("name", f"{cut(entry.name, 70)!r} is not made of at most 64 letters, digits, '.', '_', '-'")
     if entry.name in taken:
         raise _WrongError("name", f"{entry.name!r} is the name of another target")
     url = _url(entry, place)

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from rankscope.alerts.options import seconds
+from rankscope.alerts.toml_mistakes import in_words, name_at
 from rankscope.runs.errors import InputError
 from rankscope.runs.segments import open_regular
 
@@ -61,4 +62,6 @@ def converted(path: Path, value: object, kind: type[_T], *, section: str = "") -
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$")
-        raise InputError(path, reason, place=f"{section}{place.rstrip('`')}".removeprefix(".") or None) from error
+        place = place.rstrip("`")
+        where = f"{section}{place}".removeprefix(".") + name_at(value, place)
+        raise InputError(path, in_words(reason, place, kind, section=section), place=where or None) from error

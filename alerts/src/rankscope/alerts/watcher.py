@@ -26,7 +26,8 @@ from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.pace import Pace
 from rankscope.alerts.past import StepPast
 from rankscope.alerts.regressions import Regressions
-from rankscope.alerts.standstill import Standing, span
+from rankscope.alerts.span import span
+from rankscope.alerts.standstill import Standing
 from rankscope.alerts.storm import collapsed
 from rankscope.alerts.watched_life import Lives, Patience, gpus_of
 from rankscope.alerts.watched_run import Glance, Glances, discover, ranks_within, why_unreadable

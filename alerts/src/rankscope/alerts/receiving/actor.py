@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.alert import rfc3339
+from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.events import alert_line
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.receiver_config import ActionRule
@@ -187,6 +187,7 @@ class Actor:
         words = {**alert.annotations, **said.annotations, f"{action.kind}_outcome": said.outcome}
         if steps := steps_together(alert.annotations.get("next", ""), said.annotations.get("next", "")):
             words["next"] = steps
+        words[UPDATED_AT] = rfc3339(time.time_ns())
         # Of an alert that has begun anew nobody is told what was before.
         if self._forwarding is not None and episode is not None and episode.starts_unix_ns == action.starts_unix_ns:
             starts_at = begun(alert, action.starts_unix_ns)

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.alert import Alert, rfc3339
+from rankscope.alerts.alert import UPDATED_AT, Alert, rfc3339
 from rankscope.alerts.message import Message, messages
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.payload import GROUP_LABELS, PAYLOAD_VERSION, Payload, PayloadAlert, group_key
@@ -20,7 +20,7 @@ from rankscope.alerts.receiving.notification import Arrived, payload_alert
 
 _OURS: Final = frozenset(
     {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder"}
-    | {"found_by_name", "capture_asked", "dump_asked"}
+    | {UPDATED_AT, "found_by_name", "capture_asked", "dump_asked"}
 )
 """Annotations that are not taken from elsewhere where we have our own."""
 _LONGEST_GROUP: Final = 512

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.receiving.analyst import Analyst
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.episodes import Episode
@@ -82,6 +83,7 @@ class LateVerdicts:
         self._counters.add("late_verdicts", outcome="no_verdict" if facts.verdict is None else "verdict")
         if facts.verdict is not None:
             words = annotations_of(facts, alert.labels, dashboard_url=self._dashboard_url)
+            words[UPDATED_AT] = rfc3339(self._clock())
             follow_up = forwarded(alert, episode, words, revision=f"verdict-{action.number}")
             self._counters.add("forwarded", self._forwarding.put([follow_up]))
         return True

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 import msgspec
 
-from rankscope.alerts.alert import fingerprint
+from rankscope.alerts.alert import fingerprint, unix_ns
 from rankscope.alerts.payload import NOT_ENDED, PayloadAlert
 
 MAX_ALERTS: Final = 2_000
 """Alerts of one delivery that are looked at; the rest is counted with those that the sender left out."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _Status = Literal["firing", "resolved"]
 
 
@@ -106,18 +104,6 @@ def _arrived(alert: _Alert) -> Arrived:
         fingerprint=fingerprint(alert.labels),
         starts_unix_ns=unix_ns(alert.starts_at),
     )
-
-
-def unix_ns(moment: str) -> int:
-    """``2023-11-14T22:13:20.5+01:00`` in unix nanoseconds, to the microsecond; 0 for none, or one centuries away."""
-    try:
-        read = datetime.fromisoformat(moment)
-    except ValueError:
-        return 0
-    if read.tzinfo is None:
-        read = read.replace(tzinfo=UTC)
-    found = (read - _EPOCH) // timedelta(microseconds=1) * 1000
-    return found if abs(found) < 2**62 else 0
 
 
 def payload_alert(alert: Arrived) -> PayloadAlert:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.receiver_config import ActionRule
 from rankscope.alerts.receiving.analyst import Analyst
@@ -170,7 +171,7 @@ class Worker:
         for alert, episode, what in news.alerts:
             words = self._words(alert, episode, facts.get(alert.fingerprint), actions)
             if what == "reminder":
-                words["reminder"] = str(episode.told - 1)
+                words |= {"reminder": str(episode.told - 1), UPDATED_AT: rfc3339(episode.told_unix_ns)}
             told.append(forwarded(alert, episode, words))
         if self._forwarding is not None and told:
             self._counters.add("forwarded", self._forwarding.put(told))

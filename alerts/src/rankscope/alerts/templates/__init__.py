@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from rankscope.alerts.target import TemplateName
 from rankscope.alerts.templates.pagerduty import pagerduty
 from rankscope.alerts.templates.slack import slack
 from rankscope.alerts.templates.teams import teams
+
+if TYPE_CHECKING:
+    from rankscope.alerts.target import TemplateName
 
 Template = Callable[[bytes, str], bytes]
 """Payload and routing key to the body of a request. Raises ``msgspec.DecodeError`` for what is no payload."""

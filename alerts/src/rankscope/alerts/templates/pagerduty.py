@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rankscope.alerts.message import cut
 from rankscope.alerts.payload import Payload
-from rankscope.alerts.templates.facts import facts, fitted
+from rankscope.alerts.templates.facts import Facts, facts, fitted
 
 _SEVERITY: Final = {
     "critical": "critical",
@@ -28,27 +28,37 @@ def pagerduty(payload: bytes, routing_key: str) -> bytes:
 def _event(payload: Payload, cap: int, routing_key: str) -> dict[str, Any]:
     alert = payload.alerts[0]
     told = facts(alert, cap)
-    event: dict[str, Any] = {
-        "routing_key": routing_key,
-        "event_action": "resolve" if told.status == "resolved" else "trigger",
-        "dedup_key": cut(alert.fingerprint, _MOST_OF_NAME),
-    }
-    if told.status == "resolved":
-        return event
     place = dict(told.place)
-    simulated = "[simulated] " if told.simulated and "simulated" not in told.summary else ""
-    details = {**place, **dict(told.details), "next": "\n".join(told.next), "description": told.description}
-    details |= {"evidence": told.evidence, "simulated": "true" if told.simulated else ""}
-    event["payload"] = {
-        "summary": cut(f"{simulated}{told.summary or told.heading}", _MOST_OF_SUMMARY),
+    said = {
+        "summary": cut(_summary(told), _MOST_OF_SUMMARY),
         "source": cut(place.get("host") or place.get("run") or "rankscope", _MOST_OF_NAME),
         "severity": _SEVERITY.get(told.severity.lower(), "warning"),
         "timestamp": cut(alert.starts_at, 40),
-        "component": cut(place.get("GPU") or f"rank {place.get('rank', 'unknown')}", _MOST_OF_NAME),
-        "group": cut(place.get("run", ""), _MOST_OF_NAME),
+        "component": cut(", ".join(f"{name} {place[name]}" for name in ("rank", "GPU") if name in place), _MOST_OF_NAME),
+        "group": cut(told.run_id or place.get("run", ""), _MOST_OF_NAME),
         "class": cut(told.name, _MOST_OF_NAME),
-        "custom_details": {name: text for name, text in details.items() if text},
+        "custom_details": _details(told),
     }
-    event["client"] = "rankscope"
-    event["links"] = [{"href": address, "text": words} for words, address in told.links]
-    return event
+    return {
+        "routing_key": routing_key,
+        "event_action": "resolve" if told.over else "trigger",
+        "dedup_key": cut(alert.fingerprint, _MOST_OF_NAME),
+        "payload": {name: value for name, value in said.items() if value},
+        "client": "rankscope",
+        "links": [{"href": address, "text": words} for words, address in told.links],
+    }
+
+
+def _summary(told: Facts) -> str:
+    """Name and run first: an incident is known by it. What else its place is has fields of its own."""
+    run = dict(told.place).get("run", "")
+    said = told.heading if told.state != "firing" or not told.summary else f"{told.name}{f', run {run}' if run else ''}"
+    simulated = "[simulated] " if told.simulated and "simulated" not in said + told.summary else ""
+    return simulated + said + (f": {told.summary}" if told.summary else "")
+
+
+def _details(told: Facts) -> dict[str, str]:
+    details = {**dict(told.place), **dict(told.details), "where": told.where, "when": told.when, "ended because": told.why_ended}
+    details |= {"next": "\n".join(told.next), "description": told.description, "evidence": told.evidence}
+    details["simulated"] = "true" if told.simulated else ""
+    return {name: text for name, text in details.items() if text}

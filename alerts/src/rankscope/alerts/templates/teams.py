@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rankscope.alerts.payload import Payload
-from rankscope.alerts.templates.facts import Facts, facts, fitted, headline
+from rankscope.alerts.templates.facts import Facts, State, command_in, facts, fitted, headline
 
 _COLOUR: Final = {"critical": "attention", "warning": "warning", "info": "accent"}
+_COLOUR_OF_STATE: Final[dict[State, str]] = {"resolved": "good", "ended": "default"}
 _MOST_ACTIONS: Final = 6
 
 
@@ -42,12 +43,14 @@ def _message(payload: Payload, cap: int) -> dict[str, Any]:
 
 
 def _blocks(told: Facts) -> list[dict[str, Any]]:
-    colour = "good" if told.status == "resolved" else _COLOUR.get(told.severity, "default")
+    colour = _COLOUR_OF_STATE.get(told.state) or _COLOUR.get(told.severity, "default")
     blocks = [_text(told.heading, weight="bolder", color=colour), _text(told.summary)]
-    if told.status == "firing":
-        blocks += [_text(f"{name}: {text}") for name, text in told.details]
-        blocks += [_text(f"next: {step}", fontType="monospace") for step in told.next]
-        blocks += [_text(told.description), _text(told.evidence)]
+    blocks += [_text(f"{name}: {text}") for name, text in told.said]
+    if not told.brief:
+        for step in told.next:
+            command = command_in(step)
+            blocks.append(_text(command, fontType="monospace") if command else _text(f"next: {step}"))
+        blocks += [_text(told.description), _text(told.deciding)]
     return [block for block in blocks if block["inlines"][0]["text"]]
 
 
