@@ -30,9 +30,9 @@ def append(run: Path, rank: int, stream: str, *rows: msgspec.Struct, attempt: in
     writer.close()
 
 
-def two_ranks(path: Path, *, run_id: str = "r1") -> Path:
+def two_ranks(path: Path, *, run_id: str = "r1", simulated: bool = False) -> Path:
     """A run of two ranks that train."""
-    create_run(path, RunInfo(run_id=run_id, name="test", start_unix_ns=1))
+    create_run(path, RunInfo(run_id=run_id, name="test", start_unix_ns=1, simulated=simulated))
     create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=1, world_size=2))
     for rank in (0, 1):
         write_record(rank_dir(path, 0, rank) / "rank.json", rank_info(rank))

@@ -90,7 +90,7 @@ class ReceiverProcess:
     def healthy(self) -> bool:
         """Whether it serves."""
         assert self._process is not None
-        assert self._process.poll() is None, self.errors.read_text()
+        assert self._process.poll() is None, (self._process.returncode, self.errors.read_text())
         with suppress(httpx.TransportError):
             return httpx.get(f"{self.url}/-/healthy").status_code == 200
         return False

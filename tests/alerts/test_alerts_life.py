@@ -271,7 +271,8 @@ def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(
     assert watched.firing() == ["TrainingStalled"]
     told = watched.annotations("TrainingStalled")
     assert (told["culprit"], told["collective"]) == ("2", "all_reduce 2 of group 0")
-    assert told["next"].startswith(f"rankscope hang {run.path}\npy-spy dump --pid 102   (rank 2, on node1)")
+    assert told["next"].startswith(f"rankscope hang {run.path}\npy-spy dump --pid 102   (rank 2, on node1)\n")
+    assert "PID" not in told["next"]
     assert "rank" not in watched.events[0].labels
     # And they are asked once
     let_pass(watched, 10 * PATIENCE_S)

@@ -157,6 +157,20 @@ def test_a_watcher_tells_the_targets_of_its_configuration_and_what_waited_before
     assert len(receiver.accepted) == 2
 
 
+def test_a_secret_that_is_away_keeps_a_watcher_from_telling_nobody_else(
+    cli: Callable[..., Any], make_run: Any, receiver: WebhookReceiver, config: Path
+) -> None:
+    run = make_run(slow=2)
+    run.end()
+    config.write_text(f'{config.read_text()}[[target]]\nname = "late"\nurl_file = "away"\n')
+    done = cli("alerts", "watch", run.path, "--once", "--config", config)
+    assert len(receiver.accepted) == 2
+    assert done.returncode == 1
+    first, *_, last = done.stderr.splitlines()
+    assert first == f"rankscope: target late: {config.parent}/away: No such file or directory; it waits for this file"
+    assert last == "rankscope: not delivered to late"
+
+
 def test_a_mistake_in_the_configuration_is_one_line(cli: Callable[..., Any], make_run: Any, config: Path) -> None:
     config.write_text(f'[[target]]\nname = "hook"\nurl = "https://h/{SECRET}"\ncolour = 1\n')
     done = cli("alerts", "watch", make_run().path, "--once", "--config", config)

@@ -18,7 +18,9 @@ import httpx
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.full_disk import disk_with_room_for
 
+from rankscope.alerts import receiver as receiver_module
 from rankscope.alerts.receiver import MAX_BODY_BYTES, ReceiverApp
 from rankscope.alerts.receiving import inbox as inbox_module
 from rankscope.alerts.receiving import shown as shown_module
@@ -331,6 +333,35 @@ def test_it_accepts_what_it_cannot_show(serving: tuple[subprocess.Popen[str], st
     assert process.returncode == 0
     assert stderr == f"listening on {url}/webhook\n"
     assert len(out.read_bytes().splitlines()) == 2
+
+
+def test_a_disk_that_has_room_again_is_seen_without_a_delivery(
+    tmp_path: Path, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver_module, "LOOK_S", 0.0)
+    out = tmp_path / "gone" / "out.jsonl"
+    with Inbox(tmp_path / "state", report=shown.append) as inbox:
+        client = Client(ReceiverApp(inbox, show=lambda _: None, report=shown.append, out=out))
+        # given nowhere to write deliveries to, and then no room in the inbox either
+        assert client.post(PAYLOAD).status_code == 503
+        assert client.request("GET", "/-/ready").status_code == 503
+        out.parent.mkdir()
+        with disk_with_room_for(500_000):  # where the inbox itself has some
+            assert client.request("GET", "/-/ready").status_code == 503
+        assert "writable 0\n" in client.request("GET", "/metrics").text
+        # when there is
+        assert client.request("GET", "/-/ready").status_code == 200
+        assert "writable 1\n" in client.request("GET", "/metrics").text
+        assert client.post(PAYLOAD).status_code == 200
+        assert not (tmp_path / "state" / "room").exists()
+        assert shown[1:] == ["deliveries can be stored again"]
+        # and one that is full is looked at now and then, however often somebody asks
+        out.unlink()
+        out.mkdir()
+        assert client.post(PAYLOAD).status_code == 503
+        out.rmdir()
+        monkeypatch.setattr(receiver_module, "LOOK_S", 60.0)
+        assert client.request("GET", "/-/ready").status_code == 503
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", ":0", "[::]:0"])

@@ -130,7 +130,7 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
     tmp_path: Path, target: Target, free_port: Callable[[], int]
 ) -> None:
     # given a job in which rank 1 does not come to a collective
-    run = two_ranks(tmp_path / "runs" / "one")
+    run = two_ranks(tmp_path / "runs" / "one", simulated=True)
     hung = Job.of_events({"0": (0, 1)}, ["0"] * 3, stops={1: 1}).dumps()
 
     def serve(run: Path, request: ControlRequest) -> None:
@@ -143,14 +143,24 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
         CONFIG.format(url=target.url, steps=2).replace('"TrainingStraggler"', '"TrainingStalled"').replace('"capture"', '"dump"')
     )
     with ReceiverProcess(tmp_path, free_port(), config) as receiver, job(run, serve) as seen:
-        receiver.post(straggler("r1", alertname="TrainingStalled", rank=""))
+        alert = straggler("", alertname="TrainingStalled", rank="", run="test")
+        receiver.post(alert | {"annotations": {"summary": "It stands.", "next": f"rankscope hang {run}\nAsk Ann."}})
         (follow_up,) = until(lambda: told(target, dump_outcome=None))
     assert [request.kind for request in seen] == ["dump"]
     words = follow_up["annotations"]
     assert words["dump_outcome"] == "shown", words
     assert (words["verdict_rank"], words["verdict_host"]) == ("1", "node1")
     assert words["collectives"] == "all_reduce"
-    assert "Rank 1" in words["summary"]
+    assert words["summary"].startswith("[simulated GPUs] Run r1, the only live one of that name: Flight Recorders: Rank 1")
+    assert words["simulated"] == "true"
+    # what to do begins with its process, and keeps what the alert said
+    steps = words["next"].splitlines()
+    assert steps[:3] == ["py-spy dump --pid 101   (rank 1, on node1)", f"rankscope hang {run}", "Ask Ann."]
+    assert not any("PID" in step for step in steps)
+    # the alert gave a name only, and both say whom they are about
+    (first,) = told(target, dump_asked=None)
+    assert (first["annotations"]["found_by_name"], words["found_by_name"]) == ("r1", "r1")
+    assert "Run r1, the only live one of that name: " in first["annotations"]["verdict"]
 
 
 def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follows(

@@ -6,16 +6,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from tests.alerts.receiver_heard import Heard
+from tests.played_ranks import two_ranks
 
 from rankscope.alerts.receiver_config import ActionRule
 from rankscope.alerts.receiving import actor as actor_module
-from rankscope.alerts.receiving.actor import Actor, _Running
+from rankscope.alerts.receiving.actor import Actor, _run_of, _Running
 from rankscope.alerts.receiving.bounded_child import Finished
+from rankscope.alerts.receiving.captured import steps_together
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.facts import Facts
-from rankscope.alerts.receiving.known_runs import KnownRun, KnownRuns
+from rankscope.alerts.receiving.known_runs import KnownRun, KnownRuns, UnknownRunError
+from rankscope.alerts.receiving.notification import Arrived
 
 CAPTURE = ActionRule(alert="TrainingStraggler", do="capture", at_most="1/10min per run", at_most_overall="2/1h")
 DUMP = ActionRule(alert="TrainingStraggler", do="dump")
@@ -85,6 +89,48 @@ def test_what_the_file_allows_no_more_when_it_is_due_is_not_done() -> None:
     assert "the receiver's file does not allow it any more" in shown[0]
 
 
+@pytest.mark.parametrize(
+    "annotations", [{"summary": "[simulated GPUs] It stands."}, {"simulated": "true", "summary": "It stands."}]
+)
+def test_a_follow_up_keeps_the_mark_of_its_alert_and_what_it_said_to_do(annotations: dict[str, str]) -> None:
+    heard, shown = Heard(CAPTURE), list[str]()
+    heard.hear(heard.alert() | {"annotations": {**annotations, "next": "py-spy dump --pid 26401   (rank 1, on n1)"}})
+    actor = acting(heard, CAPTURE, shown=shown)
+    actor._forwarding = heard.worker._forwarding
+    actor.run_due()
+    ((_, words),) = heard.wait(1)
+    assert words["summary"] == "[simulated GPUs] No capture: the receiver was away for too long after the alert"
+    assert words["simulated"] == "true"
+    assert words["next"] == "py-spy dump --pid 26401   (rank 1, on n1)"
+
+
+def test_what_to_do_comes_once_and_names_processes_where_they_are_known() -> None:
+    stack, culprit, unnamed = (f"py-spy dump --pid {who}" for who in ("1   (rank 1)", "5   (rank 5)", "PID shows where it is"))
+    own = f"rankscope hang r\n{stack}"
+    assert steps_together(own, f"{unnamed}\nrankscope analyze r") == f"{own}\nrankscope analyze r"
+    assert steps_together(own, f"{culprit}\n{unnamed}\n{stack}") == f"{culprit}\n{stack}\nrankscope hang r"
+    assert steps_together("", unnamed) == unnamed
+    assert steps_together("", "") == ""
+
+
+def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Path) -> None:
+    heard = Heard(CAPTURE)
+    heard.worker._analyst = SimpleNamespace(facts=lambda _: Facts(run_id="r1", by_name=True, problem="damaged"))  # type: ignore[assignment]
+    ((_, words),) = heard.hear(heard.alert(run_id="", run="test"))
+    assert words["no_verdict"] == "Run r1, the only live one of that name: damaged"
+    assert words["found_by_name"] == "r1"
+    # when another has begun by the time it is due
+    two_ranks(tmp_path / "one")
+    two_ranks(tmp_path / "two", run_id="r2")
+    runs = KnownRuns([tmp_path])
+    (action,) = heard.inbox.actions("wanted")
+    alert = msgspec.json.decode(action.alert, type=Arrived)
+    assert runs.find(_run_of(action, alert)).run_id == "r1"
+    # of one that was not looked at in time, there is only the name
+    with pytest.raises(UnknownRunError, match="are 2"):
+        runs.find(_run_of(msgspec.structs.replace(action, run_id="test"), alert))
+
+
 def test_a_fault_of_ours_gives_the_place_of_its_action_back(monkeypatch: pytest.MonkeyPatch) -> None:
     heard, shown = Heard(CAPTURE), list[str]()
     heard.hear(heard.alert())
@@ -92,7 +138,7 @@ def test_a_fault_of_ours_gives_the_place_of_its_action_back(monkeypatch: pytest.
     (action,) = heard.inbox.actions("wanted")
     ended: list[bool] = []
     child: Any = SimpleNamespace(poll=lambda: Finished(0, b"{}", ""), end=lambda: ended.append(True))
-    actor._running[action.number] = _Running(action, KnownRun(Path("/"), "r1", "", 0), child)
+    actor._running[action.number] = _Running(action, KnownRun(Path("/"), "r1", "", simulated=False), child)
     monkeypatch.setattr(actor_module, "said_by_capture", lambda *_, **__: 1 / 0)
     actor.run_due()
     actor.run_due()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.alerts.receiver_config import ActionRule, ReceiverConfig, ReceiveSection, action_rate, load_config
+from rankscope.alerts.receiver_config import ActionRule, ReceiverConfig, ReceiveSection, action_rate, load_config, unknown_alerts
 from rankscope.alerts.receiving.running import ways
 from rankscope.alerts.targets import load_targets
 from rankscope.runs.errors import InputError
@@ -56,6 +56,8 @@ def test_a_file_is_understood(tmp_path: Path) -> None:
         ("[[route]]", "[route]", "route: expected a list, found a table; begin each with [[route]]"),
         ('{ env = "TOKEN" }', '{ env = "TOKEN", file = "x" }', "receive.bearer[0]"),
         ('"1h"', '"soon"', "receive: 'soon' is not a duration"),
+        ('"1h"', '"20"', "receive: '20' is a duration without its unit, as in 20s or 20m"),
+        ("steps = 5", 'wait = "600"', "action[0]: '600' is a duration without its unit"),
         ('do = "capture"', 'do = "rm -rf"', "action[0].do: 'rm -rf' is none of capture, dump"),
         ("steps = 5", "steps = 5000", "action[0].steps"),
         ("steps = 5", 'at_most = "often"', "action[0]: 'often' is not a rate"),
@@ -96,6 +98,15 @@ def test_the_file_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest
     for section in (ReceiveSection, ActionRule):
         for name in section.__struct_fields__:
             assert re.search(rf"\b{name}\b", page), name
+
+
+def test_an_action_for_an_alert_that_nobody_knows_is_doubted_and_may_be_meant(tmp_path: Path) -> None:
+    assert unknown_alerts(load(tmp_path, GOOD)) == []
+    mistyped = GOOD.replace("TrainingStraggler", "TrainingStragler") + '[[action]]\nalert = "OurOwn"\ndo = "dump"\n'
+    assert unknown_alerts(load(tmp_path, mistyped)) == [
+        "action[0].alert: rankscope has no alert 'TrainingStragler'; did you mean TrainingStraggler?",
+        "action[1].alert: rankscope has no alert 'OurOwn'; right if it is one of your own",
+    ]
 
 
 def test_rates() -> None:

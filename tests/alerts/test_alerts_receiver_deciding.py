@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from tests.alerts.receiver_heard import STRAGGLER, Heard, S
+from tests.played_ranks import end, two_ranks
 
 from rankscope.alerts.alert import fingerprint, unix_ns
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.receiver_config import Route
+from rankscope.alerts.receiving import known_runs as known_runs_module
 from rankscope.alerts.receiving.episodes import Episode, next_episode
 from rankscope.alerts.receiving.forwarding import Forwarding
 from rankscope.alerts.receiving.known_runs import KnownRuns, RunName, UnknownRunError
@@ -175,7 +178,6 @@ def test_runs_are_found_by_what_they_say_and_not_by_path(tmp_path: Path) -> None
     (root / "damaged" / "run.json").write_bytes(b"{")
     runs = KnownRuns([root])
     assert runs.find(RunName("id-a", "")).path == root / "a"
-    assert runs.find(RunName("", "llama")).path == root / "b"  # the last started
     for name in ("outside", "../outside", str(root / "a"), "a", "link", "\x00", "id-a/../id-b"):
         with pytest.raises(UnknownRunError, match="not under"):
             runs.find(RunName(name, ""))
@@ -183,3 +185,39 @@ def test_runs_are_found_by_what_they_say_and_not_by_path(tmp_path: Path) -> None
     create_run(root / "c", RunInfo(run_id="id-a", name="llama", start_unix_ns=1))
     with pytest.raises(UnknownRunError, match="2 folders"):
         runs.find(RunName("id-a", ""))
+
+
+def test_a_run_is_found_by_its_name_only_if_it_is_the_only_live_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = KnownRuns([tmp_path])
+    old, one, two = (two_ranks(tmp_path / name, run_id=name) for name in ("old", "one", "two"))
+    create_run(tmp_path / "begins", RunInfo(run_id="begins", name="test", start_unix_ns=1))
+    for rank in (0, 1):
+        end(old, rank)
+    end(one, 0)  # of which rank 1 goes on
+    with pytest.raises(UnknownRunError, match="no run_id, and live runs of this name are 2"):
+        runs.find(RunName("", "test"))
+    end(two, 0)
+    end(two, 1)
+    assert runs.find(RunName("", "test")).run_id == "one"
+    # nobody is left to say that it has ended
+    monkeypatch.setattr(known_runs_module, "QUIET_S", 0.0)
+    with pytest.raises(UnknownRunError, match="are 0"):
+        runs.find(RunName("", "test"))
+    assert runs.find(RunName("old", "test")).run_id == "old"
+    with pytest.raises(UnknownRunError, match="not under"):
+        runs.find(RunName("", "other"))
+
+
+def test_a_folder_of_runs_that_is_away_is_no_reason_to_know_nothing_and_none_to_guess(tmp_path: Path) -> None:
+    two_ranks(tmp_path / "here" / "one", run_id="one")
+    away = tmp_path / "away"
+    runs = KnownRuns([tmp_path / "here", away])
+    assert runs.find(RunName("one", "test")).run_id == "one"
+    gone = re.escape(f"{away} cannot be looked into: No such file or directory")
+    with pytest.raises(UnknownRunError, match=f"not under the receiver's --runs; {gone}"):
+        runs.find(RunName("two", "test"))
+    with pytest.raises(UnknownRunError, match=f"are 1; {gone}"):
+        runs.find(RunName("", "test"))
+    # when it is back, nobody has to start anything
+    two_ranks(away / "two", run_id="two")
+    assert runs.find(RunName("two", "test")).run_id == "two"

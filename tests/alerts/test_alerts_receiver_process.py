@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import random
 import socket
 import ssl
@@ -149,6 +150,73 @@ def test_our_own_sender_is_known_by_its_signature(
         assert httpx.get(f"{receiver.url}/deliveries").status_code == 401
 
 
+def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_others(
+    tmp_path: Path, target: Target, free_port: Callable[[], int]
+) -> None:
+    late = '[[target]]\nname = "late"\nurl_file = "away/url"\n'
+    (tmp_path / "short").write_text("secret")
+    receive = '[receive]\nruns = ["away"]\nbearer = [{ file = "short" }]\n[[action]]\nalert = "TrainingStragler"\ndo = "dump"\n'
+    config = receive + CONFIG.format(url=target.url) + late
+    with ReceiverProcess(tmp_path, free_port(), config) as receiver:
+        receiver.post(straggler("r1"), headers={"Authorization": "Bearer secret"})
+        until(lambda: target.alerts)
+        (told,) = target.alerts
+        assert "away cannot be looked into: No such file or directory" in told["annotations"]["no_verdict"]
+        # then what was not there is used when it is
+        (tmp_path / "away").mkdir()
+        (tmp_path / "away" / "url").write_text(target.url)
+        until(lambda: len(target.alerts) == 2)
+    # and all of it was said at the start
+    doubts = [
+        f"{tmp_path}/alerts.toml: action[0].alert: rankscope has no alert 'TrainingStragler'; did you mean TrainingStraggler?",
+        f"{tmp_path}/short: fewer than 24 characters: nobody who sends it is heard while others guess from the same address",
+        f"{tmp_path}/away: cannot look for runs here: No such file or directory; tried again with every alert",
+        f"target late: {tmp_path}/away/url: No such file or directory; it waits for this file",
+    ]
+    assert receiver.errors.read_text().splitlines()[:4] == [f"rankscope: {doubt}" for doubt in doubts]
+    # what waiting would not mend is an error
+    receiver.command += ["--runs", str(tmp_path / "alerts.toml" / "runs")]
+    done = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+
+
+LOOKED_THROUGH = """
+import os, sys, threading
+import msgspec
+
+def below(kind):
+    return [kind, *(two for one in kind.__subclasses__() for two in below(one))]
+
+def start(thread, begin=threading.Thread.start):
+    if thread.name != name:
+        return begin(thread)
+    looked = []
+    sys.setprofile(lambda frame, *_: looked.append(frame.f_code.co_name))
+    for kind in below(msgspec.Struct):
+        if kind.__module__.startswith("rankscope."):
+            msgspec.json.Decoder(kind)  # of each that the receiver knows
+    sys.setprofile(None)
+    # it asks for the annotations of a type the first time only
+    os._exit("get_class_annotations" in looked)
+
+name = os.environ["NAME"]
+import rankscope.cli.main
+threading.Thread.start = start
+rankscope.cli.main.main()
+"""
+
+
+@pytest.mark.parametrize(("config", "thread"), [(CONFIG, "rankscope-send-chat"), ("", "worker")])
+def test_types_are_looked_through_before_threads_decode_them(
+    tmp_path: Path, free_port: Callable[[], int], config: str, thread: str
+) -> None:
+    # as msgspec does it at the first use, and two threads that are the first at once have ended the process
+    receiver = ReceiverProcess(tmp_path, free_port(), config.format(url="http://127.0.0.1:1/"))
+    command = [receiver.command[0], "-c", LOOKED_THROUGH, *receiver.command[3:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "NAME": thread}, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 ALERTMANAGER = """
 route: {{receiver: rankscope, group_by: [alertname], group_wait: 1s, group_interval: 1s, repeat_interval: 1h}}
 receivers:
@@ -205,15 +273,33 @@ def test_tls(tmp_path: Path, free_port: Callable[[], int]) -> None:
     config = '[receive]\ntls_cert = "cert.pem"\ntls_key = "key.pem"\n'
     receiver = ReceiverProcess(tmp_path, free_port(), config)
     receiver.start(wait=False)
-    trusted = ssl.create_default_context(cafile=str(certificate))
+    context = ssl.create_default_context(cafile=str(certificate))
 
     def healthy() -> bool:
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{receiver.url.replace('http', 'https')}/-/healthy", verify=trusted).status_code == 200
+            return httpx.get(f"{receiver.url.replace('http', 'https')}/-/healthy", verify=context).status_code == 200
         return False
 
     try:
         until(healthy)
+    finally:
+        receiver.kill()
+    assert "certificate" not in receiver.errors.read_text()
+    # one that has expired is told of, and served: somebody may not verify it
+    request = tmp_path / "request"
+    subprocess.run(
+        ["openssl", "req", "-new", "-key", str(key), "-subj", "/CN=localhost", "-out", str(request)],
+        check=True,
+        capture_output=True,
+    )
+    made = ["openssl", "x509", "-req", "-in", str(request), "-signkey", str(key), "-days", "0", "-out", str(certificate)]
+    subprocess.run(made, check=True, capture_output=True)
+    receiver.start(wait=False)
+    try:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        until(healthy)
+        until(lambda: f"{certificate}: this certificate is expired" in receiver.errors.read_text())
     finally:
         receiver.kill()
     # one that is none is one line

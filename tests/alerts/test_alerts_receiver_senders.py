@@ -33,11 +33,8 @@ class Asked:
     def __init__(self, folder: Path, inbox: Inbox, **receive: Any) -> None:
         self.said: list[str] = []
         section = msgspec.convert(receive, ReceiveSection)
-        self.client = Client(
-            ReceiverApp(
-                inbox, show=lambda _: None, report=self.said.append, ways=ways(section, folder=folder, report=self.said.append)
-            )
-        )
+        self.ways = ways(section, folder=folder, report=self.said.append)
+        self.client = Client(ReceiverApp(inbox, show=lambda _: None, report=self.said.append, ways=self.ways))
 
     def post(self, headers: dict[str, str], body: bytes = BODY) -> int:
         return self.client.request("POST", "/webhook", body, headers).status_code
@@ -206,6 +203,7 @@ def test_who_guesses_is_not_heard_for_a_while_and_told_to_come_again(
         grafana_secrets=[{"file": "token"}, *long],
     )
     monkeypatch.setattr(proxied.client.app, "_failures", failures)
+    assert proxied.ways.guessable == [str(tmp_path / "token")]
     heard = (bearer("r" * 24), basic(f"am:{'r' * 24}"), signed(NEW), grafana(b"r" * 24))
     assert [proxied.post(headers) for headers in heard] == [200] * 4
     guessed: tuple[dict[str, str], ...] = (

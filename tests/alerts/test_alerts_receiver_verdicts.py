@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,14 +10,15 @@ import msgspec
 import pytest
 from tests.alerts.receiver_heard import Heard, S
 
+from rankscope.alerts.alerted import WATCHER_ALERTS
 from rankscope.alerts.receiver_config import ActionRule
 from rankscope.alerts.receiving import late_verdicts as late_verdicts_module
 from rankscope.alerts.receiving.counters import Counters
-from rankscope.alerts.receiving.facts import Facts
+from rankscope.alerts.receiving.facts import Facts, annotations_of, facts_of
 from rankscope.alerts.receiving.late_verdicts import LateVerdicts
 from rankscope.alerts.target import TemplateName
 from rankscope.alerts.templates import TEMPLATES
-from rankscope.analysis.result import Verdict
+from rankscope.analysis.result import Analysis, Verdict
 
 
 @pytest.fixture
@@ -69,6 +71,7 @@ def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: He
     ((status, follow_up),) = heard.wait(1)
     assert (status, follow_up["verdict"], follow_up["cause"]) == ("firing", "Rank 1 waits for its data.", "input")
     assert "no_verdict" not in follow_up
+    assert follow_up["updated_at"] == "1970-01-12T13:48:01.000Z"
     assert heard.wait(60) == []
     assert heard.inbox.verdicts_owed() == []
 
@@ -97,6 +100,55 @@ def test_only_so_many_verdicts_are_owed(heard: Heard, late: dict[str, Facts | No
     assert ["follows" in one for one in told] == [True, True, True, False]
     late.update(dict.fromkeys("abcd", VERDICT))
     assert len(heard.wait(1)) == 3
+
+
+def words_about(facts: Facts, **labels: str) -> dict[str, str]:
+    return annotations_of(facts, labels, dashboard_url="https://d.example")
+
+
+OF_ONE_RANK = ("cause", "phase", "confidence", "slowdown", "next", "cost", "verdict_rank", "verdict_host", "gpu_uuid", "pattern")
+
+
+def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., Analysis]) -> None:
+    facts = facts_of(make_analysis(2, 3, simulated=True))
+    straggler = words_about(facts, alertname="TrainingStraggler", rank="2")
+    assert (straggler["explained_by"], straggler["next"]) == ("cpu_contention", "look at the data loader")
+    assert (straggler["verdict_rank"], straggler["gpu_uuid"]) == ("2", "GPU-2")
+    # of another rank that is one, what was found of that
+    other = words_about(facts, alertname="TrainingStraggler", rank="3")
+    assert (other["cause"], other["verdict_rank"], "next" in other) == ("input", "3", False)
+    # of a rank that is gone, or a run that stands still or is slower than it was, it is one line
+    for name, rank in (
+        ("RankSilent", "2"),
+        ("TrainingStalled", ""),
+        ("TrainingCrashed", ""),
+        ("TrainingStepRegression", ""),
+        ("TrainingInputBound", ""),
+        ("TrainingStraggler", "0"),
+        ("GpuDown", "2"),
+        ("", ""),
+    ):
+        words = words_about(facts, alertname=name, rank=rank)
+        assert words["verdict"] == "[simulated GPUs] Rank 2 makes the others wait.", name
+        assert words["simulated"] == "true"
+        assert [word for word in OF_ONE_RANK if word in words] == [], name
+        assert words["dashboard_url"] == "https://d.example/run/llama-1" + (f"?rank={rank}" if rank else "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("input_bound", ["TrainingInputBound"]),
+        ("communication_bound", ["TrainingCommunicationBound"]),
+        ("host_bound", ["TrainingHostBound"]),
+        ("hang", ["TrainingStalled", "TrainingHangSuspected"]),
+        ("balanced", []),
+    ],
+)
+def test_what_bounds_a_run_explains_the_alert_about_it(kind: Any, names: list[str]) -> None:
+    facts = Facts(verdict=Verdict(kind=kind, cause="host", confidence=0.9, summary="It does.", next=["do"]))
+    told = [name for name in (*WATCHER_ALERTS, "TrainingHangSuspected") if "cause" in words_about(facts, alertname=name)]
+    assert told == names
 
 
 @pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])

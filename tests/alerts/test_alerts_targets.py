@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.alerts.courier import HttpCourier
 from rankscope.alerts.secret import Secret, SecretUnavailableError
 from rankscope.alerts.target import Rate
 from rankscope.alerts.targets import load_targets
@@ -121,6 +122,10 @@ ONE = '[[target]]\nname = "a"\n'
         (f"{ONE}url = 'http://h/'\nrate_limit = '0/s'", "target[0].rate_limit"),
         (f"{ONE}url = 'http://h/'\nrate_limit = '1/000s'", "target[0].rate_limit"),
         (f"{ONE}url = 'http://h/'\nretry_for = '-1s'", "target[0].retry_for"),
+        (
+            f"{ONE}url = 'http://h/'\nretry_for = '20'",
+            "target[0].retry_for (a): '20' is a duration without its unit, as in 20s or 20m",
+        ),
         (f"{ONE}url = 'http://h/'\ntimeout = '1h'", "target[0].timeout (a): at most 60s"),
         (f"{ONE}url = 'http://h/'\nca_file = 'nowhere'", "target[0].ca_file"),
         (f"{ONE}url = 'http://h/'\nproxy = 'socks5://h'", "target[0].proxy"),
@@ -140,6 +145,38 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, words: 
     assert "\n" not in message
     assert SECRET not in message
     assert KEY not in message
+
+
+def test_files_that_are_not_there_yet_are_waited_for_and_all_else_is_a_mistake(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        f"""
+        [[target]]
+        name = "away"
+        url_file = "away/url"
+        secrets = [{{file = "away/key"}}]
+        bearer = {{file = "away/token"}}
+        ca_file = "away/ca.pem"
+        {ONE}url = 'http://h/'
+        """,
+    )
+    said: list[str] = []
+    away, there = load_targets(path, absent=said.append)
+    assert [line.partition(tmp_path.name)[2] for line in said] == [
+        "/away/url: No such file or directory; it waits for this file",
+        "/away/ca.pem: no such file; it waits for this file",
+        "/away/key: No such file or directory; it waits for this file",
+        "/away/token: No such file or directory; it waits for this file",
+    ]
+    assert all(line.startswith("target away: ") for line in said)
+    assert there.url.read() == "http://h/"
+    # and whoever brings messages to it learns that there is nothing yet, until there is
+    courier = HttpCourier(away)
+    judged = courier.attempt("msg_1", b"{}")
+    assert (judged.kind, judged.reason) == ("retry", f"{tmp_path}/away/url: No such file or directory")
+    for wrong in (f"{ONE}url_env = 'NOT_SET'", f"{ONE}url = 'http://h/'\nbearer = {{file = 'foreign'}}", f"{ONE}url = 'nowhere'"):
+        with pytest.raises(InputError):
+            load_targets(write(tmp_path, wrong), absent=said.append)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a = " + b"[" * 100_000, b'a = """' + b"x" * 2_000_000])

@@ -139,7 +139,8 @@ def watch(
         runs = discover(path)
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error
-    targets = (*map(webhook_target, dict.fromkeys(webhook)), *(load_targets(config) if config is not None else ()))
+    configured = () if config is None else load_targets(config, absent=lambda line: print_line(f"rankscope: {line}", err=True))
+    targets = (*map(webhook_target, dict.fromkeys(webhook)), *configured)
     watch = prepare(
         path,
         addresses=Addresses(alertmanagers=alertmanager, targets=targets, dashboard=dashboard_url, runbooks=runbook_url),

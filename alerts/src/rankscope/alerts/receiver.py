@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import shutil
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -26,8 +27,8 @@ from rankscope.alerts.receiving.notification import Notification, NotUnderstoodE
 
 MAX_BODY_BYTES: Final = 1024 * 1024
 BODY_TIMEOUT_S: Final = 15.0
-UNREADY_S: Final = 15.0
-"""So long after a delivery that could not be stored nobody should be sent here."""
+LOOK_S: Final = 5.0
+"""After a delivery that could not be stored, whoever asks has the disk looked at, so often at most."""
 CHALLENGE: Final = b'Bearer, Basic realm="rankscope"'
 
 _Scope = MutableMapping[str, Any]
@@ -105,7 +106,7 @@ class ReceiverApp:
         # The disk may take its time, and the loop has others to serve meanwhile.
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inbox")
         self._writable = True
-        self._failed_s = -math.inf
+        self._looked_s = -math.inf
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """Answer one request."""
@@ -194,7 +195,7 @@ class ReceiverApp:
         except OSError as error:
             self._troubled(f"{self._out}: cannot be written: {error.strerror or error}")
             raise _Refused(503, "not_stored", "cannot store the delivery", _later(5)) from error
-        self._writable = True
+        self._works()
         return new
 
     def _append(self, body: bytes, now_unix_ns: int) -> None:
@@ -203,10 +204,15 @@ class ReceiverApp:
                 file.write(msgspec.json.encode(Received(received_unix_ns=now_unix_ns, payload=msgspec.Raw(body))) + b"\n")
 
     def _troubled(self, what: str) -> None:
-        self._failed_s = time.monotonic()
+        self._looked_s = time.monotonic()
         if self._writable:
             self._writable = False
             self._report(f"{what}; senders are asked to try again")
+
+    def _works(self) -> None:
+        if not self._writable:
+            self._writable = True
+            self._report("deliveries can be stored again")
 
     def _shown(self, said: Notification) -> None:
         for alert in said.alerts:
@@ -225,17 +231,38 @@ class ReceiverApp:
         return self._counters.page(waiting=waiting, oldest_waiting_seconds=age_s, writable=int(self._writable))
 
     async def _readiness(self) -> tuple[int, bytes, bytes]:
-        # A full disk may have room for a word and not for a delivery.
-        if time.monotonic() - self._failed_s < UNREADY_S:
-            raise _Refused(503, "not_ready", "the last delivery could not be stored", _later(5))
-        await self._off_loop(self._inbox.check)
+        if self._writable:
+            await self._off_loop(self._inbox.check)
+        elif not await self._off_loop(self._has_room):
+            raise _Refused(503, "not_ready", "the last delivery could not be stored", _later(LOOK_S))
         return 200, _TEXT, b"ready\n"
+
+    def _has_room(self) -> bool:
+        """Whether there is room again: as long as we are not ready nobody may send what would show it."""
+        if time.monotonic() - self._looked_s >= LOOK_S:
+            self._looked_s = time.monotonic()
+            try:
+                # A full disk may have room for a word and not for a delivery.
+                self._inbox.check(room_bytes=MAX_BODY_BYTES)
+                if self._out is None or _may_grow(self._out):
+                    self._works()
+            except InboxError:
+                pass
+        return self._writable
 
     async def _off_loop(self, work: Callable[[], _T]) -> _T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._keeper, work)
         except InboxError as error:
             raise _Refused(503, "not_ready", str(error), _later(5)) from error
+
+
+def _may_grow(out: Path) -> bool:
+    try:
+        out.open("ab").close()
+        return shutil.disk_usage(out).free >= MAX_BODY_BYTES
+    except OSError:
+        return False
 
 
 def _later(seconds: float) -> tuple[tuple[bytes, bytes], ...]:

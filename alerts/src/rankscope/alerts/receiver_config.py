@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
@@ -10,9 +11,10 @@ import click
 import msgspec
 
 from rankscope.alerts.address import Address
-from rankscope.alerts.options import link_url, rate, seconds
+from rankscope.alerts.options import link_url, rate
+from rankscope.alerts.rules import runbooks
 from rankscope.alerts.secret import SecretPlace
-from rankscope.alerts.toml_file import converted, read_toml
+from rankscope.alerts.toml_file import converted, duration, read_toml
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
 from rankscope.runs.errors import InputError
 
@@ -24,11 +26,6 @@ _T = TypeVar("_T")
 def action_rate(text: str) -> tuple[int, float]:
     """``1/10min per run``: how many in how many seconds. Raises ``ValueError``."""
     return rate(text.removesuffix(" per run").strip())
-
-
-def duration(text: str) -> float:
-    """``5s``, ``10m``, ``4h`` in seconds. Raises ``ValueError``."""
-    return _checked(seconds, text)
 
 
 def _checked(check: Callable[[str], _T], text: str) -> _T:
@@ -140,6 +137,18 @@ def load_config(path: Path) -> ReceiverConfig:
             if target not in config.targets:
                 raise InputError(path, f"there is no [[target]] of the name {target!r}", place=f"route[{number}].targets")
     return config
+
+
+def unknown_alerts(config: ReceiverConfig) -> list[str]:
+    """A line for each action of an alert that is none of ours: the operator may have such, or have mistyped one."""
+    known = runbooks()
+    lines = []
+    for number, rule in enumerate(config.actions):
+        if rule.alert not in known:
+            close = difflib.get_close_matches(rule.alert, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "right if it is one of your own"
+            lines.append(f"action[{number}].alert: rankscope has no alert {rule.alert!r}; {hint}")
+    return lines
 
 
 def _names(targets: object) -> list[str]:

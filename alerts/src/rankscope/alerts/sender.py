@@ -18,6 +18,7 @@ from rankscope.alerts.outbox_queue import OutboxQueue
 from rankscope.alerts.retrying import RETRY_FOR_S
 from rankscope.alerts.target import Target
 from rankscope.alerts.target_sender import TargetSender
+from rankscope.runs.decoders import make_decoders
 
 LOOK_S: Final = 1.0
 """What other processes put is found after that long; what this one puts at once, with ``wake``."""
@@ -71,6 +72,7 @@ class Sender:
 
     def start(self) -> None:
         """Begin to send."""
+        make_decoders()
         for name in self._senders:
             thread = threading.Thread(target=self._run, args=(name,), name=f"rankscope-send-{name}", daemon=True)
             thread.start()

@@ -13,6 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rankscope.alerts.receiver import ReceiverApp
+from rankscope.alerts.receiving.own_certificate import out_of_date
 from rankscope.runs.errors import InputError
 
 REQUEST_DEADLINE_S: Final = 10.0
@@ -87,11 +88,13 @@ def serve(
     sock: socket.socket,
     *,
     certificate: tuple[Path, Path] | None = None,
+    report: Callable[[str], object] = lambda _: None,
     begins: Callable[[], object] = lambda: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; with TLS where files of a certificate and its key are given.
 
-    ``begins`` is called when nothing can go wrong any more. Raises ``InputError`` for files that are no such pair.
+    ``begins`` is called when nothing can go wrong any more; ``report`` takes what senders would find wrong with the certificate.
+    Raises ``InputError`` for files that are no such pair.
     """
 
     class Protocol(DeadlineProtocol):
@@ -117,6 +120,8 @@ def serve(
         raise InputError(
             ", ".join(map(str, certificate or ())), f"no certificate with its key: {error.strerror or error}"
         ) from error
+    if certificate is not None and config.ssl is not None and (wrong := out_of_date(config.ssl, certificate[0])):
+        report(f"{certificate[0]}: this certificate is {wrong}: senders that verify it, as Alertmanager does, send nothing")
     server = uvicorn.Server(config)
     begins()
     # uvicorn raises a signal again after it has shut down; the end was clean, so that second one is ours to swallow.

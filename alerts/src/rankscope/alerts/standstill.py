@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -122,11 +124,10 @@ class Standing:
         if report is None:
             return [*self._stacks(signs.live), f"rankscope capture {self._quoted} --flight-recorder"]
         told = [step for step in report.next if not step.startswith(("rankscope analyze", "rankscope hang"))]
-        return [f"rankscope hang {self._quoted}", *self._stacks(report.culprits), *told]
+        return concrete([f"rankscope hang {self._quoted}", *self._stacks(report.culprits), *told])
 
     def _stacks(self, ranks: list[int]) -> list[str]:
-        known = [(rank, self.infos[rank]) for rank in ranks if rank in self.infos][:PIDS]
-        return [f"py-spy dump --pid {info.pid}   (rank {rank}, on {info.host})" for rank, info in known]
+        return stacks(self.infos[rank] for rank in ranks if rank in self.infos)
 
     @property
     def _quoted(self) -> str:
@@ -162,4 +163,21 @@ class Standing:
         )
 
 
+_STACK: Final = "py-spy dump --pid "
 _KERNEL: Final = "dmesg -T | grep -i -E 'oom|killed process|xid'"
+
+
+def stacks(infos: Iterable[RankInfo]) -> list[str]:
+    """What shows where the first few of these ranks are in their Python."""
+    return [f"{_STACK}{info.pid}   (rank {info.rank}, on {info.host})" for info in islice(infos, PIDS)]
+
+
+def is_stack(step: str) -> bool:
+    """Whether a step is one of ``stacks``."""
+    return re.match(f"{_STACK}[0-9]", step) is not None
+
+
+def concrete(steps: list[str]) -> list[str]:
+    """Each step once, and none that asks for a stack without saying of which process, where another does."""
+    known = any(map(is_stack, steps))
+    return [step for step in dict.fromkeys(steps) if not (known and f"{_STACK}PID" in step)]

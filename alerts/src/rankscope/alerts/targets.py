@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -12,12 +14,12 @@ import msgspec
 
 from rankscope.alerts.apprise_courier import require_apprise
 from rankscope.alerts.message import cut
-from rankscope.alerts.options import http_url, rate, seconds
+from rankscope.alerts.options import http_url, rate
 from rankscope.alerts.retrying import RETRY_FOR_S
 from rankscope.alerts.secret import Secret, SecretPlace, SecretUnavailableError
 from rankscope.alerts.signing import SecretError, parse_secret
 from rankscope.alerts.target import ATTEMPT_S, Rate, Target, TemplateName
-from rankscope.alerts.toml_file import converted, read_toml
+from rankscope.alerts.toml_file import converted, duration, read_toml
 from rankscope.runs.errors import InputError
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -51,13 +53,18 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     action: object = None
 
 
-def load_targets(path: Path) -> list[Target]:
-    """The targets in a file, all secrets of which are there. Raises ``InputError``, which repeats no secret."""
+def load_targets(path: Path, *, absent: Callable[[str], object] | None = None) -> list[Target]:
+    """The targets in a file. Raises ``InputError``, which repeats no secret, also where one of them is not there.
+
+    ``absent``: takes a line for each file that cannot be read, which is then no error: the target is tried again, as it is when
+    its file goes away later, and the others are told meanwhile.
+    """
     config = converted(path, read_toml(path), _Config)
     targets: list[Target] = []
     for number, entry in enumerate(config.target):
+        place = _Place(path.parent, f"target {entry.name}", absent)
         try:
-            targets.append(_target(entry, path.parent, taken={target.name for target in targets}))
+            targets.append(_target(entry, place, taken={target.name for target in targets}))
         except _WrongError as error:
             name = "" if error.field == "name" else f" ({entry.name})"
             raise InputError(path, error.reason, place=f"target[{number}].{error.field}{name}") from error
@@ -71,31 +78,57 @@ class _WrongError(Exception):
         self.reason = reason
 
 
-def _target(entry: _TargetEntry, folder: Path, taken: set[str]) -> Target:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where files of a target are looked for, and who is told of one that is not there."""
+
+    folder: Path
+    name: str
+    absent: Callable[[str], object] | None
+
+    def secret(self, field: str, place: SecretPlace, check: Callable[[str], str] = lambda _: "") -> Secret:
+        """It, if it is there and ``check`` finds nothing wrong with it."""
+        secret = place.secret(self.folder)
+        try:
+            text = secret.read()
+        except SecretUnavailableError as error:
+            if secret.file is None:  # a variable does not come while we run
+                raise _WrongError(field, str(error)) from error
+            self.waits(field, str(error))
+        else:
+            if wrong := check(text):
+                raise _WrongError(field, f"{secret.where}: {wrong}")
+        return secret
+
+    def waits(self, field: str, reason: str) -> None:
+        """A file is not there."""
+        if self.absent is None:
+            raise _WrongError(field, reason)
+        self.absent(f"{self.name}: {reason}; it waits for this file")
+
+
+def _target(entry: _TargetEntry, place: _Place, taken: set[str]) -> Target:
     if not _NAME.fullmatch(entry.name):
         raise _WrongError("name", f"{cut(entry.name, 70)!r} is not made of at most 64 letters, digits, '.', '_', '-'")
     if entry.name in taken:
         raise _WrongError("name", f"{entry.name!r} is the name of another target")
-    url = _url(entry, folder)
+    url = _url(entry, place)
     _refuse_contradictions(entry)
     if entry.template == "apprise":
         require_apprise()
-    ca_file = None if entry.ca_file is None else folder / entry.ca_file
+    ca_file = None if entry.ca_file is None else place.folder / entry.ca_file
     if ca_file is not None and not ca_file.is_file():
-        raise _WrongError("ca_file", f"{ca_file}: no such file")
-    basic = None if entry.basic is None else _secret("basic", entry.basic, folder)
-    if basic is not None and ":" not in _read("basic", basic):
-        raise _WrongError("basic", f"{basic.where}: expected USER:PASSWORD")
+        place.waits("ca_file", f"{ca_file}: no such file")
     return Target(
         name=entry.name,
         key=f"target-{entry.name}",
         label=entry.name,
         url=url,
         template=entry.template,
-        secrets=tuple(_signing(number, place, folder) for number, place in enumerate(entry.secrets)),
-        bearer=None if entry.bearer is None else _bearer(entry.bearer, folder),
-        basic=basic,
-        routing_key=None if entry.routing_key is None else _secret("routing_key", entry.routing_key, folder),
+        secrets=tuple(place.secret(f"secrets[{number}]", one, _no_key) for number, one in enumerate(entry.secrets)),
+        bearer=None if entry.bearer is None else place.secret("bearer", entry.bearer, _no_token),
+        basic=None if entry.basic is None else place.secret("basic", entry.basic, _no_login),
+        routing_key=None if entry.routing_key is None else place.secret("routing_key", entry.routing_key),
         retry_for_s=_seconds("retry_for", entry.retry_for, RETRY_FOR_S),
         rate=_rate(entry.rate_limit or _RATES.get(entry.template)),
         ca_file=ca_file,
@@ -115,23 +148,31 @@ def _refuse_contradictions(entry: _TargetEntry) -> None:
                 raise _WrongError(name, "Apprise's own address says how it is spoken to")
 
 
-def _signing(number: int, place: SecretPlace, folder: Path) -> Secret:
-    secret = _secret(f"secrets[{number}]", place, folder)
+def _no_key(text: str) -> str:
     try:
-        parse_secret(_read(f"secrets[{number}]", secret))
+        parse_secret(text)
     except SecretError as error:
-        raise _WrongError(f"secrets[{number}]", f"{secret.where}: {error}") from error
-    return secret
+        return str(error)
+    return ""
 
 
-def _bearer(place: SecretPlace, folder: Path) -> Secret:
-    secret = _secret("bearer", place, folder)
-    if not _read("bearer", secret).isascii():
-        raise _WrongError("bearer", f"{secret.where}: a header takes ASCII only")
-    return secret
+def _no_token(text: str) -> str:
+    return "" if text.isascii() else "a header takes ASCII only"
 
 
-def _url(entry: _TargetEntry, folder: Path) -> Secret:
+def _no_login(text: str) -> str:
+    return "" if ":" in text else "expected USER:PASSWORD"
+
+
+def _no_address(text: str) -> str:
+    try:
+        http_url(text)
+    except click.BadParameter as error:
+        return error.message
+    return ""
+
+
+def _url(entry: _TargetEntry, place: _Place) -> Secret:
     given = [name for name in ("url", "url_env", "url_file") if getattr(entry, name) is not None]
     if not given and entry.template == "pagerduty":
         return Secret(value=_PAGERDUTY)
@@ -139,37 +180,19 @@ def _url(entry: _TargetEntry, folder: Path) -> Secret:
         raise _WrongError("url", "give exactly one of url, url_env, url_file")
     if entry.template == "apprise" and entry.url is not None:
         raise _WrongError("url", "an address of Apprise is a secret; give url_env or url_file")
-    if entry.url is not None:
-        url = Secret(value=entry.url)
-    else:
-        url = _secret(given[0], SecretPlace(env=entry.url_env, file=entry.url_file), folder)
-    text = _read(given[0], url)
-    if entry.template != "apprise":
-        try:
-            http_url(text)
-        except click.BadParameter as error:
-            raise _WrongError(given[0], error.message) from error
-    return url
-
-
-def _secret(field: str, place: SecretPlace, folder: Path) -> Secret:
-    secret = place.secret(folder)
-    _read(field, secret)
-    return secret
-
-
-def _read(field: str, secret: Secret) -> str:
-    try:
-        return secret.read()
-    except SecretUnavailableError as error:
-        raise _WrongError(field, str(error)) from error
+    check = _no_address if entry.template != "apprise" else lambda _: ""
+    if entry.url is None:
+        return place.secret(given[0], SecretPlace(env=entry.url_env, file=entry.url_file), check)
+    if wrong := check(entry.url):
+        raise _WrongError(given[0], wrong)
+    return Secret(value=entry.url)
 
 
 def _seconds(field: str, text: str | None, usual: float, *, most: float | None = None) -> float:
     try:
-        found = usual if text is None else seconds(text)
-    except click.BadParameter as error:
-        raise _WrongError(field, error.message) from error
+        found = usual if text is None else duration(text)
+    except ValueError as error:
+        raise _WrongError(field, str(error)) from error
     if most is not None and found > most:
         raise _WrongError(field, f"at most {most:g}s")
     return found

@@ -6,8 +6,10 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import click
 import msgspec
 
+from rankscope.alerts.options import seconds
 from rankscope.alerts.toml_mistakes import in_words, name_at
 from rankscope.runs.errors import InputError
 from rankscope.runs.segments import open_regular
@@ -41,6 +43,17 @@ def _has_nul(value: object) -> bool:
     if isinstance(value, dict):
         return any(map(_has_nul, (*value, *value.values())))
     return any(map(_has_nul, value)) if isinstance(value, list) else isinstance(value, str) and "\0" in value
+
+
+def duration(text: str) -> float:
+    """``5s``, ``10m``, ``4h`` in seconds. Raises ``ValueError``, also without a unit: in a file nobody sees what is meant."""
+    try:
+        found = seconds(text)
+    except click.BadParameter as error:
+        raise ValueError(error.message) from error
+    if text[-1].isdigit():
+        raise ValueError(f"{text!r} is a duration without its unit, as in {text}s or {text}m")
+    return found
 
 
 def converted(path: Path, value: object, kind: type[_T], *, section: str = "") -> _T:

@@ -19,14 +19,24 @@ import msgspec
 from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.events import alert_line
 from rankscope.alerts.outbox_file import OutboxError
-from rankscope.alerts.receiver_config import ActionRule, duration
+from rankscope.alerts.receiver_config import ActionRule
 from rankscope.alerts.receiving.bounded_child import BoundedChild, Finished
-from rankscope.alerts.receiving.captured import Said, impossible, said_by_capture, said_by_dump
+from rankscope.alerts.receiving.captured import (
+    Said,
+    impossible,
+    is_marked,
+    marked,
+    of_run,
+    said_by_capture,
+    said_by_dump,
+    steps_together,
+)
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.forwarding import Forwarded, Forwarding, begun
 from rankscope.alerts.receiving.inbox import Action, Inbox, InboxError
-from rankscope.alerts.receiving.known_runs import KnownRun, KnownRuns, UnknownRunError, run_named
+from rankscope.alerts.receiving.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError, run_named
 from rankscope.alerts.receiving.notification import Arrived, payload_alert
+from rankscope.alerts.toml_file import duration
 from rankscope.runs.control import MAX_AGE_SECONDS
 from rankscope.runs.control_names import made_ns
 
@@ -123,8 +133,6 @@ class Actor:
 
     def _begin(self, action: Action) -> None:
         alert = msgspec.json.decode(action.alert, type=Arrived)
-        named = run_named(alert.labels)
-        assert named is not None, "an action is wanted of a run"
         rule = next((rule for rule in self._rules if rule.do == action.kind and rule.meets(alert.labels)), None)
         if rule is None:
             self._record(action, impossible(action.kind, "the receiver's file does not allow it any more"))
@@ -133,7 +141,7 @@ class Actor:
             self._record(action, impossible(action.kind, "the receiver was away for too long after the alert"))
             return
         try:
-            run = self._runs.find(named)
+            run = self._runs.find(_run_of(action, alert))
         except UnknownRunError as error:
             self._record(action, impossible(action.kind, str(error)))
             return
@@ -161,8 +169,9 @@ class Actor:
             return
         else:
             dumped, hang = (done, None) if running.dumped is None else (running.dumped, done)
-            said = said_by_dump(dumped, hang, run_id=running.run.run_id, dashboard_url=self._dashboard_url)
-        self._record(action, said)
+            said = said_by_dump(dumped, hang, run=running.run, dashboard_url=self._dashboard_url)
+        alert = msgspec.json.decode(action.alert, type=Arrived)
+        self._record(action, of_run(said, running.run, by_name=not alert.labels.get("run_id")))
         del self._running[action.number]
 
     def _record(self, action: Action, said: Said) -> None:
@@ -173,7 +182,11 @@ class Actor:
         alert = msgspec.json.decode(action.alert, type=Arrived)
         said = msgspec.json.decode(action.result or b"", type=Said)
         episode = self._inbox.episode(action.fingerprint)
+        if is_marked(alert.annotations):
+            said = marked(said)
         words = {**alert.annotations, **said.annotations, f"{action.kind}_outcome": said.outcome}
+        if steps := steps_together(alert.annotations.get("next", ""), said.annotations.get("next", "")):
+            words["next"] = steps
         words[UPDATED_AT] = rfc3339(time.time_ns())
         # Of an alert that has begun anew nobody is told what was before.
         if self._forwarding is not None and episode is not None and episode.starts_unix_ns == action.starts_unix_ns:
@@ -185,3 +198,10 @@ class Actor:
         self._inbox.move(action, "done")
         self._counters.add("actions", kind=action.kind, outcome=said.outcome)
         self._show(alert_line("FOLLOWUP", alert.labels, words))
+
+
+def _run_of(action: Action, alert: Arrived) -> RunName:
+    """The run that was found when the action was decided; else whatever the alert calls it."""
+    named = run_named(alert.labels)
+    assert named is not None, "an action is wanted of a run"
+    return named if action.run_id in (named.run_id, named.name) else RunName(action.run_id, named.name)

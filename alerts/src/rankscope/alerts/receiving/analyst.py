@@ -12,7 +12,7 @@ import msgspec
 
 from rankscope.alerts.receiving.bounded_child import BoundedChild
 from rankscope.alerts.receiving.facts import Facts, facts_of
-from rankscope.alerts.receiving.known_runs import KnownRuns, RunName, UnknownRunError
+from rankscope.alerts.receiving.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError
 from rankscope.analysis.result import Analysis
 
 FRESH_S: Final = 30.0
@@ -74,7 +74,7 @@ class Analyst:
                     return
                 named = next(iter(self._asked))
             try:
-                facts = self._analysed(named)
+                facts = self._looked_at(named)
             except Exception as error:  # noqa: BLE001 - whatever a run holds, the next one is analysed
                 facts = Facts(problem=f"the run cannot be analysed: {type(error).__name__}")
             with self._changed:
@@ -85,11 +85,14 @@ class Analyst:
                     self._known.popitem(last=False)
             self._ready()
 
-    def _analysed(self, named: RunName) -> Facts:
+    def _looked_at(self, named: RunName) -> Facts:
         try:
             run = self._runs.find(named)
         except UnknownRunError as error:
             return Facts(problem=str(error), unknown=True)
+        return msgspec.structs.replace(self._analysed(run), by_name=not named.run_id)
+
+    def _analysed(self, run: KnownRun) -> Facts:
         done = BoundedChild(["analyze", str(run.path), "--format", "json"], limit_s=self._limit_s).wait()
         if done.status is None:
             return Facts(problem=f"the run could not be analysed within {self._limit_s:g} s", run_id=run.run_id)

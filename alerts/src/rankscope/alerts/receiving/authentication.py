@@ -84,6 +84,12 @@ class Ways:
         """Whether somebody is asked at all."""
         return bool(self.bearer or self.basic or self.signed or self.grafana)
 
+    @property
+    def guessable(self) -> list[str]:
+        """Places of secrets that are so short that whoever knows one is not heard while somebody guesses from his address."""
+        known = (*self.bearer, *(password for _, password in self.basic), *self.grafana)
+        return list(dict.fromkeys(secret.where for secret in known if len(secret.value) < UNGUESSABLE))
+
     def by_header(self, headers: Headers, *, shortest: int = 0) -> bool:
         """Whether the headers alone say who it is, by a token or password of at least ``shortest`` bytes."""
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")

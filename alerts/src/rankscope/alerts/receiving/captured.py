@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -9,11 +11,15 @@ import msgspec
 from rankscope.alerts.events import plain
 from rankscope.alerts.findings import reading
 from rankscope.alerts.receiving.bounded_child import Finished
-from rankscope.alerts.receiving.facts import MAX_TEXT
+from rankscope.alerts.receiving.facts import MAX_TEXT, by_name_only
+from rankscope.alerts.receiving.known_runs import KnownRun
+from rankscope.alerts.standstill import PIDS, concrete, is_stack, stacks
 from rankscope.analysis.duration import duration
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.result import Analysis
+from rankscope.runs.errors import InputError
 from rankscope.runs.links import overview_url, window_url
+from rankscope.runs.reader import RunReader
 
 Outcome = Literal["shown", "incomplete", "refused", "unanswered", "impossible"]
 """``incomplete``: not all ranks did it; ``impossible``: there was nobody to ask."""
@@ -47,6 +53,35 @@ class _Captured(msgspec.Struct, frozen=True, kw_only=True):
 def impossible(what: str, why: str) -> Said:
     """There was nothing to be had."""
     return Said(outcome="impossible", annotations=_texts({"summary": f"No {what}: {why}"}))
+
+
+def is_marked(annotations: dict[str, str]) -> bool:
+    """Whether an alert says that its GPUs are simulated: the watcher's in a field, that of a rule of Prometheus in its words."""
+    return annotations.get("simulated") == "true" or annotations.get("summary", "").startswith("[simulated")
+
+
+def marked(said: Said) -> Said:
+    """The same of a run whose GPUs are simulated."""
+    return said if is_marked(said.annotations) else _led(said, "[simulated GPUs] ", simulated="true")
+
+
+def of_run(said: Said, run: KnownRun, *, by_name: bool) -> Said:
+    """What a run answered, with what has to be said of the run itself."""
+    if by_name:
+        said = _led(said, by_name_only(run.run_id), found_by_name=run.run_id)
+    return marked(said) if run.simulated else said
+
+
+def _led(said: Said, lead: str, **more: str) -> Said:
+    return msgspec.structs.replace(
+        said, annotations={**said.annotations, **more, "summary": f"{lead}{said.annotations.get('summary', '')}"}
+    )
+
+
+def steps_together(before: str, found: str) -> str:
+    """``next`` of a follow-up: which process to look at now, then what the alert said, and what else is new."""
+    new = found.splitlines()
+    return "\n".join(concrete([*filter(is_stack, new), *before.splitlines(), *new]))
 
 
 def said_by_capture(done: Finished, *, dashboard_url: str | None) -> Said:
@@ -90,7 +125,7 @@ def said_by_capture(done: Finished, *, dashboard_url: str | None) -> Said:
     return Said(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
 
 
-def said_by_dump(dumped: Finished, hang: Finished | None, *, run_id: str, dashboard_url: str | None) -> Said:
+def said_by_dump(dumped: Finished, hang: Finished | None, *, run: KnownRun, dashboard_url: str | None) -> Said:
     """What the Flight Recorders of the ranks show."""
     result = _decoded(dumped)
     if result is None or hang is None:
@@ -109,11 +144,21 @@ def said_by_dump(dumped: Finished, hang: Finished | None, *, run_id: str, dashbo
         "verdict_host": ", ".join(one.host for one in report.evidence[:8] if one.host),
         "collectives": "" if report.collective is None else report.collective.op,
         "process_group": "" if report.group is None else report.group.name,
-        "next": "\n".join(report.next),
+        "next": "\n".join(concrete([*_stacks(run.path, report.culprits), *report.next])),
     }
     if dashboard_url is not None:
-        texts["dashboard_url"] = overview_url(dashboard_url, run_id, rank=report.culprits[0] if report.culprits else None)
+        texts["dashboard_url"] = overview_url(dashboard_url, run.run_id, rank=report.culprits[0] if report.culprits else None)
     return Said(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
+
+
+def _stacks(run: Path, ranks: Sequence[int]) -> list[str]:
+    try:
+        reader = RunReader(run)
+        attempts = reader.attempts()
+        infos = [reader.rank(attempts[-1], rank) for rank in ranks[:PIDS]] if attempts else []
+    except InputError:
+        return []
+    return stacks(info for info in infos if info is not None)
 
 
 def _decoded(done: Finished) -> _Captured | None:

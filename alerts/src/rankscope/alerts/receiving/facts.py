@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.alerts.alerted import ALERTED, STALLED
 from rankscope.alerts.events import plain
 from rankscope.analysis.result import Analysis, Finding, Verdict
 from rankscope.analysis.wording import hours_text
@@ -14,6 +15,11 @@ from rankscope.runs.links import overview_url
 MAX_TEXT: Final = 2_000
 """Characters of an annotation: what is in a run, anybody may have written."""
 _FINDINGS: Final = 64
+_TELL_OF: Final[dict[str, tuple[str, ...]]] = {
+    **{kind: (rule.alertname,) for kind, rule in ALERTED.items()},
+    "hang": (STALLED.alertname, "TrainingHangSuspected"),
+}
+"""Kinds of findings, and the alerts that are about them."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +31,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     late: bool = False
     """There may be a verdict: it was not there in time."""
     run_id: str = ""
+    by_name: bool = False
+    """The alert did not give the id: the run is the only live one of that name."""
     simulated: bool = False
     coverage: float | None = None
     verdict: Verdict | None = None
@@ -49,26 +57,34 @@ def facts_of(analysis: Analysis) -> Facts:
     )
 
 
-def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str | None) -> dict[str, str]:
-    """What the facts add to an alert with these labels; about its rank where it names one, else about whom the verdict names.
+def by_name_only(run_id: str) -> str:
+    """What comes before words about a run of which the alert gave only the name."""
+    return f"Run {run_id}, the only live one of that name: "
 
-    ``verdict`` is the sentence about the run; ``no_verdict`` says why there is none.
+
+def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str | None) -> dict[str, str]:
+    """What the facts add to an alert with these labels.
+
+    ``verdict`` is the sentence about the run; ``no_verdict`` says why there is none. Cause, cost, rank and what to do next are
+    added where it is what the alert is about: why one rank is slow does not explain that another is gone.
     """
     verdict = facts.verdict
+    by_name = {"found_by_name": facts.run_id} if facts.by_name and facts.run_id else {}
+    lead = by_name_only(facts.run_id) if by_name else ""
     if verdict is None:
-        return {"no_verdict": _text(facts.problem)}
-    said = labels.get("rank", "")
-    rank = int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else None
-    found: Verdict | Finding | None = verdict
-    if rank is not None and rank != verdict.rank and rank not in verdict.ranks:
-        found = next((finding for finding in facts.findings if finding.rank == rank), None)
+        return {name: _text(text) for name, text in {"no_verdict": f"{lead}{facts.problem}", **by_name}.items()}
+    if facts.simulated:
+        lead = f"[simulated GPUs] {lead}"
     texts = {
-        "verdict": f"[simulated GPUs] {verdict.summary}" if facts.simulated else verdict.summary,
+        **by_name,
+        "verdict": f"{lead}{verdict.summary}",
         "simulated": "true" if facts.simulated else "",
         "coverage": "" if facts.coverage is None else f"{facts.coverage:.0%}",
     }
+    said = labels.get("rank", "")
+    rank = int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else None
+    found = _about(facts, labels.get("alertname", ""), rank)
     if found is not None:
-        who = found.rank
         texts |= {
             "cause": found.cause or "",
             "explained_by": found.explained_by or "",
@@ -78,20 +94,30 @@ def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str |
             "slowdown": "" if found.slowdown is None else f"{found.slowdown:.3g}x",
             "gpu_hours_lost": "" if found.gpu_hours_lost is None else hours_text(found.gpu_hours_lost),
         }
-        if who is not None:
+        if found.rank is not None:
             texts |= {
-                "verdict_rank": str(who),
-                "verdict_host": facts.hosts.get(who, ""),
-                "gpu_uuid": facts.gpu_uuids.get(who, ""),
+                "verdict_rank": str(found.rank),
+                "verdict_host": facts.hosts.get(found.rank, ""),
+                "gpu_uuid": facts.gpu_uuids.get(found.rank, ""),
             }
+            rank = found.rank if rank is None else rank
     if found is verdict:
         texts |= {
             "cost": f"{verdict.cost.amount:.2f} {verdict.cost.currency}" if verdict.cost else "",
             "next": "\n".join(verdict.next),
         }
     if dashboard_url is not None and facts.run_id:
-        texts["dashboard_url"] = overview_url(dashboard_url, facts.run_id, rank=rank if rank is not None else verdict.rank)
+        texts["dashboard_url"] = overview_url(dashboard_url, facts.run_id, rank=rank)
     return {name: _text(text) for name, text in texts.items() if text}
+
+
+def _about(facts: Facts, alertname: str, rank: int | None) -> Verdict | Finding | None:
+    """The verdict, or else the costliest finding, that an alert of this name tells of; of its rank where it names one."""
+    verdict = facts.verdict
+    if verdict is not None and alertname in _TELL_OF.get(verdict.kind, ()) and rank in (None, verdict.rank, *verdict.ranks):
+        return verdict
+    of_kind = (finding for finding in facts.findings if alertname in _TELL_OF.get(finding.kind, ()))
+    return next((finding for finding in of_kind if rank in (None, finding.rank)), None)
 
 
 def _text(text: str) -> str:

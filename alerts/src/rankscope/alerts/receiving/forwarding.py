@@ -19,8 +19,8 @@ from rankscope.alerts.receiving.episodes import Episode
 from rankscope.alerts.receiving.notification import Arrived, payload_alert
 
 _OURS: Final = frozenset(
-    {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder", UPDATED_AT}
-    | {"capture_asked", "dump_asked"}
+    {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder"}
+    | {UPDATED_AT, "found_by_name", "capture_asked", "dump_asked"}
 )
 """Annotations that are not taken from elsewhere where we have our own."""
 _LONGEST_GROUP: Final = 512

@@ -119,6 +119,7 @@ class Inbox:
     def __init__(self, folder: Path | None, *, report: Callable[[str], object]) -> None:
         self._lock = threading.RLock()
         self._held: int | None = None
+        self._folder = folder
         if folder is None:
             self._db = _prepared(":memory:")
             return
@@ -242,8 +243,20 @@ class Inbox:
             )
             db.execute("DELETE FROM action WHERE state = 'done' AND created_unix_ns < ?", (old,))
 
-    def check(self) -> None:
-        """Whether it can be written now. Raises ``InboxError``."""
+    def check(self, *, room_bytes: int = 0) -> None:
+        """Whether it can be written now, and there is room for so much. Raises ``InboxError``."""
+        if room_bytes and self._folder is not None:
+            room = self._folder / "room"
+            try:
+                with room.open("wb") as file:
+                    file.write(bytes(room_bytes))
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise InboxError(f"the inbox has no room: {error.strerror or error}") from error
+            finally:
+                with suppress(OSError):
+                    room.unlink()
         with self.transaction() as db:
             db.execute(f"PRAGMA user_version = {SCHEMA}")
 

@@ -1,8 +1,9 @@
-"""Runs by their id: what an alert says names a run here, or nothing. It never becomes a path."""
+"""Runs by their id, or by their name: what an alert says names a run here, or nothing. It never becomes a path."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.runs.errors import InputError, RankscopeError
-from rankscope.runs.paths import run_file
+from rankscope.runs.paths import rank_dir, run_file
 from rankscope.runs.reader import RunReader, is_visible_run
 
 MAX_RUNS: Final = 10_000
 """Folders of a root that are looked into."""
+QUIET_S: Final = 3600.0
+"""A run of which nothing was written for so long is not live, also when nobody was left to say that it ended."""
 
 
 class UnknownRunError(RankscopeError):
@@ -41,13 +44,24 @@ class KnownRun:
     path: Path
     run_id: str
     name: str
-    start_unix_ns: int
+    simulated: bool
 
 
 def run_named(labels: dict[str, str]) -> RunName | None:
     """The run that an alert is about, if it says so."""
     named = RunName(labels.get("run_id", ""), labels.get("run", ""))
     return named if named.text else None
+
+
+def absent(roots: Sequence[Path]) -> dict[Path, str]:
+    """Those of ``roots`` that cannot be looked into now, and why."""
+    found: dict[Path, str] = {}
+    for root in roots:
+        try:
+            os.scandir(root).close()
+        except OSError as error:
+            found[root] = error.strerror or str(error)
+    return found
 
 
 class KnownRuns:
@@ -58,18 +72,23 @@ class KnownRuns:
         self._read: dict[Path, tuple[tuple[int, int, int], KnownRun]] = {}
 
     def find(self, named: RunName) -> KnownRun:
-        """The run of that id; without an id the last started of that name. Raises ``UnknownRunError``."""
+        """The run of that id; without an id the only live one of that name. Raises ``UnknownRunError``."""
         runs = list(self._all())
         self._read = {path: read for path, read in self._read.items() if path in {run.path for run in runs}}
+        gone = "".join(f"; {root} cannot be looked into: {reason}" for root, reason in absent(self._roots).items())
         if named.run_id:
             found = [run for run in runs if run.run_id == named.run_id]
             if len(found) > 1:
                 raise UnknownRunError(f"{len(found)} folders under --runs say that they are this run")
         else:
-            found = sorted((run for run in runs if run.name == named.name), key=lambda run: run.start_unix_ns)
+            # A name is what a script is called as a rule: of several runs, or of one that is over, it would be a guess.
+            of_name = [run for run in runs if run.name == named.name]
+            found = [run for run in of_name if _is_live(run.path)]
+            if gone or (of_name and len(found) != 1):
+                raise UnknownRunError(f"the alert gives no run_id, and live runs of this name are {len(found)}{gone}")
         if not found:
-            raise UnknownRunError("this run is not under the receiver's --runs")
-        return found[-1]
+            raise UnknownRunError(f"this run is not under the receiver's --runs{gone}")
+        return found[0]
 
     def _all(self) -> Iterator[KnownRun]:
         seen: set[Path] = set()
@@ -103,8 +122,24 @@ class KnownRuns:
             known = self._read.get(path)
             if known is None or known[0] != identity:
                 info = RunReader(path).info
-                known = (identity, KnownRun(path, info.run_id, info.name or "", info.start_unix_ns))
+                known = (identity, KnownRun(path, info.run_id, info.name or "", info.simulated))
                 self._read[path] = known
         except (OSError, InputError):
             return None
         return known[1]
+
+
+def _is_live(path: Path) -> bool:
+    """Whether a run has begun and some rank of it has not ended. One that cannot be looked into may be."""
+    try:
+        reader = RunReader(path)
+        if not (attempts := reader.attempts()) or not (ranks := reader.ranks(attempts[-1])):
+            return False
+        # One rank tells of most runs of the past that they are over: a thousand need not be read.
+        with os.scandir(rank_dir(path, attempts[-1], ranks[0])) as files:
+            written_s = max((file.stat().st_mtime for file in files), default=0.0)
+        return time.time() - written_s < QUIET_S and any(
+            (info := reader.rank(attempts[-1], rank)) is None or info.end_reason is None for rank in ranks
+        )
+    except (OSError, InputError):
+        return True

@@ -18,14 +18,14 @@ from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.printing import print_line
 from rankscope.alerts.receiver import ReceiverApp
-from rankscope.alerts.receiver_config import ReceiverConfig, ReceiveSection, duration, load_config
+from rankscope.alerts.receiver_config import ReceiverConfig, ReceiveSection, load_config, unknown_alerts
 from rankscope.alerts.receiving.actor import Actor
 from rankscope.alerts.receiving.analyst import Analyst
-from rankscope.alerts.receiving.authentication import Known, Ways
+from rankscope.alerts.receiving.authentication import UNGUESSABLE, Known, Ways
 from rankscope.alerts.receiving.counters import Counters
 from rankscope.alerts.receiving.forwarding import Forwarding
 from rankscope.alerts.receiving.inbox import Inbox
-from rankscope.alerts.receiving.known_runs import KnownRuns
+from rankscope.alerts.receiving.known_runs import KnownRuns, absent
 from rankscope.alerts.receiving.late_verdicts import LateVerdicts
 from rankscope.alerts.receiving.shown import Shown
 from rankscope.alerts.receiving.worker import Policy, Worker
@@ -33,6 +33,8 @@ from rankscope.alerts.secret import SecretPlace, SecretUnavailableError
 from rankscope.alerts.serve import serve as serve_app
 from rankscope.alerts.signing import SecretError, parse_secret
 from rankscope.alerts.state_home import state_home
+from rankscope.alerts.toml_file import duration
+from rankscope.runs.decoders import make_decoders
 from rankscope.runs.errors import InputError
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9099"
@@ -81,8 +83,10 @@ def settings(
     for root in folders:
         try:
             os.scandir(root).close()
-        except OSError as error:
-            raise InputError(root, f"cannot look for runs here: {error.strerror or error}") from error
+        except NotADirectoryError as error:
+            raise InputError(root, f"cannot look for runs here: {error.strerror}") from error
+        except OSError:  # a file server may come back, and who is on call has to hear of the rest
+            pass
     if config.actions and not folders:
         raise click.UsageError("there are actions, and no runs to ask: name folders of runs with --runs")
     if state is None and file is not None:
@@ -127,6 +131,13 @@ class Receiving:
             for lines in (shown, reported):
                 stack.callback(lines.close)
             self._show, self._reported = shown, reported
+            for line in unknown_alerts(chosen.config):
+                self._reported(f"{chosen.config_file}: {line}")
+            for where in self._ways.guessable:
+                short = f"fewer than {UNGUESSABLE} characters"
+                self._reported(f"{where}: {short}: nobody who sends it is heard while others guess from the same address")
+            for root, reason in absent(chosen.runs).items():
+                self._reported(f"{root}: cannot look for runs here: {reason}; tried again with every alert")
             inbox = stack.enter_context(Inbox(chosen.state, report=self._reported))
             forwarding = self._forwarding(stack)
             sock = bind(host, port)
@@ -143,7 +154,7 @@ class Receiving:
             )
             scheme = "http" if chosen.certificate is None else "https"
             said = f"listening on {scheme}://{host_port(host, sock.getsockname()[1])}/webhook"
-            serve_app(app, sock, certificate=chosen.certificate, begins=lambda: click.echo(said, err=True))
+            serve_app(app, sock, certificate=chosen.certificate, report=self._reported, begins=lambda: click.echo(said, err=True))
 
     def _begin(self, stack: ExitStack, inbox: Inbox, forwarding: Forwarding | None) -> threading.Event:
         chosen, receive = self._chosen, self._chosen.config.receive
@@ -193,6 +204,7 @@ class Receiving:
                 thread.join(STOP_S)
 
         stack.callback(end)
+        make_decoders()
         if analyst is not None:
             analyst.start()
         for thread in threads:
@@ -208,7 +220,7 @@ class Receiving:
         from rankscope.alerts.sender import Sender
         from rankscope.alerts.targets import load_targets
 
-        targets = load_targets(chosen.config_file)
+        targets = load_targets(chosen.config_file, absent=self._reported)
         try:
             outbox = Outbox(None if chosen.state is None else chosen.state / "receiver.outbox", report=self._reported)
         except OutboxError as error:
