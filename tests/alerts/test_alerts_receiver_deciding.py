@@ -45,6 +45,21 @@ def test_why_an_alert_ended_goes_on(heard: Heard) -> None:
     assert heard.hear(over, after_s=60) == [("resolved", {"ended_because": "the run is over"})]
 
 
+def test_that_more_is_known_of_an_alert_is_told_once(heard: Heard) -> None:
+    heard.hear(heard.alert())
+
+    def of(seconds: int) -> dict[str, Any]:
+        words = {"culprit": "2", "updated_at": f"1970-01-12T13:46:{seconds:02d}.000Z"}
+        return {**heard.alert(), "annotations": words}
+
+    assert heard.hear(of(50), after_s=60) == [("firing", {"culprit": "2", "updated_at": "1970-01-12T13:46:50.000Z"})]
+    # Repeated, or said before by another Alertmanager that is late, it is no news
+    assert heard.hear(of(50), after_s=60) == []
+    assert heard.hear(of(40), after_s=60) == []
+    assert heard.hear(heard.alert(), after_s=60) == []
+    assert len(heard.hear(of(55), after_s=60)) == 1
+
+
 def test_what_still_fires_is_told_again_after_hours(heard: Heard) -> None:
     heard.hear(heard.alert())
     (again,) = heard.hear(heard.alert(), after_s=4 * 3600 + 1)

@@ -12,6 +12,8 @@ from typing import Any, Final
 import dash
 from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
 
+from rankscope.runs.decoders import make_decoders
+
 _THREADS: Final = 4
 _ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
@@ -75,5 +77,6 @@ def serve(app: dash.Dash, sock: socket.socket, *, workers: int, ready: Callable[
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     os.register_at_fork(after_in_parent=_let_signals_come)
+    make_decoders()  # workers answer in threads
     ready()
     _Server(app, sock, workers).run()

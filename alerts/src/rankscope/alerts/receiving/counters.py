@@ -10,7 +10,7 @@ _HELP: Final = {
     "rankscope_receiver_deliveries_total": ("counter", "Deliveries accepted, by sender: alertmanager, grafana."),
     "rankscope_receiver_duplicates_total": ("counter", "Deliveries that had been accepted before, by their webhook-id."),
     "rankscope_receiver_refused_total": ("counter", "Requests refused, by reason."),
-    "rankscope_receiver_alerts_total": ("counter", "Alerts looked at, by what they were: change, reminder, repeated."),
+    "rankscope_receiver_alerts_total": ("counter", "Alerts looked at, by what they were: change, update, reminder, repeated."),
     "rankscope_receiver_truncated_alerts_total": ("counter", "Alerts that were left out of deliveries."),
     "rankscope_receiver_enriched_total": ("counter", "Alerts that name a run, by outcome: verdict, no_verdict."),
     "rankscope_receiver_late_verdicts_total": ("counter", "Verdicts that were looked for after their alerts, by outcome."),

@@ -9,7 +9,7 @@ import msgspec
 LATE_S: Final = 60.0
 """For so long after its end, a firing that began no later than the one that ended is a late copy of it, not a new one."""
 
-News = Literal["change", "reminder"]
+News = Literal["change", "update", "reminder"]
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +28,9 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     again: int = 0
     """How many episodes before it began at the same time: a server that comes back goes on with the times it knew."""
 
+    updated_unix_ns: int = 0
+    """When its sender said last that more is known of it; 0: never."""
+
     @property
     def revision(self) -> str:
         """Tells what is passed on now from what was passed on about the same state; empty the first time."""
@@ -43,11 +46,12 @@ def next_episode(
     starts_unix_ns: int,
     now_unix_ns: int,
     repeat_after_s: float,
+    updated_unix_ns: int = 0,
 ) -> tuple[Episode, News | None]:
     """The episode after an alert arrived, and whether anybody has to hear of it.
 
-    A change is news; so is, ``repeat_after_s`` after it was last passed on, that it still fires. The end of what never fired here
-    is not.
+    A change is news; so is that more is known of it, and, ``repeat_after_s`` after it was last passed on, that it still fires.
+    The end of what never fired here is not.
     """
     fresh = Episode(
         fingerprint=fingerprint,
@@ -56,6 +60,7 @@ def next_episode(
         changed_unix_ns=now_unix_ns,
         told_unix_ns=now_unix_ns if status == "firing" else 0,
         again=known.again + 1 if known is not None and known.starts_unix_ns == starts_unix_ns else 0,
+        updated_unix_ns=updated_unix_ns,
     )
     if known is None:
         return fresh, "change" if status == "firing" else None
@@ -69,6 +74,9 @@ def next_episode(
         # rather than never.
         late = 0 <= now_unix_ns - known.changed_unix_ns < LATE_S * 1e9 and 0 < starts_unix_ns <= known.starts_unix_ns
         return (known, None) if late else (fresh, "change")
-    if abs(now_unix_ns - known.told_unix_ns) < repeat_after_s * 1e9:
+    updated = updated_unix_ns > known.updated_unix_ns
+    if not updated and abs(now_unix_ns - known.told_unix_ns) < repeat_after_s * 1e9:
         return known, None
-    return msgspec.structs.replace(known, told_unix_ns=now_unix_ns, told=known.told + 1), "reminder"
+    latest = max(updated_unix_ns, known.updated_unix_ns)
+    episode = msgspec.structs.replace(known, told_unix_ns=now_unix_ns, told=known.told + 1, updated_unix_ns=latest)
+    return episode, "update" if updated else "reminder"

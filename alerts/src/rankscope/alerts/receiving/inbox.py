@@ -52,7 +52,8 @@ CREATE TABLE episode (
     changed_unix_ns INTEGER NOT NULL,
     told_unix_ns INTEGER NOT NULL,
     told INTEGER NOT NULL,
-    again INTEGER NOT NULL
+    again INTEGER NOT NULL,
+    updated_unix_ns INTEGER NOT NULL
 );
 CREATE TABLE action (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -330,7 +331,7 @@ class Inbox:
 def settle(db: sqlite3.Connection, number: int, episodes: list[Episode], actions: list[Action], *, now_unix_ns: int) -> None:
     """Within a transaction: what became of a delivery."""
     for episode in episodes:
-        db.execute("INSERT OR REPLACE INTO episode VALUES (?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(episode))
+        db.execute("INSERT OR REPLACE INTO episode VALUES (?, ?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(episode))
     for action in actions:
         db.execute(
             "INSERT OR IGNORE INTO action (kind, fingerprint, starts_unix_ns, run_id, state, created_unix_ns, steps, alert) "

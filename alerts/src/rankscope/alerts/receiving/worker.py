@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.alerts.alert import UPDATED_AT, rfc3339
+from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
 from rankscope.alerts.outbox_file import OutboxError
 from rankscope.alerts.receiver_config import ActionRule
 from rankscope.alerts.receiving.analyst import Analyst
@@ -215,6 +215,7 @@ class Worker:
                 starts_unix_ns=alert.starts_unix_ns,
                 now_unix_ns=now_unix_ns,
                 repeat_after_s=self._policy.repeat_after_s,
+                updated_unix_ns=unix_ns(alert.annotations.get(UPDATED_AT, "")),
             )
             news.episodes[alert.fingerprint] = episode
             news.kinds.append(what or "repeated")

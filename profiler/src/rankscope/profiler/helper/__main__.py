@@ -33,6 +33,7 @@ from rankscope.profiler.helper.storing import END_SECONDS, STUCK_SECONDS, Storin
 from rankscope.profiler.helper.usual import Usual
 from rankscope.profiler.ring import End, RingReader
 from rankscope.profiler.scratch import hold, note_recorded, sweep
+from rankscope.runs.decoders import make_decoders
 from rankscope.runs.records import EndReason, RankInfo, StepRecord
 
 POLL_SECONDS: Final = 0.2
@@ -81,6 +82,7 @@ class Helper:
         """Work until the rank is gone, then finish."""
         parent = os.getppid()
         os.set_blocking(0, False)
+        make_decoders()
         self._storing.start()
         sweep()
         while True:
