@@ -187,10 +187,10 @@ def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follo
 def test_a_straggler_alert_about_a_real_job_is_followed_by_the_rank_and_the_cause(
     tmp_path: Path, target: Target, free_port: Callable[[], int]
 ) -> None:
-    # given two ranks that train, of which rank 1 takes 30 ms longer in backward
+    # given two ranks that train, of which rank 1 takes longer in backward: by more than other work on this machine may take
     run = tmp_path / "runs" / "real"
     run.parent.mkdir()
-    training = begin(run)
+    training = begin(run, pause_s=0.12)
     receiver = ReceiverProcess(tmp_path, free_port(), CONFIG.format(url=target.url, steps=10))
     try:
         receiver.start()
@@ -206,7 +206,7 @@ def test_a_straggler_alert_about_a_real_job_is_followed_by_the_rank_and_the_caus
     # then what follows names the rank
     words = follow_up["annotations"]
     assert words["capture_outcome"] == "shown", words
-    assert words["verdict_rank"] == "1"
+    assert words.get("verdict_rank") == "1", words
     assert words["cause"] == "host"
     assert "Rank 1 on host" in words["summary"]
     assert "for rank 1" in words["imposed_wait"]

@@ -23,8 +23,8 @@ JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
 RANKS = [0, 1]
 
 
-def begin(run: Path) -> subprocess.Popen[str]:
-    """Two ranks that train until they are ended; rank 1's backward takes 30 ms longer in every step."""
+def begin(run: Path, *, pause_s: float = 0.03) -> subprocess.Popen[str]:
+    """Two ranks that train until they are ended; rank 1's backward takes ``pause_s`` longer in every step."""
     settings = RecorderSettings(
         run_dir=str(run),
         run_id="r",
@@ -39,7 +39,7 @@ def begin(run: Path) -> subprocess.Popen[str]:
     )
     environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER), "KINETO_LOG_LEVEL": "6"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB)]
-    told = ["--steps", "90000", "--fault", "backward:1", "--pause", "0.03"]
+    told = ["--steps", "90000", "--fault", "backward:1", "--pause", str(pause_s)]
     return subprocess.Popen([*command, *told], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
