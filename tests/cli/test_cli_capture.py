@@ -205,6 +205,30 @@ def test_what_is_missing_is_named_and_what_is_there_is_shown(run: Path, cli: Cli
     assert "rank 1 has no profile of these steps" in result["analysis"]["source"]["warnings"]
 
 
+@pytest.mark.parametrize("seen_by", ["its steps", "later windows"])
+def test_a_rank_that_leaves_the_steps_out_is_not_waited_for(run: Path, cli: Cli, seen_by: str) -> None:
+    # given a rank that makes the steps without the profiler, or loses their profile and goes on to the next
+    def serve(run: Path, request: ControlRequest) -> None:
+        accept(run, request)
+        profile(run, 0, request.steps)
+        by_steps = seen_by == "its steps"
+        made = (StepRecord(step=step, start_unix_ns=1, wall_us=1e5, profiled=not by_steps) for step in range(61, 80))
+        append(run, 1, "steps", *made)
+        if not by_steps:
+            append(run, 1, "windows", breakdown(90))
+
+    with job(run, serve):
+        done = cli("capture", run, "--wait", "1000", "--format", "json")
+    # then what there is is shown, and what lacks and where to look
+    assert done.returncode == 1
+    result = json.loads(done.stdout)
+    assert result["ranks"] == [0]
+    (missing,) = result["missing"]
+    assert missing["rank"] == 1
+    assert "it left the window out, and the job's stderr says why" in missing["reason"]
+    assert result["analysis"]["ranks"][0]["window_us"] == 3e6
+
+
 @pytest.mark.parametrize(("first", "last"), [(0, 2**62), (5, 4), (None, 3)])
 def test_an_answer_that_makes_no_sense_neither_hangs_nor_counts(run: Path, cli: Cli, first: int | None, last: int) -> None:
     def serve(run: Path, request: ControlRequest) -> None:

@@ -201,6 +201,21 @@ def test_a_rank_that_hears_of_a_window_too_late_leaves_it_out_and_counts_it(tmp_
     assert len(other.missed) == 2
 
 
+def test_windows_that_follow_each_other_closely_are_heard_of_before_the_first_begins(ranks: list[Rank]) -> None:
+    _, other = ranks
+    other.go(10)
+    # Given a window, a second a step after its end, and one that was chosen last and comes first
+    firsts = (100, 104, 96)
+    other.duty._hear([SideWindow(first, 3) for first in firsts])
+    # When the thread has heard of one, then of the next, without a step in between
+    heard = [heard_by(other, [other]).first for _ in firsts]
+    assert heard == sorted(firsts)
+    # And when all are over, none was left out, and none is told again
+    other.go(60)
+    assert other.writer.news() is None
+    assert other.missed == []
+
+
 def test_what_is_written_into_the_file_by_others_is_not_believed(tmp_path: Path, ranks: list[Rank]) -> None:
     _, other = ranks
     path = segment(attempt_dir(tmp_path / "run", 0), "plan", 0)

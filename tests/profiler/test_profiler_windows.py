@@ -97,7 +97,9 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
         12: Announcement(3, 12, 2),  # at its first step, which is early enough
         15: Announcement(4, 14, 2),  # too late
         16: Announcement(5, 30, 2),
-        17: Announcement(6, 20, 1),  # in place of the one before
+        17: Announcement(6, 20, 1),  # before the one that was announced before
+        18: Announcement(7, 22, 1),  # a step after the one before
+        19: Announcement(8, 22, 1),  # a second time
     }
     profiled = []
     for step in range(1, 40):
@@ -106,7 +108,7 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
         windows.boundary(step)
         if windows.active:
             profiled.append(step)
-    assert profiled == [3, 4, 8, 9, 10, 12, 13, 20]
+    assert profiled == [3, 4, 8, 9, 10, 12, 13, 20, 22, 30, 31]
     entries = reader.read()
     taken = [msgspec.json.decode(payload, type=Window) for kind, payload in entries if kind == EntryKind.WINDOW]
     assert [(one.first, one.last, one.keep_trace) for one in taken] == [
@@ -114,11 +116,13 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
         (8, 10, True),
         (12, 13, False),
         (20, 20, False),
+        (22, 22, False),
+        (30, 31, False),
     ]
     missed = [payload.decode() for kind, payload in entries if kind == EntryKind.MISSED_WINDOW]
     assert ["another window" in reason for reason in missed] == [True, False]
     assert "when its first step had begun" in missed[1]
-    assert reader.windows == 4
+    assert reader.windows == 6
 
 
 def test_windows_without_a_pause_are_handed_over_one_by_one(

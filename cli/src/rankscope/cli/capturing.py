@@ -99,6 +99,7 @@ def _unanswered(live: LiveRun, watch: Standstill) -> str:
 
 def _wait_for_profiles(live: LiveRun, expected: list[int], steps: range, *, until: float) -> list[Missing]:
     waiting = {rank: ProfiledSteps(live, rank, steps) for rank in expected}
+    left_out: dict[int, ProfiledSteps] = {}
     said = time.monotonic()
 
     def look() -> bool | None:
@@ -110,26 +111,30 @@ def _wait_for_profiles(live: LiveRun, expected: list[int], steps: range, *, unti
                 del waiting[rank]
             elif ended:
                 return False
+            elif profiled.left_out():
+                left_out[rank] = waiting.pop(rank)
         if waiting and time.monotonic() - said > 10:
             said = time.monotonic()
-            say(f"profiled by {len(expected) - len(waiting)} of {len(expected)} ranks so far")
+            say(f"profiled by {len(expected) - len(waiting) - len(left_out)} of {len(expected)} ranks so far")
         return None if waiting else True
 
     if waited_for(look, until=until, ranks=len(expected)):
         time.sleep(SETTLE_SECONDS)
-        return []
     missing = []
-    for rank, profiled in waiting.items():
+    for rank, profiled in sorted((waiting | left_out).items()):
         info = live.info(rank)
         if lacking := profiled.lacking_in_all():
-            missing.append(Missing(rank=rank, reason=_why(lacking, None if info is None else info.end_reason, steps)))
+            end_reason = None if info is None else info.end_reason
+            missing.append(Missing(rank=rank, reason=_why(lacking, end_reason, steps, left_out=rank in left_out)))
     return missing
 
 
-def _why(lacking: list[int], end_reason: str | None, steps: range) -> str:
+def _why(lacking: list[int], end_reason: str | None, steps: range, *, left_out: bool) -> str:
     what = "none of the steps was" if len(lacking) == len(steps) else f"step {lacking[0]} was not"
     if end_reason is not None:
         return f"{what} profiled; the rank ended ({end_reason})"
+    if left_out:
+        return f"{what} profiled, and the rank is past it: it left the window out, and the job's stderr says why"
     return f"{what} profiled in time; the job's stderr says so when a window is left out"
 
 

@@ -198,7 +198,7 @@ class RingReader:
         return time.monotonic() - self._doubted_since >= self._patience_s
 
     def announce(self, window: Announcement) -> None:
-        """Ask the training thread for a window, in place of what it was asked for before."""
+        """Ask the training thread for a window; one that it has not ``heard`` of yet is lost."""
         self._generation += 1
         words, flags = self._words, _KEEP_TRACE * window.keep_trace
         words[_GENERATION] = 0

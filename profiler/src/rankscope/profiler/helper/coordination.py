@@ -36,9 +36,8 @@ class Coordination(Duty):
         self._lock = threading.Lock()
         self._heard: dict[int, SideWindow] = {}
         """Windows of this rank by their first step, told by whichever thread; kept a while after they are over."""
-        self._over: set[int] = set()
-        self._asked: SideWindow | None = None
-        """What the training thread was last asked for."""
+        self._told: set[int] = set()
+        """Those that the training thread has been asked for, or was to be and it was too late."""
         self._number = 0
         self._post: Planning | Asking | None = None
 
@@ -73,32 +72,24 @@ class Coordination(Duty):
                 self._heard.setdefault(window.first, window)
 
     def _announce(self, step: int) -> None:
-        """Ask the training thread for the window that is next, unless it is asked for already."""
-        asked = self._asked
-        if asked is not None:
-            if asked.first + asked.steps <= step and self._ring.heard:
-                # Profiled, or left out; the training thread says which.
-                self._over.add(asked.first)
-                self._asked = asked = None
-            elif asked.first <= step or not self._ring.heard:
-                return
+        """Ask the training thread for each window once, as soon as it has heard of the one before.
+
+        Not only when that is over: this sees a step's end later than the thread, and the next window may be a step away.
+        """
         with self._lock:
             for first in [first for first in self._heard if first < step - _FORGET_STEPS]:
                 del self._heard[first]
-                self._over.discard(first)
-            waiting = sorted(
-                (window for first, window in self._heard.items() if first not in self._over), key=lambda window: window.first
-            )
+                self._told.discard(first)
+            waiting = sorted((self._heard[first] for first in self._heard.keys() - self._told), key=lambda window: window.first)
         for window in waiting:
             if window.first <= step:
-                self._over.add(window.first)
                 self._missed(_LATE)
-                continue
-            if window != asked:
+            elif self._ring.heard:
                 self._number += 1
                 self._ring.announce(Announcement(self._number, window.first, window.steps, window.keep_trace))
-                self._asked = window
-            return
+            else:
+                return
+            self._told.add(window.first)
 
     def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # it ends either way
         """Nobody needs to plan for this rank any more."""

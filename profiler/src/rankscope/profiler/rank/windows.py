@@ -32,7 +32,8 @@ class Windows:
         self._ring = ring
         self._session: KinetoSession | None = None
         self._running = Announcement(0, 0, 0)
-        self._announced: Announcement | None = None
+        self._announced: list[Announcement] = []
+        """Those to come, by their first step."""
         self._warm = schedule.steps <= 0
         self._cost_ns = self._said_ns = 0
         self._recorded = 0
@@ -52,8 +53,8 @@ class Windows:
         else:
             due = self._schedule.after(next_step)
             self.wake = _NEVER if due is None else due
-            if self._announced is not None:
-                self.wake = min(self.wake, self._announced.first)
+            if self._announced:
+                self.wake = min(self.wake, self._announced[0].first)
 
     def _pass(self, next_step: int) -> None:
         if self._cost_ns != self._said_ns:
@@ -79,15 +80,18 @@ class Windows:
         self._cost_ns += now() - began
 
     def _hear(self, news: Announcement, next_step: int) -> None:
-        self._announced = news
         if news.first < next_step:
             # Its rest would be steps that the other ranks have and this one has not: leave it out whole.
-            self._announced = None
             self._miss(_TOO_LATE)
+        else:
+            self._announced.append(news)
+            self._announced.sort(key=lambda window: window.first)
 
     def _due(self, step: int) -> Announcement | None:
-        if self._announced is not None and self._announced.first == step:
-            due, self._announced = self._announced, None
+        due = None
+        while self._announced and self._announced[0].first <= step:
+            due = self._announced.pop(0)
+        if due is not None and due.first == step:
             return due
         steps = self._schedule.starting(step)
         return Announcement(0, step, steps) if steps else None
