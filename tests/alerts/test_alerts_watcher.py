@@ -13,8 +13,8 @@ from tests.watched_world import Told, World
 from rankscope.alerts.following import Following
 from rankscope.alerts.ledger import Ledger
 from rankscope.alerts.state import load_ledger, save_ledger
-from rankscope.alerts.watched_run import RESTART_GRACE_S, Glance, Glances
-from rankscope.alerts.watcher import FINAL_TRIES, FORGET_AFTER_S, SHOWN
+from rankscope.alerts.watched_run import RESTART_GRACE_S, SHOWN, Glance, Glances
+from rankscope.alerts.watcher import FINAL_TRIES, FORGET_AFTER_S
 from rankscope.analysis.result import Analysis
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir, segment

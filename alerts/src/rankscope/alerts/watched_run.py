@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,8 @@ from rankscope.runs.segments import open_regular
 
 RESTART_GRACE_S: Final = 30.0
 """An elastic job starts its next attempt within this time after ranks died; only then is the run over."""
+SHOWN: Final = 5
+"""Of the files of a run that cannot be read; when a file server is away they are thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,29 @@ def why_unreadable(path: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return "damaged"
+
+
+class Unreadable:
+    """Says once of everything in runs that cannot be read what it is, and why; again when it could be read in between."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._known: dict[Path, frozenset[str]] = {}
+
+    def report(self, run: Path, paths: Sequence[str]) -> None:
+        """``paths`` inside of ``run`` cannot be read this time."""
+        known = self._known.get(run, frozenset())
+        everything = set(paths)
+        new = [path for path in paths if path not in known and everything.isdisjoint(map(str, Path(path).parents))]
+        for path in new[:SHOWN]:
+            self._report(f"{run / path}: {why_unreadable(run / path)}; left out, the rest of the run is followed")
+        if len(new) > SHOWN:
+            self._report(f"{run}: {len(new) - SHOWN} more files and folders cannot be read, and are left out")
+        self._known[run] = frozenset(paths)
+
+    def keep(self, runs: Collection[Path]) -> None:
+        """These go on; nothing of any other run need be kept."""
+        self._known = {run: known for run, known in self._known.items() if run in runs}
 
 
 def ranks_within(run: Path, attempt: int, paths: Iterable[str]) -> set[int]:

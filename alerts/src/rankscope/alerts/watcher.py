@@ -30,7 +30,7 @@ from rankscope.alerts.span import span
 from rankscope.alerts.standstill import Standing
 from rankscope.alerts.storm import collapsed
 from rankscope.alerts.watched_life import Lives, Patience, gpus_of
-from rankscope.alerts.watched_run import Glance, Glances, discover, ranks_within, why_unreadable
+from rankscope.alerts.watched_run import Glance, Glances, Unreadable, discover, ranks_within
 from rankscope.alerts.watcher_page import Watched, WatcherPage
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import RECENT_STEPS
@@ -39,8 +39,6 @@ from rankscope.runs.errors import InputError, RankscopeError
 
 FINAL_TRIES: Final = 5
 """So often is a run that is over evaluated when that fails, one evaluation after the other: a file server may be back soon."""
-SHOWN: Final = 5
-"""Of the files of a run that cannot be read; when a file server is away they are thousands."""
 FORGET_AFTER_S: Final = 3600.0
 """Alerts of a run that has been gone, unreadable or without a new record for this long are ended: nothing else would end them."""
 FORGET_LIFE_AFTER_S: Final = 24 * 3600.0
@@ -136,7 +134,7 @@ class Watcher:
         self._trouble: dict[tuple[str, Path], str] = {}
         self._fresh_s: dict[str, float] = {}
         """When something new was seen of a run, by ``elapsed``."""
-        self._unreadable: dict[Path, frozenset[str]] = {}
+        self._unreadable = Unreadable(report)
         self._single: Path | None = None
 
     def evaluate(self) -> bool:
@@ -146,7 +144,7 @@ class Watcher:
         runs = self._runs()
         ended = [run for run in runs if self._evaluate_run(run, runs)]
         going = [run for run in runs if run not in self._over]
-        for keeping in (self._follow, self._glances, self._lives, self._options.pace):
+        for keeping in (self._follow, self._glances, self._lives, self._options.pace, self._unreadable):
             keeping.keep(going)
         self._forget_lost()
         # Deliver before ending anything: who is told of an end must have heard of the beginning.
@@ -273,20 +271,9 @@ class Watcher:
         self._options.pace.analysed(run, self._elapsed(), time.process_time() - began)
         return True
 
-    def _report_unreadable(self, run: Path, paths: Sequence[str]) -> None:
-        """Say once of everything that cannot be read what it is, and why; again when it could be read in between."""
-        known = self._unreadable.get(run, frozenset())
-        everything = set(paths)
-        new = [path for path in paths if path not in known and everything.isdisjoint(map(str, Path(path).parents))]
-        for path in new[:SHOWN]:
-            self._report(f"{run / path}: {why_unreadable(run / path)}; left out, the rest of the run is followed")
-        if len(new) > SHOWN:
-            self._report(f"{run}: {len(new) - SHOWN} more files and folders cannot be read, and are left out")
-        self._unreadable[run] = frozenset(paths)
-
     def _take_in(self, run: Path, analysis: Analysis, seen: Glance) -> None:
         now = self._clock()
-        self._report_unreadable(run, analysis.source.unreadable)
+        self._unreadable.report(run, analysis.source.unreadable)
         if seen.ended or self._options.once:
             self._emit(
                 Event(
