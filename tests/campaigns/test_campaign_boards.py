@@ -47,7 +47,7 @@ def test_the_board_of_a_run_has_data_of_a_real_job(
     windows = ["--window-first", "5", "--window-every", "20", "--window-steps", "2"]
     command = [sys.executable, "-m", "rankscope", "run", "--no-verdict", "--spool-dir", str(tmp_path / "spool"), *windows]
     training = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
-    training += ["--fault", "dataloader:2", "--steps", "1000000"]
+    training += ["--fault", "input:2", "--steps", "1000000"]
     jobs = {"gpus": ("/metrics", [f"127.0.0.1:{node.port}"])}
     prometheus = scraping(require_program("prometheus"), tmp_path, f"127.0.0.1:{free_port()}", jobs, rules_text())
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

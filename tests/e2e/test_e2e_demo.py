@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -168,3 +169,13 @@ def test_a_killed_demo_takes_its_servers_along(tmp_path: Path) -> None:
     while any(alive(pid) for pid in children) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert [pid for pid in children if alive(pid)] == []
+
+
+@pytest.mark.parametrize("fault", ["gremlins:2", "input:", "input:-1", "none:x", ""])
+def test_the_script_itself_plants_what_it_knows_and_not_silently_nothing(fault: str) -> None:
+    from rankscope.cli.demo import train
+
+    assert train.planted("input:2") == ("input", 2)
+    assert train.planted("none") == ("none", -1)
+    with pytest.raises(argparse.ArgumentTypeError, match="expected input, host"):
+        train.planted(fault)

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 SUBJECTS = ["the rank", "a slow host", "every worker", "one kernel", "the scheduler", "this gradient", "a full queue"]
 VERBS = ["waits for", "sends", "reduces", "delays", "overlaps", "copies", "profiles"]
 VOCABULARY = 128
+FAULTS = ("input", "host", "backward", "imbalance")
 
 
 class GeneratedText(Dataset[Tensor]):
@@ -79,10 +80,20 @@ def choose_device(local_rank: int, local_world: int) -> tuple[torch.device, str]
     return device, "nccl" if gpus >= local_world else "gloo"
 
 
+def planted(text: str) -> tuple[str, int]:
+    """Kind and rank of ``KIND:RANK``; rank -1 for ``none``."""
+    kind, _, rank = text.partition(":")
+    if text == "none":
+        return kind, -1
+    if kind not in FAULTS or not (rank.isascii() and rank.isdecimal()):
+        raise argparse.ArgumentTypeError(f"expected {', '.join(FAULTS)}, each with :RANK, or none; not {text!r}")
+    return kind, int(rank)
+
+
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fault", default="none", help="KIND:RANK, or none")
+    parser.add_argument("--fault", type=planted, default="none", help="KIND:RANK, or none")
     parser.add_argument("--fault-ms", type=float, default=80.0, help="length of the planted pause per step")
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--batch", type=int, default=4)
@@ -96,8 +107,8 @@ def main() -> None:
     dist.init_process_group(backend)
     rank = dist.get_rank()
 
-    kind, _, target = str(args.fault).partition(":")
-    mine = kind != "none" and rank == int(target)
+    kind, target = args.fault
+    mine = rank == target
     pause = args.fault_ms / 1000 if mine else 0.0
 
     torch.manual_seed(0)
