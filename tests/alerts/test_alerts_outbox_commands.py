@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,6 +125,23 @@ def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any]
     assert run("drop").returncode == 2
     assert run("drop", waiting).stdout == "1 message forgotten\n"
     assert Outbox(box).counts() == {("hook", "waiting"): 1, ("hook", "delivered"): 1}
+
+
+@pytest.mark.parametrize(
+    "body", [b"{torn \x1b[2J", b"\xff", b"[1]", b'"\xff"', b'{"version":"4","groupKey":"g","status":"firing","alerts":[]}']
+)
+def test_a_message_that_somebody_wrote_over_is_shown_as_it_is(cli: Callable[..., Any], box: Path, body: bytes) -> None:
+    with sqlite3.connect(box) as database:
+        database.execute("UPDATE messages SET body = ?", (body,))
+        [(id_,), *_] = database.execute("SELECT id FROM messages").fetchall()
+    database.close()
+    for form in ("text", "json"):
+        for command in (["list"], ["show", id_]):
+            done = cli("alerts", "outbox", *command, "--outbox", box, "--format", form)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert "\x1b" not in done.stdout
+            if form == "json":
+                assert msgspec.json.decode(done.stdout)
 
 
 def test_no_outbox_is_no_trouble_and_one_that_is_named_must_be_there(cli: Callable[..., Any], tmp_path: Path) -> None:

@@ -296,6 +296,6 @@ def _said(body: bytes) -> tuple[str, dict[str, str], str]:
     """What a message is about in one line, what its alerts agree in, and since when the first of them fires."""
     try:
         payload = msgspec.json.decode(body, type=Payload)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return "not to be read", {}, ""
-    return headline(payload, _ABOUT), payload.common_labels, min(alert.starts_at for alert in payload.alerts)
+    return headline(payload, _ABOUT), payload.common_labels, min((alert.starts_at for alert in payload.alerts), default="")

@@ -84,11 +84,14 @@ def show(ctx: click.Context, *, id_: str, files: tuple[Path, ...], format_: Lite
         if found is None:
             continue
         message, payload = found
+        try:
+            text = msgspec.json.format(payload.decode(), indent=2)
+        except (msgspec.DecodeError, UnicodeDecodeError):  # somebody else has written there
+            text, payload = payload.decode(errors="replace"), b"null"
         if format_ == "json":
             click.echo(msgspec.json.encode(Shown(path=str(path), message=message, payload=msgspec.Raw(payload))))
         else:
             click.echo(f"{_line(message)}\ngroup {plain(message.group)}, created {rfc3339(message.created_unix_ns)}")
-            text = msgspec.json.format(payload, indent=2).decode(errors="replace")
             click.echo("\n".join(plain(line) for line in text.splitlines()))
         return
     click.echo(f"rankscope: no message {plain(id_)!r}", err=True)

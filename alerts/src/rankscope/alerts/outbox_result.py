@@ -52,3 +52,4 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     message: Listed
     payload: msgspec.Raw
+    """``null``: what is there is no JSON."""
