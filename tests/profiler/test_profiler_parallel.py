@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
 JOB = Path(__file__).parent / "jobs" / "parallel.py"
 PAUSE_US = 40_000
-STEPS = 14
+STEPS = 30
+"""Other processes of a busy machine make any rank late now and then: what is planted must be told from that."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,20 +40,20 @@ def skip_what_torch_cannot(layout: str) -> None:
         pytest.skip("this torch's pipelines hang on gloo")
 
 
-def job(layout: str, ranks: int, *options: str, steps: int = STEPS) -> list[str]:
+def job(layout: str, ranks: int, *options: str) -> list[str]:
     """The command that trains."""
     skip_what_torch_cannot(layout)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [sys.executable, *torchrun, str(JOB), "--layout", layout, "--steps", str(steps), *options]
+    return [sys.executable, *torchrun, str(JOB), "--layout", layout, "--steps", str(STEPS), *options]
 
 
-def recorded(run_dir: Path, command: list[str], *, expected: int = STEPS) -> tuple[RunReader, Verdict]:
+def recorded(run_dir: Path, command: list[str]) -> tuple[RunReader, Verdict]:
     """One job, recorded from outside, and the verdict on it."""
     assert launch(command, LaunchOptions(run_dir=run_dir, name="parallel", window_steps=0)).status == 0
     run = RunReader(run_dir)
     for rank in run.ranks(0):
         steps = list(run.steps(0, rank))
-        assert len(steps) == expected
+        assert len(steps) == STEPS
         for step in steps:
             assert step.blocked_us is not None, "every step has the signal"
             assert sum(step.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(step.wall_us, abs=0.01)
@@ -104,8 +105,8 @@ def test_fully_sharded_waits_are_seen_with_mixed_precision_and_checkpointing(tmp
 
 def test_a_slow_rank_of_a_pipeline_is_found_in_its_stage(tmp_path: Path) -> None:
     # Four ranks on however few cores: what is planted must stand out of what they take from each other.
-    command = job("pp-1f1b+ddp", 4, "--fault", "backward:3", "--pause", "0.12", steps=30)
-    run, verdict = recorded(tmp_path / "run", command, expected=30)
+    command = job("pp-1f1b+ddp", 4, "--fault", "backward:3", "--pause", "0.12")
+    run, verdict = recorded(tmp_path / "run", command)
     assert (verdict.kind, verdict.rank, verdict.phase, verdict.stage) == ("straggler", 3, "backward", 1), verdict.summary
     assert list(layout_of(run).items()) == [("pp", 2), ("dp", 2)]
     assert places(run) == [{"pp": 0, "dp": 0}, {"pp": 0, "dp": 1}, {"pp": 1, "dp": 0}, {"pp": 1, "dp": 1}]
