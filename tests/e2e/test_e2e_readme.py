@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -72,13 +73,19 @@ def test_every_rankscope_command_works_as_written(tmp_path: Path, shared_data: P
 
 
 def _serves(words: list[str], folder: Path, env: dict[str, str]) -> None:
-    """A server says where it is, and Ctrl-C ends it."""
-    process = subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    line = ""
-    while "http://" not in line:
-        line = process.stdout.readline()
-        assert line, "it ended without saying where it serves"
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    """A server says where it is, and Ctrl-C ends it. Another test may have the port that the README gives, for a while."""
+    deadline = time.monotonic() + 300
+    while True:
+        with subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert process.stdout is not None
+            said = ""
+            while "http://" not in said and (line := process.stdout.readline()):
+                said += line
+            if "http://" in said:
+                process.send_signal(signal.SIGINT)
+                process.communicate(timeout=60)
+                break
+        assert "already in use" in said, said
+        assert time.monotonic() < deadline, said
+        time.sleep(1)
     assert process.returncode == 0
