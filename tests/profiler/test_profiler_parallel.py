@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 JOB = Path(__file__).parent / "jobs" / "parallel.py"
 PAUSE_US = 40_000
 STEPS = 30
-"""Other processes of a busy machine make any rank late now and then: what is planted must be told from that."""
+PLAIN = ("--pause", "0.12")
+"""Ranks on however few cores: what is planted must stand out of what they, and other tests, take from each other."""
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ def layout_of(run: RunReader) -> dict[str, int]:
 def test_tensor_parallel_waits_are_seen_in_compiled_graphs_and_change_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = job("tp", 2, "--compile", "--fault", "backward:1")
+    command = job("tp", 2, "--compile", "--fault", "backward:1", *PLAIN)
     alone = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     capfd.readouterr()
     run, verdict = recorded(tmp_path / "run", command)
@@ -97,15 +98,14 @@ def test_tensor_parallel_waits_are_seen_in_compiled_graphs_and_change_nothing(
 
 
 def test_fully_sharded_waits_are_seen_with_mixed_precision_and_checkpointing(tmp_path: Path) -> None:
-    command = job("fsdp2", 2, "--amp", "--checkpointing", "--fault", "forward:0")
+    command = job("fsdp2", 2, "--amp", "--checkpointing", "--fault", "forward:0", *PLAIN)
     run, verdict = recorded(tmp_path / "run", command)
     assert (verdict.kind, verdict.rank, verdict.phase) == ("straggler", 0, "forward"), verdict.summary
     assert places(run) == [{"fsdp": 0}, {"fsdp": 1}]
 
 
 def test_a_slow_rank_of_a_pipeline_is_found_in_its_stage(tmp_path: Path) -> None:
-    # Four ranks on however few cores: what is planted must stand out of what they take from each other.
-    command = job("pp-1f1b+ddp", 4, "--fault", "backward:3", "--pause", "0.12")
+    command = job("pp-1f1b+ddp", 4, "--fault", "backward:3", *PLAIN)
     run, verdict = recorded(tmp_path / "run", command)
     assert (verdict.kind, verdict.rank, verdict.phase, verdict.stage) == ("straggler", 3, "backward", 1), verdict.summary
     assert list(layout_of(run).items()) == [("pp", 2), ("dp", 2)]
