@@ -45,6 +45,8 @@ def all_there(page: Page) -> None:
         expect(graph.locator(".main-svg").first).to_be_visible(timeout=PATIENCE_MS)
         expect(graph.locator("figcaption")).not_to_be_empty()
     page.wait_for_load_state("networkidle")
+    # A table makes the rows of its head before what is in them.
+    page.wait_for_function("() => [...document.querySelectorAll('.ag-header-row')].every(row => row.childElementCount)")
 
 
 def darken(page: Page) -> None:
