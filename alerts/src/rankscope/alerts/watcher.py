@@ -143,7 +143,7 @@ class Watcher:
         self._lives.tick()
         runs = self._runs()
         ended = [run for run in runs if self._evaluate_run(run, runs)]
-        going = [run for run in runs if run not in self._over]
+        going = {run for run in runs if run not in self._over}
         for keeping in (self._follow, self._glances, self._lives, self._options.pace, self._unreadable):
             keeping.keep(going)
         self._forget_lost()

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from rankscope.cli.live_run import LiveRun
+from rankscope.cli.standstill import TAIL_BYTES
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.segments import list_segments, open_regular, read_lines
-
-TAIL_BYTES: Final = 64 * 1024
-"""Of the records of steps that were made before one looks: those asked for are to come, or have just been made."""
 
 
 class _Row(msgspec.Struct):
@@ -68,6 +65,7 @@ class ProfiledSteps:
         self._profiled: set[int] = set()
         self._passed = False
         with suppress(OSError):
+            # The steps asked for are to come, or have just been made.
             self._made.skip(keep=TAIL_BYTES)
 
     def lacking(self) -> list[int]:
