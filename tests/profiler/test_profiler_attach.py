@@ -127,10 +127,10 @@ def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import itertools\nfrom rankscope.profiler.rank.host import ThreadMeter\n"
-        "calls, read = itertools.count(), ThreadMeter.read\n"
-        "def broken(self):\n    if next(calls) > 7: raise RuntimeError('planted')\n"
-        "    return read(self)\nThreadMeter.read = broken"
+        "import itertools\nfrom rankscope.profiler.ring import RingWriter\n"
+        "calls, put = itertools.count(), RingWriter.put\n"
+        "def broken(*args):\n    if next(calls) > 5: raise RuntimeError('planted')\n"
+        "    return put(*args)\nRingWriter.put = broken"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
