@@ -23,7 +23,7 @@ from rankscope.cli.profiled import ProfiledSteps
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer
 from rankscope.runs.paths import attempt_dir, flight_dir, rank_dir
 from rankscope.runs.records import AttemptInfo, RunInfo, StepRecord
-from rankscope.runs.segments import read_lines
+from rankscope.runs.segments import read_blocks
 from rankscope.runs.writer import create_attempt, create_run, write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -438,14 +438,14 @@ def test_only_what_is_new_of_the_profiles_is_read(run: Path, monkeypatch: pytest
     append(run, 0, "windows", *(breakdown(step) for step in range(60)))
     profiled = ProfiledSteps(LiveRun(run), 0, range(70, 72))
     assert profiled.lacking() == [70, 71]
-    lines: list[bytes | None] = []
+    read: list[bytes] = []
 
-    def counted(file: BinaryIO) -> Iterator[bytes | None]:
-        for line in read_lines(file):
-            lines.append(line)
-            yield line
+    def counted(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+        for block, length in read_blocks(file):
+            read.append(block)
+            yield block, length
 
-    monkeypatch.setattr("rankscope.cli.profiled.read_lines", counted)
+    monkeypatch.setattr("rankscope.runs.follow.read_blocks", counted)
     # when it goes on, in the same segment, in the middle of a line, and in the next
     rows = [msgspec.json.encode(breakdown(step)) + b"\n" for step in range(69, 72)]
     path = next(rank_dir(run, 0, 0).glob("windows-*"))
@@ -457,7 +457,7 @@ def test_only_what_is_new_of_the_profiles_is_read(run: Path, monkeypatch: pytest
     append(run, 0, "windows", breakdown(72))
     # then that is read, and nothing twice
     assert profiled.lacking() == []
-    assert lines == [rows[0], rows[1], None, rows[2], msgspec.json.encode(breakdown(72)) + b"\n"]
+    assert read == [rows[0] + rows[1], rows[2][:20], rows[2], msgspec.json.encode(breakdown(72)) + b"\n"]
 
 
 def test_profiles_that_move_while_one_waits_are_found(run: Path) -> None:

@@ -65,6 +65,23 @@ def test_segments_that_follow_and_go_are_read_once(tmp_path: Path, folder: Path)
     assert read == list(range(60))
 
 
+def test_what_is_there_can_be_left_out_but_for_its_end(tmp_path: Path, folder: Path) -> None:
+    # Given two segments, the last of which is cut in the middle of a line
+    lines = [b'{"step":%d,"start_unix_ns":1,"wall_us":1.0}\n' % step for step in range(6)]
+    (folder / "steps-000000.jsonl").write_bytes(b"".join(lines[:2]))
+    last = folder / "steps-000001.jsonl"
+    last.write_bytes(b"".join(lines[2:5]))
+    followed = follower(tmp_path)
+    followed.skip(keep=len(lines[4]) + 3)
+    # When it goes on
+    assert new(followed, tmp_path) == [4]
+    with last.open("ab") as out:
+        out.write(lines[5])
+    # Then nothing of before is read, nor anything twice
+    assert new(followed, tmp_path) == [5]
+    assert followed.skipped_lines == 1
+
+
 @pytest.mark.parametrize("change", ["shorter", "another"])
 def test_a_file_that_is_not_what_was_read_is_noticed(tmp_path: Path, folder: Path, change: str) -> None:
     file = folder / "steps-000000.jsonl"

@@ -66,6 +66,17 @@ class StreamFollower(Generic[_T]):
         """Lines so far that could not be used, and those that have no end."""
         return self._damaged + sum(position.read < position.size for position in self._positions.values())
 
+    def skip(self, *, keep: int) -> None:
+        """Take all that is there for read but its last ``keep`` bytes. Raises ``OSError``.
+
+        A line that is cut by that counts among the ``skipped_lines``.
+        """
+        for path in (segments := list_segments(self._folder, self._stream)):
+            status = path.stat()
+            last = path == segments[-1]
+            read = max(0, status.st_size - keep) if last else status.st_size
+            self._positions[path.name] = _Position(status.st_ino, size=read, read=read, over=not last)
+
     def new(self, reader: RunReader, segments: Segments | None = None) -> Iterator[list[_T]]:
         """The records since the last time. ``reader`` takes note of what cannot be read. Raises ``StartOverError``.
 
