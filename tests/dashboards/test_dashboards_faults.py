@@ -160,8 +160,8 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
         return str(call("page.children", {"url.pathname": "/run/run-1"}, triggered="url.pathname")["page"]["children"])
 
     def list_says() -> str:
-        answer = call("runs-grid.rowTransaction", row, triggered="runs-asked.data")
-        return str(answer["runs-grid"]["rowTransaction"]["update"][0].get("health"))
+        answer = call("runs-answer.data", row, triggered="runs-asked.data")
+        return str(answer["runs-answer"]["data"]["rows"][0].get("health"))
 
     assert "nothing newer could be read" not in page_says() + list_says()
     (written,) = (tmp_path / "cache").glob(".live-*/analysis.json")

@@ -102,6 +102,30 @@ def test_the_list_follows_runs_as_they_come_without_losing_what_is_selected(
         expect(page.locator(".ag-pinned-left-cols-container .ag-row-selected")).to_have_count(1)
 
 
+TOLD = """() => {
+    document.querySelector(".ag-row[row-id='a'] .ag-checkbox-input").click();
+    dash_clientside.set_props("runs-answer", {data: {number: 0, rows: [{id: "b", name: "b", kind: "Told", verdict: "late"}]}});
+}"""
+
+
+def test_a_verdict_that_comes_at_the_moment_of_a_choice_does_not_undo_it(
+    tmp_path: Path, write_run: Callable[..., Path], opened: Open, serve: Callable[[Path], str]
+) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, run_id=name, name=name, steps=12)
+    url = serve(tmp_path)
+    with opened(url) as page:
+        expect(page.locator(".ag-center-cols-container .ag-row").nth(1)).to_contain_text("Straggler", timeout=PATIENCE_MS)
+        page.evaluate(TOLD)
+        expect(page.locator(".ag-center-cols-container .ag-row[row-id='b']")).to_contain_text("late")
+        expect(page).to_have_url(f"{url}/?picked=a")
+        expect(page.locator(".ag-pinned-left-cols-container .ag-row-selected")).to_have_count(1)
+        # Also searching knows what was told
+        page.get_by_label("Search runs").fill("late")
+        expect(page.locator(".ag-center-cols-container .ag-row")).to_have_count(1)
+        expect(page.locator(".run-link")).to_have_text("b")
+
+
 def test_a_comparison_shows_its_figures_and_gives_their_numbers_away(
     tmp_path: Path, write_run: Callable[..., Path], opened: Open, serve: Callable[[Path], str]
 ) -> None:

@@ -56,9 +56,7 @@ def find(component: Any, identifier: str) -> dict[str, Any] | None:
 
 def ask(client: Any, *run_ids: str) -> Any:
     """Rows that the browser is sent for those in view."""
-    return client(
-        "runs-grid.rowTransaction", {"runs-asked.data": {"number": 3, "ids": list(run_ids)}}, triggered="runs-asked.data"
-    )
+    return client("runs-answer.data", {"runs-asked.data": {"number": 3, "ids": list(run_ids)}}, triggered="runs-asked.data")
 
 
 def test_rows_come_at_once_and_verdicts_when_they_are_asked_for(memory_runs: Any, caller: Any) -> None:
@@ -71,12 +69,12 @@ def test_rows_come_at_once_and_verdicts_when_they_are_asked_for(memory_runs: Any
 
     answer = ask(client, "run-1")
 
-    (told,) = answer["runs-grid"]["rowTransaction"]["update"]
+    (told,) = answer["runs-answer"]["data"]["rows"]
     assert "makes the other 3 ranks wait" in told["verdict"]
     assert (told["id"], told["kind"], told["tone"]) == ("run-1", "Straggler", "bad")
     assert (told["steps"], told["lost"], told["cost"], told["currency"]) == (60, 12.4, 31.0, "USD")
     assert "ask" not in told
-    assert answer["runs-answered"]["data"] == 3
+    assert answer["runs-answer"]["data"]["number"] == 3
 
 
 def test_what_has_been_analysed_before_is_there_at_once(memory_runs: Any, caller: Any) -> None:
@@ -136,10 +134,10 @@ def test_runs_of_one_name_are_told_apart_by_folder_and_second(tmp_path: Path, wr
 
 def test_so_many_are_answered_at_a_time_and_nonsense_is_not(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
-    rows = ask(client, "no-such-run", *["run-1"] * 100)["runs-grid"]["rowTransaction"]["update"]
+    rows = ask(client, "no-such-run", *["run-1"] * 100)["runs-answer"]["data"]["rows"]
     assert len(rows) == MOST_ASKED - 1, "the unknown one is left out"
     for nonsense in (None, 5, {"ids": 5}, {"number": 1}):
-        assert client("runs-grid.rowTransaction", {"runs-asked.data": nonsense}, triggered="runs-asked.data") == {}
+        assert client("runs-answer.data", {"runs-asked.data": nonsense}, triggered="runs-asked.data") == {}
 
 
 def test_only_some_of_many_live_runs_are_followed(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
@@ -198,15 +196,16 @@ def test_search_and_order_are_in_the_address_and_come_from_it(memory_runs: Any, 
     assert {column["field"]: column["sort"] for column in grid["columnDefs"] if column.get("sort")} == {"lost": "desc"}
     columns = [{"colId": "name", "sort": None}, {"colId": "lost", "sort": "desc"}]
 
-    def select(triggered: str, q: str, search: str) -> Any:
+    def select(triggered: str, q: str, search: str, *, agreed: str | None = None) -> Any:
         values = {"runs-q.value": q, "runs-grid.columnState": columns, "list-address.search": search}
-        return client("runs-search.data", values, triggered=triggered)
+        agreed = search if agreed is None else agreed
+        return client("runs-search.data", {**values, "runs-agreed.data": agreed}, triggered=triggered)
 
     typed = select("runs-q.value", "gpt", "?q=bert&sort=-lost")
     assert typed["runs-search"]["data"] == ["/", "?q=gpt&sort=-lost"]
     clicked = select("runs-grid.columnState", "bert", "?q=bert")
     assert clicked["runs-search"]["data"] == ["/", "?q=bert&sort=-lost"]
-    back = select("list-address.search", "bert", "?sort=name")
+    back = select("list-address.search", "bert", "?sort=name", agreed="?q=bert")
     assert back["runs-q"]["value"] == ""
     assert [(column["colId"], column["sort"]) for column in back["runs-grid"]["columnState"]] == [("name", "asc"), ("lost", None)]
     assert "runs-search" not in back, "the address has the say"
@@ -215,18 +214,19 @@ def test_search_and_order_are_in_the_address_and_come_from_it(memory_runs: Any, 
 def test_the_selection_is_in_the_address(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
 
-    def answer(triggered: str, rows: Any, search: str) -> Any:
+    def answer(triggered: str, rows: Any, search: str, *, agreed: str | None = None) -> Any:
         values = {"runs-q.value": "", "runs-grid.selectedRows": rows, "list-address.search": search}
-        return client("runs-search.data", values, triggered=triggered)
+        values["runs-grid.dashGridOptions"] = {"quickFilterText": ""}
+        agreed = search if agreed is None else agreed
+        return client("runs-search.data", {**values, "runs-agreed.data": agreed}, triggered=triggered)
 
     ticked = answer("runs-grid.selectedRows", [{"id": "a"}, {"id": "b,c"}], "")
     assert ticked["runs-search"]["data"] == ["/", "?picked=a,b%2Cc"]
-    back = answer("list-address.search", [{"id": "a"}, {"id": "b,c"}], "?picked=a")
+    back = answer("list-address.search", [{"id": "a"}, {"id": "b,c"}], "?picked=a", agreed="?picked=a,b%2Cc")
     assert back["runs-grid"]["selectedRows"] == {"ids": ["a"]}
     assert "runs-search" not in back
     still = answer("runs-q.value", {"ids": ["a"]}, "?picked=a")
-    assert "runs-search" not in still
-    assert "selectedRows" not in still["runs-grid"], "it is as the address says"
+    assert still == {}, "it is as the address says"
     turned = answer("runs-grid.selectedRows", [{"id": "b"}, {"id": "a"}], "?picked=a,b")
     assert turned == {}, "the order is the table's"
 
@@ -243,6 +243,33 @@ def test_going_back_is_not_overtaken_by_what_the_table_tells(memory_runs: Any, c
     assert "runs-search" not in told
     assert told["runs-grid"]["selectedRows"] == {"ids": ["a"]}
     assert told["runs-agreed"]["data"] == "?picked=a"
+
+
+def test_the_second_choice_may_come_together_with_the_address_of_the_first(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+    values = {
+        "runs-q.value": "",
+        "runs-grid.selectedRows": [{"id": "a"}, {"id": "b"}],
+        "list-address.search": "?picked=a",
+        "runs-agreed.data": "?picked=a",
+    }
+    told = client("runs-search.data", values, triggered="list-address.search")
+    assert told["runs-search"]["data"] == ["/", "?picked=a,b"]
+    assert "selectedRows" not in told["runs-grid"]
+
+
+def test_a_search_may_come_together_with_what_the_table_tells(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+    values = {
+        "runs-q.value": "gpt",
+        "runs-grid.columnState": [{"colId": "name", "sort": None}],
+        "runs-grid.dashGridOptions": {"quickFilterText": ""},
+        "list-address.search": "",
+        "runs-agreed.data": "",
+    }
+    told = client("runs-search.data", values, triggered="runs-grid.columnState")
+    assert told["runs-search"]["data"] == ["/", "?q=gpt"]
+    assert "quickFilterText" in str(told["runs-grid"]["dashGridOptions"])
 
 
 def test_the_address_of_the_next_page_is_left_alone(memory_runs: Any, caller: Any) -> None:

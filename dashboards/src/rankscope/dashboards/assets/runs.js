@@ -42,13 +42,13 @@
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     rankscope_runs: {
-      look: function (looks, answered) {
+      look: function (looks, answer) {
         var api = grid();
         if (!api || api.isDestroyed()) {
           return dash_clientside.no_update;
         }
         fit(api);
-        if (asked.number !== answered && asked.number && Date.now() - asked.at < PATIENCE_MS) {
+        if (asked.number && !(answer && answer.number === asked.number) && Date.now() - asked.at < PATIENCE_MS) {
           return dash_clientside.no_update; // one question at a time
         }
         var ids = api
@@ -61,6 +61,19 @@
         }
         asked = { number: looks, at: Date.now() };
         return { number: looks, ids: ids };
+      },
+      tell: function (answer) {
+        var api = grid();
+        if (!api || api.isDestroyed()) {
+          return;
+        }
+        answer.rows.forEach(function (row) {
+          var node = api.getRowNode(row.id);
+          if (node) {
+            node.updateData(row);
+          }
+        });
+        api.refreshClientSideRowModel("filter"); // what was told may be searched for, or be the order
       },
     },
   });

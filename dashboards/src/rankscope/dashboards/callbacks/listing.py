@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, no_update
+from dash import ClientsideFunction, Dash, Input, Output, Patch, State, no_update
 from dash.exceptions import PreventUpdate
 
 from rankscope.dashboards.data.lately import Lately
@@ -46,17 +46,17 @@ def register(app: Dash, source: RunSource) -> None:
             return (no_update,) * 5
         return list_rows(source, runs), counted(runs), bool(runs), not runs, revision
 
-    @app.callback(
-        Output("runs-grid", "rowTransaction"),
-        Output("runs-answered", "data"),
-        Input("runs-asked", "data"),
-        prevent_initial_call=True,
-    )
-    def answer(asked: Any) -> tuple[Any, Any]:
+    # Not the table's rowTransaction: it sets the selection back to what it was some 100 ms ago on a slow machine.
+    @app.callback(Output("runs-answer", "data"), Input("runs-asked", "data"), prevent_initial_call=True)
+    def answer(asked: Any) -> Any:
         if not isinstance(asked, dict) or not isinstance(asked.get("ids"), list):
-            return no_update, no_update
+            return no_update
         rows = asked_rows(source, [str(run_id) for run_id in asked["ids"][:MOST_ASKED]])
-        return ({"update": rows, "async": False} if rows else no_update), asked.get("number")
+        return {"number": asked.get("number"), "rows": rows}
+
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope_runs", "tell"), Input("runs-answer", "data"), prevent_initial_call=True
+    )
 
     register_choices(app, "runs", "list-address", "/")
 
@@ -68,7 +68,7 @@ def register(app: Dash, source: RunSource) -> None:
         ClientsideFunction("rankscope_runs", "look"),
         Output("runs-asked", "data"),
         Input("runs-look", "n_intervals"),
-        State("runs-answered", "data"),
+        State("runs-answer", "data"),
         prevent_initial_call=True,
     )
 
@@ -90,10 +90,11 @@ def register_choices(app: Dash, table: str, address: str, page: str) -> None:
         Input(address, "search"),
         State(address, "pathname"),
         State(agreed_search, "data"),
+        State(grid, "dashGridOptions"),
         prevent_initial_call=True,
     )
     def select(  # noqa: PLR0917  # as Dash hands them over
-        q: Any, columns: Any, rows: Any, search: str | None, path: str | None, agreed: str | None
+        q: Any, columns: Any, rows: Any, search: str | None, path: str | None, agreed: str | None, has: Any
     ) -> tuple[Any, ...]:
         if path not in (None, page):
             raise PreventUpdate  # somebody is leaving: this is the address of where they go
@@ -103,15 +104,17 @@ def register_choices(app: Dash, table: str, address: str, page: str) -> None:
         same = rows is None or set(picked) == set(now.picked)
         shown = replace(sorted_as(columns, now), picked=now.picked if same else picked)
         # All choices at once: somebody may have made the second while the first was under way.
-        # What the table tells of itself may overtake what the address has it do, such as after going back twice.
-        moved = ctx.triggered_id == address or (agreed is not None and ListState.parse(agreed) != now)
+        # Somebody went back, or on. What has changed does not tell: what the table says may overtake what the address has it do,
+        # such as after going back twice, and an address that follows one choice may come together with the next.
+        moved = ListState.parse(agreed) != now
         wanted = now if moved else replace(shown, q=str(q or ""))
         options = Patch()
         options["quickFilterText"] = wanted.q
+        searched = isinstance(has, dict) and has.get("quickFilterText") == wanted.q
         return (
             no_update if wanted == now else [page, wanted.search],
             no_update if wanted.q == q else wanted.q,
-            options if moved or ctx.triggered_id != grid else no_update,
+            no_update if searched else options,
             no_update if wanted == shown or not columns else [_column(column, wanted) for column in columns],
             no_update if wanted.picked == shown.picked else {"ids": wanted.picked},
             wanted.search if moved else no_update,

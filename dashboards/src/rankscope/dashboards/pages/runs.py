@@ -32,7 +32,7 @@ def runs_page(source: RunSource, search: str | None, config: DashboardConfig) ->
             dcc.Location(id="list-address", refresh="callback-nav", search=search or ""),
             dcc.Store(id="run-list-revision", data=list_revision(runs)),
             dcc.Store(id="runs-asked"),
-            dcc.Store(id="runs-answered"),
+            dcc.Store(id="runs-answer"),
             dcc.Interval(id="runs-look", interval=LOOK_MS),
             dcc.Interval(id="run-list-poll", interval=int(config.poll_interval_s * 1000)),
         ],
