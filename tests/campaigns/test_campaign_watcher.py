@@ -88,7 +88,8 @@ def test_whichever_rank_is_killed_it_is_named_when_the_job_is_over(
         os.kill(pid_of(run, rank), signal.SIGKILL)
         assert process.wait(120) != 0
         assert watch.process.wait(120) == 0
-        [fired] = [event for event in watch.of("TrainingCrashed") if event["event"] == "firing"]
+    # Only now all that it said has been read
+    [fired] = [event for event in watch.of("TrainingCrashed") if event["event"] == "firing"]
     assert fired["annotations"].get("culprit", str(rank)) == str(rank)
 
 
