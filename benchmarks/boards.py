@@ -36,7 +36,7 @@ import numpy as np
 import yaml
 from boards_site import GPUS, alerts, site
 from remote_write import Filled, empty_prometheus, rests_on, rules_in_order
-from tests.dashboards.grafana_model import Json, Target, all_boards, put_in, targets
+from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, put_in, targets
 
 from rankscope.alerts.own_prometheus import find_programs
 from rankscope.alerts.rules import rules_text

@@ -23,9 +23,9 @@ import numpy as np
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from remote_write import label_bytes
-from tests.dashboards.board_site import NODE_EXPORTER
+from tests.dashboards.grafana.board_site import NODE_EXPORTER
 from tests.exporter.fake_driver import FakeDriver, State, build_library, h100_state, uuid_of
-from tests.exporter.job_node import slurm_folder
+from tests.exporter.jobs.job_node import slurm_folder
 from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of
 
 from rankscope.profiler.helper.published import render, samples

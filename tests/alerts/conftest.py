@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.receiver_process import Target, listening_target
+from tests.alerts.receive.receiver_process import Target, listening_target
 from tests.local_http import answering, respond
 
 from rankscope.analysis.result import Analysis, CollectiveMatching, Cost, Evidence, Finding, RankResult, Source, Verdict

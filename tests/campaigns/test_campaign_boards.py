@@ -12,8 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from tests.dashboards.board_site import Asked, scraping
-from tests.dashboards.grafana_model import Target, all_boards, boards, targets
+from tests.dashboards.grafana.board_site import Asked, scraping
+from tests.dashboards.grafana.grafana_model import Target, all_boards, boards, targets
 from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
 

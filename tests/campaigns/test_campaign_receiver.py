@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from tests.alerts.receiver_process import ReceiverProcess, Target, listening_target, straggler, until
-from tests.alerts.receiver_senders import firing, send_while_killed
+from tests.alerts.receive.receiver_process import ReceiverProcess, Target, listening_target, straggler, until
+from tests.alerts.receive.receiver_senders import firing, send_while_killed
 from tests.played_ranks import accept, job, profile, two_ranks
 
 from rankscope.runs.control import ControlRequest

@@ -1,0 +1,291 @@
+"""With Debian's Alertmanager: it accepts what the watcher sends, agrees on identity, routes, inhibits and forwards."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import yaml
+
+from rankscope.alerts.alert import Alert, Notice, fingerprint
+from rankscope.alerts.alertmanager import Alertmanager
+from rankscope.alerts.client import http_client
+from rankscope.alerts.delivery import Delivery
+from rankscope.alerts.hysteresis import Policy
+from rankscope.alerts.ledger import Ledger
+from rankscope.alerts.payload import NOT_ENDED
+from rankscope.alerts.rules import rules_text, runbooks
+from rankscope.alerts.watcher import Options, Watcher
+
+CONFIG = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
+EXAMPLE = CONFIG.read_text()
+
+
+@pytest.fixture
+def start(tmp_path: Path, eventually: Any) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """``start(healthy_url, *command)`` runs a server until the test ends."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def run(healthy_url: str, *command: str | Path) -> subprocess.Popen[bytes]:
+        log = tmp_path / f"{len(processes)}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path)
+        processes.append(process)
+
+        def healthy() -> bool:
+            assert process.poll() is None, log.read_text()
+            try:
+                return httpx.get(healthy_url).is_success
+            except httpx.TransportError:
+                return False
+
+        eventually(healthy)
+        return process
+
+    yield run
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(timeout=30)
+
+
+@pytest.fixture
+def alertmanager(
+    tmp_path: Path, start: Callable[..., Any], free_port: Callable[[], int], require_program: Callable[[str], str]
+) -> tuple[str, str]:
+    """A real Alertmanager with the example configuration, made quick, in front of a real receiver: both addresses."""
+    program = require_program("prometheus-alertmanager")
+    receiver, port = free_port(), free_port()
+    start(
+        f"http://127.0.0.1:{receiver}/-/healthy",
+        *(sys.executable, "-m", "rankscope", "alerts", "serve", "--listen", f"127.0.0.1:{receiver}"),
+    )
+    config = tmp_path / "alertmanager.yml"
+    quick = EXAMPLE.replace("127.0.0.1:9099", f"127.0.0.1:{receiver}")
+    for name in ("group_wait: 30s", "group_wait: 10s", "group_interval: 5m"):
+        quick = quick.replace(name, f"{name.partition(':')[0]}: 1s")
+    config.write_text(quick)
+    start(
+        f"http://127.0.0.1:{port}/-/healthy",
+        program,
+        f"--config.file={config}",
+        f"--storage.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+    )
+    return f"http://127.0.0.1:{port}", f"http://127.0.0.1:{receiver}"
+
+
+def test_the_example_configuration_is_sound(require_program: Callable[[str], str]) -> None:
+    done = subprocess.run([require_program("amtool"), "check-config", str(CONFIG)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_them() -> None:
+    config = yaml.safe_load(EXAMPLE)
+    rules = [rule for group in yaml.safe_load(rules_text())["groups"] for rule in group["rules"] if "alert" in rule]
+    for inhibition in config["inhibit_rules"]:
+        for side in ("source_matchers", "target_matchers"):
+            # A label that both lack counts as equal
+            assert {f'{label}=~".+"' for label in inhibition["equal"]} <= set(inhibition[side])
+            for names in re.findall(r'alertname=~?"([^"]*)"', " ".join(inhibition[side])):
+                meant = [rule for rule in rules if re.fullmatch(names, rule["alert"])]
+                assert meant, names
+
+
+@pytest.mark.parametrize(
+    ("labels", "receiver"),
+    [
+        (["alertname=TrainingStraggler", "severity=warning", "run_id=r1"], "team"),
+        (["alertname=RankSilent", "severity=critical", "run_id=r1"], "on-call"),
+        (["alertname=GpuDown", "severity=critical", "host=n1"], "on-call"),
+        (["alertname=GpuTooHot", "severity=warning", "host=n1"], "operators"),
+        (["alertname=GpuAllocatedIdle", "severity=info", "host=n1"], "operators"),
+        (["alertname=NodeMaintenance", "severity=info", "host=n1"], "nobody"),
+        (["alertname=WatcherSilent", "severity=critical", "instance=w1:9098"], "operators"),
+        (["alertname=GpuDown", "severity=critical", "host=n1", "simulated=true"], "trial"),
+        (["alertname=TrainingHangSuspected", "severity=critical", "run_id=r1", "simulated=true"], "trial"),
+        (["alertname=GpuDown", "severity=critical", "host=n1", "simulated=false"], "on-call"),
+        (["alertname=Other"], "operators"),
+    ],
+)
+def test_severity_decides_who_is_told(require_program: Callable[[str], str], labels: list[str], receiver: str) -> None:
+    command = [require_program("amtool"), "config", "routes", "test", "--config.file", str(CONFIG), *labels]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [receiver]
+
+
+@pytest.mark.slow
+def test_from_the_watcher_through_alertmanager_to_the_receiver(
+    alertmanager: tuple[str, str], make_run: Any, make_analysis: Any, eventually: Any
+) -> None:
+    manager, receiver = alertmanager
+    run = make_run()
+    # Given a watcher over a live run whose rank 2 stands out
+    with http_client(manager) as client:
+        watcher = Watcher(
+            run.path,
+            analyse=lambda _: make_analysis(2),
+            follow=SimpleNamespace(
+                update=lambda _: make_analysis(2), keep=lambda _: None, past=lambda _, **_how: None, hang=lambda _, _fresh: None
+            ),
+            delivery=Delivery(
+                [Alertmanager(manager, client, resend_after_s=60, valid_s=240)],
+                retry_after_s=1,
+                report=pytest.fail,
+            ),
+            ledger=Ledger(),
+            options=Options(policy=Policy(1, 1), dashboard_url="http://127.0.0.1:8050"),
+            report=pytest.fail,
+            emit=lambda _: None,
+            save=lambda _: None,
+        )
+        # When it evaluates the run
+        watcher.evaluate()
+        [entry] = watcher.ledger.entries
+
+        # Then Alertmanager knows the alert by the fingerprint that we computed
+        [known] = httpx.get(f"{manager}/api/v2/alerts").json()
+        assert known["fingerprint"] == entry.fingerprint
+        assert known["labels"] == entry.alert.labels
+        assert known["annotations"] == entry.alert.annotations
+
+        # and forwards it as a payload that the receiver accepts
+        def arrived(status: str) -> list[Any]:
+            listing = httpx.get(f"{receiver}/deliveries").json()["deliveries"]
+            return [one["payload"] for one in listing if one["payload"]["status"] == status]
+
+        payload = eventually(lambda: arrived("firing"))[0]
+        assert payload["receiver"] == "team"
+        assert payload["groupLabels"] == {"alertname": "TrainingStraggler", "run_id": "llama-1"}
+        [alert] = payload["alerts"]
+        assert alert["fingerprint"] == entry.fingerprint
+        assert alert["annotations"]["cause"] == "input"
+        assert alert["generatorURL"] == "http://127.0.0.1:8050/run/llama-1?rank=2"
+
+        # When the run ends, the end arrives too
+        run.end()
+        assert watcher.evaluate()
+        payload = eventually(lambda: arrived("resolved"))[0]
+        assert payload["alerts"][0]["fingerprint"] == entry.fingerprint
+        assert payload["alerts"][0]["endsAt"] != NOT_ENDED
+
+
+@pytest.mark.slow
+def test_fingerprints_and_inhibitions_agree_with_alertmanager(
+    alertmanager: tuple[str, str], eventually: Any, require_program: Callable[[str], str]
+) -> None:
+    manager, _ = alertmanager
+    # Given label sets of many kinds: unicode, quotes, empty rank, order; causes and their consequences
+    critical, warning = {"severity": "critical"}, {"severity": "warning"}
+    gpu = {"uuid": "GPU-1", "gpu_uuid": "GPU-1", "host": "n1", "instance": "n1:9838"}
+    bus = {"uuid": "GPU-2", "gpu_uuid": "GPU-2", "host": "n2", "instance": "n2:9838"}
+    down, drained = {"host": "n3", "instance": "n3:9838"}, {"host": "n4", "instance": "n4:9838"}
+    labels: dict[str, dict[str, str]] = {
+        "unicode": {"alertname": "Zürich 🚀", "severity": "info", "b": "2", "a": "1"},
+        "quotes": {"alertname": 'a"b\\c\n', "severity": "info"},
+        "silent": {"alertname": "RankSilent", **critical, "run_id": "r1", "rank": "3"},
+        "slow in that run": {"alertname": "TrainingStraggler", **warning, "run_id": "r1", "rank": "2"},
+        "slow elsewhere": {"alertname": "TrainingStraggler", **warning, "run_id": "r2", "rank": "2"},
+        "hang": {"alertname": "TrainingHangSuspected", **critical, "run_id": "r5"},
+        "no steps": {"alertname": "TrainingStalled", **critical, "run_id": "r5"},
+        "lost GPU": {"alertname": "GpuDown", **critical, **gpu},
+        "Xid of it": {"alertname": "GpuXidCritical", **critical, **gpu, "xid": "79"},
+        "heat of it": {"alertname": "GpuTooHot", **warning, **gpu},
+        "rank on it": {"alertname": "RankSilent", **critical, "run_id": "r3", "rank": "0", "gpu_uuid": "GPU-1"},
+        "rank on another": {"alertname": "RankSilent", **critical, "run_id": "r4", "rank": "0", "gpu_uuid": "GPU-3"},
+        "heat under that": {"alertname": "GpuTooHot", **warning, "gpu_uuid": "GPU-3", "host": "n9"},
+        "off the bus": {"alertname": "GpuXidCritical", **critical, **bus, "xid": "79"},
+        "another Xid": {"alertname": "GpuXidCritical", **critical, **bus, "xid": "48"},
+        "rank after the Xid": {"alertname": "RankSilent", **critical, "run_id": "r7", "rank": "0", "gpu_uuid": "GPU-2"},
+        "wants a reset": {"alertname": "GpuRecoveryAction", **critical, **bus, "action": "gpu_reset"},
+        "remap failed": {"alertname": "GpuRowRemapFailure", **critical, "gpu_uuid": "GPU-5", "host": "n5"},
+        "remap pending": {"alertname": "GpuRowRemapPending", **warning, "gpu_uuid": "GPU-5", "host": "n5"},
+        "node down": {"alertname": "NodeDown", **critical, "host": "n3"},
+        "exporter there": {"alertname": "ExporterAbsent", **warning, **down},
+        "rank there": {"alertname": "RankSilent", **critical, "run_id": "r6", "rank": "1", "host": "n3"},
+        "maintenance": {"alertname": "NodeMaintenance", "severity": "info", "host": "n4"},
+        "lost in maintenance": {"alertname": "GpuDown", **critical, **drained, "uuid": "GPU-4", "gpu_uuid": "GPU-4"},
+        "down in maintenance": {"alertname": "NodeDown", **critical, "host": "n4"},
+        "port in maintenance": {"alertname": "InfinibandDiscards", **warning, "host": "n4", "device": "mlx5_0", "port": "1"},
+        "driver hangs": {"alertname": "DriverSilent", **critical, "instance": "n6:9838", "host": "n6"},
+        "collector hangs": {"alertname": "ExporterStale", **warning, "instance": "n6:9838", "host": "n6"},
+        "switch": {"alertname": "NvswitchFatalError", **critical, "host": "n7"},
+        "link to it": {"alertname": "NvlinkInactive", **warning, "gpu_uuid": "GPU-7", "host": "n7"},
+        "made-up switch": {"alertname": "NvswitchFatalError", **critical, "host": "n11", "simulated": "true"},
+        "real link there": {"alertname": "NvlinkInactive", **warning, "gpu_uuid": "GPU-11", "host": "n11", "simulated": "false"},
+        "idle": {"alertname": "GpuAllocatedIdle", "severity": "info", "uuid": "GPU-8", "host": "n8"},
+        "idle for long": {"alertname": "GpuAllocatedIdleLong", **warning, "uuid": "GPU-8", "host": "n8"},
+        "no host": {"alertname": "ExporterSlow", **warning, "instance": "n10:9838"},
+        "two labels": {"alertname": "TrainingStraggler", "rank": "2"},
+        "no run": {"alertname": "ExporterCollectorFailing", **warning, "instance": "n1:9838"},
+    }
+    consequences = {
+        *(
+            "slow in that run",
+            "no steps",
+            "Xid of it",
+            "heat of it",
+            "rank on it",
+            "another Xid",
+            "wants a reset",
+            "remap pending",
+        ),
+        *("exporter there", "rank there", "lost in maintenance", "down in maintenance", "port in maintenance"),
+        *("collector hangs", "link to it", "idle"),
+    }
+    with http_client(manager) as client:
+        Alertmanager(manager, client, resend_after_s=60, valid_s=240).send(
+            [
+                Notice(
+                    alert=Alert(labels=one, annotations={}),
+                    fingerprint=fingerprint(one),
+                    starts_at_unix_ns=1_700_000_000_000_000_000,
+                )
+                for one in labels.values()
+            ],
+            now_unix_ns=2_000_000_000_000_000_000,
+        )
+    known = httpx.get(f"{manager}/api/v2/alerts").json()
+    # Then every fingerprint is the same
+    assert {msgspec.json.encode(sorted(alert["labels"].items())): alert["fingerprint"] for alert in known} == {
+        msgspec.json.encode(sorted(one.items())): fingerprint(one) for one in labels.values()
+    }
+
+    # and exactly the consequences are inhibited
+    def inhibited() -> set[str]:
+        answer = httpx.get(f"{manager}/api/v2/alerts").json()
+        by_fingerprint = {fingerprint(one): name for name, one in labels.items()}
+        assert {alert["status"]["state"] for alert in answer} <= {"active", "suppressed", "unprocessed"}
+        if any(alert["status"]["state"] == "unprocessed" for alert in answer):
+            return set()
+        return {by_fingerprint[alert["fingerprint"]] for alert in answer if alert["status"]["inhibitedBy"]}
+
+    assert eventually(inhibited) == consequences
+
+    # Maintenance can be said by hand, as the runbook, the documentation and the example say it
+    require_program("amtool")
+    [in_runbook] = re.findall(r"`(amtool .*)`", runbooks()["NodeMaintenance"])
+    [in_docs] = re.findall(r"^amtool .*", (CONFIG.parents[2] / "docs" / "alerts.md").read_text(), flags=re.MULTILINE)
+    in_example = re.sub(r" \\\n  # +", " ", EXAMPLE).split("  #   amtool ")[1].partition("\n")[0]
+    command = in_runbook.replace("HOST", "n9").replace("ALERTMANAGER_URL", manager)
+    assert in_docs.replace("NODE ", "n9 ").replace("http://127.0.0.1:9093", manager) == command
+    assert f"amtool {in_example}".replace("NODE ", "n9 ").replace("http://127.0.0.1:9093", manager) == command
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    by_hand = fingerprint({"alertname": "NodeMaintenance", "severity": "info", "host": "n9"})
+
+    def kept_back() -> bool:
+        alerts = httpx.get(f"{manager}/api/v2/alerts").json()
+        return any(by_hand in alert["status"]["inhibitedBy"] for alert in alerts if alert["labels"]["alertname"] == "GpuTooHot")
+
+    assert eventually(kept_back)

@@ -1,0 +1,373 @@
+"""The outbox: nothing that was put is lost or doubled, and nobody is told of what ended before it was heard of."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.full_disk import disk_with_room_for
+from tests.webhook_receiver import SimulatedClock, about, notice
+
+from rankscope.alerts import outbox as outbox_module
+from rankscope.alerts.message import MAX_PAYLOAD_BYTES
+from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.outbox_file import OutboxError
+from rankscope.alerts.outbox_queue import Claimed, OutboxQueue, Outcome
+from rankscope.runs.errors import InputError
+
+
+@pytest.fixture
+def box() -> Outbox:
+    return Outbox(None, clock=SimulatedClock())
+
+
+def claim(box: Outbox, most: int = 32) -> list[Claimed]:
+    return OutboxQueue(box).claim("hook", now_ns=box.now_ns(), most=most, probe=False)
+
+
+def alerts_of(box: Outbox) -> list[tuple[str, str]]:
+    """Rank and status of what waits, in the order in which it will be sent."""
+    bodies = [box.show(one.id) for one in box.listed(state="waiting")]
+    payloads = [msgspec.json.decode(found[1]) for found in bodies if found is not None]
+    return [(alert["labels"]["rank"], alert["status"]) for payload in payloads for alert in payload["alerts"]]
+
+
+def test_what_is_put_twice_waits_once(box: Outbox) -> None:
+    assert box.put(about(notice(1), notice(2))) == 2
+    assert box.put(about(notice(1), notice(2))) == 0
+    assert box.put(about(notice(2), notice(3))) == 1
+    assert alerts_of(box) == [("1", "firing"), ("2", "firing"), ("3", "firing")]
+    # the next firing of the same alert is another one
+    assert box.put(about(notice(1, start_ns=10**18))) == 1
+
+
+def test_an_alert_that_is_twice_in_a_payload_is_told_once(box: Outbox) -> None:
+    assert box.put(about(notice(1), notice(1))) == 1
+    assert box.put(about(notice(1, ended=True))) == 0
+    assert box.counts() == {("hook", "overtaken"): 1}
+
+
+def test_what_was_delivered_is_not_put_again(box: Outbox) -> None:
+    box.put(about(notice(1)))
+    OutboxQueue(box).record([Outcome(message=one, state="delivered") for one in claim(box)])
+    assert box.put(about(notice(1))) == 0
+    assert box.counts() == {("hook", "delivered"): 1}
+
+
+def test_ids_are_the_same_wherever_they_are_made() -> None:
+    [one], [same], [other] = about(notice(1), notice(2)), about(notice(2), notice(1)), about(notice(1), target="else")
+    assert one.id == same.id != other.id
+
+
+def test_something_more_about_an_alert_that_was_told_is_told(box: Outbox) -> None:
+    [message] = about(notice(1))
+    box.put([message])
+    states = tuple(msgspec.structs.replace(state, revision="capture") for state in message.alerts)
+    assert box.put([msgspec.structs.replace(message, id="msg_more", alerts=states)]) == 1
+    # and both are dropped when it ends unheard
+    assert box.put(about(notice(1, ended=True))) == 0
+    assert alerts_of(box) == []
+
+
+def test_what_waits_joins_up_to_the_limit(box: Outbox) -> None:
+    for rank in range(40):
+        box.put(about(notice(rank)))
+    assert [one.alerts for one in box.listed()] == [16, 16, 8]
+    box.put(about(notice(1, run="other")))
+    assert [one.alerts for one in box.listed()] == [16, 16, 8, 1]
+
+
+def test_what_may_have_been_sent_is_not_added_to(box: Outbox) -> None:
+    box.put(about(notice(1)))
+    [claimed] = claim(box)
+    box.put(about(notice(2)))
+    assert [one.alerts for one in box.listed()] == [1, 1]
+    OutboxQueue(box).record([Outcome(message=claimed, state="unsent")])
+    assert [one.attempts for one in box.listed()] == [0, 0]
+
+
+def test_an_alert_that_ended_before_anybody_heard_of_it_is_told_to_nobody(box: Outbox) -> None:
+    box.put(about(notice(1), notice(2)))
+    assert box.put(about(notice(1, ended=True))) == 0
+    assert alerts_of(box) == [("2", "firing")]
+    assert box.put(about(notice(2, ended=True), notice(3))) == 1
+    assert alerts_of(box) == [("3", "firing")]
+    assert box.counts() == {("hook", "overtaken"): 1, ("hook", "waiting"): 1}
+    # put again, it is not new
+    assert box.put(about(notice(1, ended=True), notice(2, ended=True), notice(2))) == 0
+
+
+def test_where_a_beginning_may_have_been_heard_the_end_is_told_too(box: Outbox) -> None:
+    box.put(about(notice(1)))
+    claim(box)  # and killed
+    assert box.put(about(notice(1, ended=True))) == 1
+    assert alerts_of(box) == [("1", "firing"), ("1", "resolved")]
+
+
+def test_an_end_that_comes_while_the_beginning_is_refused_is_dropped_with_it(box: Outbox) -> None:
+    box.put(about(notice(1)))
+    [claimed] = claim(box)
+    box.put(about(notice(1, ended=True), notice(2)))
+    OutboxQueue(box).record([Outcome(message=claimed, state="waiting", reason="answered 500", next_attempt_ns=1)])
+    assert alerts_of(box) == [("2", "firing")]
+
+
+def test_an_end_after_a_beginning_that_was_given_up_unheard_is_not_told(box: Outbox) -> None:
+    box.put(about(notice(1), notice(2)))
+    [claimed] = claim(box)
+    OutboxQueue(box).record([Outcome(message=claimed, state="dead", reason="refused with 404")])
+    assert box.put(about(notice(1, ended=True))) == 0
+    # Replayed, what is still true is told
+    [dead] = box.listed(state="dead")
+    assert box.replay([dead.id]) == [dead.id]
+    assert alerts_of(box) == [("2", "firing")]
+    # and once all of it is over, nothing is
+    [claimed] = claim(box)
+    OutboxQueue(box).record([Outcome(message=claimed, state="dead", reason="refused with 404")])
+    box.put(about(notice(2, ended=True)))
+    assert box.replay() == []
+
+
+def test_an_end_whose_beginning_was_told_by_others_is_told(box: Outbox) -> None:
+    assert box.put(about(notice(1, ended=True))) == 1
+
+
+def test_messages_of_a_group_keep_their_order(box: Outbox) -> None:
+    queue = OutboxQueue(box)
+    box.put(about(notice(1)))
+    [first] = claim(box)
+    box.put(about(notice(2), notice(1, run="other")))
+    queue.record([Outcome(message=first, state="waiting", heard=True, next_attempt_ns=box.now_ns() + 10**9)])
+    # While the first of a group has to wait, only other groups are sent
+    assert [one.group[-8:] for one in claim(box)] == ['"other"}']
+
+
+def test_of_large_alerts_what_matters_is_kept() -> None:
+    huge = notice(1, more={"evidence": "é" * 10**6} | {f"more{number}": "<" * 5000 for number in range(300)})
+    [message] = about(huge)
+    assert len(message.body) <= MAX_PAYLOAD_BYTES
+    [alert] = msgspec.json.decode(message.body)["alerts"]
+    assert alert["annotations"]["summary"] == "rank 1"
+    assert alert["labels"] == huge.alert.labels
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=3000), st.text(max_size=30_000), max_size=8), min_size=1, max_size=30))
+@settings(max_examples=30)
+def test_no_alert_is_left_out_and_no_body_is_too_large(annotations: list[dict[str, str]]) -> None:
+    notices = [
+        msgspec.structs.replace(one, alert=msgspec.structs.replace(one.alert, annotations=texts))
+        for one, texts in ((notice(rank), texts) for rank, texts in enumerate(annotations))
+    ]
+    messages = about(*notices)
+    assert all(len(message.body) <= 20_000 and len(message.alerts) <= 16 for message in messages)
+    told = [state.fingerprint for message in messages for state in message.alerts]
+    assert sorted(told) == sorted(one.fingerprint for one in notices)
+
+
+def test_labels_of_any_size_make_a_message(box: Outbox) -> None:
+    one = notice(1)
+    labels = {f"label{number}" * 100: "\U0001f680" * 10**4 for number in range(200)} | {"alertname": "x" * 10**5}
+    huge = msgspec.structs.replace(one, alert=msgspec.structs.replace(one.alert, labels=labels), fingerprint="f" * 10**5)
+    messages = about(huge)
+    assert len(messages[0].body) <= 20_000
+    assert box.put(messages) == 1
+
+
+def test_the_file_is_for_its_owner_only_and_outlives_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "o.outbox"
+    Outbox(path).put(about(notice(1)))
+    modes = {stat.S_IMODE(entry.stat().st_mode) for entry in path.parent.iterdir()}
+    assert modes == {0o600}
+    assert alerts_of(Outbox(path)) == [("1", "firing")]
+
+
+def test_a_process_that_is_killed_after_it_put_has_put(tmp_path: Path) -> None:
+    path = tmp_path / "o.outbox"
+    code = (
+        "import os, sys, pathlib\nfrom tests.webhook_receiver import about, notice\n"
+        "from rankscope.alerts.outbox import Outbox\n"
+        "Outbox(pathlib.Path(sys.argv[1])).put(about(*(notice(rank) for rank in range(20))))\nos.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], check=False, cwd=Path(__file__).parents[3])
+    assert done.returncode == -9
+    assert len(alerts_of(Outbox(path))) == 20
+
+
+@pytest.mark.slow
+def test_many_processes_may_begin_an_outbox_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "o.outbox"
+    code = (
+        "import pathlib, sys\nfrom tests.webhook_receiver import about, notice\nfrom rankscope.alerts.outbox import Outbox\n"
+        "print(flush=True)\nsys.stdin.readline()\nbox = Outbox(pathlib.Path(sys.argv[1]))\n"
+        "for rank in range(20): box.put(about(notice(rank, run=sys.argv[2] + str(rank))))\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, path, f"{number}-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[3],
+        )
+        for number in range(4)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0] * 4
+    assert len(alerts_of(Outbox(path))) == 80
+
+
+@pytest.mark.parametrize(("sql", "words"), [("PRAGMA user_version = 2", "reads 'rankscope.outbox/1'")])
+def test_the_outbox_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path, sql: str, words: str) -> None:
+    path = tmp_path / "o.outbox"
+    Outbox(path).close()
+    with sqlite3.connect(path) as database:
+        database.execute(sql)
+    database.close()
+    with pytest.raises(InputError, match=words):
+        Outbox(path, report=pytest.fail)
+
+
+def test_what_is_no_outbox_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    text, other, folder, fifo = tmp_path / "text", tmp_path / "other", tmp_path / "folder", tmp_path / "fifo"
+    text.write_text("my novel")
+    with sqlite3.connect(other) as database:
+        database.execute("CREATE TABLE accounts (name TEXT)")
+    database.close()
+    folder.mkdir()
+    os.mkfifo(fifo)
+    before = other.read_bytes()
+    for path in (text, other):
+        with pytest.raises(InputError, match="not an outbox"):
+            Outbox(path, report=pytest.fail)
+    for path in (folder, fifo):
+        with pytest.raises(OutboxError, match=str(path)):
+            Outbox(path, report=pytest.fail)
+    assert (text.read_text(), other.read_bytes()) == ("my novel", before)
+
+
+@pytest.mark.parametrize("damage", ["zeros", "torn", "overwritten"])
+def test_a_damaged_outbox_is_moved_aside_and_said_once(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "o.outbox"
+    box = Outbox(path)
+    for rank in range(20):
+        box.put(about(notice(rank, run=str(rank))))
+    box.close()
+    content = path.read_bytes()
+    half = len(content) // 2
+    damaged = {
+        "zeros": bytes(len(content)),
+        "torn": content[:half],
+        "overwritten": content[:4096] + b"\xff" * (len(content) - 4096),
+    }
+    path.write_bytes(damaged[damage])
+    with pytest.raises(InputError, match="damaged"):
+        Outbox(path, repair=False)
+    reports: list[str] = []
+    fresh = Outbox(path, report=reports.append)
+    assert fresh.file.recovered
+    assert fresh.counts() == {}
+    [line] = reports
+    assert line.startswith(f"{path}: damaged, moved to o.outbox.bad")
+    assert (tmp_path / "o.outbox.bad").read_bytes() == damaged[damage]
+    fresh.close()
+    assert not Outbox(path, report=pytest.fail).file.recovered
+
+
+def test_a_full_disk_loses_nothing_that_was_taken(tmp_path: Path) -> None:
+    path = tmp_path / "o.outbox"
+    box = Outbox(path)
+    taken = 0
+    with disk_with_room_for(120_000):
+        while taken < 1000:
+            try:
+                box.put(about(notice(taken, run=str(taken))))
+            except OutboxError as error:
+                assert "o.outbox: the outbox cannot be used" in str(error)  # noqa: PT017 - which of the puts fails is open
+                break
+            taken += 1
+    assert 0 < taken < 1000
+    assert len(alerts_of(box)) == taken
+    # with room again, what was refused can be put
+    assert box.put(about(notice(taken, run=str(taken)))) == 1
+    assert len(alerts_of(Outbox(path))) == taken + 1
+
+
+def test_more_than_it_may_hold_is_refused_as_a_whole(box: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "MAX_WAITING", 3)
+    box.put(about(*(notice(1, run=str(run)) for run in range(3))))
+    with pytest.raises(OutboxError, match="3 messages wait for hook already"):
+        box.put([*about(notice(1), target="other"), *about(notice(1, run="3"), notice(1, run="4"))])
+    assert len(alerts_of(box)) == 3
+    # which is no trouble of other targets
+    assert box.put(about(notice(1), target="other")) == 1
+
+
+def test_an_outbox_that_is_full_becomes_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.alerts.outbox_file.MAX_FILE_BYTES", 2**20)
+    box = Outbox(tmp_path / "o.outbox", clock=SimulatedClock())
+
+    def fill() -> None:
+        for run in itertools.count():
+            box.put(about(notice(1, run=str(run), more={"evidence": "x" * 3000})))
+
+    with pytest.raises(OutboxError, match="holds 1 MiB already"):
+        fill()
+    queue, count = OutboxQueue(box), len(box.listed())
+    while claimed := claim(box):
+        queue.record([Outcome(message=one, state="dead", reason="x" * 300) for one in claimed])
+    assert box.counts() == {("hook", "dead"): count}
+    box.drop(state="dead")
+    assert box.put(about(notice(1))) == 1
+
+
+def test_what_is_over_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch, box: Outbox) -> None:
+    monkeypatch.setattr("rankscope.alerts.outbox_queue.KEPT_DELIVERED", 5)
+    monkeypatch.setattr("rankscope.alerts.outbox_queue.KEPT_DEAD", 3)
+    monkeypatch.setattr("rankscope.alerts.outbox_queue.KEPT_ALERTS", 10)
+    queue = OutboxQueue(box)
+    box.put(about(*(notice(1, run=str(run)) for run in range(40))))
+    claimed = claim(box, 30)
+    queue.record([Outcome(message=one, state="delivered" if number < 15 else "dead") for number, one in enumerate(claimed)])
+    queue.prune()
+    assert box.counts() == {("hook", "delivered"): 5, ("hook", "dead"): 3, ("hook", "waiting"): 10}
+
+
+def test_messages_that_are_dropped_are_gone(box: Outbox) -> None:
+    box.put(about(notice(1), notice(1, run="r2")))
+    first, second = box.listed()
+    assert box.drop([first.id]) == [first.id]
+    assert [one.id for one in box.listed()] == [second.id]
+    # nobody heard of it, so nobody hears of its end
+    assert box.put(about(notice(1, ended=True))) == 0
+    assert box.drop(state="waiting") == [second.id]
+
+
+def test_a_new_start_of_the_machine_puts_nothing_off_for_long(tmp_path: Path) -> None:
+    # Given a message that was planned by a clock that went wrong before the machine was started anew
+    path = tmp_path / "o.outbox"
+    box = Outbox(path)
+    box.put(about(notice(1)))
+    box.close()
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE messages SET entered_ns = 4e18, next_attempt_ns = 4e18")
+        database.execute("UPDATE meta SET value = 'another boot' WHERE name = 'boot'")
+    database.close()
+    [one] = Outbox(path).listed()
+    assert one.next_attempt_s is not None
+    assert one.next_attempt_s <= 3600

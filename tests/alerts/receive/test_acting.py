@@ -1,0 +1,218 @@
+"""The receiver with runs: alerts are enriched, captures are asked for once, and what they show is told."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler, until
+from tests.flight_dumps import Job
+from tests.played_ranks import accept, job, profile, two_ranks
+from tests.profiler.test_capture import begin, wait_for
+
+from rankscope.runs.control import ControlAnswer, ControlRequest, answer
+from rankscope.runs.paths import flight_dir, rank_dir
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+[receive]
+dashboard_url = "https://rankscope.example"
+runs = ["runs"]
+enrich_within = "30s"
+
+[[target]]
+name = "chat"
+url = "{url}"
+
+[[action]]
+alert = "TrainingStraggler"
+do = "capture"
+steps = {steps}
+wait = "120s"
+"""
+
+
+@pytest.fixture
+def receiver(tmp_path: Path, target: Target, free_port: Callable[[], int]) -> Iterator[ReceiverProcess]:
+    (tmp_path / "runs").mkdir()
+    with ReceiverProcess(tmp_path, free_port(), CONFIG.format(url=target.url, steps=2)) as receiver:
+        yield receiver
+
+
+def told(target: Target, **annotations: str | None) -> list[dict[str, Any]]:
+    """Alerts that say so; ``None``: that say something of the kind."""
+    return [
+        alert
+        for alert in target.alerts
+        if all(
+            alert["annotations"].get(name, "") == text if text else name in alert["annotations"]
+            for name, text in annotations.items()
+        )
+    ]
+
+
+def test_what_a_capture_shows_follows_the_alert_and_a_kill_in_between_asks_nothing_twice(
+    receiver: ReceiverProcess, target: Target, tmp_path: Path
+) -> None:
+    run = two_ranks(tmp_path / "runs" / "one")
+    answering_now: list[bool] = []
+
+    def serve(run: Path, request: ControlRequest) -> None:
+        # given ranks that answer when the receiver has been killed and is there again
+        until(lambda: answering_now)
+        accept(run, request)
+        for rank in (0, 1):
+            profile(run, rank, request.steps)
+
+    with job(run, serve) as seen:
+        assert receiver.post(straggler("r1")).status_code == 200
+        until(lambda: seen)
+        receiver.kill()
+        receiver.start()
+        assert receiver.post(straggler("r1")).status_code == 200
+        answering_now.append(True)
+        (follow_up,) = until(lambda: told(target, capture_outcome=None))
+        time.sleep(1.5)
+    # then one request was made, by whoever
+    assert [request.steps for request in seen] == [2]
+    assert seen[0].note == "asked for by an alert: TrainingStraggler"
+    # the alert went out at once, with a verdict or the reason why there is none, and is told once
+    (first,) = told(target, capture_asked=None)
+    assert "verdict" in first["annotations"]
+    assert first["annotations"]["dashboard_url"] == "https://rankscope.example/run/r1?rank=1"
+    assert first["annotations"]["summary"] == "Rank 1 makes the others wait."
+    # and the follow-up has its identity, and what the profiled steps showed
+    assert len(target.alerts) == 2
+    assert (follow_up["labels"], follow_up["startsAt"], follow_up["fingerprint"]) == (
+        first["labels"],
+        first["startsAt"],
+        first["fingerprint"],
+    )
+    words = follow_up["annotations"]
+    assert words["capture_outcome"] == "shown"
+    assert words["verdict_rank"] == "1"
+    assert "Rank 1" in words["summary"]
+    assert words["capture_steps"] == "70-71"
+    assert words["imposed_wait"] == "the others waited 400 ms per step for rank 1, 100% of all waiting"
+    assert words["overlap"] == "rank 1 hides 20% of its communication, the others 20%"
+    assert words["dashboard_url"] == "https://rankscope.example/run/r1/timeline?rank=1&window=70"
+
+
+def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
+    receiver: ReceiverProcess, target: Target, tmp_path: Path
+) -> None:
+    run = two_ranks(tmp_path / "runs" / "one")
+
+    def serve(run: Path, request: ControlRequest) -> None:
+        answer(run, ControlAnswer(id=request.id, accepted=False, reason="busy\x1b[2J", answered_unix_ns=1))
+
+    with job(run, serve):
+        receiver.post(straggler("r1"), straggler("../../etc"), straggler("y" * 100_000))
+        until(lambda: told(target, capture_outcome=None))
+    (refused,) = told(target, capture_outcome="refused")
+    assert "busy" in refused["annotations"]["summary"]
+    assert "\x1b" not in refused["annotations"]["summary"]
+    # and of runs that are not there nothing is asked
+    missing = [alert for alert in told(target, no_verdict=None) if alert["labels"]["run_id"] != "r1"]
+    assert {alert["annotations"]["no_verdict"][:30] for alert in missing} == {"this run is not under the rece"}
+    assert len(missing) == 2
+    assert not any("capture_asked" in alert["annotations"] for alert in missing)
+    assert receiver.count('actions_total{kind="capture",outcome="refused"}') == 1
+
+
+def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
+    tmp_path: Path, target: Target, free_port: Callable[[], int]
+) -> None:
+    # given a job in which rank 1 does not come to a collective
+    run = two_ranks(tmp_path / "runs" / "one", simulated=True)
+    hung = Job.of_events({"0": (0, 1)}, ["0"] * 3, stops={1: 1}).dumps()
+
+    def serve(run: Path, request: ControlRequest) -> None:
+        flight_dir(run, 0).mkdir()
+        for rank in (0, 1):
+            (flight_dir(run, 0) / f"rank-{rank:05d}-{request.id}-nccl.pickle").write_bytes(pickle.dumps(hung[rank], protocol=2))
+            answer(run, ControlAnswer(id=request.id, accepted=True, answered_unix_ns=1), rank=rank)
+
+    config = (
+        CONFIG.format(url=target.url, steps=2).replace('"TrainingStraggler"', '"TrainingStalled"').replace('"capture"', '"dump"')
+    )
+    with ReceiverProcess(tmp_path, free_port(), config) as receiver, job(run, serve) as seen:
+        alert = straggler("", alertname="TrainingStalled", rank="", run="test")
+        receiver.post(alert | {"annotations": {"summary": "It stands.", "next": f"rankscope hang {run}\nAsk Ann."}})
+        (follow_up,) = until(lambda: told(target, dump_outcome=None))
+    assert [request.kind for request in seen] == ["dump"]
+    words = follow_up["annotations"]
+    assert words["dump_outcome"] == "shown", words
+    assert (words["verdict_rank"], words["verdict_host"]) == ("1", "node1")
+    assert words["collectives"] == "all_reduce"
+    assert words["summary"].startswith("[simulated GPUs] Run r1, the only live one of that name: Flight Recorders: Rank 1")
+    assert words["simulated"] == "true"
+    # what to do begins with its process, and keeps what the alert said
+    steps = words["next"].splitlines()
+    assert steps[:3] == ["py-spy dump --pid 101   (rank 1, on node1)", f"rankscope hang {run}", "Ask Ann."]
+    assert not any("PID" in step for step in steps)
+    # the alert gave a name only, and both say whom they are about
+    (first,) = told(target, dump_asked=None)
+    assert (first["annotations"]["found_by_name"], words["found_by_name"]) == ("r1", "r1")
+    assert "Run r1, the only live one of that name: " in first["annotations"]["verdict"]
+
+
+def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follows(
+    tmp_path: Path, target: Target, free_port: Callable[[], int]
+) -> None:
+    two_ranks(tmp_path / "runs" / "one")
+    # given less time than any analysis takes
+    config = CONFIG.format(url=target.url, steps=2).partition("[[action]]")[0].replace('"30s"', '"0.01ms"')
+    with ReceiverProcess(tmp_path, free_port(), config) as receiver:
+        receiver.post(straggler("r1"), {**straggler("r1"), "labels": {"alertname": "GpuDown"}})
+        until(lambda: len(target.alerts) >= 2)
+        # also of a receiver that was killed in between
+        receiver.kill()
+        receiver.start()
+        (follow_up,) = until(lambda: told(target, verdict=None))
+        time.sleep(1.5)
+    (late,) = told(target, no_verdict=None)
+    assert late["annotations"]["no_verdict"] == "the run was not analysed within 1e-05 s; it follows when it is there"
+    assert (follow_up["labels"], follow_up["startsAt"]) == (late["labels"], late["startsAt"])
+    assert len(target.alerts) == 3
+
+
+@pytest.mark.usefixtures("require_torch")
+def test_a_straggler_alert_about_a_real_job_is_followed_by_the_rank_and_the_cause(
+    tmp_path: Path, target: Target, free_port: Callable[[], int]
+) -> None:
+    # given two ranks that train, of which rank 1 takes longer in backward: by more than other work on this machine may take, and
+    # asked for so many steps, of one collective each, that it cannot be by chance that it is the last at most of them
+    run = tmp_path / "runs" / "real"
+    run.parent.mkdir()
+    training = begin(run, pause_s=0.06)
+    receiver = ReceiverProcess(tmp_path, free_port(), CONFIG.format(url=target.url, steps=30))
+    try:
+        receiver.start()
+        for rank in (0, 1):
+            wait_for(rank_dir(run, 0, rank) / "steps-000000.jsonl", training)
+        # when the alert of Prometheus' rule arrives
+        assert receiver.post(straggler("r")).status_code == 200
+        (follow_up,) = until(lambda: told(target, capture_outcome=None))
+    finally:
+        receiver.kill()
+        training.send_signal(signal.SIGTERM)
+        training.communicate(timeout=120)
+    # then what follows names the rank
+    words = follow_up["annotations"]
+    assert words["capture_outcome"] == "shown", words
+    assert words.get("verdict_rank") == "1", words
+    assert words["cause"] == "host"
+    assert "Rank 1 on host" in words["summary"]
+    assert "for rank 1" in words["imposed_wait"]
+    assert "overlap" in words
+    assert "all_reduce" in words["collectives"]
+    first, last = map(int, words["capture_steps"].split("-"))
+    assert last == first + 29
+    assert words["dashboard_url"].endswith(f"window={first}")

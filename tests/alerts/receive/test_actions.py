@@ -1,0 +1,165 @@
+"""What is asked of runs because of alerts: what the file allows, once, and only so often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.alerts.receive.receiver_heard import Heard
+from tests.played_ranks import two_ranks
+
+from rankscope.alerts.receiver_config import ActionRule
+from rankscope.alerts.receiving import actor as actor_module
+from rankscope.alerts.receiving.actor import Actor, _run_of, _Running
+from rankscope.alerts.receiving.bounded_child import Finished
+from rankscope.alerts.receiving.captured import steps_together
+from rankscope.alerts.receiving.counters import Counters
+from rankscope.alerts.receiving.facts import Facts
+from rankscope.alerts.receiving.known_runs import KnownRun, KnownRuns, UnknownRunError
+from rankscope.alerts.receiving.notification import Arrived
+
+CAPTURE = ActionRule(alert="TrainingStraggler", do="capture", at_most="1/10min per run", at_most_overall="2/1h")
+DUMP = ActionRule(alert="TrainingStraggler", do="dump")
+
+
+def test_a_capture_is_wanted_once_in_an_episode() -> None:
+    heard = Heard(CAPTURE)
+    ((_, words),) = heard.hear(heard.alert())
+    assert "3 of its next steps" in words["capture_asked"]
+    (action,) = heard.inbox.actions("wanted")
+    assert (action.kind, action.run_id, action.steps) == ("capture", "r1", 3)
+    heard.hear(heard.alert(), after_s=5 * 3600)
+    assert len(heard.inbox.actions("wanted")) == 1
+    # and again when it comes back
+    heard.hear(heard.alert("resolved"), after_s=60)
+    heard.hear(heard.alert(starts=990_000), after_s=7200)
+    assert len(heard.inbox.actions("wanted")) == 2
+
+
+def test_captures_are_so_many_per_run_and_in_all() -> None:
+    heard = Heard(CAPTURE)
+    told = heard.hear(*(heard.alert(rank=str(rank)) for rank in range(3)))
+    assert sum("follows" in words["capture_asked"] for _, words in told) == 1
+    assert sum("at most 1/10min per run" in words["capture_asked"] for _, words in told) == 2
+    asked = [words["capture_asked"] for run in "bcd" for _, words in heard.hear(heard.alert(run_id=run))]
+    assert ["follows" in one for one in asked] == [True, False, False]
+    assert asked[1].endswith("at most 2/1h")
+    # later there is room again
+    ((_, words),) = heard.hear(heard.alert(run_id="e"), after_s=3601)
+    assert "follows" in words["capture_asked"]
+
+
+def test_two_rules_of_a_kind_ask_once() -> None:
+    heard = Heard(CAPTURE, ActionRule(alert="TrainingStraggler", do="capture", steps=9), DUMP)
+    heard.hear(heard.alert())
+    assert [(action.kind, action.steps) for action in heard.inbox.actions("wanted")] == [("capture", 3), ("dump", 3)]
+
+
+def test_a_run_is_one_run_to_the_limits_whatever_alerts_call_it() -> None:
+    heard = Heard(CAPTURE)
+    heard.worker._analyst = SimpleNamespace(facts=lambda _: Facts(run_id="r1", problem="damaged"))  # type: ignore[assignment]
+    ((_, first),) = heard.hear(heard.alert(run_id=""))
+    ((_, second),) = heard.hear(heard.alert(run=""))
+    assert "follows" in first["capture_asked"]
+    assert second["capture_asked"] == "no, for there were enough lately: at most 1/10min per run"
+
+
+def test_a_clock_that_was_ahead_does_not_forbid_captures_until_then() -> None:
+    heard = Heard(CAPTURE)
+    for number in range(2):
+        heard.hear(heard.alert(run_id=str(number)), after_s=365 * 86400)
+    ((_, words),) = heard.hear(heard.alert(run_id="now"), after_s=-2 * 365 * 86400)
+    assert "follows" in words["capture_asked"]
+
+
+def acting(heard: Heard, *rules: ActionRule, shown: list[str]) -> Actor:
+    return Actor(heard.inbox, runs=KnownRuns([]), rules=rules, counters=Counters(), show=shown.append, report=shown.append)
+
+
+def test_what_the_file_allows_no_more_when_it_is_due_is_not_done() -> None:
+    heard, shown = Heard(CAPTURE), list[str]()
+    heard.hear(heard.alert())
+    # given a restart with a file that allows captures for another team only
+    actor = acting(heard, ActionRule(alert="TrainingStraggler", do="capture", match={"team": "a"}), shown=shown)
+    actor.run_due()
+    assert heard.inbox.actions("wanted", "asked", "recorded") == []
+    assert "the receiver's file does not allow it any more" in shown[0]
+
+
+@pytest.mark.parametrize(
+    "annotations", [{"summary": "[simulated GPUs] It stands."}, {"simulated": "true", "summary": "It stands."}]
+)
+def test_a_follow_up_keeps_the_mark_of_its_alert_and_what_it_said_to_do(annotations: dict[str, str]) -> None:
+    heard, shown = Heard(CAPTURE), list[str]()
+    heard.hear(heard.alert() | {"annotations": {**annotations, "next": "py-spy dump --pid 26401   (rank 1, on n1)"}})
+    actor = acting(heard, CAPTURE, shown=shown)
+    actor._forwarding = heard.worker._forwarding
+    actor.run_due()
+    ((_, words),) = heard.wait(1)
+    assert words["summary"] == "[simulated GPUs] No capture: the receiver was away for too long after the alert"
+    assert words["simulated"] == "true"
+    assert words["next"] == "py-spy dump --pid 26401   (rank 1, on n1)"
+
+
+def test_what_to_do_comes_once_and_names_processes_where_they_are_known() -> None:
+    stack, culprit, unnamed = (f"py-spy dump --pid {who}" for who in ("1   (rank 1)", "5   (rank 5)", "PID shows where it is"))
+    own = f"rankscope hang r\n{stack}"
+    assert steps_together(own, f"{unnamed}\nrankscope analyze r") == f"{own}\nrankscope analyze r"
+    assert steps_together(own, f"{culprit}\n{unnamed}\n{stack}") == f"{culprit}\n{stack}\nrankscope hang r"
+    assert steps_together("", unnamed) == unnamed
+    assert steps_together("", "") == ""
+
+
+def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Path) -> None:
+    heard = Heard(CAPTURE)
+    heard.worker._analyst = SimpleNamespace(facts=lambda _: Facts(run_id="r1", by_name=True, problem="damaged"))  # type: ignore[assignment]
+    ((_, words),) = heard.hear(heard.alert(run_id="", run="test"))
+    assert words["no_verdict"] == "Run r1, the only live one of that name: damaged"
+    assert words["found_by_name"] == "r1"
+    # when another has begun by the time it is due
+    two_ranks(tmp_path / "one")
+    two_ranks(tmp_path / "two", run_id="r2")
+    runs = KnownRuns([tmp_path])
+    (action,) = heard.inbox.actions("wanted")
+    alert = msgspec.json.decode(action.alert, type=Arrived)
+    assert runs.find(_run_of(action, alert)).run_id == "r1"
+    # of one that was not looked at in time, there is only the name
+    with pytest.raises(UnknownRunError, match="are 2"):
+        runs.find(_run_of(msgspec.structs.replace(action, run_id="test"), alert))
+
+
+def test_a_fault_of_ours_gives_the_place_of_its_action_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, shown = Heard(CAPTURE), list[str]()
+    heard.hear(heard.alert())
+    actor = acting(heard, CAPTURE, shown=shown)
+    (action,) = heard.inbox.actions("wanted")
+    ended: list[bool] = []
+    child: Any = SimpleNamespace(poll=lambda: Finished(0, b"{}", ""), end=lambda: ended.append(True))
+    actor._running[action.number] = _Running(action, KnownRun(Path("/"), "r1", "", simulated=False), child)
+    monkeypatch.setattr(actor_module, "said_by_capture", lambda *_, **__: 1 / 0)
+    actor.run_due()
+    actor.run_due()
+    assert (actor._running, ended) == ({}, [True])
+    assert shown == [f"internal fault: action {action.number} is left for the next start: ZeroDivisionError: division by zero"]
+    assert heard.inbox.actions("wanted") == [action]
+
+
+def test_nothing_is_asked_for_other_alerts_nor_without_a_run() -> None:
+    heard = Heard(CAPTURE)
+    assert len(heard.hear(heard.alert(alertname="GpuDown"), heard.alert(run_id="", run=""))) == 2
+    assert heard.inbox.actions("wanted") == []
+
+
+def test_what_is_done_leaves_no_alert_behind() -> None:
+    heard = Heard(CAPTURE)
+    heard.hear(heard.alert())
+    (action,) = heard.inbox.actions("wanted")
+    recorded = heard.inbox.move(action, "recorded", result=b"{}")
+    assert recorded.alert == action.alert
+    heard.inbox.move(recorded, "done")
+    (done,) = heard.inbox.actions("done")
+    assert (done.alert, done.result) == (b"", None)
+    assert heard.inbox.acted("capture", action.fingerprint, action.starts_unix_ns)

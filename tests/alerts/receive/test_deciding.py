@@ -1,0 +1,238 @@
+"""What is news, where alerts go on to, and what senders say; nobody is asked, and nothing is sent."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from tests.alerts.receive.receiver_heard import STRAGGLER, Heard, S
+from tests.played_ranks import end, two_ranks
+
+from rankscope.alerts.alert import fingerprint, unix_ns
+from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.receiver_config import Route
+from rankscope.alerts.receiving import known_runs as known_runs_module
+from rankscope.alerts.receiving.episodes import Episode, next_episode
+from rankscope.alerts.receiving.forwarding import Forwarding
+from rankscope.alerts.receiving.known_runs import KnownRuns, RunName, UnknownRunError
+from rankscope.alerts.receiving.notification import MAX_ALERTS, read_notification
+from rankscope.runs.records import RunInfo
+from rankscope.runs.writer import create_run
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+def test_a_change_is_news_and_a_repetition_is_not(heard: Heard) -> None:
+    firing, resolved = heard.alert(), heard.alert("resolved")
+    assert len(heard.hear(firing)) == 1
+    assert heard.hear(firing, after_s=60) == []
+    assert heard.hear(firing, after_s=3600) == []
+    assert [status for status, _ in heard.hear(resolved, after_s=60)] == ["resolved"]
+    assert heard.hear(resolved, after_s=60) == []
+
+
+def test_why_an_alert_ended_goes_on(heard: Heard) -> None:
+    heard.hear(heard.alert())
+    over = {**heard.alert("resolved"), "annotations": {"ended_because": "the run is over"}}
+    assert heard.hear(over, after_s=60) == [("resolved", {"ended_because": "the run is over"})]
+
+
+def test_that_more_is_known_of_an_alert_is_told_once(heard: Heard) -> None:
+    heard.hear(heard.alert())
+
+    def of(seconds: int) -> dict[str, Any]:
+        words = {"culprit": "2", "updated_at": f"1970-01-12T13:46:{seconds:02d}.000Z"}
+        return {**heard.alert(), "annotations": words}
+
+    assert heard.hear(of(50), after_s=60) == [("firing", {"culprit": "2", "updated_at": "1970-01-12T13:46:50.000Z"})]
+    # Repeated, or said before by another Alertmanager that is late, it is no news
+    assert heard.hear(of(50), after_s=60) == []
+    assert heard.hear(of(40), after_s=60) == []
+    assert heard.hear(heard.alert(), after_s=60) == []
+    assert len(heard.hear(of(55), after_s=60)) == 1
+
+
+def test_what_still_fires_is_told_again_after_hours(heard: Heard) -> None:
+    heard.hear(heard.alert())
+    (again,) = heard.hear(heard.alert(), after_s=4 * 3600 + 1)
+    assert again == ("firing", {"reminder": "1", "updated_at": "1970-01-12T17:46:41.000Z"})
+    assert heard.hear(heard.alert(), after_s=60) == []
+    assert len(heard.hear(heard.alert(), after_s=4 * 3600 + 1)) == 1
+
+
+def test_two_alertmanagers_say_everything_twice_and_not_quite_alike(heard: Heard) -> None:
+    assert len(heard.hear(heard.alert(starts=900_010))) == 1
+    assert heard.hear(heard.alert(starts=900_000), after_s=1) == []
+    assert len(heard.hear(heard.alert("resolved", starts=900_000), after_s=60)) == 1
+    assert heard.hear(heard.alert("resolved", starts=900_010), after_s=1) == []
+    # a copy of the beginning that comes after the end
+    assert heard.hear(heard.alert(starts=900_000), after_s=1) == []
+
+
+def test_an_alert_that_comes_back_is_news_also_with_the_time_it_had(heard: Heard) -> None:
+    told = []
+    for number, starts in enumerate((900_000, 950_000, 950_000)):
+        told += heard.hear(heard.alert(starts=starts), after_s=3600)
+        told += heard.hear(heard.alert("resolved", starts=starts), after_s=3600)
+        assert len(told) == 2 * (number + 1)
+
+
+def test_the_end_of_what_nobody_heard_of_is_not_told(heard: Heard) -> None:
+    assert heard.hear(heard.alert("resolved")) == []
+
+
+def test_an_end_that_does_not_say_of_what_is_an_end(heard: Heard) -> None:
+    heard.hear(heard.alert())
+    assert [status for status, _ in heard.hear(heard.alert("resolved") | {"startsAt": ""}, after_s=60)] == ["resolved"]
+    # and a beginning that does not say when it was is none that came late
+    assert [status for status, _ in heard.hear(heard.alert() | {"startsAt": ""}, after_s=1)] == ["firing"]
+
+
+def test_of_one_delivery_with_an_alert_twice_the_last_counts(heard: Heard) -> None:
+    heard.hear(heard.alert(), heard.alert("resolved", starts=900_001))
+    episode = heard.inbox.episode(fingerprint(STRAGGLER))
+    assert episode is not None
+    assert episode.status == "resolved"
+
+
+@given(
+    some.lists(some.tuples(some.sampled_from(["firing", "resolved"]), some.integers(0, 3), some.integers(0, 7200)), max_size=20)
+)
+def test_nothing_is_told_twice_and_no_end_without_a_beginning(deliveries: list[tuple[Any, int, int]]) -> None:
+    known: Episode | None = None
+    now = 10**9
+    told: list[str] = []
+    for status, starts, pause in deliveries:
+        now += pause
+        known, what = next_episode(
+            known, fingerprint="f", status=status, starts_unix_ns=starts * S, now_unix_ns=now * S, repeat_after_s=1e9
+        )
+        if what is not None:
+            told.append(status)
+    assert told == ["firing", "resolved"] * (len(told) // 2) + ["firing"] * (len(told) % 2)
+
+
+def test_routes_say_who_is_told() -> None:
+    routes = (
+        Route(match={"severity": "critical"}, targets=["pager", "chat"]),
+        Route(match={"alertname": ["TrainingStraggler", "Other"], "team": ""}, targets=["chat"]),
+        Route(match={"alertname": "Quiet"}, targets=[]),
+    )
+    forwarding = Forwarding(Outbox(None), targets={"chat": 16, "pager": 1}, routes=routes)
+    assert forwarding.targets_of({"severity": "critical"}) == ["pager", "chat"]
+    assert forwarding.targets_of(STRAGGLER) == ["chat"]
+    assert forwarding.targets_of(STRAGGLER | {"team": "a"}) == ["chat", "pager"]
+    assert forwarding.targets_of({"alertname": "Quiet"}) == []
+
+
+def test_a_thousand_alerts_at_once_are_all_told(heard: Heard) -> None:
+    told = heard.hear(*(heard.alert(rank=str(rank)) for rank in range(1000)))
+    assert len(told) == 1000
+
+
+GRAFANA = {
+    "receiver": "hooks", "status": "firing", "orgId": 1, "version": "1", "groupKey": "{}:{}", "truncatedAlerts": 2, "title": "t",
+    "state": "alerting", "message": "m", "groupLabels": {}, "commonLabels": {}, "commonAnnotations": {},
+    "externalURL": "http://grafana/",
+    "alerts": [{
+        "status": "firing", "labels": {"alertname": "Hot", "grafana_folder": "gpu"}, "annotations": {"summary": "85 °C"},
+        "startsAt": "2024-05-01T12:00:00+02:00", "endsAt": "0001-01-01T00:00:00Z", "generatorURL": "http://grafana/a",
+        "fingerprint": "c6eadffa33fcdf37", "silenceURL": "http://grafana/s", "dashboardURL": "http://grafana/d", "panelURL": "",
+        "values": {"B": 85.0, "C": None}, "valueString": "[ var='B' value=85 ]", "imageURL": "http://grafana/i",
+    }],
+}  # fmt: skip
+
+
+def test_what_grafana_sends_has_the_same_shape() -> None:
+    said = read_notification(msgspec.json.encode(GRAFANA))
+    assert (said.source, said.truncated_alerts) == ("grafana", 2)
+    (alert,) = said.alerts
+    assert alert.starts_unix_ns == 1_714_557_600 * S
+    assert alert.annotations == {
+        "summary": "85 °C",
+        "values": "[ var='B' value=85 ]",
+        "silence_url": "http://grafana/s",
+        "dashboard_url": "http://grafana/d",
+    }
+
+
+def test_what_a_sender_leaves_out_is_tolerated() -> None:
+    body = {"version": "4", "status": "firing", "alerts": [{"status": "firing", "labels": {}, "annotations": None}]}
+    (alert,) = read_notification(msgspec.json.encode(body)).alerts
+    assert (alert.annotations, alert.starts_unix_ns) == ({}, 0)
+    many = {**body, "alerts": body["alerts"] * (MAX_ALERTS + 5)}  # type: ignore[operator]
+    assert read_notification(msgspec.json.encode(many)).truncated_alerts == 5
+
+
+@pytest.mark.parametrize(
+    "text", ["", "now", "9" * 5000, "2024-13-01T00:00:00Z", "\x00", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"]
+)
+def test_a_moment_that_is_none_is_unknown(heard: Heard, text: str) -> None:
+    assert unix_ns(text) == 0
+    # and harms nobody
+    assert len(heard.hear({**heard.alert(), "startsAt": text})) == 1
+
+
+def test_runs_are_found_by_what_they_say_and_not_by_path(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for name, start in (("a", 1), ("b", 2)):
+        create_run(root / name, RunInfo(run_id=f"id-{name}", name="llama", start_unix_ns=start))
+    create_run(tmp_path / "outside", RunInfo(run_id="outside", name="outside", start_unix_ns=1))
+    (root / "link").symlink_to(tmp_path / "outside")
+    (root / "inside").symlink_to(root / "a")
+    (root / "circle").symlink_to(root / "circle")
+    (root / "damaged").mkdir()
+    (root / "damaged" / "run.json").write_bytes(b"{")
+    runs = KnownRuns([root])
+    assert runs.find(RunName("id-a", "")).path == root / "a"
+    for name in ("outside", "../outside", str(root / "a"), "a", "link", "\x00", "id-a/../id-b"):
+        with pytest.raises(UnknownRunError, match="not under"):
+            runs.find(RunName(name, ""))
+    # a copy that says to be the same run: neither is believed
+    create_run(root / "c", RunInfo(run_id="id-a", name="llama", start_unix_ns=1))
+    with pytest.raises(UnknownRunError, match="2 folders"):
+        runs.find(RunName("id-a", ""))
+
+
+def test_a_run_is_found_by_its_name_only_if_it_is_the_only_live_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = KnownRuns([tmp_path])
+    old, one, two = (two_ranks(tmp_path / name, run_id=name) for name in ("old", "one", "two"))
+    create_run(tmp_path / "begins", RunInfo(run_id="begins", name="test", start_unix_ns=1))
+    for rank in (0, 1):
+        end(old, rank)
+    end(one, 0)  # of which rank 1 goes on
+    with pytest.raises(UnknownRunError, match="no run_id, and live runs of this name are 2"):
+        runs.find(RunName("", "test"))
+    end(two, 0)
+    end(two, 1)
+    assert runs.find(RunName("", "test")).run_id == "one"
+    # nobody is left to say that it has ended
+    monkeypatch.setattr(known_runs_module, "QUIET_S", 0.0)
+    with pytest.raises(UnknownRunError, match="are 0"):
+        runs.find(RunName("", "test"))
+    assert runs.find(RunName("old", "test")).run_id == "old"
+    with pytest.raises(UnknownRunError, match="not under"):
+        runs.find(RunName("", "other"))
+
+
+def test_a_folder_of_runs_that_is_away_is_no_reason_to_know_nothing_and_none_to_guess(tmp_path: Path) -> None:
+    two_ranks(tmp_path / "here" / "one", run_id="one")
+    away = tmp_path / "away"
+    runs = KnownRuns([tmp_path / "here", away])
+    assert runs.find(RunName("one", "test")).run_id == "one"
+    gone = re.escape(f"{away} cannot be looked into: No such file or directory")
+    with pytest.raises(UnknownRunError, match=f"not under the receiver's --runs; {gone}"):
+        runs.find(RunName("two", "test"))
+    with pytest.raises(UnknownRunError, match=f"are 1; {gone}"):
+        runs.find(RunName("", "test"))
+    # when it is back, nobody has to start anything
+    two_ranks(away / "two", run_id="two")
+    assert runs.find(RunName("two", "test")).run_id == "two"

@@ -1,0 +1,310 @@
+"""A receiver as a real process: killed while senders send, with a full disk, and fed with what nobody should send."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import random
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler, until
+from tests.alerts.receive.receiver_senders import firing, send_while_killed
+
+from rankscope.alerts.serve import MOST_CONNECTIONS
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+[[target]]
+name = "chat"
+url = "{url}"
+"""
+
+
+@pytest.fixture
+def receiver(tmp_path: Path, target: Target, free_port: Callable[[], int]) -> Iterator[ReceiverProcess]:
+    with ReceiverProcess(tmp_path, free_port(), CONFIG.format(url=target.url)) as receiver:
+        yield receiver
+
+
+def test_what_was_acknowledged_is_told_once_however_often_the_receiver_is_killed(
+    receiver: ReceiverProcess, target: Target
+) -> None:
+    course = send_while_killed(receiver, target, deliveries=40, senders=6, kills=2, pause_s=lambda: random.uniform(0.05, 0.6))
+    assert course.acknowledged == 40
+    assert course.told == {str(number): 1 for number in range(40)}
+
+
+HOSTILE = [
+    b"",
+    b"\x00" * 1000,
+    b"[" * 200_000,
+    b'{"a":' * 50_000,
+    b"\xff\xfe\x00{}",
+    b'{"version":"4","status":"firing","alerts":[{"status":"firing","labels":{"a":"\\ud800"}}]}',
+    b'{"version":"4","status":"firing","alerts":null}',
+    b'{"version":4,"status":"firing","alerts":[]}',
+    msgspec.json.encode({"version": "4", "status": "firing", "alerts": [{"status": "firing", "labels": {"a": {"b": "c"}}}]}),
+    b"1e999999999",
+]
+STRANGE_LABELS = [
+    {"alertname": "<script>alert(1)</script>", "run_id": "../../../etc/passwd"},
+    {"alertname": "\x00\x1b[2J\r\n", "rank": "-1", "run": "a\x00b"},
+    {"alertname": "x" * 200_000},
+    {f"label{number}": "y" * 100 for number in range(5_000)},
+    {"": "", "run_id": "%00", "rank": "9" * 5_000},
+    {"alertname": "\u202egnp.exe", "host": "'; DROP TABLE delivery; --"},
+]
+
+
+def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
+    receiver: ReceiverProcess, target: Target, tmp_path: Path
+) -> None:
+    for body in HOSTILE:
+        assert httpx.post(f"{receiver.url}/webhook", content=body, timeout=30).status_code == 400, body[:50]
+    assert httpx.post(f"{receiver.url}/webhook", content=b" " * 2**21, timeout=30).status_code == 413
+    for labels in STRANGE_LABELS:
+        alert = {"status": "firing", "labels": labels, "startsAt": "\x00", "annotations": {"verdict": "<b>"}}
+        assert receiver.post(alert).status_code == 200
+    bomb = [{"status": "firing", "labels": {"n": str(number)}} for number in range(10_000)]
+    assert receiver.post(*bomb).status_code == 200
+    # then it goes on, and tells all of them but those beyond 2,000 of one delivery, of which it says how many
+    assert receiver.post(straggler("r1")).status_code == 200
+    until(lambda: any(alert["labels"].get("run_id") == "r1" for alert in target.alerts))
+    assert receiver.count("truncated_alerts_total") == 8_000
+    until(lambda: len(target.alerts) == len(STRANGE_LABELS) + 2_000 + 1)
+    shown = receiver.shown.read_text()
+    assert "\x1b" not in shown
+    assert "\x00" not in shown
+    listing = httpx.get(f"{receiver.url}/deliveries", timeout=30).json()
+    assert listing["total"] == len(STRANGE_LABELS) + 2
+    assert "Traceback" not in receiver.errors.read_text()
+
+
+def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target: Target, free_port: Callable[[], int]) -> None:
+    # given a process whose files cannot grow beyond a little
+    receiver = ReceiverProcess(tmp_path, free_port(), CONFIG.format(url=target.url))
+    receiver.limit_files(600_000)
+    receiver.start()
+    accepted = []
+    try:
+        for number in range(200):
+            alert = firing(number) | {"annotations": {"text": "x" * 20_000}}
+            answer = receiver.post(alert)
+            if answer.status_code == 200:
+                accepted.append(str(number))
+            else:
+                assert answer.status_code == 503
+                assert "retry-after" in answer.headers
+                break
+        else:
+            pytest.fail("it never was full")
+        assert httpx.get(f"{receiver.url}/-/ready").status_code == 503
+        assert httpx.get(f"{receiver.url}/-/healthy").status_code == 200
+    finally:
+        receiver.kill()
+    assert "cannot be written" in receiver.errors.read_text()
+    # when there is room again, everything that was accepted is told
+    receiver.limit_files(None)
+    receiver.start()
+    try:
+        until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set(accepted))
+        assert receiver.post(firing(1000)).status_code == 200
+    finally:
+        receiver.kill()
+
+
+def test_who_finds_no_room_is_told_when_to_come_again(receiver: ReceiverProcess) -> None:
+    host, port = receiver.url.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as idle:
+        for _ in range(MOST_CONNECTIONS):
+            idle.enter_context(socket.create_connection((host, int(port))))
+        answer = receiver.post(firing(1))
+        assert (answer.status_code, answer.headers["connection"]) == (503, "close")
+        assert int(answer.headers["retry-after"]) > 0
+    until(lambda: receiver.post(firing(1)).status_code == 200)
+
+
+def test_our_own_sender_is_known_by_its_signature(
+    tmp_path: Path, target: Target, free_port: Callable[[], int], cli: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}")
+    config = '[receive]\nwebhook_secrets = [{ file = "secret" }]\n'
+    sender = tmp_path / "sender.toml"
+    with ReceiverProcess(tmp_path, free_port(), config + CONFIG.format(url=target.url)) as receiver:
+        sender.write_text(CONFIG.format(url=f"{receiver.url}/webhook") + 'secrets = [{ file = "secret" }]\n')
+        done = cli("alerts", "test-webhook", "--config", sender)
+        assert done.returncode == 0, done.stderr
+        until(lambda: target.alerts)
+        secret.write_text(f"whsec_{base64.b64encode(b'x' * 32).decode()}")
+        assert receiver.post(firing(1)).status_code == 401
+        assert httpx.get(f"{receiver.url}/deliveries").status_code == 401
+
+
+def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_others(
+    tmp_path: Path, target: Target, free_port: Callable[[], int]
+) -> None:
+    late = '[[target]]\nname = "late"\nurl_file = "away/url"\n'
+    (tmp_path / "short").write_text("secret")
+    receive = '[receive]\nruns = ["away"]\nbearer = [{ file = "short" }]\n[[action]]\nalert = "TrainingStragler"\ndo = "dump"\n'
+    config = receive + CONFIG.format(url=target.url) + late
+    with ReceiverProcess(tmp_path, free_port(), config) as receiver:
+        receiver.post(straggler("r1"), headers={"Authorization": "Bearer secret"})
+        until(lambda: target.alerts)
+        (told,) = target.alerts
+        assert "away cannot be looked into: No such file or directory" in told["annotations"]["no_verdict"]
+        # then what was not there is used when it is
+        (tmp_path / "away").mkdir()
+        (tmp_path / "away" / "url").write_text(target.url)
+        until(lambda: len(target.alerts) == 2)
+    # and all of it was said at the start
+    doubts = [
+        f"{tmp_path}/alerts.toml: action[0].alert: rankscope has no alert 'TrainingStragler'; did you mean TrainingStraggler?",
+        f"{tmp_path}/short: fewer than 24 characters: nobody who sends it is heard while others guess from the same address",
+        f"{tmp_path}/away: cannot look for runs here: No such file or directory; tried again with every alert",
+        f"target late: {tmp_path}/away/url: No such file or directory; it waits for this file",
+    ]
+    assert receiver.errors.read_text().splitlines()[:4] == [f"rankscope: {doubt}" for doubt in doubts]
+    # what waiting would not mend is an error
+    receiver.command += ["--runs", str(tmp_path / "alerts.toml" / "runs")]
+    done = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+
+
+LOOKED_THROUGH = """
+import os, sys, threading
+import msgspec
+
+def below(kind):
+    return [kind, *(two for one in kind.__subclasses__() for two in below(one))]
+
+def start(thread, begin=threading.Thread.start):
+    if thread.name != name:
+        return begin(thread)
+    looked = []
+    sys.setprofile(lambda frame, *_: looked.append(frame.f_code.co_name))
+    for kind in below(msgspec.Struct):
+        if kind.__module__.startswith("rankscope."):
+            msgspec.json.Decoder(kind)  # of each that the receiver knows
+    sys.setprofile(None)
+    # it asks for the annotations of a type the first time only
+    os._exit("get_class_annotations" in looked)
+
+name = os.environ["NAME"]
+import rankscope.cli.main
+threading.Thread.start = start
+rankscope.cli.main.main()
+"""
+
+
+@pytest.mark.parametrize(("config", "thread"), [(CONFIG, "rankscope-send-chat"), ("", "worker")])
+def test_types_are_looked_through_before_threads_decode_them(
+    tmp_path: Path, free_port: Callable[[], int], config: str, thread: str
+) -> None:
+    # as msgspec does it at the first use, and two threads that are the first at once have ended the process
+    receiver = ReceiverProcess(tmp_path, free_port(), config.format(url="http://127.0.0.1:1/"))
+    command = [receiver.command[0], "-c", LOOKED_THROUGH, *receiver.command[3:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "NAME": thread}, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+ALERTMANAGER = """
+route: {{receiver: rankscope, group_by: [alertname], group_wait: 1s, group_interval: 1s, repeat_interval: 1h}}
+receivers:
+  - name: rankscope
+    webhook_configs:
+      - url: {url}/webhook
+        http_config: {{authorization: {{credentials: token}}}}
+"""
+
+
+def test_two_real_alertmanagers_that_both_send_are_told_on_once(
+    tmp_path: Path, target: Target, free_port: Callable[[], int], require_program: Callable[[str], str]
+) -> None:
+    program = require_program("prometheus-alertmanager")
+    (tmp_path / "token").write_text("token")
+    config = '[receive]\nbearer = [{ file = "token" }]\n'
+    receiver = ReceiverProcess(tmp_path, free_port(), config + CONFIG.format(url=target.url))
+    (tmp_path / "alertmanager.yml").write_text(ALERTMANAGER.format(url=receiver.url))
+    managers = {port: tmp_path / f"data-{port}" for port in (free_port(), free_port())}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(receiver)
+        for port, data in managers.items():
+            command = [program, f"--config.file={tmp_path / 'alertmanager.yml'}", f"--storage.path={data}"]
+            command += [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            stack.callback(process.kill)
+
+        def tell(ends: str | None) -> None:
+            alert = {"labels": {"alertname": "GpuDown", "gpu": "3"}, "startsAt": "2026-01-01T00:00:00Z"}
+            for port in managers:
+                alerts = [alert if ends is None else alert | {"endsAt": ends}]
+                until(lambda port=port, alerts=alerts: _posted(f"http://127.0.0.1:{port}/api/v2/alerts", alerts))
+
+        tell(None)
+        until(lambda: receiver.count("deliveries_total") >= 2)
+        tell("2026-01-01T01:00:00Z")
+        until(lambda: receiver.count("deliveries_total") >= 4)
+        until(lambda: len(target.alerts) >= 2)
+        assert receiver.count('alerts_total{what="repeated"}') >= 2
+    assert [alert["status"] for alert in target.alerts] == ["firing", "resolved"]
+
+
+def _posted(url: str, body: object) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.post(url, json=body).is_success
+    return False
+
+
+def test_tls(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    made += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*made, "-addext", "keyUsage=critical,digitalSignature,keyCertSign"], check=True, capture_output=True)
+    config = '[receive]\ntls_cert = "cert.pem"\ntls_key = "key.pem"\n'
+    receiver = ReceiverProcess(tmp_path, free_port(), config)
+    receiver.start(wait=False)
+    context = ssl.create_default_context(cafile=str(certificate))
+
+    def healthy() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{receiver.url.replace('http', 'https')}/-/healthy", verify=context).status_code == 200
+        return False
+
+    try:
+        until(healthy)
+    finally:
+        receiver.kill()
+    assert "certificate" not in receiver.errors.read_text()
+    # one that has expired is told of, and served: somebody may not verify it
+    request = tmp_path / "request"
+    subprocess.run(
+        ["openssl", "req", "-new", "-key", str(key), "-subj", "/CN=localhost", "-out", str(request)],
+        check=True,
+        capture_output=True,
+    )
+    made = ["openssl", "x509", "-req", "-in", str(request), "-signkey", str(key), "-days", "0", "-out", str(certificate)]
+    subprocess.run(made, check=True, capture_output=True)
+    receiver.start(wait=False)
+    try:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        until(healthy)
+        until(lambda: f"{certificate}: this certificate is expired" in receiver.errors.read_text())
+    finally:
+        receiver.kill()
+    # one that is none is one line
+    certificate.write_text("nothing")
+    done = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert "no certificate with its key" in done.stderr

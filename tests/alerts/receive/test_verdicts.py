@@ -1,0 +1,172 @@
+"""Alerts that wait for the verdict about their run, and verdicts that are late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.alerts.receive.receiver_heard import Heard, S
+
+from rankscope.alerts.alerted import WATCHER_ALERTS
+from rankscope.alerts.receiver_config import ActionRule
+from rankscope.alerts.receiving import late_verdicts as late_verdicts_module
+from rankscope.alerts.receiving.counters import Counters
+from rankscope.alerts.receiving.facts import Facts, annotations_of, facts_of
+from rankscope.alerts.receiving.late_verdicts import LateVerdicts
+from rankscope.alerts.target import TemplateName
+from rankscope.alerts.templates import TEMPLATES
+from rankscope.analysis.result import Analysis, Verdict
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+def test_an_alert_waits_for_a_verdict_and_not_for_long(heard: Heard) -> None:
+    heard.worker._analyst = SimpleNamespace(facts=lambda _: None)  # type: ignore[assignment]
+    # given more alerts than are looked at in one round, about runs that nobody has analysed yet, and one about none
+    for number in range(70):
+        assert heard.hear(heard.alert(run_id=str(number))) == []
+    # then that one is told at once
+    assert len(heard.hear(heard.alert(run_id="", run="", alertname="GpuDown"))) == 1
+    assert heard.hear(heard.alert("resolved", run_id="0"), after_s=10) == []  # it does not overtake its beginning
+    # when the time for a verdict is over
+    heard.now_s += 10.0
+    while heard.worker.run_due():
+        pass
+    heard.sender.run_due()
+    # then all of them go out without
+    told = [alert for body in heard.delivered for alert in msgspec.json.decode(body)["alerts"]]
+    without = [alert for alert in told if alert["annotations"].get("no_verdict") == "the run was not analysed within 20 s"]
+    # the first ended before anybody heard of it
+    assert {alert["labels"]["run_id"] for alert in without} == {str(number) for number in range(1, 70)}
+
+
+VERDICT = Facts(run_id="r1", verdict=Verdict(kind="straggler", rank=1, cause="input", summary="Rank 1 waits for its data."))
+
+
+@pytest.fixture
+def late(heard: Heard) -> dict[str, Facts | None]:
+    """What is known of runs by id, which the test changes; nothing at first."""
+    known: dict[str, Facts | None] = {}
+    analyst: Any = SimpleNamespace(facts=lambda named: known.get(named.run_id))
+    heard.worker._analyst = analyst
+    forwarding: Any = heard.worker._forwarding
+    heard.worker._late = LateVerdicts(
+        heard.inbox, analyst, forwarding, counters=Counters(), dashboard_url=None, clock=lambda: int(heard.now_s * S)
+    )
+    return known
+
+
+def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: Heard, late: dict[str, Facts | None]) -> None:
+    heard.hear(heard.alert())
+    ((status, first),) = heard.wait(20)
+    assert (status, first["no_verdict"]) == ("firing", "the run was not analysed within 20 s; it follows when it is there")
+    assert heard.wait(60) == []
+    late["r1"] = VERDICT
+    ((status, follow_up),) = heard.wait(1)
+    assert (status, follow_up["verdict"], follow_up["cause"]) == ("firing", "Rank 1 waits for its data.", "input")
+    assert "no_verdict" not in follow_up
+    assert follow_up["updated_at"] == "1970-01-12T13:48:01.000Z"
+    assert heard.wait(60) == []
+    assert heard.inbox.verdicts_owed() == []
+
+
+def test_nothing_follows_an_alert_that_is_over_nor_without_a_verdict_nor_after_long(
+    heard: Heard, late: dict[str, Facts | None]
+) -> None:
+    for run in ("over", "damaged", "slow", "full"):
+        heard.hear(heard.alert(run_id=run))
+    late["full"] = Facts(problem="alerts about too many runs arrived at once", late=True)
+    assert len(heard.wait(20)) == 4
+    heard.hear(heard.alert("resolved", run_id="over"))
+    late["over"], late["damaged"] = VERDICT, Facts(problem="it is damaged")
+    assert heard.wait(1) == []
+    assert [action.run_id for action in heard.inbox.verdicts_owed()] == ["slow", "full"]
+    late["slow"] = late["full"] = VERDICT
+    assert heard.wait(3600) == []
+    assert heard.inbox.verdicts_owed() == []
+
+
+def test_only_so_many_verdicts_are_owed(heard: Heard, late: dict[str, Facts | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_verdicts_module, "MOST_OWED", 3)
+    heard.hear(*(heard.alert(run_id=run) for run in ("a", "b")))
+    heard.hear(*(heard.alert(run_id=run) for run in ("c", "d")))
+    told = [words["no_verdict"] for _, words in heard.wait(20)]
+    assert ["follows" in one for one in told] == [True, True, True, False]
+    late.update(dict.fromkeys("abcd", VERDICT))
+    assert len(heard.wait(1)) == 3
+
+
+def words_about(facts: Facts, **labels: str) -> dict[str, str]:
+    return annotations_of(facts, labels, dashboard_url="https://d.example")
+
+
+OF_ONE_RANK = ("cause", "phase", "confidence", "slowdown", "next", "cost", "verdict_rank", "verdict_host", "gpu_uuid", "pattern")
+
+
+def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., Analysis]) -> None:
+    facts = facts_of(make_analysis(2, 3, simulated=True))
+    straggler = words_about(facts, alertname="TrainingStraggler", rank="2")
+    assert (straggler["explained_by"], straggler["next"]) == ("cpu_contention", "look at the data loader")
+    assert (straggler["verdict_rank"], straggler["gpu_uuid"]) == ("2", "GPU-2")
+    # of another rank that is one, what was found of that
+    other = words_about(facts, alertname="TrainingStraggler", rank="3")
+    assert (other["cause"], other["verdict_rank"], "next" in other) == ("input", "3", False)
+    # of a rank that is gone, or a run that stands still or is slower than it was, it is one line
+    for name, rank in (
+        ("RankSilent", "2"),
+        ("TrainingStalled", ""),
+        ("TrainingCrashed", ""),
+        ("TrainingStepRegression", ""),
+        ("TrainingInputBound", ""),
+        ("TrainingStraggler", "0"),
+        ("GpuDown", "2"),
+        ("", ""),
+    ):
+        words = words_about(facts, alertname=name, rank=rank)
+        assert words["verdict"] == "[simulated GPUs] Rank 2 makes the others wait.", name
+        assert words["simulated"] == "true"
+        assert [word for word in OF_ONE_RANK if word in words] == [], name
+        assert words["dashboard_url"] == "https://d.example/run/llama-1" + (f"?rank={rank}" if rank else "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("input_bound", ["TrainingInputBound"]),
+        ("communication_bound", ["TrainingCommunicationBound"]),
+        ("host_bound", ["TrainingHostBound"]),
+        ("hang", ["TrainingStalled", "TrainingHangSuspected"]),
+        ("balanced", []),
+    ],
+)
+def test_what_bounds_a_run_explains_the_alert_about_it(kind: Any, names: list[str]) -> None:
+    facts = Facts(verdict=Verdict(kind=kind, cause="host", confidence=0.9, summary="It does.", next=["do"]))
+    told = [name for name in (*WATCHER_ALERTS, "TrainingHangSuspected") if "cause" in words_about(facts, alertname=name)]
+    assert told == names
+
+
+@pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
+def test_people_are_told_the_verdict_and_what_was_asked(name: TemplateName) -> None:
+    heard = Heard(ActionRule(alert="TrainingStraggler", do="capture"))
+    verdict = Verdict(
+        kind="straggler", rank=1, cause="input", summary="Rank 1 on host n1 waits for its data.", next=["look there"]
+    )
+    facts = Facts(run_id="r1", simulated=True, coverage=1.0, verdict=verdict, hosts={1: "n1"}, gpu_uuids={1: "GPU-1"})
+    heard.worker._analyst = SimpleNamespace(facts=lambda _: facts)  # type: ignore[assignment]
+    heard.hear(heard.alert())
+    said = TEMPLATES[name](heard.delivered[0], "key").decode()
+    for words in (
+        "[simulated GPUs] Rank 1 on host n1 waits for its data.",
+        "n1",
+        "GPU-1",
+        "input",
+        "look there",
+        "what it shows follows",
+    ):
+        assert words in said, words

@@ -1,0 +1,379 @@
+"""The rule file: it is sound, it uses only metrics that exist, and it does what the runbooks say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankscope.alerts.alerted import EVERY
+from rankscope.alerts.external import EXTERNAL
+from rankscope.alerts.rules import rules_text, runbooks
+from rankscope.alerts.rules_export import WRITTEN_FILE, export
+from rankscope.alerts.thresholds import DEFAULTS, Tables, thresholds
+from rankscope.alerts.watcher_page import Watched, WatcherPage
+from rankscope.exporter.catalogue import CATALOGUE
+from rankscope.runs.errors import InputError
+from rankscope.runs.links import overview_url
+from rankscope.runs.metrics import RANK_LABELS, RANK_METRICS
+
+CASES = Path(__file__).with_name("training.tests.yaml")
+SIMULATED_RUN = (
+    '{{ with printf "run_id_rank:rank_info:latest{run_id=%q,simulated=\\"true\\"}" $labels.run_id | query }}[simulated] {{ end }}'
+)
+WORDS = {"by", "on", "and", "or", "unless", "bool", "group_left", "group_right", "without", "ignoring", "offset"}
+
+
+def all_rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(rules_text())["groups"] for rule in group["rules"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for rule in all_rules() if "alert" in rule]
+
+
+def metrics_in(query: str) -> set[str]:
+    """Names of the series a query selects: what is left without strings, matchers, label lists, ranges and functions."""
+    query = re.sub(r'\\?"[^"]*"', "", query)
+    query = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", query)
+    query = re.sub(r"\b(by|on|group_left|group_right|without|ignoring)\s*\([^)]*\)", "", query)
+    names = re.findall(r"(?<![\w:])([a-zA-Z_:][\w:]*)\b(?!\s*\()", query)
+    return {name for name in names if name not in WORDS}
+
+
+def queries() -> list[str]:
+    """Every expression, and every query in an annotation."""
+    found = [rule["expr"] for rule in all_rules()]
+    for rule in alerts():
+        for text in rule["annotations"].values():
+            found += [query.replace('\\"', '"') for query in re.findall(r'printf\s+"((?:[^"\\]|\\.)*)"', text)]
+    return found
+
+
+def other_thresholds(path: Path, number: str) -> Tables:
+    """Every setting is another: all numbers ``number``, durations of several units, a price."""
+    lines = ["[price]", "per_gpu_hour = 2.5"]
+    for table, settings in DEFAULTS.items():
+        lines += [f"[{table}]"] if table != "price" else []
+        lines += [
+            f"{name} = " + ('"1d2h3m4s5ms"' if isinstance(value, str) else number if isinstance(value, float) else "3")
+            for name, value in settings.items()
+            if name not in ("enabled", "severity", "currency")
+        ]
+    path.write_text("\n".join(lines))
+    return thresholds(path)
+
+
+@pytest.mark.parametrize("number", [None, "0.00001", "1.0", "0"])
+def test_it_passes_promtool_with_every_lint(tmp_path: Path, require_program: Callable[[str], str], number: str | None) -> None:
+    export(tmp_path, settings=None if number is None else other_thresholds(tmp_path / "ours.toml", number))
+    command = [
+        require_program("promtool"),
+        "check",
+        "rules",
+        "--lint=all",
+        "--lint-fatal",
+        str(tmp_path / "rankscope.rules.yaml"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_metric_used_is_one_that_somebody_publishes() -> None:
+    parts = {
+        f"{metric.name}_{part}" for metric in RANK_METRICS if metric.type == "histogram" for part in ("bucket", "sum", "count")
+    }
+    published = {metric.name for metric in RANK_METRICS} | {metric.name for metric in CATALOGUE} | parts
+    published |= {metric.name for metric in EXTERNAL}
+    recorded = {rule["record"] for rule in all_rules() if "record" in rule}
+    used = set().union(*map(metrics_in, queries()))
+    assert "rank_steps_total" in used
+    assert "gpu_up" in used
+    assert used <= published | recorded
+    assert {metric.name for metric in EXTERNAL} <= used
+    documented = set(re.findall(r"`(\w+:\w+:\w+)`", (Path(__file__).parents[3] / "docs" / "rules.md").read_text()))
+    assert documented <= recorded
+    assert recorded - used <= documented, "recorded, and used by nobody"
+
+
+def test_every_label_of_a_metric_that_is_compared_is_one_it_has() -> None:
+    labels = {metric.name: {*metric.labels, "job", "instance"} for metric in CATALOGUE}
+    labels |= {metric.name: {*metric.labels} for metric in EXTERNAL}
+    labels |= {metric.name: {*RANK_LABELS, *metric.labels, "job", "instance", "le"} for metric in RANK_METRICS}
+    compared = re.compile(r"([a-zA-Z_]\w*)\{([^}]*)\}")
+    known = [match for query in queries() for match in compared.finditer(query) if match[1] in labels]
+    assert len(known) > 20
+    for name, matchers in (match.groups() for match in known):
+        assert set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", re.sub(r'"[^"]*"', "", matchers))) <= labels[name] | {
+            "alertname",
+            "host",
+        }, name
+
+
+def test_the_labels_that_rules_join_on_are_published() -> None:
+    labels = {metric.name: set(metric.labels) for metric in CATALOGUE} | {
+        metric.name: set(metric.labels) for metric in RANK_METRICS
+    }
+    assert RANK_LABELS == ("run", "rank", "slot")
+    assert labels["rank_info"] >= {"run_id", "host", "gpu_uuid"}
+    assert labels["rank_state"] >= {*RANK_LABELS, "state"}
+    assert labels["gpu_up"] >= {"uuid"}
+    assert labels["gpu_info"] >= {"uuid", "index", "model", "host", "simulated"}
+    assert labels["rankscope_exporter_collector_success"] >= {"collector"}
+
+
+def test_every_alert_says_how_bad_it_is_what_it_means_and_where_to_look() -> None:
+    assert {rule["alert"] for rule in alerts()} | {rule.alertname for rule in EVERY} == set(runbooks())
+    for rule in alerts():
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        assert "for" in rule
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url", "dashboard_url"}
+        assert rule["annotations"]["runbook_url"] == f"runbooks/{rule['alert']}.md"
+        assert rule["annotations"]["dashboard_url"].startswith("http://127.0.0.1:8050/")
+        assert re.search(r"\bvalue\b", rule["annotations"]["summary"] + rule["annotations"]["description"]), "no number"
+
+
+def test_no_alert_looks_at_a_long_time_and_then_waits_for_another() -> None:
+    for rule in alerts():
+        assert "_over_time" not in rule["expr"]
+        if re.search(r"\[\d+[hd]\]", rule["expr"]):
+            assert rule["for"] in {"0s", "5m"}
+
+
+def test_every_alert_about_hardware_prints_the_drain_commands_and_says_when_it_is_simulated() -> None:
+    of_gpus = [rule for rule in alerts() if "gpu_uuid" in rule["labels"]]
+    assert len(of_gpus) > 20
+    of_links = [rule for rule in alerts() if rule["alert"].startswith("Infiniband")]
+    assert len(of_links) == 4
+    for rule in of_gpus + of_links:
+        node = '{{ or $labels.host (reReplaceAll ":[0-9]+$" "" $labels.instance) }}'
+        text = rule["annotations"]["description"]
+        # First nothing new, then jobs end, then what ends those that are left
+        commands = (
+            f"Slurm: scontrol update NodeName={node} State=DRAIN Reason=",
+            f"Kubernetes: kubectl cordon {node}",
+            "let its jobs end",
+        )
+        places = [text.find(part) for part in (*commands, f"kubectl drain {node} --ignore-daemonsets")]
+        assert -1 not in places
+        assert places == sorted(places)
+    for rule in alerts():
+        summary, text = rule["annotations"]["summary"], rule["annotations"]["description"]
+        made_up = '{{ if eq $labels.simulated "true" }}'
+        assert "[simulated]" not in summary or summary.index("[simulated]") < len(SIMULATED_RUN), rule["alert"]
+        if rule in of_gpus:
+            assert summary.startswith(f"{made_up}[simulated] {{{{ end }}}}")
+        if "kubectl drain" in text and not rule["alert"].startswith(("Infiniband", "Node")):
+            order = [
+                text.find(part) for part in (f"{made_up}These GPUs are made up: the node stays in service.", "scontrol update")
+            ]
+            assert -1 < order[0] < order[1], rule["alert"]
+            assert text.endswith("{{ end }}")
+        if "kubectl delete" in text:
+            assert '{{ if ne $labels.simulated "true" }}' in text.partition("Slurm: scancel")[0], rule["alert"]
+
+
+def test_a_ratio_is_divided_by_something_that_is_not_zero() -> None:
+    """What is divided by is a number, or what ``> 0`` left of it."""
+    for rule in all_rules():
+        for divisor in re.sub(r'"[^"]*"', "", rule["expr"]).split("/")[1:]:
+            assert re.match(r"\s*(on \(\w+\)\s*)?(group_left \(\)\s*)?(\d|\(.*?> 0\s*\))", divisor, re.DOTALL), rule
+
+
+def test_what_the_watcher_sends_has_a_runbook_and_the_severity_of_the_rule() -> None:
+    severities = {rule["alert"]: rule["labels"]["severity"] for rule in alerts()}
+    for rule in EVERY:
+        assert rule.alertname in runbooks()
+        assert severities.get(rule.alertname, rule.severity) == rule.severity
+
+
+def test_every_runbook_says_what_to_do_and_those_about_nodes_print_the_drain_commands() -> None:
+    drained = {rule["alert"] for rule in alerts() if "scontrol" in rule["annotations"]["description"]} - {"NodeMaintenance"}
+    assert len(drained) > 25
+    severities = {rule.alertname: rule.severity for rule in EVERY} | {
+        rule["alert"]: rule["labels"]["severity"] for rule in alerts()
+    }
+    simulated = {rule["alert"] for rule in alerts() if "$labels.simulated" in rule["annotations"]["summary"]}
+    assert len(simulated) > 30
+    for name, page in runbooks().items():
+        assert page.startswith(f"# {name}\n\n**Severity:** {severities[name]} ")
+        for heading in ("## What it means", "## How to confirm", "## What to do", "## When it is quiet"):
+            assert heading in page, (name, heading)
+        # No placeholder is left, and what jobs have not saved is not drained away
+        assert "${" not in page, name
+        assert (
+            page.count("kubectl drain HOST") == page.count("kubectl cordon HOST") == page.count(f'State=DRAIN Reason="{name}"')
+        ), name
+        assert (name in drained) <= (page.find("kubectl cordon HOST") > 0), name
+        assert (name in simulated) <= ("begins with `[simulated]`" in page), name
+        assert bool(re.search(r"(?: |`)RUN[ `/][^i]", page)) == ("RUN is the folder of the run" in page), name
+
+
+# The start of a condition, in the alert's text and in its runbook.
+CONDITIONS = {
+    "GpuRowRemapPending": ("Nothing hurries", "Nothing hurries"),
+    "GpuRetiredPagesPending": ("Nothing hurries", "Nothing hurries"),
+    "GpuRetiredPagesMany": ("Nothing hurries", "Nothing hurries"),
+    "GpuThermalSlowdown": ("If the job is held up by it, take", "If the job is held up by it, take"),
+    "GpuThrottleFlapping": ("If the job is held up by it, take", "If the job is held up by it, take"),
+    "GpuTooHot": ("If the node has to be opened, take", "If it has to be opened, take"),
+    "GpuXidWarning": ("When the GPU is free, take", "When the GPU is free, take"),
+    "GpuXidRepeated": ("if it is whoever comes, take", "Whoever comes: take"),
+    "GpuXidOneUnit": ("if it does not fail there, take", "If it does not, take"),
+    "GpuHangSuspected": ("if its processes cannot be ended, take", "If the processes cannot be ended, the driver hangs: take"),
+    "NvlinkInactive": ("If the job is slow or fails, take", "If the job is slow or fails, take"),
+    "NvlinkCrcErrors": ("If the job is slow, take", "If the job is slow, take"),
+    "NvlinkRecoveries": (
+        "One alone needs nobody. If it comes again within a day",
+        "Once: nothing.\n2. If it comes again within a day, take",
+    ),
+    "PcieReplays": ("When the job allows it, take", "out of service when the job allows it:"),
+    "PcieDegraded": ("When the job allows it, take", "out of service when the job allows it:"),
+    "InfinibandLinkDowned": ("If it does not stay up, take", "If it does not stay up, take"),
+    "InfinibandSymbolErrors": ("If jobs on the node are slow, take", "If jobs on the node are slow, take"),
+    "InfinibandReceiveErrors": ("If jobs on the node are slow, take", "If jobs on the node are slow, take"),
+    "InfinibandDiscards": ("If this port alone has it, take", "One port alone: take"),
+}
+
+
+def test_a_runbook_says_to_do_what_its_alert_says() -> None:
+    for rule in alerts():
+        name, text, page = rule["alert"], rule["annotations"]["description"], runbooks()[rule["alert"]]
+        if "kubectl drain" in text:
+            in_text, in_page = CONDITIONS.get(name, ("Take the node out of service (", "1. Take "))
+            assert in_text in text, name
+            assert in_page in page, name
+        # A page has no run's name in a command, and an alert has the id of the run and no folder
+        assert "analyze RUN" not in text, name
+        assert "RUN_ID" not in text, name
+
+
+def test_the_numbers_of_a_runbook_are_those_of_the_thresholds(tmp_path: Path) -> None:
+    ours = tmp_path / "ours.toml"
+    ours.write_text(
+        '[TrainingStalled]\nseconds = 1800\nseverity = "warning"\n[TrainingStraggler]\nexcess_ratio = 0.15\nfor = "1h30m"\n'
+        '[GpuAllocatedIdle]\nfor = "2h"\nenabled = false\n'
+    )
+    pages = runbooks(thresholds(ours))
+    assert "**Severity:** warning (critical from the watcher) " in pages["TrainingStalled"]
+    assert "finished a step for 30 minutes" in pages["TrainingStalled"]
+    assert "10 minutes" not in pages["TrainingStalled"]
+    assert "15 % of the run's step for 1 hour 30 minutes" in " ".join(pages["TrainingStraggler"].split())
+    assert "no kernel has run on it for 2 hours" in pages["GpuAllocatedIdle"]
+    export(tmp_path, settings=thresholds(ours))
+    assert (tmp_path / "runbooks" / "TrainingStalled.md").read_text() == pages["TrainingStalled"] != runbooks()["TrainingStalled"]
+
+
+def test_the_folder_of_a_run_is_found_by_its_id(make_run: Callable[..., Any]) -> None:
+    runs = [make_run(name) for name in ("llama", "llama 2", "llama-3")]
+    for page in (page for page in runbooks().values() if "RUN is the folder" in page):
+        [command] = re.findall(r"`(grep -lF .*?)`", page)
+        for run in runs:
+            asked = command.replace("RUN_ID", run.run_id).replace("RUNS/", f"{run.path.parent}/")
+            assert (
+                subprocess.run(["sh", "-c", asked], capture_output=True, text=True, check=True).stdout == f"{run.path}/run.json\n"
+            )
+
+
+def test_what_rules_use_of_the_watcher_it_shows() -> None:
+    page = WatcherPage()
+    page.evaluated(Watched(runs=1, firing=0, troubles=0, untold=0))
+    shown = {line.split()[0] for line in page.metrics().splitlines() if not line.startswith("#")}
+    used = {metric.name for metric in EXTERNAL if metric.name.startswith("rankscope_watcher_")}
+    assert used
+    assert used <= shown
+
+
+def test_maintenance_counts_what_the_example_for_alertmanager_keeps_back() -> None:
+    example = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
+    [inhibition] = [
+        rule
+        for rule in yaml.safe_load(example.read_text())["inhibit_rules"]
+        if 'alertname="NodeMaintenance"' in rule["source_matchers"]
+    ]
+    [names] = re.findall(r'alertname=~"(.*)"', inhibition["target_matchers"][0])
+    [rule] = [rule for rule in alerts() if rule["alert"] == "NodeMaintenance"]
+    assert f'alertname=~\\"{names}\\"' in rule["annotations"]["description"]
+
+
+def test_exporting_puts_the_operators_addresses_in(tmp_path: Path) -> None:
+    written = export(tmp_path, dashboard_url="https://rankscope.example/", runbook_url="https://wiki.example/gpu/")
+    assert {path.name for path in written} == {"rankscope.rules.yaml", *(f"{name}.md" for name in runbooks())}
+    assert {path.name for path in tmp_path.iterdir()} == {"rankscope.rules.yaml", "runbooks", WRITTEN_FILE}
+    text = (tmp_path / "rankscope.rules.yaml").read_text()
+    links = [
+        rule["annotations"]["dashboard_url"]
+        for group in yaml.safe_load(text)["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    rendered = (
+        links[0].replace('{{ reReplaceAll "[+]" "%20" (urlquery $labels.run_id) }}', "r1").replace("{{ $labels.rank }}", "2")
+    )
+    assert rendered == overview_url("https://rankscope.example", "r1", rank=2)
+    assert "runbook_url: https://wiki.example/gpu/GpuDown.md" in text
+    assert "127.0.0.1" not in text.partition("groups:")[2]
+
+
+def test_links_to_a_run_quote_its_name_as_the_dashboard_does() -> None:
+    tests = yaml.safe_load(CASES.read_text())["tests"]
+    cases = [case for test in tests for case in test.get("alert_rule_test", []) if case["alertname"] == "RecorderDisabled"]
+    [alert] = [alert for case in cases for alert in case["exp_alerts"]]
+    run_id, rank = alert["exp_labels"]["run_id"], alert["exp_labels"]["rank"]
+    assert set(" +/") <= set(run_id)
+    assert alert["exp_annotations"]["dashboard_url"] == overview_url("http://127.0.0.1:8050", run_id, rank=rank)
+    quoting = 'reReplaceAll "[+]" "%20" (urlquery $labels.run_id)'
+    links = [rule["annotations"]["dashboard_url"] for rule in alerts() if "/run/" in rule["annotations"]["dashboard_url"]]
+    assert links
+    assert all(quoting in link for link in links)
+
+
+def test_what_somebody_changed_is_not_replaced_unasked(tmp_path: Path) -> None:
+    # Given an export that is made again with other settings, and then once more as the first
+    for url in ("https://a.example", "https://b.example", "https://a.example"):
+        export(tmp_path, dashboard_url=url)
+    # When somebody writes down what they know
+    page, rules = tmp_path / "runbooks" / "GpuDown.md", tmp_path / "rankscope.rules.yaml"
+    page.write_text(f"{page.read_text()}\nCall the data centre first.\n")
+    before = rules.read_text()
+    # Then nothing of the next is written, and it says why
+    with pytest.raises(InputError, match=r"GpuDown.md: was not written by an export, or changed since; --force replaces"):
+        export(tmp_path, dashboard_url="https://c.example")
+    assert "Call the data centre" in page.read_text()
+    assert rules.read_text() == before
+    # Unless it is to be, or nothing tells any more who wrote what
+    export(tmp_path, dashboard_url="https://c.example", force=True)
+    assert page.read_text() == runbooks()["GpuDown"]
+    (tmp_path / WRITTEN_FILE).write_text("{")
+    with pytest.raises(InputError, match=r"rankscope.rules.yaml: was not written"):
+        export(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "secret", ["https://user:geheim@x/", "https://geheim@x", "//u:geheim@x/p", "user:geheim@x/", "http://u:geh#eim@x"]
+)
+def test_a_password_does_not_get_into_every_alert(secret: str) -> None:
+    with pytest.raises(ValueError, match="the dashboard URL has a user in it") as refused:
+        rules_text(dashboard_url=secret)
+    assert "geh" not in str(refused.value)
+    with pytest.raises(ValueError, match="the runbook URL has a user in it") as refused:
+        rules_text(runbook_url=secret)
+    assert "geh" not in str(refused.value)
+    assert "https://wiki.example/@gpu/GpuDown.md" in rules_text(runbook_url="https://wiki.example/@gpu")
+
+
+@pytest.mark.parametrize("bad", ["", "x y", 'http://a"b', "http://{{ .Value }}", "http://a\nb", "http://a'b", "http://a#b"])
+def test_an_address_that_would_be_more_than_text_is_refused(bad: str) -> None:
+    with pytest.raises(ValueError, match="not a plain address"):
+        rules_text(dashboard_url=bad)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file"):
+        export(tmp_path / "file")

@@ -1,0 +1,487 @@
+"""Runs exported to Perfetto, as its trace processor would understand them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.perfetto_model import Model, Slice, load
+
+from rankscope.analysis.perfetto.export import export_perfetto
+from rankscope.analysis.perfetto.result import ExportResult
+from rankscope.analysis.perfetto.selection import Selection
+from rankscope.runs.errors import InputError
+from rankscope.runs.paths import attempt_dir, host_dir, rank_dir
+from rankscope.runs.records import (
+    AttemptInfo,
+    CollectiveRecord,
+    DeviceKind,
+    HardwareSample,
+    KernelRecord,
+    PhaseTimes,
+    RankInfo,
+    RunInfo,
+    StepBreakdown,
+    StepRecord,
+)
+from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+
+START = 1_790_000_000_000_000_000
+STEP_US = 10_000.0
+SKEW_NS = {"a": 0, "b": 250_000_000}
+"""The clock of host b is a quarter of a second ahead."""
+GOLDEN = Path(__file__).with_name("small_run.json")
+
+
+def rows(folder: Path, stream: Any, *records: Any) -> None:
+    writer = JsonLinesWriter(folder, stream)
+    writer.append(*records)
+    writer.close()
+
+
+def make_run(
+    path: Path,
+    *,
+    ranks: int = 4,
+    steps: int = 6,
+    profiled: tuple[int, ...] = (2, 3),
+    late: int = 3,
+    on_cpu: bool = False,
+    simulated: bool = False,
+) -> Path:
+    """Ranks 0 and 1 on host a, the others on b; in profiled steps ``late`` comes 3 ms after the others to one all-reduce."""
+    create_run(path, RunInfo(run_id="run-1", name="small", start_unix_ns=START, simulated=simulated))
+    create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=START, world_size=ranks, backend="nccl"))
+    for rank in range(ranks):
+        folder, host = rank_dir(path, 0, rank), "ab"[rank * 2 // ranks]
+        kind: DeviceKind = "cpu" if on_cpu else "cuda"
+        info = RankInfo(
+            rank=rank, world_size=ranks, host=host, pid=100 + rank, device_kind=kind, start_unix_ns=START, end_reason="exit"
+        )
+        write_record(folder / "rank.json", info if rank else replace(info, gpu_uuid="GPU-8a1b", local_rank=0))
+        skew = SKEW_NS[host]
+        starts = [START + skew + step * round(STEP_US * 1000) for step in range(steps)]
+        rows(folder, "steps", *(step_record(step, at, profiled=step in profiled) for step, at in enumerate(starts)))
+        for step in profiled:
+            arrival = starts[step] + 4_000_000 + 1_000 * rank + (3_000_000 if rank == late else 0)
+            end = starts[step] + 8_000_000
+            collective = CollectiveRecord(
+                step=step,
+                group="0",
+                group_ranks=list(range(ranks)),
+                index=0,
+                sequence=7 + step,
+                op="all_reduce",
+                dtype="float",
+                bytes=4096,
+                enqueue_unix_ns=arrival if on_cpu else arrival - 500_000,
+                start_unix_ns=arrival + 20_000 if on_cpu else arrival,
+                end_unix_ns=end,
+                stream=None if on_cpu else 20,
+                compute_spans_us=[(0.0, 100.0)],
+            )
+            rows(folder, "collectives", collective)
+            rows(folder, "windows", breakdown(step, starts[step] + 100_000, kind))
+            rows(folder, "kernels", KernelRecord(step=step, name="gemm", kind="compute", total_us=900.5, calls=3))
+    return path
+
+
+def replace(record: Any, **fields: Any) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(record, **fields)
+
+
+def step_record(step: int, start: int, *, profiled: bool = False) -> StepRecord:
+    return StepRecord(
+        step=step,
+        start_unix_ns=start,
+        wall_us=STEP_US,
+        phases_us=PhaseTimes(data=1000.0, forward=3000.0, backward=4500.0, optimizer=1000.0, between_steps=500.0),
+        blocked_us=PhaseTimes(backward=1500.0),
+        gc_us=250.0 if step == 1 else 0.0,
+        samples=8,
+        tags=["checkpoint"] if step == 1 else [],
+        profiled=profiled,
+    )
+
+
+def breakdown(step: int, start: int, kind: DeviceKind) -> StepBreakdown:
+    return StepBreakdown(
+        step=step,
+        start_unix_ns=start,
+        device_kind=kind,
+        window_us=9_900.0,
+        compute_us=5_000.0,
+        communication_us=4_000.0,
+        overlap_us=100.0,
+        exposed_communication_us=3_900.0,
+        memcpy_us=0.0,
+        exposed_memcpy_us=0.0,
+        idle_us=1_000.0,
+        events=30,
+    )
+
+
+def exported(*paths: Path, raw: bool | None = None, verdict: bool = True, **selection: Any) -> tuple[Model, ExportResult]:
+    data = bytearray()
+    result = export_perfetto(paths, data.extend, selection=Selection(**selection), raw=raw, verdict=verdict)
+    model = load(bytes(data))
+    assert model.dropped == []
+    assert model.lost_arrows == 0
+    assert len(model.arrows) >= result.arrows
+    assert model.document["otherData"]["left_out"] == result.left_out
+    return model, result
+
+
+def by_step(slices: list[Slice]) -> dict[int, list[Slice]]:
+    found: dict[int, list[Slice]] = {}
+    for one in slices:
+        found.setdefault(one.args["step"], []).append(one)
+    return found
+
+
+def test_every_rank_is_a_process_below_the_verdict(tmp_path: Path) -> None:
+    model, result = exported(make_run(tmp_path / "run"))
+    assert model.processes == [
+        "rankscope",
+        "rank 0 · host a · GPU-8a1b",
+        "rank 1 · host a",
+        "rank 2 · host b",
+        "rank 3 · host b",
+    ]
+    assert (result.kind, result.ranks, result.steps, result.simulated) == ("run", [0, 1, 2, 3], (0, 6), False)
+    assert model.tracks("rank 1") == [
+        "steps",
+        "phases (in their usual order)",
+        "blocked by other ranks (at the end of its phase)",
+        "profiled steps",
+        "collectives of 0 (4 ranks)",
+    ]
+
+
+def test_phases_fill_the_step_and_blocked_time_ends_its_phase(tmp_path: Path) -> None:
+    model, _ = exported(make_run(tmp_path / "run"))
+    steps = model.of("step", "rank 0")
+    assert [one.name for one in steps] == [f"step {number}" for number in range(6)]
+    phases = model.of("phase", "rank 0")
+    assert [one.name for one in phases[:5]] == ["data", "forward", "backward", "optimizer", "between_steps"]
+    assert phases[0].start == steps[0].start
+    assert phases[4].end == steps[0].end == steps[1].start
+    blocked = model.of("blocked", "rank 0")
+    assert len(blocked) == 6
+    assert (blocked[0].end, blocked[0].end - blocked[0].start) == (phases[2].end, 1_500_000)
+    assert steps[1].args["tags"] == ["checkpoint"]
+    assert steps[2].args["profiled"]
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_collectives_that_ended_together_do_so_again_whatever_the_clocks_said(tmp_path: Path, on_cpu: bool) -> None:
+    # given two hosts a quarter of a second apart
+    model, result = exported(make_run(tmp_path / "run", on_cpu=on_cpu))
+    # then every collective ends at one moment
+    collectives = by_step(model.of("collective"))
+    assert {step: len(held) for step, held in collectives.items()} == {2: 4, 3: 4}
+    for held in collectives.values():
+        assert max(one.end for one in held) - min(one.end for one in held) <= 1
+    # and steps that began together begin together
+    for held in by_step(model.of("step")).values():
+        assert max(one.start for one in held) - min(one.start for one in held) <= 1
+    assert result.clock.offset_us[3] - result.clock.offset_us[0] == pytest.approx(250_000)
+    assert result.clock.residual_us == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_who_waited_for_whom_is_drawn(tmp_path: Path, on_cpu: bool) -> None:
+    model, result = exported(make_run(tmp_path / "run", on_cpu=on_cpu))
+    waits = model.of("wait")
+    assert {one.process[:6] for one in waits} == {"rank 0", "rank 1", "rank 2"}
+    assert {one.name for one in waits} == {"waiting for rank 3"}
+    # inside the collective, as long as the last was late
+    assert {one.depth for one in waits} == {1}
+    assert sorted({one.end - one.start for one in waits}) == [3_001_000, 3_002_000, 3_003_000]
+    assert (result.arrows, len(model.arrows)) == (6, 6)
+    for begin, end in model.arrows:
+        assert begin.process.startswith("rank 3")
+        assert begin.kind == "collective"
+        assert end.process != begin.process
+    last = next(one for one in model.of("collective") if one.process.startswith("rank 3"))
+    first = next(one for one in model.of("collective") if one.process.startswith("rank 0"))
+    assert last.args["last_to_arrive"] == first.args["last_to_arrive"] == 3
+    assert (first.args["wait_us"], last.args["wait_us"]) == (pytest.approx(3003), 0)
+    assert first.args["bytes"] == 4096
+    assert first.args["sequence"] == 9
+
+
+def test_nobody_is_called_last_below_the_residual(tmp_path: Path) -> None:
+    # given ranks that come within a microsecond of each other, and clocks that do not agree to a millisecond
+    run = make_run(tmp_path / "run", late=-1)
+    for rank in range(4):
+        for number, file in enumerate(sorted(rank_dir(run, 0, rank).glob("collectives-*.jsonl"))):
+            record = json.loads(file.read_text())
+            record["end_unix_ns"] += 1_000_000 * ((rank + number) % 2)
+            file.write_text(json.dumps(record) + "\n")
+    model, result = exported(run)
+    assert result.clock.residual_us is not None
+    assert result.clock.residual_us >= 1000
+    assert model.of("wait") == []
+    assert model.arrows == []
+    assert result.arrows == 0
+
+
+def test_the_verdict_lies_over_its_steps(synthetic: Callable[..., Any]) -> None:
+    run = synthetic(plan=lambda rank, _: {"us": 60_000} if rank == 2 else None).write()
+    model, _ = exported(run)
+    (verdict,) = model.of("verdict")
+    assert verdict.process == "rankscope"
+    assert "Rank 2" in verdict.name
+    assert (verdict.args["kind"], verdict.args["rank"], verdict.args["cause"]) == ("straggler", 2, "host")
+    assert verdict.args["next"]
+    assert verdict.args["confidence"] > 0.5
+    covered = by_step(model.of("step"))[verdict.args["steps"][0]]
+    assert verdict.start == min(one.start for one in covered)
+    assert verdict.end == max(one.end for one in model.of("step"))
+    finding = model.of("finding")[0]
+    assert "us" in finding.args["evidence"]["saved"]
+    # without collectives nothing is said of clocks
+    (clock,) = model.of("clock")
+    assert clock.args["method"] == "none"
+    assert "residual_us" not in {name for name, value in clock.args.items() if value is not None}
+
+
+def test_without_a_verdict_nothing_is_judged(tmp_path: Path) -> None:
+    model, _ = exported(make_run(tmp_path / "run"), verdict=False)
+    assert model.of("verdict") == []
+    assert len(model.of("clock")) == 1
+
+
+def test_a_simulated_run_says_so_everywhere(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", simulated=True)
+    rows(host_dir(run, "a"), "gpu", HardwareSample(unix_ns=START, gpu_index=0, temperature_celsius=50.0))
+    model, result = exported(run)
+    assert all(name.endswith("simulated") for name in model.processes)
+    assert result.simulated
+    assert model.document["otherData"]["simulated"] is True
+
+
+def test_hardware_is_on_the_common_clock_and_a_missing_value_is_no_zero(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    samples = [
+        HardwareSample(
+            unix_ns=START + SKEW_NS["b"] + 10_000_000 * number,
+            gpu_uuid="GPU-b",
+            gpu_index=1,
+            temperature_celsius=60.0 + number,
+            power_watts=None if number == 1 else 300.0,
+            sm_clock_hertz=1.4e9,
+            utilization_ratio=0.5,
+            throttle_reasons=["sw_thermal_slowdown"] if number == 1 else [],
+            xid_errors=number // 2,
+        )
+        for number in range(3)
+    ]
+    rows(host_dir(run, "b"), "gpu", *samples)
+    rows(host_dir(run, "elsewhere"), "gpu", *samples)
+    model, _ = exported(run)
+    assert model.processes[-1] == "host b · hardware"
+    first_step = model.of("step", "rank 2")[0].start
+    temperature = model.counters["host b · hardware", "GPU 1 temperature °C"]
+    assert [value for _, value in temperature] == [60.0, 61.0, 62.0]
+    assert abs(temperature[0][0] - first_step) <= 1
+    assert [value for _, value in model.counters["host b · hardware", "GPU 1 power W"]] == [300.0, 300.0]
+    assert {value for _, value in model.counters["host b · hardware", "GPU 1 SM clock MHz"]} == {1400.0}
+    assert [one.name for one in model.of("hardware")] == [
+        "GPU 1: clock lowered: sw_thermal_slowdown",
+        "GPU 1: clock no longer lowered",
+        "GPU 1: 1 more Xid errors",
+    ]
+
+
+def test_garbage_collection_is_a_counter_as_nobody_knows_when_it_was(tmp_path: Path) -> None:
+    model, _ = exported(make_run(tmp_path / "run"))
+    counter = model.counters["rank 0 · host a · GPU-8a1b", "garbage collection in the step us"]
+    assert [value for _, value in counter] == [250.0, 0.0]
+
+
+def test_chosen_steps_and_ranks_only_are_exported_but_matched_with_all(tmp_path: Path) -> None:
+    model, result = exported(make_run(tmp_path / "run"), first=3, past=5, ranks=frozenset({0, 3}))
+    assert (result.ranks, result.steps) == ([0, 3], (3, 5))
+    assert {one.args["step"] for one in model.of("step")} == {3, 4}
+    assert {one.process[:6] for one in model.of("step")} == {"rank 0", "rank 3"}
+    assert [one.name for one in model.of("wait")] == ["waiting for rank 3"]
+    assert result.arrows == 1
+
+
+def test_clocks_of_steps_without_a_profile_are_those_of_the_nearest_one(tmp_path: Path) -> None:
+    model, result = exported(make_run(tmp_path / "run"), first=5, past=6)
+    assert model.of("collective") == []
+    assert result.clock.fitted_to == "steps 2 to 3"
+    assert result.clock.matched == 2
+    (held,) = by_step(model.of("step")).values()
+    assert max(one.start for one in held) - min(one.start for one in held) <= 1
+
+
+def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=200, profiled=(100, 101))
+    model, result = exported(run, max_events=1_000)
+    assert result.steps is not None
+    assert result.steps[0] <= 100
+    assert result.steps[1] == 107
+    assert result.events <= 1_000
+    assert len(model.of("collective")) == 8
+    assert any("of steps 0 to 199" in said and "--steps" in said for said in result.left_out)
+
+
+def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with pytest.raises(InputError, match="no such steps were recorded; there are steps 0 to 5"):
+        exported(run, first=100)
+    with pytest.raises(InputError, match="none of these ranks: there are 4, from 0 to 3"):
+        exported(run, ranks=frozenset({9}))
+    with pytest.raises(InputError, match="one run at a time"):
+        exported(run, run)
+    with pytest.raises(InputError, match="nothing to export"):
+        exported()
+
+
+def test_records_of_another_age_move_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    rows(rank_dir(run, 0, 0), "steps", step_record(6, 5), step_record(7, 2**61), step_record(-1, START))
+    rows(rank_dir(run, 0, 0), "windows", breakdown(3, 5, "cuda"))
+    model, result = exported(run)
+    assert len(model.of("step")) == 24
+    assert max(one.end for one in model.of("step")) < 10**9
+    (verdict,) = model.of("verdict")
+    assert verdict.end - verdict.start < 10**9
+    assert "1 record: times that make no sense" in result.left_out
+    assert any("far from those of the rest" in said for said in result.left_out)
+
+
+def test_windows_are_exported_where_the_step_records_are_gone(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for file in run.rglob("steps-*.jsonl"):
+        file.unlink()
+    model, result = exported(run, verdict=False)
+    assert (result.steps, len(model.of("collective")), len(model.of("window"))) == ((2, 4), 8, 8)
+    # and nothing usable is an error
+    for file in run.rglob("collectives-*.jsonl"):
+        file.write_text(file.read_text().replace('"end_unix_ns":1', '"end_unix_ns":-1'))
+    with pytest.raises(InputError, match="no usable record of steps 2 to 3"):
+        exported(run)
+    for file in run.rglob("collectives-*.jsonl"):
+        file.unlink()
+    with pytest.raises(InputError, match="no step was recorded"):
+        exported(run)
+
+
+def test_steps_that_seem_to_overlap_by_a_little_stay_on_one_track(tmp_path: Path) -> None:
+    # given a wall clock that was set back by 40 us within 10 ms, and once by half a step
+    run = make_run(tmp_path / "run", steps=0, profiled=())
+    starts = [START, START + 9_960_000, START + 14_960_000]
+    rows(rank_dir(run, 0, 0), "steps", *(step_record(number, start) for number, start in enumerate(starts)))
+    model, _ = exported(run)
+    steps = model.of("step")
+    assert [one.track for one in steps] == ["steps", "steps", "steps (2)"]
+    assert steps[0].end == steps[1].start
+    assert steps[0].args["wall_us"] == STEP_US
+
+
+def test_short_steps_whose_two_clocks_were_read_apart_stay_on_one_track(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=0, profiled=())
+    short = [replace(step_record(number, START + number * 1_000_000), wall_us=1023.0) for number in range(4)]
+    rows(rank_dir(run, 0, 0), "steps", *short)
+    model, _ = exported(run, verdict=False)
+    assert {one.track for one in model.of("step")} == {"steps"}
+    assert {one.track for one in model.of("phase")} == {"phases (in their usual order)"}
+
+
+def test_hostile_names_are_inert(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", profiled=())
+    wild = '\x00\x1b[31m</script>"\n' + "x" * 5000
+    info = RankInfo(rank=0, world_size=4, host=wild, pid=1, start_unix_ns=START, gpu_uuid=wild)
+    write_record(rank_dir(run, 0, 0) / "rank.json", info)
+    nasty = replace(step_record(6, START + 60_000_000), tags=[wild] * 200, sections_us={wild: 1.0})
+    rows(rank_dir(run, 0, 0), "steps", nasty)
+    model, _ = exported(run, verdict=False)
+    name = model.processes[1]
+    assert name.startswith("rank 0 · host ��[31m</script>")
+    assert len(name) == 200
+    assert name.isprintable()
+    last = model.of("step", "rank 0")[-1]
+    assert last.args == {"left out": last.args["left out"]}
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    first, second = bytearray(), bytearray()
+    for data in (first, second):
+        export_perfetto([run], data.extend)
+    assert first == second
+
+
+def test_a_small_run_as_it_is_written(tmp_path: Path) -> None:
+    data = bytearray()
+    export_perfetto([make_run(tmp_path / "run", ranks=2, steps=2, profiled=(1,), late=1)], data.extend, verdict=False)
+    assert data.decode() == GOLDEN.read_text()
+
+
+def kept_trace(run: Path, rank: int, first: int, host: str) -> None:
+    base = START + SKEW_NS[host]
+    events = [
+        {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": f"ProfilerStep#{step}",
+            "ts": step * 10_000,
+            "dur": 10_000,
+            "pid": 7,
+            "tid": 7,
+        }
+        for step in (first, first + 1)
+    ]
+    events += [
+        {"ph": "X", "cat": "kernel", "name": "gemm", "ts": at, "dur": 100.125, "pid": 0, "tid": 7, "args": {"grid": [1, 2, 3]}}
+        for at in (first * 10_000 + 50, first * 10_000 + 10_050)
+    ]
+    folder = rank_dir(run, 0, rank) / "traces"
+    folder.mkdir()
+    document = {"traceEvents": events, "baseTimeNanoseconds": base}
+    (folder / f"window-{first:09d}.json").write_text(json.dumps(document))
+
+
+def test_raw_traces_that_were_kept_are_merged_in_on_request(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    kept_trace(run, 0, 2, "a")
+    kept_trace(run, 3, 2, "b")
+    (rank_dir(run, 0, 3) / "traces" / "window-000000001.json.gz").write_bytes(b"\x1f\x8bnot gzip")
+    # when all steps are exported, they are not, and that is said
+    model, result = exported(run)
+    assert model.of("kernel") == []
+    assert any("3 were kept; --raw" in said for said in result.left_out)
+    # when steps are chosen, those of these steps are
+    model, result = exported(run, first=2, past=3)
+    kernels = model.of("kernel")
+    assert {one.track for one in kernels} == {"device 0 stream 7"}
+    assert {one.process[:6] for one in kernels} == {"rank 0", "rank 3"}
+    assert kernels[0].args == {"grid": [1, 2, 3]}
+    assert kernels[0].end - kernels[0].start == 100_125
+    first = model.of("step", "rank 3")[0]
+    assert abs(model.of("kernel", "rank 3")[0].start - first.start - 50_000) <= 1
+    assert any("window-000000001" in said and "gzip" in said for said in result.left_out)
+    # and on request
+    assert len(exported(run, raw=True)[0].of("kernel")) == 4
+    assert exported(run, raw=False, first=2, past=3)[0].of("kernel") == []
+
+
+def test_the_last_attempt_is_exported(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    create_attempt(run, AttemptInfo(attempt=1, start_unix_ns=START, world_size=1))
+    write_record(rank_dir(run, 1, 0) / "rank.json", RankInfo(rank=0, world_size=1, host="a", pid=1, start_unix_ns=START))
+    rows(rank_dir(run, 1, 0), "steps", step_record(0, START + 10**10))
+    assert attempt_dir(run, 1).is_dir()
+    model, result = exported(run)
+    assert len(model.of("step")) == 1
+    assert "1 earlier attempt" in result.left_out

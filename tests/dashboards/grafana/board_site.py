@@ -1,0 +1,207 @@
+"""A site as boards see it: a node with GPUs of many kinds, ranks that step, a job; and a Prometheus that scrapes it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import httpx
+from msgspec.structs import replace
+from tests.exporter.fake_driver import FakeDriver, State, a100_state, h100_state, mig_state, uuid_of
+from tests.exporter.jobs.job_node import slurm_folder
+from tests.local_http import answering, respond
+from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of
+
+from rankscope.profiler.helper.published import render, samples
+from rankscope.runs.records import PhaseTimes
+
+RUN_ID = "llama-20260101-7"
+LOST, HELD, FREE = 3, 4, 6
+THRESHOLDS = """
+[price]
+per_gpu_hour = 2.5
+[GpuDown]
+for = "0s"
+[RecorderDisabled]
+for = "0s"
+"""
+"""So that there is something to see at once."""
+
+
+def gpus() -> list[State]:
+    """H100, A100 (no GPM), H100 divided by MIG, one that will be lost, one held and idle, one hot, one free."""
+    hot = {**h100_state(5), "throttle": 0x48, "margin": 0, "field.161@0": "3 ull", "fans": 1, "fan.0": 55}
+    nothing = {"utilization": 0, "samples.1": "0,0,0", "gpm.1": 0, "gpm.2": "0", "gpm.5": "0", "gpm.10": 0}
+    held, free = ({**h100_state(index), **nothing} for index in (HELD, FREE))
+    for key in ("process.0", "process_util.0"):
+        del free[key]
+    divided = mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")])
+    return [h100_state(0), a100_state(1), divided, h100_state(LOST), held, hot, free]
+
+
+NODE_EXPORTER = """\
+# TYPE node_uname_info gauge
+node_uname_info{{nodename="node1"}} 1
+# TYPE node_infiniband_state_id gauge
+node_infiniband_state_id{{device="mlx5_0",port="1"}} 4
+node_infiniband_state_id{{device="mlx5_1",port="1"}} 1
+# TYPE node_infiniband_rate_bytes_per_second gauge
+node_infiniband_rate_bytes_per_second{{device="mlx5_0",port="1"}} 5e+10
+# TYPE node_infiniband_port_data_transmitted_bytes_total counter
+node_infiniband_port_data_transmitted_bytes_total{{device="mlx5_0",port="1"}} {0}000000
+# TYPE node_infiniband_port_data_received_bytes_total counter
+node_infiniband_port_data_received_bytes_total{{device="mlx5_0",port="1"}} {0}000000
+# TYPE node_infiniband_link_downed_total counter
+node_infiniband_link_downed_total{{device="mlx5_0",port="1"}} 0
+node_infiniband_link_downed_total{{device="mlx5_1",port="1"}} {0}
+# TYPE node_infiniband_link_error_recovery_total counter
+node_infiniband_link_error_recovery_total{{device="mlx5_0",port="1"}} {0}
+# TYPE node_infiniband_symbol_error_total counter
+node_infiniband_symbol_error_total{{device="mlx5_0",port="1"}} {0}
+# TYPE node_infiniband_port_errors_received_total counter
+node_infiniband_port_errors_received_total{{device="mlx5_0",port="1"}} {0}
+# TYPE node_infiniband_port_discards_transmitted_total counter
+node_infiniband_port_discards_transmitted_total{{device="mlx5_0",port="1"}} {0}
+"""
+"""What node_exporter says of the node: an active port, and one whose link is down and goes down again with every scrape."""
+
+
+@contextmanager
+def node_exporter() -> Iterator[str]:
+    """The address of one that answers as ``NODE_EXPORTER``, its counters one more each time."""
+    scrapes = itertools.count(1)
+
+    def answer(request: BaseHTTPRequestHandler, _: bytes) -> None:
+        page = NODE_EXPORTER.format(next(scrapes))
+        respond(request, 200, page.encode(), Content_Type="text/plain; version=0.0.4")
+
+    with answering(answer) as url:
+        yield url.removeprefix("http://")
+
+
+class Ranks:
+    """Four ranks on the GPUs 0, 1, 5 and none; the third is slow, the last is not observed. Their files grow every moment."""
+
+    def __init__(self, spool: Path) -> None:
+        self._spool = spool
+        spool.mkdir(parents=True, exist_ok=True)
+        self._totals = [totals_of(1) for _ in range(4)]
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._write_on, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more steps."""
+        self._ended.set()
+        self._thread.join(20)
+
+    def _write_on(self) -> None:
+        number = 1
+        while not self._ended.wait(0.3):
+            number += 1
+            for rank, totals in enumerate(self._totals):
+                blocked = PhaseTimes(backward=1e4 if rank == 2 else 6e5)
+                totals.add_step(
+                    replace(
+                        STEP, step=number, start_unix_ns=time.time_ns() - 10**9, blocked_us=blocked, profiled=number % 10 == 0
+                    )
+                )
+                totals.add_window(replace(WINDOW, step=number))
+                uuid = {0: uuid_of(0), 1: uuid_of(1), 2: uuid_of(5)}.get(rank)
+                info = replace(
+                    RANK,
+                    rank=rank,
+                    local_rank=rank,
+                    world_size=4,
+                    gpu_uuid=uuid,
+                    recorder_cost_us=number * 2_000.0,
+                    window_cost_us=number * 1_000.0,
+                    windows=number,
+                    disabled_reason="over budget" if rank == 3 else None,
+                )
+                text = render(
+                    {"run": "llama", "rank": str(rank), "slot": "0"}, samples(replace(RUN, run_id=RUN_ID), info, totals)
+                )
+                new = self._spool / f".{rank}.new"
+                new.write_text(text)
+                new.replace(self._spool / f"rank-{rank}.prom")
+
+
+def prepared(folder: Path, library: Path) -> tuple[FakeDriver, list[str]]:
+    """The driver of the node, and what its exporter is started with."""
+    driver = FakeDriver(folder / "site-driver", library, gpus())
+    held = ",".join(uuid_of(index) for index in (0, 1, HELD))
+    job = {"CUDA_VISIBLE_DEVICES": held, "SLURM_JOB_ACCOUNT": "physics", "SLURM_JOB_PARTITION": "gpu"}
+    jobs = slurm_folder(folder / "jobs", job_7=job)
+    wanted = ["process", "encoder"]
+    arguments = ["--compat", "dcgm", "--jobs.slurm-dir", str(jobs), "--no-xid.kernel-log", "--expected-gpus", "8"]
+    return driver, [*arguments, *(f"--collector.{name}" for name in wanted)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A Prometheus that can be asked."""
+
+    url: str
+    client: httpx.Client
+
+    def instant(self, expr: str) -> list[dict[str, Any]]:
+        """Series that an expression has now. Raises ``AssertionError`` for one that is none."""
+        answer = self.client.post(f"{self.url}/api/v1/query", data={"query": expr}).json()
+        assert answer["status"] == "success", f"{answer.get('error')}\n{expr}"
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
+
+
+@contextmanager
+def scraping(
+    program: str, folder: Path, address: str, jobs: Mapping[str, tuple[str, Sequence[str]]], rules: str
+) -> Iterator[Asked]:
+    """A Prometheus that scrapes every second; ``jobs``: name to path and addresses."""
+    (folder / "site.rules.yaml").write_text(rules)
+    config = folder / "site.yml"
+    config.write_text(
+        json.dumps(
+            {
+                "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+                "rule_files": ["site.rules.yaml"],
+                "scrape_configs": [
+                    {"job_name": name, "metrics_path": path, "static_configs": [{"targets": list(addresses)}]}
+                    for name, (path, addresses) in jobs.items()
+                ],
+            }
+        )
+    )
+    command = [
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'site-tsdb'}",
+        f"--web.listen-address={address}",
+    ]
+    with (folder / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            with httpx.Client(timeout=20, trust_env=False) as client:
+                until = time.monotonic() + 60
+                while not _ready(client, address):
+                    assert time.monotonic() < until, (folder / "prometheus.log").read_text()
+                    time.sleep(0.1)
+                yield Asked(f"http://{address}", client)
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def _ready(client: httpx.Client, address: str) -> bool:
+    try:
+        return client.get(f"http://{address}/-/ready").status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False

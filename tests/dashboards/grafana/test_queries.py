@@ -1,0 +1,235 @@
+"""Every query of every board, asked of a real Prometheus that scrapes the real exporter and loads the shipped rules."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.dashboards.grafana.board_site import LOST, RUN_ID, THRESHOLDS, Asked, Ranks, node_exporter, prepared, scraping
+from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, put_in, targets
+from tests.exporter import conftest as exporter
+from tests.exporter.conftest import RunningExporter
+from tests.exporter.fake_driver import uuid_of
+
+from rankscope.alerts.rules import rules_text
+from rankscope.alerts.thresholds import thresholds
+
+build_fake_nvml = exporter.build_fake_nvml
+fake_nvml_library = exporter.fake_nvml_library
+start_exporter = exporter.start_exporter
+
+pytestmark = pytest.mark.slow
+
+
+NOT_HERE = {
+    ("rankscope-alerts", "NVSwitch errors", "A"): "SXids come from the kernel log, which is nobody's to write",
+    ("rankscope-alerts", "Can Xids be seen at all", "A"): "the test does not let the exporter read this machine's kernel log",
+    ("rankscope-cluster", "Collectors that fail", "A"): "all of them work",
+    ("rankscope-cluster", "GPUs by state", "B"): "no GPU hangs: that takes minutes to suspect",
+    ("rankscope-cluster", "GPUs by state", "H"): "every GPU's state can be told",
+}
+"""Queries that rightly have no data at this site, and why: a value would be a fault."""
+
+PLANTED = {
+    ("rankscope-cluster", "Hosts"): 2,
+    ("rankscope-cluster", "Hosts not answering"): 1,
+    ("rankscope-cluster", "Collectors failing"): 0,
+    ("rankscope-cluster", "Simulated GPUs"): 1,
+    ("rankscope-cluster", "GPUs"): 8,
+    ("rankscope-cluster", "GPUs not answering"): 1,
+    ("rankscope-cluster", "GPUs missing"): 1,
+    ("rankscope-cluster", "GPUs throttled"): 1,
+    ("rankscope-cluster", "Least margin to slowdown"): 0,
+    ("rankscope-cluster", "Allocated, idle"): 1,
+    ("rankscope-cluster", "Cost of allocated, idle GPUs"): 2.5,
+    ("rankscope-cluster-dcgm", "Power"): 6 * 251.25,
+    ("rankscope-cluster-dcgm", "GPUs with a last Xid"): 1,
+    ("rankscope-run", "Ranks"): 4,
+    ("rankscope-run", "Step"): 1,
+    ("rankscope-run", "Worst straggler"): 0.59,
+    ("rankscope-run", "Input wait"): 0.1,
+    ("rankscope-run", "Exposed communication"): 0.1,
+    ("rankscope-run", "Overlap"): 0.75,
+}
+"""What the figures say of what the site is made of: a GPU that is lost draws nothing."""
+
+
+STEADY = (
+    *("Utilisation", "Graphics or compute engine active", "Memory bandwidth", "SM clock", "Memory clock", "Memory in use"),
+    *("Memory free", "Memory read and written", "Temperature", "Memory temperature", "Power", "PCIe sent", "PCIe received"),
+)
+"""Graphs of what does not change here, so that it does not matter when each of the two pages was scraped."""
+
+
+def test_every_query_has_data_or_a_reason(
+    start_exporter: Callable[..., RunningExporter],
+    fake_nvml_library: Path,
+    require_program: Callable[[str], str],
+    free_port: Callable[[], int],
+    tmp_path: Path,
+) -> None:
+    # given a node with GPUs of many kinds, a job, ranks that step, an exporter that is dead, and simulated GPUs
+    with ExitStack() as stack:
+        driver, arguments = prepared(tmp_path, fake_nvml_library)
+        (tmp_path / "thresholds.toml").write_text(THRESHOLDS)
+        rules = rules_text(settings=thresholds(tmp_path / "thresholds.toml"))
+        ranks = Ranks(tmp_path / "spool")
+        stack.callback(ranks.stop)
+        node = start_exporter(*arguments, env=driver.env)
+        simulated = start_exporter(
+            "--simulate",
+            "1xH100",
+            "--state-dir",
+            tmp_path / "other",
+            "--no-collector.spool",
+            "--host",
+            "node2",
+            "--control.socket",
+            tmp_path / "2.sock",
+        )
+        dead = f"127.0.0.1:{free_port()}"
+        addresses = [f"127.0.0.1:{node.port}", dead]
+        jobs = {
+            "gpus": ("/metrics", [*addresses, f"127.0.0.1:{simulated.port}"]),
+            "dcgm": ("/dcgm/metrics", addresses),
+            "node": ("/metrics", [stack.enter_context(node_exporter())]),
+        }
+        asked = stack.enter_context(scraping(require_program("prometheus"), tmp_path, f"127.0.0.1:{free_port()}", jobs, rules))
+        node.wait_until(lambda: len(node.values("gpu_up")) == len(driver.gpus))
+        while not asked.instant(f'gpu_xid_errors_total{{xid="79", uuid="{uuid_of(0)}"}} == 0'):
+            time.sleep(0.1)
+        # when a GPU is lost and another has errors
+        left = _queries()
+        driver.xid(0, 31, 79)
+        driver.lose(LOST)
+
+        # then every query has data, except where there is a reason
+        until = time.monotonic() + 120
+        while left := [target for target in _without_data(asked, left, jobs) if target.name not in NOT_HERE]:
+            assert time.monotonic() < until, sorted(target.name for target in left)
+            time.sleep(0.3)
+
+        # and so it is when all is chosen, and figures are what was planted
+        empty = {target.name for target in _queries() if not asked.instant(target.asked(_everything(target.board)))}
+        assert empty == NOT_HERE.keys()
+        shown = {
+            target.name[:2]: target.asked(_values(target.board, jobs)) for target in _queries() if target.name[:2] in PLANTED
+        }
+        planted = {name: [pytest.approx(value, rel=0.02)] for name, value in PLANTED.items()}
+        while (found := {name: _numbers(asked.instant(expr)) for name, expr in shown.items()}) != planted:
+            assert time.monotonic() < until, {name: value for name, value in found.items() if value != planted[name]}
+            time.sleep(0.3)
+
+        (firing,) = [target for target in _queries() if target.name == ("rankscope-alerts", "Firing alerts", "A")]
+        lost = {one["metric"].get("gpu_uuid") for one in asked.instant(firing.asked(_values("rankscope-alerts", jobs)))}
+        assert uuid_of(LOST) in lost
+
+        # and the errors of the time shown are counted, the first of each code, too
+        xids = _labelled(asked, jobs, "rankscope-alerts", "Xids", "B", by=("host", "index", "xid"))
+        assert xids == {("node1", "0", "31"): 1, ("node1", "0", "79"): 1}
+
+        # and a graph says of what it has no line, in which of two states it is
+        (missing,) = [target for target in _queries() if target.name == ("rankscope-node", "SMs active", "B")]
+        told = {
+            (one["metric"]["of"], one["metric"]["why"]) for one in asked.instant(missing.asked(_values("rankscope-node", jobs)))
+        }
+        assert told >= {
+            ("node1 GPU 1", "not available (before_hopper)"),
+            (f"node1 GPU {LOST}", "collection dead (lost)"),
+            (dead, "collection dead (no answer)"),
+        }
+
+        # and InfiniBand is found by the host, and said to be missing where node_exporter does not tell of it
+        up = _labelled(asked, jobs, "rankscope-node", "InfiniBand link up", "A")
+        assert up == {("node1", "mlx5_0", "1"): 1, ("node1", "mlx5_1", "1"): 0}
+        downs = _labelled(asked, jobs, "rankscope-cluster", "Every host", "H", by=("host",))
+        assert downs.keys() == {("node1",)}
+        assert downs["node1",] > 0
+        absent = _labelled(asked, jobs, "rankscope-node", "InfiniBand sent", "B", by=("of", "why"))
+        assert absent.keys() == {
+            ("node2", "not available (no InfiniBand of node_exporter)"),
+            (dead, "collection dead (no answer)"),
+        }
+
+        # and over DCGM's names there are the same values
+        ours, theirs = (_by_panel(asked, uid, _values(uid, jobs)) for uid in ("rankscope-node", "rankscope-node-dcgm"))
+        for title in STEADY:
+            assert theirs[title] == pytest.approx(ours[title], abs=2**20 if title.startswith("Memory") else 1e-3), title
+
+        # and variables have something to choose from, except that nobody here has clusters
+        for board in all_boards().values():
+            for variable in board["templating"]["list"]:
+                if variable["type"] == "query":
+                    choices = _choices(asked, variable, _values(board["uid"], jobs))
+                    assert bool(choices) == (variable["name"] != "cluster"), (board["uid"], variable["name"])
+                    if variable["name"] == "gpu":
+                        assert all(text.isdigit() and value.startswith("GPU-") for text, value in choices)
+
+
+def _queries() -> list[Target]:
+    return [target for board in all_boards().values() for target in targets(board)]
+
+
+def _values(board: str, jobs: Mapping[str, tuple[str, list[str]]]) -> dict[str, list[str] | str]:
+    """What somebody has chosen: these hosts, this run, all GPUs and ranks."""
+    job = "dcgm" if board.endswith("dcgm") else "gpus"
+    chosen: dict[str, list[str] | str] = {"cluster": ".*", "job": [job, "other"], "instance": jobs[job][1]}
+    return {**chosen, "run_id": [RUN_ID], "rank": ".+"} if board == "rankscope-run" else {**chosen, "gpu": ".+"}
+
+
+def _by_panel(asked: Asked, uid: str, values: Mapping[str, list[str] | str]) -> dict[str, float]:
+    """What each graph's first query says of the first GPU, where that is one line."""
+    found = {}
+    for target in targets(all_boards()[uid]):
+        if target.letter == "A" and target.panel["type"] == "timeseries":
+            lines = [one for one in asked.instant(target.asked(values)) if uuid_of(0) in one["metric"].values()]
+            if len(lines) == 1:
+                found[target.panel["title"]] = float(lines[0]["value"][1])
+    return found
+
+
+def _labelled(
+    asked: Asked,
+    jobs: Mapping[str, tuple[str, list[str]]],
+    *name: str,
+    by: Sequence[str] = ("host", "device", "port"),
+) -> dict[tuple[str, ...], float]:
+    """Values of one query, by labels."""
+    (target,) = [target for target in _queries() if target.name == name]
+    series = asked.instant(target.asked(_values(target.board, jobs)))
+    return {tuple(one["metric"][label] for label in by): float(one["value"][1]) for one in series}
+
+
+def _numbers(series: list[dict[str, Any]]) -> list[float]:
+    return [float(one["value"][1]) for one in series]
+
+
+def _everything(board: str) -> dict[str, list[str] | str]:
+    names = ("job", "instance", "run_id", "rank") if board == "rankscope-run" else ("job", "instance", "gpu")
+    return {"cluster": ".*", **dict.fromkeys(names, ".+")}
+
+
+def _choices(asked: Asked, variable: Json, values: Mapping[str, list[str] | str]) -> set[tuple[str, str]]:
+    """Text and value of what can be chosen."""
+    function, _, inner = put_in(variable["query"]["query"], values).partition("(")
+    if function == "label_values":
+        series, _, label = inner.removesuffix(")").rpartition(",")
+        found = {str(one["metric"].get(label.strip(), "")) for one in asked.instant(f"group by ({label}) ({series})")}
+        return {(one, one) for one in found if one}
+    pattern = re.compile(variable["regex"].strip("/").replace("(?<", "(?P<"))
+    lines = (_as_text(one["metric"]) for one in asked.instant(inner.removesuffix(")")))
+    return {(match["text"], match["value"]) for line in lines if (match := pattern.search(line))}
+
+
+def _as_text(metric: Mapping[str, str]) -> str:
+    labels = ",".join(f'{name}="{value}"' for name, value in sorted(metric.items()) if name != "__name__")
+    return f"{metric['__name__']}{{{labels}}} 1 1700000000000"
+
+
+def _without_data(asked: Asked, queries: Sequence[Target], jobs: Mapping[str, tuple[str, list[str]]]) -> list[Target]:
+    return [target for target in queries if not asked.instant(target.asked(_values(target.board, jobs)))]

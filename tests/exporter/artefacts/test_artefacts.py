@@ -1,0 +1,271 @@
+"""What ships beside the code fits the code: the systemd unit, the image, Prometheus' configuration."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from rankscope.exporter.catalogue import BY_NAME
+from rankscope.exporter.commands import exporter as command
+
+ROOT = Path(__file__).resolve().parents[3]
+SYSTEMD = ROOT / "exporter" / "systemd"
+UNIT = SYSTEMD / "rankscope-exporter.service"
+DOCKERFILE = ROOT / "exporter" / "docker" / "Dockerfile"
+PROMETHEUS = ROOT / "exporter" / "prometheus"
+
+NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user and keep some of its rights")
+
+
+def known_variables() -> set[str]:
+    """Every environment variable that the command reads."""
+    found: set[str] = set()
+    for param in command.params:
+        found |= {param.envvar} if isinstance(param.envvar, str) else set(param.envvar or ())
+    return found
+
+
+def accepts(arguments: list[str]) -> click.Context:
+    """The command line is one the real command takes; raises ``click.UsageError`` otherwise."""
+    return command.make_context("exporter", list(arguments))
+
+
+# The unit
+
+
+class _Unit(configparser.RawConfigParser):
+    """A unit file: case matters, a key without value clears a list."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(strict=False)
+        self.optionxform = str  # type: ignore[assignment,method-assign]
+        self.read_string(path.read_text())
+
+
+def test_the_unit_is_one_that_systemd_takes_and_thinks_well_of(require_systemd_analyze: str, tmp_path: Path) -> None:
+    for drop_in in (None, "restricted.conf", "podresources.conf"):
+        folder = tmp_path / str(drop_in)
+        folder.mkdir()
+        unit = folder / UNIT.name
+        # Drop-ins are not looked for beside a file that is checked offline: what they say last counts, as there.
+        unit.write_text(UNIT.read_text() + ((SYSTEMD / drop_in).read_text() if drop_in else ""))
+
+        verified = subprocess.run(
+            [require_systemd_analyze, "verify", "--man=no", unit], capture_output=True, text=True, check=False
+        )
+        rated = subprocess.run(
+            [require_systemd_analyze, "security", "--offline=true", "--threshold=35", "--no-pager", unit],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        assert (verified.returncode, [line for line in verified.stderr.splitlines() if UNIT.name in line]) == (0, []), drop_in
+        assert rated.returncode == 0, f"{drop_in}: {rated.stdout}{rated.stderr}"
+
+
+@pytest.fixture(scope="session")
+def require_systemd_analyze() -> str:
+    path = "/usr/bin/systemd-analyze"
+    if not os.access(path, os.X_OK):
+        pytest.skip("systemd is not installed")
+    return path
+
+
+def test_the_units_command_line_and_variables_are_the_exporters() -> None:
+    service = _Unit(UNIT)["Service"]
+    program, *arguments = shlex.split(service["ExecStart"].removeprefix("/usr/bin/env "))
+
+    assert [program, arguments[0]] == ["rankscope", "exporter"]
+    # What the unit sets is a variable: the administrator's file comes after it, and a flag would count before that.
+    assert arguments[1:] == []
+    text = UNIT.read_text()
+    assert 0 < text.index("Environment=RANKSCOPE_EXPORTER_SPOOL=/run/rankscope/spool") < text.index("EnvironmentFile=")
+    assert set(re.findall(r"RANKSCOPE_EXPORTER_\w+", UNIT.read_text())) <= known_variables()
+
+
+def test_nothing_in_the_unit_takes_away_what_nvml_and_the_view_of_the_node_need() -> None:
+    service = _Unit(UNIT)["Service"]
+
+    for breaks in ("PrivateDevices", "ProtectProc", "ProcSubset", "ProtectKernelLogs", "PrivateUsers", "MemoryDenyWriteExecute"):
+        assert breaks not in service
+    assert service["DeviceAllow"] == "char-* rw"
+    assert service["AmbientCapabilities"] == service["CapabilityBoundingSet"]
+    # A process stuck in the driver must not hold up the stop, nor may its death by memory end the others.
+    assert (service["KillMode"], service["OOMPolicy"]) == ("mixed", "continue")
+    assert int(service["TimeoutStopSec"]) <= 10
+
+
+def test_the_spool_is_everybodys_and_slurms_folder_is_roots() -> None:
+    lines = [line.split() for line in (SYSTEMD / "rankscope.tmpfiles.conf").read_text().splitlines() if line.startswith("d ")]
+    modes = {path: (mode, owner) for _, path, mode, owner, *_ in lines}
+
+    assert modes["/run/rankscope/spool"] == ("1777", "root")
+    assert modes["/run/rankscope/jobs"] == ("0755", "root")
+
+
+@pytest.fixture
+def another_users_process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of uid 65533 that has RANK=3 in its environment."""
+    become = ["setpriv", "--reuid=65533", "--regid=65533", "--clear-groups"]
+    process = subprocess.Popen([*become, "sleep", "600"], env={"PATH": "/usr/bin:/bin", "RANK": "3"}, cwd="/")
+    try:
+        while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
+            assert process.poll() is None
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def as_the_unit_does(*command_line: str, capabilities: str) -> subprocess.CompletedProcess[str]:
+    """Run it as a user without rights but these, and no way to gain others."""
+    names = ["+" + name.removeprefix("CAP_").lower() for name in capabilities.split()]
+    rights = ",".join(["-all", *names])
+    limits = [f"--inh-caps={rights}", f"--ambient-caps={rights}", f"--bounding-set={rights}", "--no-new-privs"]
+    become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *limits]
+    return subprocess.run([*become, *command_line], capture_output=True, text=True, check=False, cwd="/")
+
+
+@NEEDS_ROOT
+def test_the_units_rights_are_enough_for_other_users_environment_and_none_of_them_is_too_many(
+    another_users_process: subprocess.Popen[bytes],
+) -> None:
+    rights = _Unit(UNIT)["Service"]["AmbientCapabilities"]
+    environment = f"/proc/{another_users_process.pid}/environ"
+
+    assert "RANK=3" in as_the_unit_does("cat", environment, capabilities=rights).stdout
+    for without in ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"):
+        left = " ".join(right for right in rights.split() if right != without)
+        assert as_the_unit_does("cat", environment, capabilities=left).returncode != 0, without
+
+
+@NEEDS_ROOT
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="no kernel log here")
+def test_the_units_rights_are_enough_for_the_kernel_log() -> None:
+    rights = _Unit(UNIT)["Service"]["AmbientCapabilities"]
+    read_one = ["dd", "if=/dev/kmsg", "of=/dev/null", "bs=8192", "count=1", "iflag=nonblock"]
+
+    assert as_the_unit_does(*read_one, capabilities=rights).returncode == 0
+
+
+# The image
+
+
+def _instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line.strip())]
+
+
+def _ignored(source: str) -> bool:
+    """Whether the last pattern of the ignore file that speaks of this path leaves it out of the build."""
+    verdict = False
+    for line in Path(f"{DOCKERFILE}.dockerignore").read_text().splitlines():
+        pattern = line.removeprefix("!")
+        if line and not line.startswith("#") and Path(source).match(pattern):
+            verdict = not line.startswith("!")
+    return verdict
+
+
+def test_the_image_is_made_of_what_is_there() -> None:
+    copied = [rest.split() for word, rest in _instructions() if word == "COPY" and "--from" not in rest]
+    sources = [source for words in copied for source in words[:-1]]
+
+    assert len(sources) > 5
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert not _ignored(source), source
+    # All that the build of the package reads has to be among them.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {package.removesuffix("/rankscope") for package in packages} <= set(sources)
+    assert {project["project"]["readme"], *project["project"]["license-files"]} <= set(sources)
+    extras = next(rest for word, rest in _instructions() if word == "ARG" and rest.startswith("EXTRAS=")).removeprefix("EXTRAS=")
+    assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
+
+
+def test_the_image_starts_the_exporter_with_a_command_line_it_takes() -> None:
+    said = dict(_instructions())
+    assert json.loads(said["ENTRYPOINT"]) == ["rankscope", "exporter"]
+    assert "CMD" not in said
+    assert "RANKSCOPE_EXPORTER_SPOOL=/run/rankscope/spool" in said["ENV"]
+    assert set(re.findall(r"RANKSCOPE_EXPORTER_\w+", DOCKERFILE.read_text())) <= known_variables()
+    port = accepts([]).params["listen"]
+    assert said["EXPOSE"] in str(port)
+    assert f"http://127.0.0.1:{said['EXPOSE']}/-/healthy" in said["HEALTHCHECK"]
+    assert said["USER"] == "65532:65532"
+
+
+# Prometheus
+
+
+def test_promtool_takes_the_example_and_its_rules(require_program: Callable[[str], str]) -> None:
+    checked = subprocess.run(
+        [require_program("promtool"), "check", "config", PROMETHEUS / "scrape.yaml"], capture_output=True, text=True, check=False
+    )
+
+    assert checked.returncode == 0, checked.stderr
+    assert "gpu_jobs.rules.yaml" in (PROMETHEUS / "scrape.yaml").read_text()
+
+
+def test_the_rules_of_the_example_know_only_metrics_of_the_catalogue() -> None:
+    rules = yaml.safe_load((PROMETHEUS / "gpu_jobs.rules.yaml").read_text())["groups"][0]["rules"]
+
+    used = {name for rule in rules for name in re.findall(r"\bgpu_\w+", rule["expr"])}
+    assert "gpu_job_info" in used
+    assert used <= set(BY_NAME)
+    for rule in rules:
+        joined = set(re.search(r"group_left \((.*?)\)", rule["expr"])[1].split(", ")) if "group_left" in rule["expr"] else set()  # type: ignore[index]
+        assert joined <= set(BY_NAME["gpu_job_info"].labels)
+
+
+JOIN_TEST = """
+rule_files: [{rules}]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {{series: 'gpu_power_watts{{uuid="GPU-a",instance="n"}}', values: '300x5'}}
+      - {{series: 'gpu_power_watts{{uuid="GPU-b",instance="n"}}', values: '400x5'}}
+      - {{series: 'gpu_power_watts{{uuid="GPU-c",instance="n"}}', values: '70x5'}}
+      - {{series: 'gpu_job_info{{uuid="GPU-a",job_id="7",user="ann",rank="0",instance="n"}}', values: '1x5'}}
+      - {{series: 'gpu_job_info{{uuid="GPU-b",job_id="7",user="ann",rank="1",instance="n"}}', values: '1x5'}}
+      - {{series: 'gpu_allocated{{uuid="GPU-a",instance="n"}}', values: '1x5'}}
+      - {{series: 'gpu_allocated{{uuid="GPU-b",instance="n"}}', values: '1x5'}}
+      - {{series: 'gpu_allocated{{uuid="GPU-c",instance="n"}}', values: '0x5'}}
+      - {{series: 'gpu_in_use{{uuid="GPU-a",instance="n"}}', values: '1x5'}}
+      - {{series: 'gpu_in_use{{uuid="GPU-b",instance="n"}}', values: '0x5'}}
+      - {{series: 'gpu_in_use{{uuid="GPU-c",instance="n"}}', values: '0x5'}}
+    promql_expr_test:
+      - expr: job_id_user:gpu_power_watts:sum
+        eval_time: 5m
+        exp_samples: [{{labels: 'job_id_user:gpu_power_watts:sum{{job_id="7",user="ann"}}', value: 700}}]
+      - expr: job_id_user:gpu_jobs:count
+        eval_time: 5m
+        exp_samples: [{{labels: 'job_id_user:gpu_jobs:count{{job_id="7",user="ann"}}', value: 2}}]
+      - expr: job_id_user:gpu_allocated_unused:count
+        eval_time: 5m
+        exp_samples: [{{labels: 'job_id_user:gpu_allocated_unused:count{{job_id="7",user="ann"}}', value: 1}}]
+"""
+
+
+def test_the_rules_of_the_example_join_power_and_idleness_to_the_job(
+    require_program: Callable[[str], str], tmp_path: Path
+) -> None:
+    story = tmp_path / "story.yaml"
+    story.write_text(JOIN_TEST.format(rules=PROMETHEUS / "gpu_jobs.rules.yaml"))
+
+    told = subprocess.run([require_program("promtool"), "test", "rules", story], capture_output=True, text=True, check=False)
+
+    assert told.returncode == 0, told.stdout + told.stderr

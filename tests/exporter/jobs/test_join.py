@@ -1,0 +1,259 @@
+"""One answer per device, whatever happens on it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.exporter.jobs.job_node import CONTAINER, POD_UID, Proc, fleet, gpu, gpu_uuid, mig, mig_uuid
+
+from rankscope.exporter.catalogue import BY_NAME
+from rankscope.exporter.jobs.collector import JobsCollector
+from rankscope.exporter.jobs.devices import bare
+from rankscope.exporter.jobs.join import Claim, join
+from rankscope.exporter.jobs.party import Device, Hold, Identity, Ranks, Use
+from rankscope.exporter.jobs.users import UserNames
+from rankscope.exporter.source import FleetState, Series
+
+JOB_7 = Identity(job_id="7", user="ann", uid=1000, account="physics", partition="a100")
+JOB_8 = Identity(job_id="8", user="bob", uid=1001, account="physics", partition="a100")
+POD_A = Identity(namespace="ml", pod="a", container="train")
+POD_B = Identity(namespace="ml", pod="b", container="train")
+NAMES = {0: "root", 1000: "ann", 1001: "bob"}
+JOBS = {"7": JOB_7, "8": JOB_8}
+
+
+def _join(*holders: Identity, uses: tuple[Use, ...] = (), claims: tuple[Claim, ...] = ()) -> tuple[dict[str, str], int]:
+    answer = join(holders, uses, jobs=JOBS, claims=claims, names=NAMES)
+    return dict(answer.labels), answer.parties
+
+
+def _rank(rank: str, *, run_id: str | None = None) -> Ranks:
+    return Ranks(rank=rank, local_rank=rank, world_size="8", run_id=run_id)
+
+
+def test_nobody() -> None:
+    assert _join() == ({}, 0)
+
+
+def test_a_job_that_holds_and_uses() -> None:
+    use = Use(pid=1, uid=1000, job_id="7", ranks=_rank("3", run_id="r1"), environ_read=True)
+
+    assert _join(JOB_7, uses=(use,)) == (
+        {
+            "job_id": "7",
+            "user": "ann",
+            "account": "physics",
+            "partition": "a100",
+            "rank": "3",
+            "local_rank": "3",
+            "world_size": "8",
+            "run_id": "r1",
+        },
+        1,
+    )
+
+
+def test_a_job_that_holds_and_does_not_use() -> None:
+    assert _join(JOB_7) == ({"job_id": "7", "user": "ann", "account": "physics", "partition": "a100"}, 1)
+
+
+def test_a_stray_process_is_counted_and_changes_nothing_of_the_holder() -> None:
+    own = Use(pid=1, uid=1000, job_id="7", ranks=_rank("3"), environ_read=True)
+    stray = Use(pid=2, uid=1001, ranks=_rank("0"), environ_read=True)
+    alone, _ = _join(JOB_7, uses=(own,))
+
+    assert _join(JOB_7, uses=(own, stray)) == (alone, 2)
+
+
+def test_jobs_that_share_by_mps_have_in_common_what_they_have_in_common() -> None:
+    uses = (
+        Use(pid=1, uid=1000, job_id="7", ranks=_rank("3"), environ_read=True),
+        Use(pid=2, uid=1001, job_id="8", ranks=_rank("0"), environ_read=True),
+        Use(pid=3, uid=0, service=True),
+    )
+
+    assert _join(JOB_7, JOB_8, uses=uses) == (
+        {
+            "job_id": "multiple",
+            "user": "multiple",
+            "account": "physics",
+            "partition": "a100",
+            "rank": "multiple",
+            "local_rank": "multiple",
+            "world_size": "8",
+        },
+        2,
+    )
+
+
+def test_a_label_that_only_one_of_several_has_is_not_everybodys() -> None:
+    assert _join(JOB_7, Identity(job_id="8", uid=1001))[0] == {
+        "job_id": "multiple",
+        "user": "multiple",
+        "account": "multiple",
+        "partition": "multiple",
+    }
+
+
+def test_time_slicing_among_pods_and_containers() -> None:
+    assert _join(POD_A, POD_B) == ({"namespace_k8s": "ml", "pod_k8s": "multiple", "container_k8s": "train"}, 2)
+    two_containers = (POD_A, Identity(namespace="ml", pod="a", container="eval"))
+    assert _join(*two_containers) == ({"namespace_k8s": "ml", "pod_k8s": "a", "container_k8s": "multiple"}, 1)
+
+
+def test_a_pods_processes_are_its_own_although_only_the_kernel_knows_its_uid() -> None:
+    own = Use(pid=1, uid=0, pod_uid="u1", container_id="c1", ranks=_rank("2"), environ_read=True)
+    other = Use(pid=2, uid=0, pod_uid="u2", container_id="c2", ranks=_rank("2"), environ_read=True)
+
+    labels, parties = _join(POD_A, uses=(own,))
+    assert (labels["pod_k8s"], labels["rank"], "user" in labels, parties) == ("a", "2", False, 1)
+    assert _join(POD_A, uses=(own, other))[1] == 2
+    assert _join(POD_A, POD_B, uses=(own,))[1] == 2
+
+
+def test_without_a_holder_the_user_is_named_but_not_by_a_containers_uid() -> None:
+    assert _join(uses=(Use(pid=1, uid=1000),)) == ({"user": "ann"}, 1)
+    assert _join(uses=(Use(pid=1, uid=1000), Use(pid=2, uid=1001))) == ({"user": "multiple"}, 2)
+    assert _join(uses=(Use(pid=1, uid=1000, container_id="c1"),)) == ({}, 1)
+    assert _join(uses=(Use(pid=1, uid=1000, job_id="9", account="a", partition="p"),)) == (
+        {"job_id": "9", "user": "ann", "account": "a", "partition": "p"},
+        1,
+    )
+
+
+def test_a_job_number_in_an_environment_is_a_claim() -> None:
+    mine = Use(pid=1, uid=1000, claimed_job_id="7", ranks=_rank("1"), environ_read=True)
+    spoofed = Use(pid=2, uid=1001, claimed_job_id="7", ranks=_rank("5"), environ_read=True)
+    unknown = Use(pid=3, uid=1001, claimed_job_id="99", environ_read=True)
+
+    assert _join(JOB_7, uses=(mine,))[1] == 1
+    labels, parties = _join(JOB_7, uses=(mine, spoofed))
+    assert (labels["rank"], labels["user"], parties) == ("1", "ann", 2)
+    assert _join(uses=(spoofed,)) == ({"user": "bob", "rank": "5", "local_rank": "5", "world_size": "8"}, 1)
+    assert _join(uses=(unknown,)) == ({"job_id": "99", "user": "bob"}, 1)
+    assert _join(JOB_7, uses=(unknown,))[1] == 2
+
+
+def test_an_unreadable_process_of_the_holder_is_the_holders() -> None:
+    assert _join(JOB_7, uses=(Use(pid=1, uid=1000),))[1] == 1
+
+
+def test_the_spool_knows_better_than_a_process_that_has_all_devices_open() -> None:
+    everybody = tuple(Use(pid=rank, uid=1000, job_id="7", ranks=_rank(str(rank)), environ_read=True) for rank in range(8))
+    assert _join(JOB_7, uses=everybody)[0]["rank"] == "multiple"
+
+    labels, parties = _join(JOB_7, uses=everybody, claims=(Claim(1000, _rank("0", run_id="r1")),))
+
+    assert (labels["rank"], labels["run_id"], parties) == ("0", "r1", 1)
+
+
+def test_what_another_user_leaves_in_the_spool_counts_for_nothing() -> None:
+    use = Use(pid=1, uid=1000, job_id="7", ranks=_rank("3"), environ_read=True)
+    spoofed = Claim(1001, _rank("0", run_id="evil"))
+
+    assert _join(JOB_7, uses=(use,), claims=(spoofed,)) == _join(JOB_7, uses=(use,))
+    assert _join(JOB_7, claims=(spoofed,)) == _join(JOB_7)
+    assert _join(JOB_7, claims=(Claim(1000, _rank("0", run_id="r1")),))[0]["run_id"] == "r1"
+
+
+def test_a_silent_rank_counts_only_where_nothing_else_can_be_asked() -> None:
+    silent = Claim(1000, _rank("3", run_id="old"), silent=True)
+    unreadable, readable = Use(pid=1, uid=1000, job_id="7"), Use(pid=1, uid=1000, job_id="7", environ_read=True)
+
+    assert _join(JOB_7, uses=(unreadable,), claims=(silent,))[0]["run_id"] == "old"
+    assert "run_id" not in _join(JOB_7, uses=(readable,), claims=(silent,))[0]
+    assert "run_id" not in _join(JOB_7, claims=(silent,))[0]
+
+
+def test_where_processes_are_not_seen_the_spool_tells_who_is_there() -> None:
+    assert _join(claims=(Claim(1000, _rank("3", run_id="r1")),)) == (
+        {"user": "ann", "rank": "3", "local_rank": "3", "world_size": "8", "run_id": "r1"},
+        1,
+    )
+    labels, parties = _join(claims=(Claim(1000, _rank("3", run_id="r1")), Claim(1001, _rank("0", run_id="evil"))))
+    assert (labels["user"], labels["run_id"], parties) == ("multiple", "multiple", 2)
+
+
+_WORDS = st.sampled_from([None, "a", "b"])
+_JOB_IDS = st.sampled_from([None, "7", "8"])
+_UIDS = st.sampled_from([0, 1000, 1001])
+_RANKS = st.builds(Ranks, rank=_JOB_IDS, local_rank=_JOB_IDS, world_size=_JOB_IDS, run_id=_WORDS)
+_UUIDS = [gpu_uuid(0), gpu_uuid(1), mig_uuid(0), mig_uuid(1), "GPU-unknown"]
+_DEVICES = st.one_of(
+    st.builds(Device, uuid=st.sampled_from(_UUIDS)),
+    st.builds(Device, number=st.integers(0, 3), gpu_instance=st.sampled_from([None, 1, 2])),
+    st.builds(Device, uuid=st.just(gpu_uuid(0)), gpu_instance=st.integers(0, 2), compute_instance=st.integers(0, 1)),
+    st.just(Device()),
+)
+_IDENTITIES = st.one_of(
+    st.builds(Identity, job_id=st.sampled_from(["7", "8"]), user=_WORDS, uid=st.none() | _UIDS, account=_WORDS, partition=_WORDS),
+    st.builds(Identity, namespace=_WORDS, pod=_WORDS, container=_WORDS),
+)
+_HOLDS = st.lists(st.builds(Hold, _IDENTITIES, st.lists(_DEVICES, max_size=3).map(tuple)), max_size=5)
+_USES = st.builds(
+    Use,
+    pid=st.just(0),
+    uid=_UIDS,
+    job_id=_JOB_IDS,
+    pod_uid=st.sampled_from([None, POD_UID]),
+    container_id=st.sampled_from([None, CONTAINER]),
+    claimed_job_id=_JOB_IDS,
+    account=_WORDS,
+    ranks=_RANKS,
+    environ_read=st.booleans(),
+    service=st.booleans(),
+)
+_CLAIMS = st.lists(st.builds(Claim, _UIDS, _RANKS, st.booleans()), max_size=3)
+
+
+@st.composite
+def _fleets(draw: st.DrawFn) -> FleetState:
+    migs = draw(st.sampled_from([(), (mig(0, 1),), (mig(0, 1), mig(1, 2))]))
+    places = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["", *(one.uuid for one in migs)])), max_size=4)
+    return fleet(
+        gpu(0, pids=draw(st.none() | places), migs=migs, up=draw(st.booleans())),
+        gpu(1, pids=draw(st.none() | st.lists(st.integers(1, 4), max_size=3)), up=draw(st.booleans())),
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(_fleets(), min_size=1, max_size=2),
+    _HOLDS,
+    st.lists(_USES, max_size=4),
+    st.dictionaries(st.sampled_from(_UUIDS), _CLAIMS),
+)
+def test_no_device_ever_has_two_answers(
+    states: list[FleetState], holds: list[Hold], uses: list[Use], claims: dict[str, list[Claim]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = JobsCollector(
+            slurm_dir=Path(folder) / "none", proc=Proc(Path(folder) / "proc").path, user_names=UserNames(lambda uid: NAMES[uid])
+        )
+        jobs._sources[0]._call = lambda: tuple(holds)
+        jobs._processes.read = lambda named, *, now_s=None: {pid: uses[pid - 1] for pid in named if pid <= len(uses)}  # type: ignore[method-assign]
+        spooled = {bare(uuid): found for uuid, found in claims.items()}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rankscope.exporter.jobs.collector.claims_of", lambda _sample: spooled)
+            for state in states:
+                _check(jobs.read(state))
+
+
+def _check(series: tuple[Series, ...]) -> None:
+    seen = set()
+    for one in series:
+        labels = dict(one.labels)
+        allowed = BY_NAME[one.metric].labels
+        # at most one per uuid, the catalogue's labels in the catalogue's order, none twice and none empty
+        assert (one.metric, labels.get("uuid", labels.get("source"))) not in seen
+        seen.add((one.metric, labels.get("uuid", labels.get("source"))))
+        assert [name for name in allowed if name in labels] == [name for name, _ in one.labels]
+        assert all(labels.values())
+    infos = {dict(one.labels)["uuid"] for one in series if one.metric == "gpu_job_info"}
+    counted = {dict(one.labels)["uuid"] for one in series if one.metric == "gpu_jobs" and one.value > 0}
+    assert infos == counted

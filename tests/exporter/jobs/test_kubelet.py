@@ -1,0 +1,204 @@
+"""Pods and their GPUs, from a real gRPC server that speaks PodResources."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.exporter.errors import ExporterMissingError
+from rankscope.exporter.jobs import kubelet as kubelet_module
+from rankscope.exporter.jobs.hold_source import KEEP_S, HoldSource
+from rankscope.exporter.jobs.kubelet import Kubelet, KubeletError
+from rankscope.exporter.jobs.party import Device, Hold, Identity
+
+FAKE = Path(__file__).with_name("fake_kubelet.py")
+GPU = "GPU-10000000-aaaa-bbbb-cccc-000000000000"
+OTHER = "GPU-20000000-aaaa-bbbb-cccc-000000000000"
+MIG = "MIG-10000000-aaaa-bbbb-cccc-111111111111"
+
+
+class FakeKubelet:
+    """Its socket is in a short folder: the path of a Unix socket has 107 bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "kubelet.sock"
+        self._state = folder / "state.json"
+        self._process: subprocess.Popen[str] | None = None
+        self.says()
+
+    def says(self, *, allocatable: dict[str, list[str]] | None = None, **state: Any) -> None:
+        replacement = self._state.with_suffix(".new")
+        replacement.write_text(json.dumps({"allocatable": allocatable, **state}))
+        replacement.replace(self._state)
+
+    def start(self) -> None:
+        command = [sys.executable, str(FAKE), str(self.socket), str(self._state)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def stop(self) -> None:
+        """As a kubelet that goes: the socket is left behind by a killed one, and then taken away."""
+        if self._process is not None:
+            with self._process:
+                self._process.kill()
+        self.socket.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKubelet]:
+    with tempfile.TemporaryDirectory(prefix="kubelet-") as folder, contextlib.ExitStack() as stack:
+        fake = FakeKubelet(Path(folder))
+        stack.callback(fake.stop)
+        fake.start()
+        yield fake
+
+
+@pytest.fixture
+def kubelet(fake: FakeKubelet) -> Iterator[Kubelet]:
+    kubelet = Kubelet(fake.socket, asked_for=True)
+    yield kubelet
+    kubelet.close()
+
+
+def _pod(pod: str, *devices: Device, container: str = "train", namespace: str = "ml") -> Hold:
+    return Hold(Identity(namespace=namespace, pod=pod, container=container), devices)
+
+
+def test_containers_and_their_devices_in_all_spellings(fake: FakeKubelet, kubelet: Kubelet) -> None:
+    fake.says(
+        pods=[
+            ["ml", "whole", {"train": {"nvidia.com/gpu": [GPU, OTHER]}, "sidecar": {}}],
+            [
+                "ml",
+                "sliced",
+                {"a": {"nvidia.com/gpu": [f"{GPU}::3", f"{GPU}::0"]}, "b": {"nvidia.com/gpu.shared": [f"{GPU}::1"]}},
+            ],
+            ["ml", "part", {"train": {"nvidia.com/mig-1g.10gb": [MIG]}}],
+            ["ml", "old-part", {"train": {"nvidia.com/mig-1g.5gb": [f"MIG-{GPU}/3/0"]}}],
+            ["ml", "gke", {"train": {"nvidia.com/gpu": ["nvidia2", "nvidia3/gi4", "nvidia1/vgpu0"]}}],
+            ["ml", "strange", {"train": {"nvidia.com/gpu": ["card-one"]}}],
+            ["ml", "another-plugin", {"train": {"example.com/vgpu": [f"{GPU}-7"]}}],
+            ["ml", "network", {"train": {"nvidia.com/hostdev": ["0000:1a:00.0"], "intel.com/nic": ["eth0"]}}],
+            ["kube-system", "dns", {"dns": {}}],
+        ],
+        claims=[
+            ["ml", "claims", "train", "gpu.nvidia.com", "gpu-4", "k8s.gpu.nvidia.com/claim=1-gpu-4"],
+            ["ml", "claims-uuid", "train", "gpu.nvidia.com", "gpu-4", f"k8s.gpu.nvidia.com/device={OTHER.lower()}"],
+            ["ml", "claims-part", "train", "gpu.nvidia.com", "gpu-0-mig-1g.10gb-19-1", "k8s.gpu.nvidia.com/claim=2"],
+            ["ml", "claims-nic", "train", "dra.net", "gpu-0", "eth0"],
+        ],
+    )
+
+    assert kubelet.read() == (
+        _pod("whole", Device(uuid=GPU), Device(uuid=OTHER)),
+        _pod("sliced", Device(uuid=GPU), container="a"),
+        _pod("sliced", Device(uuid=GPU), container="b"),
+        _pod("part", Device(uuid=MIG)),
+        _pod("old-part", Device(uuid=GPU, gpu_instance=3, compute_instance=0)),
+        _pod("gke", Device(number=2), Device(number=3, gpu_instance=4), Device(number=1)),
+        _pod("strange", Device()),
+        _pod("another-plugin", Device(uuid=GPU)),
+        _pod("claims", Device(number=4)),
+        _pod("claims-uuid", Device(uuid=OTHER.lower())),
+        _pod("claims-part", Device()),
+    )
+
+
+def test_nobody_holds_a_gpu_only_where_the_kubelet_gives_gpus_away(fake: FakeKubelet, kubelet: Kubelet) -> None:
+    fake.says(allocatable={"intel.com/nic": ["eth0"]})
+    assert kubelet.read() is None
+
+    fake.says(allocatable={"nvidia.com/gpu": [GPU]})  # its plugin has come
+    assert kubelet.read() == ()
+
+
+def test_a_kubelet_too_old_to_say_what_it_gives_away_is_believed(fake: FakeKubelet, kubelet: Kubelet) -> None:
+    fake.says(allocatable=None)
+
+    assert kubelet.read() == ()
+
+
+def test_a_kubelet_that_restarts_is_found_again(fake: FakeKubelet, kubelet: Kubelet) -> None:
+    fake.says(pods=[["ml", "a", {"train": {"nvidia.com/gpu": [GPU]}}]])
+    source = HoldSource("kubelet", kubelet.read)
+    first = source.read(0.0)
+    assert (first, source.ok) == ((_pod("a", Device(uuid=GPU)),), True)
+
+    fake.stop()
+
+    # then it is still believed for a while, and no longer
+    assert (source.read(KEEP_S), source.ok, source.known) == (first, False, True)
+    assert (source.read(KEEP_S + 1), source.ok, source.known) == (None, False, False)
+
+    fake.says(pods=[["ml", "b", {"train": {"nvidia.com/gpu": [OTHER]}}]])
+    fake.start()
+
+    assert source.read(KEEP_S + 2) == (_pod("b", Device(uuid=OTHER)),)
+    assert (source.ok, source.known) == (True, True)
+
+
+def test_a_socket_that_comes_and_goes_is_believed_as_long_when_nobody_asked_for_it(fake: FakeKubelet) -> None:
+    fake.says(pods=[["ml", "a", {"train": {"nvidia.com/gpu": [GPU]}}]])
+    kubelet = Kubelet(fake.socket, asked_for=False)
+    source = HoldSource("kubelet", kubelet.read)
+    first = source.read(0.0)
+
+    fake.stop()
+
+    assert source.read(KEEP_S) == first
+    assert (source.read(KEEP_S + 1), source.ok, source.known) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"), [("hang", "deadline_exceeded"), ("garbage", "not a kubelet"), ("refuse", "resource_exhausted")]
+)
+def test_what_the_kubelet_does_wrong_is_said_in_one_line(
+    fake: FakeKubelet, kubelet: Kubelet, caplog: pytest.LogCaptureFixture, how: str, reason: str
+) -> None:
+    fake.says(how=how)
+    source = HoldSource("kubelet", kubelet.read)
+
+    with caplog.at_level(logging.INFO):
+        assert source.read(0.0) is None
+        assert source.read(1.0) is None
+
+    assert [reason in record.getMessage() for record in caplog.records] == [True]
+
+    fake.says(allocatable={"nvidia.com/gpu": [GPU]})
+    assert source.read(2.0) == ()
+
+
+def test_a_socket_where_nobody_answers(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="kubelet-") as folder, socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{folder}/kubelet.sock")
+        silent.listen()
+        with pytest.raises(KubeletError, match=r"deadline_exceeded|unavailable"):
+            Kubelet(Path(folder) / "kubelet.sock", asked_for=False).read()
+    (tmp_path / "file").touch()
+    with pytest.raises(KubeletError, match="not a socket"):
+        Kubelet(tmp_path / "file", asked_for=False).read()
+
+
+def test_without_a_kubelet_nothing_is_known_and_a_named_one_is_missed(tmp_path: Path) -> None:
+    assert Kubelet(tmp_path / "kubelet.sock", asked_for=False).read() is None
+    with pytest.raises(KubeletError, match="there is none"):
+        Kubelet(tmp_path / "kubelet.sock", asked_for=True).read()
+
+
+def test_without_grpc_nothing_is_known_unless_it_is_asked_for(fake: FakeKubelet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubelet_module, "find_spec", lambda name: None)
+
+    assert Kubelet(fake.socket, asked_for=False).read() is None
+    with pytest.raises(ExporterMissingError, match=r"pip install 'rankscope\[kubernetes\]'"):
+        Kubelet(fake.socket, asked_for=True)

@@ -1,0 +1,217 @@
+"""Processes, read from ``/proc``: real ones, and those that are gone, foreign, or stuck."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.exporter.jobs.job_node import CONTAINER, IN_POD, POD_UID, Proc, in_job
+
+from rankscope.exporter.jobs.deadline import Deadline
+from rankscope.exporter.jobs.party import Ranks, Use
+from rankscope.exporter.jobs.processes import ProcessTable
+from rankscope.exporter.jobs.users import UserNames
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    return Proc(tmp_path / "proc")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    env = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "RANKSCOPE_RUN_ID": "r1", "SLURM_JOB_ID": "77"}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=env) as process:
+        yield process
+        process.kill()
+
+
+def _now(*pids: int) -> dict[int, float]:
+    return dict.fromkeys(pids, time.monotonic())
+
+
+def test_a_real_process(sleeper: subprocess.Popen[bytes]) -> None:
+    uses = ProcessTable().read(_now(sleeper.pid, 2**22 + 1))  # no process has the other number
+
+    assert list(uses) == [sleeper.pid]
+    use = uses[sleeper.pid]
+    assert (use.uid, use.claimed_job_id, use.environ_read, use.service) == (os.getuid(), "77", True, False)
+    assert use.ranks == Ranks(rank="3", local_rank="1", world_size="8", run_id="r1")
+
+
+def test_a_process_in_a_job_and_one_in_a_pod(proc: Proc) -> None:
+    proc.process(
+        10, uid=1000, cgroup=in_job(7), environ={"RANK": "0", "SLURM_JOB_ACCOUNT": "physics", "SLURM_JOB_PARTITION": "a100"}
+    )
+    proc.process(11, uid=0, cgroup=IN_POD)
+    proc.process(12, uid=0, name="nvidia-cuda-mps-server"[:15])
+
+    assert ProcessTable(proc.path).read(_now(10, 11, 12, 13)) == {
+        10: Use(pid=10, uid=1000, job_id="7", account="physics", partition="a100", ranks=Ranks(rank="0"), environ_read=True),
+        11: Use(pid=11, uid=0, pod_uid=POD_UID, container_id=CONTAINER),
+        12: Use(pid=12, uid=0, service=True),
+    }
+
+
+def test_a_number_that_another_process_got_is_noticed(proc: Proc) -> None:
+    table = ProcessTable(proc.path)
+    proc.process(10, uid=1000, start_ticks=100)
+    assert table.read({10: 1000.0}, now_s=1000.0)[10].uid == 1000
+
+    proc.process(10, uid=2000, start_ticks=100)
+    assert table.read({10: 1001.0}, now_s=1001.0)[10].uid == 1000  # read again only after a while
+
+    proc.process(10, uid=2000, start_ticks=200)
+    assert table.read({10: 1002.0}, now_s=1002.0)[10].uid == 2000
+
+    # and one that began after the driver named it is somebody else
+    proc.process(10, uid=2000, start_ticks=os.sysconf("SC_CLK_TCK") * 2**31)
+    assert table.read({10: 1003.0}, now_s=2.0**40) == {}
+
+
+def test_what_a_process_became_is_seen_after_a_while(proc: Proc) -> None:
+    table = ProcessTable(proc.path)
+    proc.process(10, environ={"RANK": "0"})
+    assert table.read({10: 1000.0}, now_s=1000.0)[10].ranks == Ranks(rank="0")
+
+    proc.process(10, environ={"RANK": "5"}, cgroup=in_job(9))
+
+    assert table.read({10: 1060.0}, now_s=1060.0)[10].ranks == Ranks(rank="5")
+
+
+def test_a_broken_or_huge_process_costs_itself_only(proc: Proc) -> None:
+    proc.process(10)
+    (proc.process(11) / "status").write_text("Name:\tx\n")
+    (proc.process(12) / "stat").write_text("12 (x) S 1\n")
+    (proc.process(13) / "cgroup").unlink()
+    (proc.process(14) / "environ").write_bytes(b"RANK=4\0" + b"X" * 10_000_000)
+    (proc.process(15) / "environ").unlink()
+    (proc.path / "16").write_text("not a folder")
+
+    uses = ProcessTable(proc.path).read(_now(*range(10, 17)))
+
+    assert sorted(uses) == [10, 14, 15]
+    assert uses[14].ranks == Ranks(rank="4")
+    assert not uses[15].environ_read
+
+
+def test_an_environment_that_cannot_be_read_is_known_as_unread(proc: Proc, tmp_path: Path, without_privilege: list[str]) -> None:
+    folder = proc.process(10, uid=1000, cgroup=in_job(7), environ={"RANK": "1"})
+    (folder / "environ").chmod(0)
+    script = (
+        "import sys, pathlib; from rankscope.exporter.jobs.processes import ProcessTable; "
+        "use = ProcessTable(pathlib.Path(sys.argv[1])).read({10: 1e9})[10]; "
+        "print(use.job_id, use.uid, use.environ_read, use.ranks.rank)"
+    )
+
+    command = [*without_privilege, sys.executable, "-c", script, str(proc.path)]
+
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "7 1000 False None\n"
+
+
+def test_a_process_stuck_in_the_kernel_hides_nobody_else(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankscope.exporter.jobs import processes
+
+    proc.process(10, uid=1000, cgroup=in_job(7))
+    proc.process(11, uid=1001, environ={"RANK": "1"})
+    released, asked = threading.Event(), []
+    read = processes._bytes
+
+    def stuck(name: str, process_fd: int) -> bytes:
+        if name == "environ" and Path(f"/proc/self/fd/{process_fd}").readlink().name == "10":
+            asked.append(process_fd)
+            released.wait()
+        return read(name, process_fd)
+
+    monkeypatch.setattr(processes, "_bytes", stuck)
+    table = ProcessTable(proc.path)
+    try:
+        for now_s in (1000.0, 1001.0, 1100.0):
+            uses = table.read({10: now_s, 11: now_s}, now_s=now_s)
+            assert (uses[10].job_id, uses[10].environ_read, uses[11].ranks.rank) == ("7", False, "1")
+        assert len(asked) == 1
+    finally:
+        released.set()
+
+
+def test_many_stuck_processes_leave_no_descriptors_behind(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankscope.exporter.jobs import processes
+
+    for pid in range(10, 20):
+        proc.process(pid)
+    released = threading.Event()
+    read = processes._bytes
+
+    def stuck(name: str, process_fd: int) -> bytes:
+        if name == "environ":
+            released.wait()
+        return read(name, process_fd)
+
+    monkeypatch.setattr(processes, "_bytes", stuck)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    try:
+        assert len(ProcessTable(proc.path).read(_now(*range(10, 20)))) == 10
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
+    finally:
+        released.set()
+
+
+def test_process_numbers_are_believed_in_the_first_namespace_only(tmp_path: Path) -> None:
+    assert ProcessTable(Proc(tmp_path / "node").path).sees_all()
+    assert not ProcessTable(Proc(tmp_path / "container", first_namespace=False).path).sees_all()
+    assert not ProcessTable(tmp_path / "nothing").sees_all()
+
+
+def test_calls_that_do_not_come_back_are_few() -> None:
+    released, begun = threading.Event(), []
+    deadline = Deadline(0.01, most_stuck=2)
+
+    def hang() -> None:
+        begun.append(1)
+        released.wait()
+
+    for _ in range(5):
+        with pytest.raises(TimeoutError):
+            deadline.ask(hang)
+    assert len(begun) == 2
+
+    released.set()
+    until = time.monotonic() + 30
+    while True:
+        try:
+            assert Deadline(30).ask(lambda: 7) == 7
+            assert deadline.ask(lambda: 8) == 8
+            break
+        except TimeoutError:
+            assert time.monotonic() < until
+    with pytest.raises(ZeroDivisionError):
+        Deadline(30).ask(lambda: 1 // 0)
+
+
+def test_users_are_named_and_a_directory_that_hangs_names_nobody_else_wrongly() -> None:
+    released = threading.Event()
+
+    def look_up(uid: int) -> str:
+        if uid == 1:
+            released.wait()
+        if uid == 2:
+            raise KeyError(uid)
+        return {0: "root", 1: "slow", 3: 'o"dd'}[uid]
+
+    names = UserNames(look_up, wait_s=0.05)
+    try:
+        assert UserNames(look_up, wait_s=30).names([0, 2, 3]) == {0: "root", 2: "2", 3: "3"}
+        assert names.names([1]) == {}
+        assert names.names([0, 1]) == {}
+    finally:
+        released.set()
+    until = time.monotonic() + 30
+    while names.names([0, 1]) != {0: "root", 1: "slow"}:
+        assert time.monotonic() < until
+        time.sleep(0.01)

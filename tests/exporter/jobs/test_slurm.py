@@ -1,0 +1,180 @@
+"""Slurm's prolog and epilog, run as Slurm runs them, and the folder they leave."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.exporter.jobs.job_node import ROOT, slurm_folder
+
+from rankscope.exporter.jobs.party import Device, Identity
+from rankscope.exporter.jobs.slurm import SlurmError, SlurmFolder, devices_of
+
+SCRIPTS = ROOT / "exporter" / "slurm"
+GPU = "GPU-10000000-aaaa-bbbb-cccc-000000000000"
+MIG = "MIG-20000000-aaaa-bbbb-cccc-000000000000"
+ANN = {"SLURM_JOB_USER": "ann", "SLURM_JOB_UID": "1000", "SLURM_JOB_ACCOUNT": "physics", "SLURM_JOB_PARTITION": "a100"}
+
+
+@pytest.fixture(params=["sh", "bash"])
+def script(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``script("prolog", SLURM_JOB_ID="7")`` with no other variables, as Slurm does it."""
+
+    def run(name: str, *, folder: Path = tmp_path / "run" / "jobs", **variables: str) -> subprocess.CompletedProcess[str]:
+        env = {"RANKSCOPE_JOBS_DIR": str(folder), **variables}
+        command = [f"/bin/{request.param}", str(SCRIPTS / f"{name}.sh")]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+
+    return run
+
+
+def _read(folder: Path) -> SlurmFolder:
+    return SlurmFolder(folder, asked_for=False)
+
+
+def test_a_job_is_there_from_prolog_to_epilog(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "jobs"
+    assert _read(folder).read() is None
+
+    done = script("prolog", SLURM_JOB_ID="123", SLURM_JOB_GPUS="0,2", **ANN)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert folder.stat().st_mode & 0o7777 == 0o755
+    (hold,) = _read(folder).read() or ()
+    assert hold.identity == Identity(job_id="123", user="ann", uid=1000, account="physics", partition="a100")
+    assert hold.devices == (Device(number=0), Device(number=2))
+
+    assert script("epilog", SLURM_JOB_ID="123").returncode == 0
+
+    # then nobody holds anything, which is known: Slurm is here
+    assert _read(folder).read() == ()
+    assert [path.name for path in folder.iterdir()] == [".slurm"]
+
+
+def test_jobs_of_all_kinds_side_by_side(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "jobs"
+    # given a task of an array, the two parts of a heterogeneous job, sharing by MPS, MIG, and a job without GPUs
+    script("prolog", SLURM_JOB_ID="20", SLURM_ARRAY_JOB_ID="18", SLURM_ARRAY_TASK_ID="2", SLURM_JOB_GPUS="1", **ANN)
+    script("prolog", SLURM_JOB_ID="21", SLURM_HET_JOB_ID="21", SLURM_JOB_GPUS="2", **ANN)
+    script("prolog", SLURM_JOB_ID="22", SLURM_HET_JOB_ID="21", SLURM_JOB_GPUS="3", **ANN)
+    script("prolog", SLURM_JOB_ID="23", CUDA_VISIBLE_DEVICES="4", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50", **ANN)
+    script("prolog", SLURM_JOB_ID="24", SLURM_JOB_GPUS="0", CUDA_VISIBLE_DEVICES=MIG, **ANN)
+    script("prolog", SLURM_JOB_ID="25", SLURM_JOB_GPUS="NoDevFiles", **ANN)
+
+    holds = {hold.identity.job_id: hold.devices for hold in _read(folder).read() or ()}
+
+    assert holds == {
+        "20": (Device(number=1),),
+        "21": (Device(number=2),),
+        "22": (Device(number=3),),
+        "23": (Device(number=4),),
+        "24": (Device(uuid=MIG),),
+        "25": (),
+    }
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"SLURM_JOB_ID": ""}, {"SLURM_JOB_ID": "../../etc/passwd"}, {"SLURM_JOB_ID": "7 8"}, {"SLURM_JOB_ID": "7\n8"}],
+)
+def test_without_a_job_nothing_is_written(
+    script: Callable[..., subprocess.CompletedProcess[str]], variables: dict[str, str], tmp_path: Path
+) -> None:
+    for name in ("prolog", "epilog"):
+        assert script(name, **variables).returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_job_fails_because_of_the_scripts(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "job-7").mkdir()  # what mv would move into
+    for folder in (tmp_path / "file", Path("/proc/none"), tmp_path / "folder", Path("/dev/full")):
+        for name in ("prolog", "epilog"):
+            assert script(name, folder=folder, SLURM_JOB_ID="7", SLURM_JOB_GPUS="0").returncode == 0
+
+
+def test_a_value_with_line_breaks_writes_no_other_line(
+    script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    script(
+        "prolog", SLURM_JOB_ID="7", SLURM_JOB_ACCOUNT="a\nSLURM_JOB_USER=root", SLURM_JOB_PARTITION='p"=\\', SLURM_JOB_GPUS="0"
+    )
+
+    (hold,) = _read(tmp_path / "run" / "jobs").read() or ()
+
+    assert hold.identity == Identity(job_id="7")
+
+
+def test_a_file_of_another_boot_speaks_of_nobody(tmp_path: Path) -> None:
+    folder = slurm_folder(tmp_path / "jobs", job_7={"BOOT_ID": "0000", "SLURM_JOB_GPUS": "0"}, job_8={"SLURM_JOB_GPUS": "1"})
+
+    assert [hold.identity.job_id for hold in _read(folder).read() or ()] == ["8"]
+
+
+def test_a_folder_where_no_prolog_ever_ran_is_not_a_word_of_slurm(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir(mode=0o755)
+
+    assert _read(tmp_path / "jobs").read() is None
+
+
+def test_only_files_of_the_folders_owner_count(tmp_path: Path) -> None:
+    folder = slurm_folder(tmp_path / "jobs", job_1={"SLURM_JOB_GPUS": "0"})
+    (tmp_path / "elsewhere").write_text("SLURM_JOB_ID=2\nSLURM_JOB_GPUS=0\n")
+    (folder / "job-2").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(folder / "job-3")
+    (folder / "job-4").write_bytes(b"SLURM_JOB_ID=4\n" + b"#" * 20_000)
+    (folder / "job-5").write_text("SLURM_JOB_ID=6\n")  # says it is another
+    (folder / "job-8").mkdir()
+    (folder / "job-9").write_bytes(b"\xff\xfe\0\n")
+    if os.getuid() == 0:
+        (folder / "job-7").write_text("SLURM_JOB_ID=7\nSLURM_JOB_GPUS=0\n")
+        os.chown(folder / "job-7", 4242, 4242)
+
+    assert [hold.identity.job_id for hold in _read(folder).read() or ()] == ["1"]
+
+
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    folder = slurm_folder(tmp_path / "jobs", job_1={})
+    folder.chmod(0o777)
+
+    with pytest.raises(SlurmError, match="can be written by others"):
+        _read(folder).read()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_somebody_else_is_trusted_when_it_was_named(tmp_path: Path) -> None:
+    folder = slurm_folder(tmp_path / "jobs", job_1={})
+    for path in (folder, folder / "job-1"):
+        os.chown(path, 4242, 4242)
+
+    with pytest.raises(SlurmError, match="uid 4242"):
+        _read(folder).read()
+    assert len(SlurmFolder(folder, asked_for=True).read() or ()) == 1
+
+
+def test_a_link_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
+    slurm_folder(tmp_path / "jobs", job_1={})
+    (tmp_path / "link").symlink_to(tmp_path / "jobs")
+
+    with pytest.raises(SlurmError, match="link"):
+        _read(tmp_path / "link").read()
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        ("0", [Device(number=0)]),
+        ("0,2-4,3", [Device(number=0), Device(number=2), Device(number=3), Device(number=4)]),
+        (f"{GPU}, {MIG}", [Device(uuid=GPU), Device(uuid=MIG)]),
+        (f"MIG-{GPU}/3/0", [Device(uuid=GPU, gpu_instance=3, compute_instance=0)]),
+        ("", []),
+        ("NoDevFiles", []),
+        ("card0", [Device()]),
+    ],
+)
+def test_devices_are_named_in_many_ways(text: str, devices: list[Device]) -> None:
+    assert devices_of(text) == tuple(devices)

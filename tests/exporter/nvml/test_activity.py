@@ -1,0 +1,271 @@
+"""Activity: GPM's intervals join without gaps, bounds come of their parts, and busy seconds count every sample of the driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
+from tests.exporter.nvml.asked_gpu import AskedGpu, opened, sample_of
+
+NOT_ADJACENT, TOO_CLOSE = "gpm pair not adjacent", "gpm pair too close"
+GPM = frozenset({"gpu", "gpm", "pcie"})
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeDriver:
+    return FakeDriver(tmp_path, build_library(), [h100_state(0)])
+
+
+def let_a_part_pass() -> None:
+    """GPM needs a tenth of a second between two samples."""
+    time.sleep(0.11)
+
+
+def one_pass(asked: AskedGpu, parts: int = 1) -> None:
+    for _ in range(parts):
+        let_a_part_pass()
+        asked.part()
+
+
+def test_integrals_are_what_the_driver_measured_over_all_intervals(fake: FakeDriver) -> None:
+    fake.gpus[0] |= {"gpm.1": 100, "gpm.2": 40, "gpm.5": 25, "gpm.10": 0}
+    fake.write()
+    with opened(fake, 0, GPM) as asked:
+        for _ in range(3):
+            sample = asked.sample()
+            one_pass(asked, parts=2)
+        let_a_part_pass()
+        sample = asked.sample()
+
+    # The graphics engine was busy all the time: its counter is the time that was measured.
+    seconds = sample.value("gpu_graphics_active_seconds_total")
+    assert seconds > 0.1 * 8
+    assert sample.value("gpu_sm_active_seconds_total") == pytest.approx(0.4 * seconds)
+    assert sample.value("gpu_tensor_active_seconds_total") == pytest.approx(0.25 * seconds)
+    assert sample.value("gpu_dram_active_seconds_total") == 0
+
+
+def test_every_interval_begins_where_the_last_ended(fake: FakeDriver) -> None:
+    with opened(fake, 0, GPM) as asked:
+        asked.sample()
+        for _ in range(3):
+            let_a_part_pass()
+            asked.sample()
+
+    counts = fake.counts()
+    assert counts["nvmlGpmMetricsGet"] == 4
+    assert NOT_ADJACENT not in counts
+    assert TOO_CLOSE not in counts
+
+
+def test_the_first_sample_has_activity_already(fake: FakeDriver) -> None:
+    with opened(fake, 0, GPM) as asked:
+        sample = asked.sample()
+
+    assert sample.value("gpu_graphics_active_ratio") == 0.98
+
+
+def test_least_and_greatest_are_those_of_the_parts(fake: FakeDriver) -> None:
+    fake.gpus[0]["gpm.2"] = "50,10,90,30,70"
+    fake.write()
+    with opened(fake, 0, GPM) as asked:
+        first = asked.sample()
+        one_pass(asked, parts=3)
+        let_a_part_pass()
+        second = asked.sample()
+
+    assert [first.value(f"gpu_sm_active_{which}ratio") for which in ("", "min_", "max_")] == [0.5, 0.5, 0.5]
+    assert [second.value(f"gpu_sm_active_{which}ratio") for which in ("", "min_", "max_")] == [0.5, 0.1, 0.9]
+
+
+def test_samples_are_never_closer_than_gpm_permits(fake: FakeDriver) -> None:
+    with opened(fake, 0, GPM) as asked:
+        asked.sample()
+        again = [asked.sample() for _ in range(5)]
+        for _ in range(5):
+            asked.part()
+
+    # What there was to tell is told again.
+    assert again[-1].value("gpu_graphics_active_ratio") == 0.98
+    assert TOO_CLOSE not in fake.counts()
+
+
+def test_a_failed_look_leaves_no_gap(fake: FakeDriver) -> None:
+    fake.gpus[0] |= {"gpm.1": 100, "gpm.2": 50}
+    fake.write()
+    with opened(fake, 0, GPM) as asked:
+        asked.sample()
+        fake.fail("nvmlGpmSampleGet", 999)
+        let_a_part_pass()
+        failed = asked.sample()
+        fake.heal()
+        let_a_part_pass()
+        sample = asked.sample()
+
+    assert failed.errors == {"gpm": "Unknown Error (unknown)"}
+    assert failed.absent["gpu_sm_active_ratio",] == "unknown"
+    assert sample.value("gpu_graphics_active_seconds_total") > 0.3
+    assert sample.value("gpu_sm_active_seconds_total") == pytest.approx(0.5 * sample.value("gpu_graphics_active_seconds_total"))
+
+
+def test_a_metric_that_gpm_does_not_give_costs_itself_only(fake: FakeDriver) -> None:
+    fake.gpus[0] |= {"gpm.5": "err:3", "gpm.12": "err:3"}
+    fake.write()
+    with opened(fake, 0, GPM) as asked:
+        sample = asked.sample()
+
+    assert {key for key, reason in sample.absent.items() if reason == "not_supported"} >= {
+        ("gpu_tensor_active_ratio",),
+        ("gpu_tensor_active_max_ratio",),
+        ("gpu_tensor_active_seconds_total",),
+        ("gpu_pipe_active_ratio", "fp32"),
+    }
+    assert sample.value("gpu_sm_active_ratio") > 0
+    assert sample.value("gpu_pipe_active_ratio", pipe="fp16") == 0.02
+    assert sample.errors == {}
+
+
+def test_samples_are_freed_at_the_end(fake: FakeDriver) -> None:
+    with opened(fake, 0, GPM) as asked:
+        for _ in range(3):
+            asked.sample()
+            one_pass(asked, parts=2)
+        asked.close()
+
+    counts = fake.counts()
+    assert counts["nvmlGpmSampleFree"] == counts["nvmlGpmSampleAlloc"]
+    assert counts["nvmlGpmSampleAlloc"] <= 5
+    assert counts["nvmlShutdown"] == 1
+
+
+def test_pcie_bytes_come_of_gpm_where_the_driver_does_not_count_them(fake: FakeDriver) -> None:
+    del fake.gpus[0]["field.197"]
+    fake.gpus[0] |= {"gpm.1": 100, "gpm.20": 10}
+    fake.write()
+    with opened(fake, 0, GPM) as asked:
+        asked.sample()
+        let_a_part_pass()
+        sample = asked.sample()
+
+    seconds = sample.value("gpu_graphics_active_seconds_total")
+    assert sample.value("gpu_pcie_transmit_bytes_total") == pytest.approx(10 * 2**20 * seconds)
+
+
+def test_a_trouble_of_the_first_pass_does_not_decide_where_pcie_bytes_come_from(fake: FakeDriver) -> None:
+    counted = fake.gpus[0]["field.197"]
+    fake.gpus[0]["field.197"] = "err:999"
+    fake.write()
+    with opened(fake, 0, GPM) as asked:
+        first = asked.sample()
+        fake.gpus[0]["field.197"] = counted
+        fake.write()
+        second = asked.sample()
+
+    assert first.absent["gpu_pcie_transmit_bytes_total",] == "unknown"
+    assert second.value("gpu_pcie_transmit_bytes_total") == float(str(counted).split()[0])
+
+
+def test_busy_seconds_count_every_sample_of_the_driver(fake: FakeDriver) -> None:
+    fake.gpus[0] |= {"samples.1": "100,0", "samples_period_us": 50000}
+    fake.write()
+    with opened(fake, 0, frozenset({"gpu", "utilization"})) as asked:
+        first = asked.sample()
+        time.sleep(1)
+        second = asked.sample()
+
+    assert first.value("gpu_busy_seconds_total") == 0
+    # Half of the samples are 1, the others 0, each for 50 ms.
+    busy = second.value("gpu_busy_seconds_total")
+    assert busy == pytest.approx(0.05 * round(busy / 0.05))
+    assert busy >= 0.45
+    assert second.value("gpu_utilization_min_ratio") == 0
+    assert second.value("gpu_utilization_max_ratio") == 1
+
+
+def test_a_clock_that_is_set_is_no_busy_time(fake: FakeDriver) -> None:
+    fake.gpus[0] |= {"samples.1": 100, "samples_period_us": 50000}
+    fake.write()
+    with opened(fake, 0, frozenset({"gpu", "utilization"})) as asked:
+        asked.sample()
+        fake.gpus[0]["samples_shift_us"] = 3600 * 1_000_000
+        fake.write()
+        asked.sample()
+        time.sleep(0.2)
+        sample = asked.sample()
+
+    assert 0.1 < sample.value("gpu_busy_seconds_total") < 60
+
+
+def test_between_two_samples_of_the_driver_the_bounds_stay(fake: FakeDriver) -> None:
+    fake.gpus[0] |= {"samples.1": 70, "utilization": 70, "samples_period_us": 3_000_000_000}
+    fake.write()
+    with opened(fake, 0, frozenset({"gpu", "utilization"})) as asked:
+        asked.sample()
+        sample = asked.sample()
+
+    assert sample.value("gpu_utilization_max_ratio") == 0.7
+    assert sample.errors == {}
+
+
+@pytest.mark.parametrize("gauge", [10, 90])
+def test_the_gauge_lies_within_its_bounds(fake: FakeDriver, gauge: int) -> None:
+    fake.gpus[0] |= {"samples.1": "40,60", "samples_period_us": 50000, "utilization": gauge}
+    fake.write()
+    sample = sample_of(fake, 0, frozenset({"gpu", "utilization"}))
+
+    low, high = (sample.value(f"gpu_utilization_{bound}_ratio") for bound in ("min", "max"))
+    assert sample.value("gpu_utilization_ratio") == gauge / 100
+    assert gauge / 100 in (low, high)
+    assert low < high
+
+
+def test_a_clock_that_is_set_back_stops_the_counter_for_a_moment_only(fake: FakeDriver) -> None:
+    # given a GPU that is busy all the time, and passes at the monotonic times that are given
+    fake.gpus[0] |= {"samples.1": 100, "samples_period_us": 20000}
+    fake.write()
+    script = """
+import sys, time
+from rankscope.exporter.nvml.gpu import NvmlGpu, load_nvml
+from rankscope.exporter.nvml.asking import Asking
+from rankscope.exporter.nvml.one_pass import Pass
+from rankscope.exporter.nvml.utilization import BusySeconds
+nvml = load_nvml()
+nvml.nvmlInit()
+ask = Asking(nvml, lambda name: None)
+ask.handle = nvml.nvmlDeviceGetHandleByIndex(0)
+busy = BusySeconds()
+for line in sys.stdin:
+    time.sleep(0.1)
+    at = Pass(ask, "", float(line))
+    busy.collect(at)
+    print(at.readings[-1].value, flush=True)
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(
+        command, env={**os.environ, **fake.env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        def busy_at(now_s: float) -> float:
+            print(now_s, file=stdin, flush=True)
+            return float(stdout.readline())
+
+        assert busy_at(100) == 0
+        before = busy_at(101)
+        assert before > 0
+
+        # when
+        fake.gpus[0]["samples_shift_us"] = 2**64 - 3600 * 1_000_000
+        fake.write()
+
+        assert busy_at(102) == before
+        assert busy_at(120) == before
+        assert before < busy_at(121) < before + 60
+        stdin.close()

@@ -1,0 +1,114 @@
+"""NVLinks and the fabric."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from tests.exporter.fake_driver import ALL_LINKS, FakeDriver, build_library, h100_state
+from tests.exporter.nvml.asked_gpu import opened, sample_of
+
+NVLINK = frozenset({"gpu", "nvlink", "nvlink_link"})
+
+
+def driver(folder: Path, **changes: object) -> FakeDriver:
+    state = h100_state(0) | {key.replace("__", "."): value for key, value in changes.items()}
+    return FakeDriver(folder, build_library(), [state])
+
+
+def test_a_link_that_is_down_is_counted_and_named(tmp_path: Path) -> None:
+    sample = sample_of(driver(tmp_path, nvlink__3=0), 0, NVLINK)
+
+    assert sample.all("gpu_nvlink_links") == {("up",): 17, ("down",): 1}
+    assert [link for (link,), up in sample.all("gpu_nvlink_link_up").items() if not up] == ["3"]
+
+
+def test_single_links_are_off_unless_asked_for(tmp_path: Path) -> None:
+    assert "gpu_nvlink_link_up" not in sample_of(driver(tmp_path)).metrics
+
+
+def test_errors_are_summed_over_the_links(tmp_path: Path) -> None:
+    fake = driver(tmp_path)
+    fake.gpus[0] |= {"field.161@0": "2 ull", "field.161@17": "3 ull", "field.163@5": "7 ull"}
+    fake.write()
+
+    assert sample_of(fake, 0, NVLINK).all("gpu_nvlink_errors_total") == {("crc_flit",): 7, ("replay",): 5, ("recovery",): 0}
+
+
+def test_a_sum_with_a_link_missing_is_not_told(tmp_path: Path) -> None:
+    fake = driver(tmp_path)
+    fake.gpus[0]["field.161@9"] = "err:999"
+    fake.write()
+
+    sample = sample_of(fake, 0, NVLINK)
+
+    assert ("replay",) not in sample.all("gpu_nvlink_errors_total")
+    assert sample.absent["gpu_nvlink_errors_total", "replay"] == "not_supported"
+
+
+def test_bytes_per_second_are_of_the_time_between_two_samples(tmp_path: Path) -> None:
+    fake = driver(tmp_path)
+    with opened(fake, 0, NVLINK) as asked:
+        first = asked.sample()
+        time.sleep(0.2)
+        fake.gpus[0] |= {f"field.138@{ALL_LINKS}": "8000 ull", f"field.139@{ALL_LINKS}": "8500 ull"}
+        fake.write()
+        second = asked.sample()
+        # A driver that was reloaded counts from zero.
+        fake.gpus[0] |= {f"field.138@{ALL_LINKS}": "1 ull", f"field.139@{ALL_LINKS}": "1 ull"}
+        fake.write()
+        third = asked.sample()
+
+    assert first.absent["gpu_nvlink_bytes_per_second",] == "first_sample"
+    seconds = (1500 * 1024) / second.value("gpu_nvlink_bytes_per_second")
+    assert 0.2 <= seconds < 20
+    assert third.absent["gpu_nvlink_bytes_per_second",] == "first_sample"
+    assert third.value("gpu_nvlink_transmit_bytes_total") == 1024
+
+
+def test_without_nvlinks_everything_of_them_is_absent(tmp_path: Path) -> None:
+    fake = driver(tmp_path)
+    del fake.gpus[0]["nvlinks"]
+    fake.write()
+
+    sample = sample_of(fake, 0, NVLINK)
+
+    absent = {metric for metric, *_ in sample.absent}
+    assert absent == {
+        "gpu_nvlink_links", "gpu_nvlink_link_up", "gpu_nvlink_transmit_bytes_total", "gpu_nvlink_receive_bytes_total",
+        "gpu_nvlink_bytes_per_second", "gpu_nvlink_errors_total",
+    }  # fmt: skip
+    assert sample.errors == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("said", "name", "healthy"),
+    [
+        ((3, 0, 0b10101010), "completed", 1),
+        ((3, 0, 0b10101001), "completed", 0),
+        ((3, 0, 0b10011010), "completed", 0),
+        ((3, 0, 0x3AA), "completed", 0),
+        ((3, 999, 0b10101010), "failed", 1),
+        ((2, 0, 0), "in_progress", None),
+        ((0, 0, 0), "not_supported", None),
+    ],
+)
+def test_fabric(tmp_path: Path, said: tuple[int, int, int], name: str, healthy: float | None) -> None:
+    state, status, health = said
+
+    sample = sample_of(driver(tmp_path, fabric=state, fabric_status=status, fabric_health=health), 0, NVLINK)
+
+    assert sample.all("gpu_fabric_state") == {(name,): 1}
+    assert sample.all("gpu_fabric_healthy").get(()) == healthy
+    assert (("gpu_fabric_healthy",) in sample.absent) is (healthy is None)
+
+
+def test_a_driver_without_the_versioned_call_tells_the_state_only(tmp_path: Path) -> None:
+    fake = FakeDriver(tmp_path, build_library("-DDRIVER=525"), [h100_state(0)])
+
+    sample = sample_of(fake, 0, NVLINK)
+
+    assert sample.all("gpu_fabric_state") == {("completed",): 1}
+    assert sample.absent["gpu_fabric_healthy",] == "not_supported"

@@ -1,0 +1,144 @@
+"""MIG devices, and processes on them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from tests.exporter.fake_driver import GIB, MIB, FakeDriver, a100_state, build_library, h100_state, mig_state, uuid_of
+from tests.exporter.nvml.asked_gpu import ALL, Sample, opened, sample_of
+
+SEVEN = [(1, "1g.10gb")] * 7
+
+
+def uuid(device: int) -> str:
+    return f"MIG-0{device}000000-aaaa-bbbb-cccc-000000000000"
+
+
+@pytest.fixture(scope="module")
+def seven(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    state = mig_state(0, SEVEN) | {
+        "process.0": f"compute 501 {5 * MIB} 2 0",
+        "process.1": "compute 502 - 7 0",
+        "process.2": f"mps 503 {6 * MIB} 7 0",
+    }
+    return sample_of(FakeDriver(tmp_path_factory.mktemp("driver"), build_library(), [state]), 0, ALL)
+
+
+def test_seven_devices_are_named_with_profile_and_parent(seven: Sample) -> None:
+    assert seven.value("gpu_mig_enabled") == 1
+    assert seven.value("gpu_mig_instances") == 7
+    infos = {one: labels for (metric, labels, one) in seven.series if metric == "gpu_mig_info"}
+    assert len(infos) == 7
+    assert dict(infos[uuid(2)]) == {
+        "parent_uuid": uuid_of(0),
+        "gpu_instance": "3",
+        "compute_instance": "0",
+        "profile": "1g.10gb",
+    }
+    assert [(one.uuid, one.gpu_instance, one.profile) for one in seven.raw.mig_devices][:1] == [(uuid(0), 1, "1g.10gb")]
+
+
+def test_each_has_its_memory_and_activity(seven: Sample) -> None:
+    assert seven.value("gpu_mig_memory_total_bytes", uuid(0)) == 10 * GIB
+    assert [seven.value("gpu_mig_memory_used_bytes", uuid(device)) / MIB for device in range(7)] == [1, 2, 3, 4, 5, 6, 7]
+    sm_active = [seven.value("gpu_mig_sm_active_ratio", uuid(device)) for device in range(7)]
+    assert sm_active == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert seven.value("gpu_mig_graphics_active_ratio", uuid(6)) == 0.56
+    assert seven.value("gpu_mig_sm_active_seconds_total", uuid(6)) > 0
+
+
+def test_processes_are_on_their_device(seven: Sample) -> None:
+    assert [(one.pid, one.kind, one.used_bytes, one.uuid) for one in seven.processes or ()] == [
+        (501, "compute", 5 * MIB, uuid(1)),
+        (502, "compute", None, uuid(6)),
+        (503, "mps", 6 * MIB, uuid(6)),
+    ]
+    labels = {"pid": "501", "process": ""}
+    assert seven.value("gpu_process_memory_used_bytes", uuid(1), **labels) == 5 * MIB
+
+
+def test_what_the_whole_gpu_does_not_give_in_mig_mode_is_absent(seven: Sample) -> None:
+    assert seven.absent["gpu_utilization_ratio",] == "mig_enabled"
+    assert seven.absent["gpu_busy_seconds_total",] == "mig_enabled"
+    assert seven.value("gpu_power_watts") == 251.25
+    assert seven.errors == {}
+
+
+def test_devices_come_and_go(tmp_path: Path) -> None:
+    fake = FakeDriver(tmp_path, build_library(), [mig_state(0, SEVEN)])
+    with opened(fake) as asked:
+        before = asked.sample()
+        fake.gpus[0] = mig_state(0, [(3, "3g.40gb")])
+        fake.write()
+        time.sleep(0.11)
+        changed = asked.sample()
+        fake.gpus[0] = h100_state(0)
+        fake.write()
+        after = asked.sample()
+        asked.close()
+
+    assert before.value("gpu_mig_instances") == 7
+    assert [device.profile for device in changed.raw.mig_devices] == ["3g.40gb"]
+    assert changed.value("gpu_mig_memory_total_bytes", uuid(0)) == 40 * GIB
+    assert (after.value("gpu_mig_enabled"), after.raw.mig_devices) == (0, ())
+    # Samples of devices that are gone were freed with them.
+    assert fake.counts()["nvmlGpmSampleFree"] == fake.counts()["nvmlGpmSampleAlloc"]
+
+
+def test_processes_are_looked_up_anew_when_the_devices_are_others(tmp_path: Path) -> None:
+    fake = FakeDriver(tmp_path, build_library(), [h100_state(0) | {"process.0": f"compute 501 {5 * MIB} 0 0"}])
+    with opened(fake) as asked:
+        whole, kept = asked.sample(), asked.sample()
+        fake.gpus[0] = mig_state(0, SEVEN) | {"process.0": f"compute 501 {5 * MIB} 2 0"}
+        fake.write()
+        divided = asked.sample()
+        asked.close()
+
+    assert [one.uuid for sample in (whole, divided) for one in sample.processes or ()] == ["", uuid(1)]
+    assert kept.raw.processes_s == whole.raw.processes_s
+    assert (divided.raw.processes_s or 0) > (whole.raw.processes_s or 0)
+
+
+def test_a_gpu_that_gets_divided_is_seen_in_the_first_pass(tmp_path: Path) -> None:
+    fake = FakeDriver(tmp_path, build_library(), [h100_state(0)])
+    with opened(fake) as asked:
+        assert asked.sample().value("gpu_mig_enabled") == 0
+        fake.gpus[0] = mig_state(0, SEVEN)
+        fake.write()
+        divided = asked.sample()
+        asked.close()
+
+    assert divided.value("gpu_mig_enabled") == 1
+    assert divided.absent["gpu_utilization_ratio",] == "mig_enabled"
+
+
+def test_compute_instances_that_share_a_gpu_instance_have_no_activity_of_their_own(tmp_path: Path) -> None:
+    state = mig_state(0, [(1, "1c.2g.20gb"), (1, "1c.2g.20gb"), (1, "1g.10gb")])
+    state |= {"mig.1.gi": 1, "mig.1.ci": 1}
+    fake = FakeDriver(tmp_path, build_library(), [state])
+
+    sample = sample_of(fake)
+
+    assert sample.absent["gpu_mig_sm_active_ratio",] == "shared_gpu_instance"
+    assert {one for (metric, _, one) in sample.series if metric == "gpu_mig_sm_active_ratio"} == {uuid(2)}
+    assert {one for (metric, _, one) in sample.series if metric == "gpu_mig_memory_used_bytes"} == {uuid(0), uuid(1), uuid(2)}
+
+
+def test_before_hopper_devices_have_memory_but_no_activity(tmp_path: Path) -> None:
+    fake = FakeDriver(tmp_path, build_library(), [mig_state(0, [(1, "1g.5gb")] * 7, of=a100_state(0))])
+
+    sample = sample_of(fake)
+
+    assert sample.absent["gpu_mig_sm_active_ratio",] == "before_hopper"
+    assert sample.value("gpu_mig_memory_total_bytes", uuid(3)) == 5 * GIB
+    assert sample.errors == {}
+
+
+def test_a_profile_without_a_name_is_told_by_its_slices(tmp_path: Path) -> None:
+    state = mig_state(0, [(2, "2g.20gb")])
+    state |= {"mig.0.name": "NVIDIA H100 80GB HBM3", "mig.0.compute_slices": 1}
+    fake = FakeDriver(tmp_path, build_library(), [state])
+
+    assert [device.profile for device in sample_of(fake).raw.mig_devices] == ["1c.2g.20gb"]

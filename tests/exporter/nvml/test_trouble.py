@@ -1,0 +1,300 @@
+"""What ends everything, what costs a collector, what costs a metric; Xid errors; and the driver that comes and goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
+from tests.exporter.nvml.asked_gpu import AskedGpu, DownError, asking, opened, sample_of
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeDriver:
+    return FakeDriver(tmp_path, build_library(), [h100_state(0), h100_state(1)])
+
+
+def why(asked: AskedGpu, step: str) -> tuple[str, str]:
+    with pytest.raises(DownError) as caught:
+        getattr(asked, step)()
+    return caught.value.reason, str(caught.value)
+
+
+def test_a_gpu_lost_in_the_middle_of_a_pass_gives_no_half_sample(fake: FakeDriver) -> None:
+    with opened(fake) as asked:
+        asked.sample()
+        fake.fail("nvmlDeviceGetPowerUsage", 15, gpu=0)
+
+        reason, text = why(asked, "sample")
+
+    assert reason == "lost"
+    assert text == "nvmlDeviceGetPowerUsage: gpu_is_lost"
+    assert asked.marks[-2:] == ["nvmlDeviceGetPowerUsage", "nvmlEventSetWait_v2"]
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "reason"),
+    [
+        ("nvmlDeviceGetFieldValues", 16, "lost"),
+        ("nvmlDeviceGetUUID", 1, "no_driver"),
+        ("nvmlGpmMetricsGet", 15, "lost"),
+        ("nvmlEventSetWait_v2", 15, "lost"),
+        ("nvmlDeviceGetNvLinkState", 15, "lost"),
+        ("nvmlDeviceGetMemoryInfo_v2", 18, "no_driver"),
+    ],
+)
+def test_codes_that_end_everything_do_so_wherever_they_come_from(fake: FakeDriver, call: str, code: int, reason: str) -> None:
+    with asking(fake) as asked:
+        if call == "nvmlDeviceGetUUID":
+            fake.fail(call, code)
+            assert why(asked, "open")[0] == reason
+        else:
+            asked.open()
+            fake.fail(call, code)
+            assert why(asked, "sample")[0] == reason
+
+
+def test_a_lost_gpu_says_so_in_a_field_too(fake: FakeDriver) -> None:
+    with opened(fake) as asked:
+        fake.gpus[0]["field.82"] = "err:15"
+        fake.write()
+
+        assert why(asked, "sample") == ("lost", "nvmlDeviceGetFieldValues(82): gpu_is_lost")
+
+
+def test_a_lost_gpu_says_so_between_two_samples(fake: FakeDriver) -> None:
+    with opened(fake) as asked:
+        asked.sample()
+        # GPM does not ask twice within a tenth of a second.
+        fake.lose(0)
+        fake.slow("nvmlDeviceGetTemperature", 100)
+
+        assert why(asked, "sample")[0] == "lost"
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "reason"),
+    [
+        ("nvmlInitWithFlags", 9, "no_driver"),
+        ("nvmlInitWithFlags", 18, "no_driver"),
+        ("nvmlInitWithFlags", 999, "nvml_error"),
+        ("nvmlDeviceGetHandleByPciBusId_v2", 6, "missing"),
+        ("nvmlDeviceGetHandleByPciBusId_v2", 15, "lost"),
+        ("nvmlDeviceGetHandleByPciBusId_v2", 4, "nvml_error"),
+        ("nvmlDeviceGetName", 999, "nvml_error"),
+    ],
+)
+def test_why_a_gpu_cannot_be_opened(fake: FakeDriver, call: str, code: int, reason: str) -> None:
+    fake.fail(call, code)
+    with asking(fake) as asked:
+        assert why(asked, "open")[0] == reason
+
+        # The same process can try again.
+        fake.heal()
+        assert asked.open().index == 0
+
+
+def test_a_version_mismatch_is_named(fake: FakeDriver) -> None:
+    fake.fail("nvmlInitWithFlags", 18)
+    with asking(fake) as asked:
+        assert "lib_rm_version_mismatch" in why(asked, "open")[1]
+
+
+def test_without_the_library_there_is_no_driver(fake: FakeDriver, tmp_path: Path) -> None:
+    fake.library = tmp_path / "empty" / "libnvidia-ml.so.1"
+    with asking(fake) as asked:
+        reason, text = why(asked, "open")
+
+    assert reason == "no_driver"
+    assert "library_not_found" in text
+
+
+def test_a_driver_that_is_reloaded_ends_the_session(fake: FakeDriver) -> None:
+    with opened(fake) as asked:
+        asked.sample()
+        fake.reload("999.1")
+        assert why(asked, "sample")[0] == "no_driver"
+        asked.close()
+
+        asked.open()
+        assert asked.sample().value("gpu_power_watts") == 251.25
+
+
+def test_a_driver_that_vanished(fake: FakeDriver) -> None:
+    with opened(fake) as asked:
+        fake.vanish()
+        assert why(asked, "sample")[0] == "no_driver"
+        asked.close()
+        assert why(asked, "open")[0] == "no_driver"
+
+
+def test_an_unknown_error_costs_that_metric_and_is_told_as_the_collectors(fake: FakeDriver) -> None:
+    fake.fail("nvmlDeviceGetPowerUsage", 999, gpu=0)
+
+    sample = sample_of(fake)
+
+    assert sample.absent["gpu_power_watts",] == "unknown"
+    assert sample.errors == {"power": "gpu_power_watts: unknown"}
+    assert sample.value("gpu_power_limit_watts") == 700
+
+
+def test_a_code_newer_than_the_table_is_told_by_its_number(fake: FakeDriver) -> None:
+    fake.fail("nvmlDeviceGetPowerUsage", 345, gpu=0)
+
+    assert sample_of(fake).absent["gpu_power_watts",] == "error_345"
+
+
+def test_permission_denied_is_a_reason_and_no_error(fake: FakeDriver) -> None:
+    fake.fail("nvmlDeviceGetPowerUsage", 4, gpu=0)
+
+    sample = sample_of(fake)
+
+    assert sample.absent["gpu_power_watts",] == "no_permission"
+    assert sample.errors == {}
+
+
+def test_a_topic_that_fails_costs_itself_and_not_half_of_itself(fake: FakeDriver) -> None:
+    fake.gpus[0] |= {"fans": 2, "fan.0": 30, "fan.1": "err:999"}
+    fake.write()
+
+    sample = sample_of(fake)
+
+    assert sample.all("gpu_fan_speed_ratio") == {}
+    assert sample.absent["gpu_fan_speed_ratio",] == "unknown"
+    assert sample.errors == {"fan": "Unknown Error (unknown)"}
+
+
+def test_all_fields_fail_when_their_call_does(fake: FakeDriver) -> None:
+    fake.fail("nvmlDeviceGetFieldValues", 3)
+
+    sample = sample_of(fake)
+
+    assert sample.absent["gpu_throttle_seconds_total",] == "not_supported"
+    assert sample.absent["gpu_nvlink_transmit_bytes_total",] == "not_supported"
+    assert sample.absent["gpu_recovery_action",] == "not_supported"
+    assert sample.value("gpu_temperature_celsius") == 40
+
+
+def test_a_failure_that_passes_is_forgotten_at_once(fake: FakeDriver) -> None:
+    with opened(fake) as asked:
+        fake.fail("nvmlDeviceGetMaxClockInfo", 999)
+        assert asked.sample().errors == {"clocks": "gpu_clock_max_hertz: unknown"}
+        fake.heal()
+
+        assert asked.sample().value("gpu_clock_max_hertz", clock="sm") == 1.98e9
+
+
+def test_xid_errors_since_somebody_listens_each_once_and_in_order(fake: FakeDriver) -> None:
+    fake.xid(0, 13)
+    with opened(fake) as asked:
+        assert asked.sample().xids == []
+        fake.xid(0, 79, 48, 48)
+        fake.xid(1, 31)
+        assert asked.sample().xids == [79, 48, 48]
+        assert asked.sample().xids == []
+        fake.xid(0, 94)
+        assert asked.sample().xids == [94]
+
+
+def test_a_burst_of_xid_errors_is_not_lost(fake: FakeDriver) -> None:
+    with opened(fake) as asked:
+        asked.sample()
+        fake.xid(0, *[31] * 600)
+        passes = [asked.sample().xids for _ in range(4)]
+
+    assert sum(len(xids) for xids in passes) == 600
+    assert passes[-1] == []
+
+
+def test_nobody_listening_is_an_error_of_the_collector(fake: FakeDriver) -> None:
+    fake.gpus[0]["no_events"] = 1
+    fake.write()
+
+    sample = sample_of(fake)
+
+    assert sample.errors == {"xid": "Xid events cannot be had: not_supported"}
+    assert fake.counts()["nvmlEventSetFree"] == fake.counts()["nvmlEventSetCreate"]
+
+
+def test_processes_of_all_kinds_are_named_once(fake: FakeDriver) -> None:
+    fake.gpus[0] |= {
+        "process.0": "compute 501 1000 - -",
+        "process.1": "graphics 501 1000 - -",
+        "process.2": "graphics 502 - - -",
+        "process.3": "mps 503 2000 - -",
+    } | {f"process.{4 + other}": f"compute {1000 + other} 1 - -" for other in range(100)}
+    fake.write()
+
+    processes = sample_of(fake).processes or ()
+
+    assert [(one.pid, one.kind, one.used_bytes) for one in processes if one.pid < 1000] == [
+        (501, "compute", 1000),
+        (503, "mps", 2000),
+        (502, "graphics", None),
+    ]
+    assert len(processes) == 103
+
+
+def test_no_process_is_an_empty_table(fake: FakeDriver) -> None:
+    del fake.gpus[0]["process.0"]
+    # The utilisation of no process is raised by nvidia-ml-py as the error "SUCCESS".
+    del fake.gpus[0]["process_util.0"]
+    fake.write()
+
+    sample = sample_of(fake, 0, frozenset({"gpu", "process"}))
+
+    assert sample.processes == ()
+    assert sample.errors == {}
+    assert sample.absent == {}
+
+
+def test_a_process_is_named_as_the_kernel_names_it(fake: FakeDriver) -> None:
+    fake.gpus[0]["process.0"] = f"compute {os.getpid()} 1000 - -"
+    fake.write()
+
+    sample = sample_of(fake, 0, frozenset({"gpu", "process"}))
+
+    ((pid, name),) = sample.all("gpu_process_memory_used_bytes")
+    assert (pid, name) == (str(os.getpid()), Path("/proc/self/comm").read_text().strip())
+
+
+@pytest.mark.parametrize("hold_lock", [False, True])
+def test_the_fake_hangs_a_call_for_one_gpu_or_for_the_whole_process(fake: FakeDriver, *, hold_lock: bool) -> None:
+    script = """
+import pynvml, sys, threading
+pynvml.nvmlInit()
+first, second = (pynvml.nvmlDeviceGetHandleByIndex(index) for index in (0, 1))
+hanging = threading.Thread(target=pynvml.nvmlDeviceGetPowerUsage, args=(first,), daemon=True)
+hanging.start()
+hanging.join(0.2)
+other = threading.Thread(target=pynvml.nvmlDeviceGetTemperature, args=(second, 0), daemon=True)
+other.start()
+other.join(1)
+print(hanging.is_alive(), other.is_alive(), flush=True)
+sys.stdin.read(1)
+hanging.join()
+other.join()
+print("healed")
+"""
+    fake.hang("nvmlDeviceGetPowerUsage", gpu=0, hold_lock=hold_lock)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, **fake.env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"True {hold_lock}\n"
+        fake.heal()
+        process.stdin.close()
+        assert process.stdout.readline() == "healed\n"
+
+
+def test_the_fake_sees_a_change_that_is_not_announced(fake: FakeDriver) -> None:
+    fake.path.with_name(fake.path.name + ".version").unlink()
+    with opened(fake) as asked:
+        assert asked.sample().value("gpu_power_watts") == 251.25
+        fake.path.write_text(fake.path.read_text().replace("gpu0.power 251250", "gpu0.power 99000"))
+
+        assert asked.sample().value("gpu_power_watts") == 99

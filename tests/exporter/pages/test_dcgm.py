@@ -1,0 +1,419 @@
+"""The page with DCGM's names: what boards and rules written for dcgm-exporter find there."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS
+from rankscope.exporter.errors import ExporterInputError
+from rankscope.exporter.loop import Snapshot
+from rankscope.exporter.pages.dcgm import DcgmPage
+from rankscope.exporter.pages.dcgm_counters import default_counters, read_counters
+from rankscope.exporter.pages.page import Page
+from rankscope.exporter.simulated import SimulatedFleet
+from rankscope.exporter.source import Absent, FleetState, Reading, Series
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+H100, A100, DIVIDED, HUNG = (f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" for index in range(4))
+ALL = frozenset(COLLECTORS)
+
+# Names, types and the label order are what dcgm-exporter 3 and 4 have without a file of counters.
+DEFAULT_SET = {
+    "DEV_SM_CLOCK": "gauge",
+    "DEV_MEM_CLOCK": "gauge",
+    "DEV_MEMORY_TEMP": "gauge",
+    "DEV_GPU_TEMP": "gauge",
+    "DEV_POWER_USAGE": "gauge",
+    "DEV_TOTAL_ENERGY_CONSUMPTION": "counter",
+    "DEV_PCIE_REPLAY_COUNTER": "counter",
+    "DEV_GPU_UTIL": "gauge",
+    "DEV_MEM_COPY_UTIL": "gauge",
+    "DEV_ENC_UTIL": "gauge",
+    "DEV_DEC_UTIL": "gauge",
+    "DEV_XID_ERRORS": "gauge",
+    "DEV_FB_FREE": "gauge",
+    "DEV_FB_USED": "gauge",
+    "DEV_FB_RESERVED": "gauge",
+    "DEV_NVLINK_BANDWIDTH_TOTAL": "counter",
+    "DEV_VGPU_LICENSE_STATUS": "gauge",
+    "DEV_CORRECTABLE_REMAPPED_ROWS": "counter",
+    "DEV_UNCORRECTABLE_REMAPPED_ROWS": "counter",
+    "DEV_ROW_REMAP_FAILURE": "gauge",
+    "PROF_GR_ENGINE_ACTIVE": "gauge",
+    "PROF_PIPE_TENSOR_ACTIVE": "gauge",
+    "PROF_DRAM_ACTIVE": "gauge",
+    "PROF_PCIE_TX_BYTES": "gauge",
+    "PROF_PCIE_RX_BYTES": "gauge",
+}
+JOBS = (
+    Series("gpu_job_info", 1, (("uuid", H100), ("namespace_k8s", "ml"), ("pod_k8s", "train-0"), ("container_k8s", "main"))),
+    Series("gpu_job_info", 1, (("uuid", "MIG-20000000-1111-bbbb-cccc-000000000000"), ("pod_k8s", "small-0"))),
+)
+XIDS = (
+    Series("gpu_xid_last_code", 0, (("uuid", H100),)),
+    Series("gpu_xid_last_code", 79, (("uuid", HUNG),)),
+)
+
+
+def node() -> FleetState:
+    """An H100, an A100, an H100 divided by MIG, and a GPU that hangs; the first has an idle video encoder."""
+    state = msgspec.json.decode((GOLDEN / "node.json").read_bytes(), type=FleetState)
+    first, *others = state.gpus
+    assert first.sample is not None
+    video = (Reading("gpu_encoder_utilization_ratio", 0.57), Reading("gpu_decoder_utilization_ratio", 0.0))
+    first = msgspec.structs.replace(
+        first, sample=msgspec.structs.replace(first.sample, readings=(*first.sample.readings, *video))
+    )
+    return msgspec.structs.replace(state, gpus=(first, *others))
+
+
+def page_of(state: FleetState, *, collectors: frozenset[str] = ALL) -> Page:
+    def loop(name: str, last: tuple[Series, ...]) -> Any:
+        return SimpleNamespace(name=name, latest=lambda: Snapshot(last, fresh=True, ok=True, age_s=0, duration_s=0, reason=None))
+
+    fleet: Any = SimpleNamespace(simulated=False, state=lambda: state)
+    return Page("node1", fleet, jobs=loop("jobs", JOBS), xid=loop("xid", XIDS), collectors=collectors)
+
+
+@pytest.fixture
+def page() -> Page:
+    return page_of(node())
+
+
+def text(page: Page, counters: Path | None = None, **options: Any) -> str:
+    body, content_type = DcgmPage(page, read_counters(counters) if counters else None, **options).render()
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    return body.decode()
+
+
+def values(body: str, name: str, **labels: str) -> list[float]:
+    lines = (line for line in body.splitlines() if line.startswith(f"DCGM_FI_{name}{{"))
+    return [float(line.split()[-1]) for line in lines if all(f'{key}="{value}"' in line for key, value in labels.items())]
+
+
+def test_the_page_is_the_golden_one(page: Page) -> None:
+    assert text(page) == (GOLDEN / "node.dcgm.txt").read_text(), f"if that is meant: python {__file__}"
+
+
+def test_the_default_set_has_the_names_and_types_of_dcgm_exporter(page: Page) -> None:
+    assert {counter.name.removeprefix("DCGM_FI_"): counter.type for counter in default_counters().metrics} == DEFAULT_SET
+
+    shown = {line.split()[2]: line.split()[3] for line in text(page).splitlines() if line.startswith("# TYPE")}
+
+    # what no GPU of this node has is told in a comment
+    assert {name.removeprefix("DCGM_FI_") for name in shown} == DEFAULT_SET.keys() - {"DEV_VGPU_LICENSE_STATUS"}
+    assert all(kind == DEFAULT_SET[name.removeprefix("DCGM_FI_")] for name, kind in shown.items())
+
+
+def test_units_are_those_of_dcgm(page: Page) -> None:
+    body = text(page)
+    readings = {(one.metric, one.labels): one.value for one in node().gpus[0].sample.readings}  # type: ignore[union-attr]
+
+    def of_first(name: str) -> float:
+        (value,) = values(body, name, UUID=H100)
+        return value
+
+    assert of_first("DEV_FB_RESERVED") == 600
+    assert of_first("DEV_SM_CLOCK") == readings["gpu_clock_hertz", (("clock", "sm"),)] / 1e6
+    assert of_first("DEV_ENC_UTIL") == 57
+    assert of_first("DEV_TOTAL_ENERGY_CONSUMPTION") == pytest.approx(1000 * readings["gpu_energy_joules_total", ()])
+    assert of_first("PROF_DRAM_ACTIVE") == readings["gpu_dram_active_ratio", ()]
+    assert 0 < of_first("PROF_PIPE_TENSOR_ACTIVE") < 1
+
+
+def test_where_there_is_no_vgpu_none_is_licensed() -> None:
+    state = node()
+    first = state.gpus[0]
+    assert first.sample is not None
+    sample = msgspec.structs.replace(first.sample, absent=(Absent("gpu_vgpu_license_status", "no_vgpu_guest"),))
+    page = page_of(msgspec.structs.replace(state, gpus=(msgspec.structs.replace(first, sample=sample),)))
+
+    body = text(page)
+
+    assert values(body, "DEV_VGPU_LICENSE_STATUS", UUID=H100) == [0]
+    assert "DEV_VGPU_LICENSE_STATUS not available" not in body
+    # here it stays what it is: absent
+    assert not [family for family in page.families() if family.name == "gpu_vgpu_license_status"]
+
+
+def test_labels_come_in_dcgms_order(page: Page) -> None:
+    body = text(page)
+
+    assert (
+        f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{H100}",pci_bus_id="00000000:1A:00.0",device="nvidia0",'
+        'modelName="NVIDIA H100 80GB HBM3",Hostname="node1",DCGM_FI_DRIVER_VERSION="570.86.15",'
+        'container="main",namespace="ml",pod="train-0"} 66\n'
+    ) in body
+    assert 'modelName="NVIDIA \\"A100\\"-SXM4-80GB"' in body
+    assert 'Hostname="node1"' not in text(page, hostname_label="hostname")
+    assert ',hostname="node1",' in text(page, hostname_label="hostname")
+
+
+def test_a_divided_gpu_is_told_by_its_instances_and_never_twice(page: Page) -> None:
+    body = text(page)
+
+    assert values(body, "DEV_FB_USED", UUID=DIVIDED) == [10 * 1024, 11 * 1024]
+    assert values(body, "DEV_FB_USED", UUID=DIVIDED, GPU_I_ID="2", GPU_I_PROFILE="3g.40gb") == [11 * 1024]
+    assert values(body, "DEV_FB_USED", GPU_I_ID="1", pod="small-0") == [10 * 1024]
+    # and by the profile of the instance, where its first device is a part of it
+    divided = json.loads((GOLDEN / "node.json").read_bytes().replace(b'"3g.40gb"', b'"1c.3g.40gb"'))
+    of_a_part = text(page_of(msgspec.convert(divided, FleetState)))
+    assert values(of_a_part, "DEV_FB_USED", UUID=DIVIDED, GPU_I_ID="2", GPU_I_PROFILE="3g.40gb") == [11 * 1024]
+    assert len(values(body, "PROF_GR_ENGINE_ACTIVE", UUID=DIVIDED)) == 2
+    # what only the whole has stays the whole's
+    (line,) = (line for line in body.splitlines() if line.startswith("DCGM_FI_DEV_GPU_TEMP{") and DIVIDED in line)
+    assert "GPU_I_ID" not in line
+
+
+def test_a_gpu_that_is_down_has_no_values_but_its_last_xid(page: Page) -> None:
+    about_it = [line for line in text(page).splitlines() if HUNG in line]
+
+    assert [line.split("{")[0] for line in about_it] == [
+        f"# {HUNG} is down: hung in nvmlDeviceGetPowerUsage",
+        "DCGM_FI_DEV_XID_ERRORS",
+    ]
+    assert about_it[1].endswith(" 79")
+    assert values(text(page), "DEV_XID_ERRORS", UUID=H100) == [0]
+
+
+def test_what_only_one_gpu_cannot_give_is_said_of_that_gpu(page: Page) -> None:
+    # given two H100, of which the one that is divided has no utilisation
+    assert f"# DCGM_FI_DEV_GPU_UTIL not available on {DIVIDED}: not_supported\n" in text(page)
+
+
+def test_what_a_generation_cannot_give_is_said_once_per_model(page: Page) -> None:
+    comments = [line for line in text(page).splitlines() if "A100" in line and line.startswith("# DCGM")]
+
+    assert '# DCGM_FI_PROF_DRAM_ACTIVE not available on NVIDIA "A100"-SXM4-80GB: before_hopper' in comments
+    assert '# DCGM_FI_DEV_SM_CLOCK not available on NVIDIA "A100"-SXM4-80GB: no_permission' in comments
+    assert not any("MEM_CLOCK" in line for line in comments)
+    eight = DcgmPage(Page("node1", SimulatedFleet("8xA100"))).render()[0].decode()
+    assert eight.count("DCGM_FI_PROF_DRAM_ACTIVE not available") == 1
+
+
+def test_a_collector_that_is_off_is_named() -> None:
+    body = text(page_of(node(), collectors=ALL - {"encoder"}))
+
+    assert "# DCGM_FI_DEV_ENC_UTIL not available: it needs --collector.encoder\n" in body
+    assert default_counters().collectors >= {"encoder", "gpm", "power", "xid"}
+
+
+COUNTERS = """\
+# my counters
+DCGM_FI_DEV_GPU_TEMP, gauge, Heat, in degrees.
+
+  # and more
+DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, "Corrected, ""all"" kinds."
+DCGM_FI_PROF_SM_ACTIVE, gauge, SMs.
+DCGM_FI_PROF_PIPE_FP64_ACTIVE, gauge
+DCGM_FI_DEV_NO_SUCH_THING, gauge, Nobody knows.
+DCGM_EXP_XID_ERRORS_COUNT, gauge, Counted by the other one.
+DCGM_FI_DRIVER_VERSION, label, Driver.
+DCGM_FI_DEV_SERIAL, label, Serial.
+DCGM_FI_DEV_BRAND, label, Brand.
+"""
+
+
+def test_a_file_of_counters_decides_on_names_types_and_help(page: Page, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "counters.csv"
+    file.write_text(COUNTERS, encoding="utf-8-sig")  # as some editors save it
+    served = DcgmPage(page, read_counters(file))
+    body = served.render()[0].decode()
+
+    assert served.render()[0].decode() == body
+    families = {family.name: family for family in parse_text(body)}
+    assert families.keys() == {
+        "DCGM_FI_DEV_GPU_TEMP",
+        "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",
+        "DCGM_FI_PROF_SM_ACTIVE",
+        "DCGM_FI_PROF_PIPE_FP64_ACTIVE",
+    }
+    assert "# HELP DCGM_FI_DEV_GPU_TEMP Heat, in degrees.\n" in body
+    assert '# HELP DCGM_FI_DEV_ECC_SBE_VOL_TOTAL Corrected, "all" kinds.\n' in body
+    assert 'Hostname="node1",DCGM_FI_DEV_SERIAL="165000",DCGM_FI_DRIVER_VERSION="570.86.15",container=' in body
+    refused = ("DCGM_FI_DEV_NO_SUCH_THING", "DCGM_EXP_XID_ERRORS_COUNT", "DCGM_FI_DEV_BRAND")
+    for name in refused:
+        assert body.count(f"# {name} not available: ") == 1
+        assert sum(name in record.getMessage() for record in caplog.records) == 1  # not once per page
+
+
+def test_several_of_our_series_may_be_one_there(page: Page, tmp_path: Path) -> None:
+    # given errors in both kinds of memory
+    state = node()
+    sample = state.gpus[0].sample
+    assert sample is not None
+    errors = tuple(
+        Reading("gpu_ecc_errors_total", value, (("error", "corrected"), ("memory", memory)))
+        for memory, value in (("dram", 3), ("sram", 4))
+    )
+    gpu = msgspec.structs.replace(state.gpus[0], sample=msgspec.structs.replace(sample, readings=errors, absent=()))
+    (tmp_path / "counters.csv").write_text("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL,counter,Corrected.\n")
+
+    body = text(page_of(msgspec.structs.replace(state, gpus=(gpu,))), tmp_path / "counters.csv")
+
+    assert values(body, "DEV_ECC_SBE_VOL_TOTAL") == [7]
+
+
+@pytest.mark.parametrize(
+    ("content", "where", "what"),
+    [
+        ("# fine\nDCGM_FI_DEV_GPU_TEMP gauge help\n", ":2:", "NAME, type, help"),
+        ("DCGM_FI_DEV_GPU_TEMP, histogram, x\n", ":1:", "'histogram'"),
+        ("DCGM_FI_DEV_GPU_TEMP\n", ":1:", "gauge, counter, label"),
+        ('DCGM_FI_DEV_GPU_TEMP, gauge, "open\n', ":1:", "NAME, type, help"),
+        ("\nnode_cpu, gauge, x\n", ":2:", "'node_cpu'"),
+        ("# nothing\n", ":", "no line names a metric"),
+        ("DCGM_FI_DEV_NO_SUCH_THING, gauge, x\n", ":", "no line names a metric"),
+        (b"DCGM_FI_DEV_GPU_TEMP, gauge, \xff\n", ":", "UTF-8"),
+        (b"#" * (1 << 21), ":", "1 MiB"),
+        (None, ":", "No such file"),
+    ],
+)
+def test_a_malformed_file_is_named_with_the_line(tmp_path: Path, content: str | bytes | None, where: str, what: str) -> None:
+    file = tmp_path / "counters.csv"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with pytest.raises(ExporterInputError) as refusal:
+        read_counters(file)
+
+    assert refusal.value.exit_code == 3
+    assert refusal.value.message.startswith(f"{file}{where}")
+    assert what in refusal.value.message
+    assert "\n" not in refusal.value.message
+
+
+def test_every_dcgm_name_of_the_catalogue_is_one_thing() -> None:
+    kinds: dict[str, set[tuple[str, str, bool]]] = {}
+    for row in CATALOGUE:
+        for entry in row.dcgm:
+            kinds.setdefault(entry.name, set()).add((entry.type, entry.help, entry.default_on))
+            assert entry.help.endswith(".")
+    assert {name for name, found in kinds.items() if len(found) != 1} == set()
+
+
+def test_absent_metrics_without_a_dcgm_name_are_no_remark() -> None:
+    state = node()
+    sample = state.gpus[0].sample
+    assert sample is not None
+    absent = (Absent("gpu_fan_speed_ratio", "not_supported"),)
+    gpu = msgspec.structs.replace(state.gpus[0], sample=msgspec.structs.replace(sample, absent=absent))
+
+    assert "not available" not in text(page_of(msgspec.structs.replace(state, gpus=(gpu,))))
+
+
+def test_promtool_reads_it(page: Page, require_program: Callable[[str], str]) -> None:
+    # names and help are DCGM's matter: what promtool says of those is not asked
+    checked = subprocess.run(
+        [require_program("promtool"), "check", "metrics"], input=text(page).encode(), capture_output=True, check=False
+    )
+
+    assert b"error while linting" not in checked.stderr
+    assert checked.returncode in (0, 3)
+
+
+@pytest.fixture
+def served(page: Page) -> Iterator[int]:
+    """The page on a port."""
+    dcgm = DcgmPage(page)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body, content_type = dcgm.render()
+            self.send_response(200)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+# What boards draw and rules ask of dcgm-exporter, and how many series of this node answer.
+QUESTIONS = {
+    'DCGM_FI_DEV_GPU_TEMP{instance=~".+", gpu=~"0|1"}': 2,
+    "avg(DCGM_FI_DEV_GPU_TEMP)": 1,
+    "sum(DCGM_FI_DEV_POWER_USAGE)": 1,
+    "DCGM_FI_DEV_SM_CLOCK * 1000000": 1,
+    "DCGM_FI_DEV_GPU_UTIL > 1": 2,
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE < 1": 3,
+    "sum by (Hostname, gpu) (DCGM_FI_DEV_FB_USED)": 3,
+    "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE) > 0": 4,
+    "max by (Hostname, UUID, pod) (DCGM_FI_DEV_FB_FREE) < 1e6": 4,
+    "DCGM_FI_DEV_XID_ERRORS > 0": 1,
+    "DCGM_FI_DEV_XID_ERRORS == 79": 1,
+    "DCGM_FI_DEV_GPU_TEMP > 120": 0,
+    "DCGM_FI_DEV_ROW_REMAP_FAILURE > 0": 0,
+    "increase(DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS[1m]) > 0": 0,
+    "rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[1m]) / 1000": 3,
+    "rate(DCGM_FI_DEV_PCIE_REPLAY_COUNTER[1m]) > 8": 0,
+    'count by (modelName) (DCGM_FI_DEV_GPU_TEMP{Hostname="node1"})': 2,
+    'DCGM_FI_DEV_GPU_UTIL * on (UUID) group_left (pod) DCGM_FI_DEV_POWER_USAGE{exported_pod=~".*"}': 2,
+    'DCGM_FI_DEV_GPU_UTIL{pod!=""}': 1,
+}
+
+
+@pytest.mark.slow
+def test_boards_and_rules_written_for_dcgm_get_their_answers(
+    served: int, require_program: Callable[[str], str], free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    config = tmp_path / "prometheus.yml"
+    config.write_text(
+        "global: {scrape_interval: 500ms}\n"
+        f"scrape_configs: [{{job_name: dcgm, honor_labels: true, static_configs: [{{targets: ['127.0.0.1:{served}']}}]}}]\n"
+    )
+    address = f"127.0.0.1:{free_port()}"
+    command = [require_program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
+
+    def ask(question: str) -> list[Any]:
+        url = f"http://{address}/api/v1/query?query={urllib.parse.quote(question)}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as response:
+                found: list[Any] = json.load(response)["data"]["result"]
+        except urllib.error.HTTPError as error:
+            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # it is still starting, too
+                return []
+            pytest.fail(f"{question}: {error.read().decode()}")
+        except (urllib.error.URLError, ConnectionError):  # it is still starting
+            return []
+        return found
+
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + 60
+        while len(ask("count_over_time(DCGM_FI_DEV_GPU_TEMP[1m]) > 2")) < 3:
+            assert time.monotonic() < until, (tmp_path / "log").read_text()
+            time.sleep(0.2)
+        answers = {question: len(ask(question)) for question in QUESTIONS}
+    finally:
+        process.terminate()
+        process.wait(20)
+
+    assert answers == QUESTIONS
+
+
+if __name__ == "__main__":
+    (GOLDEN / "node.dcgm.txt").write_text(text(page_of(node())))

@@ -1,0 +1,424 @@
+"""From a node's state to its page, byte for byte, and what is said when something is not well."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+
+from rankscope.exporter.catalogue import BY_NAME, CATALOGUE
+from rankscope.exporter.loop import Snapshot
+from rankscope.exporter.pages.page import Page
+from rankscope.exporter.simulated import SimulatedFleet
+from rankscope.exporter.source import Absent, FleetState, Reading, Series
+from rankscope.exporter.spool.reading import SpoolSample
+from rankscope.exporter.spool.series import RankKey, SpoolFamily, SpoolSeries
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+PAGES = [("", "node.txt"), (OPENMETRICS, "node.openmetrics")]
+H100, A100, DIVIDED, HUNG = (f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" for index in range(4))
+
+
+def loop(name: str, last: Any, *, reason: str | None = None, fresh: bool = True) -> Any:
+    """A collector that knows what it is told."""
+    snapshot = Snapshot(last, fresh, reason is None, 0.5, 0.002, reason)
+    return SimpleNamespace(name=name, latest=lambda: snapshot)
+
+
+@pytest.fixture
+def state() -> FleetState:
+    return node()
+
+
+def node() -> FleetState:
+    """An H100, an A100 with an unreadable clock and a failing collector, an H100 divided by MIG, and a GPU that hangs."""
+    return msgspec.json.decode((GOLDEN / "node.json").read_bytes(), type=FleetState)
+
+
+JOBS = (
+    Series("gpu_job_info", 1, (("uuid", H100), ("job_id", "4711"), ("user", 'o"k'), ("pod_k8s", "train-0"))),
+    Series("gpu_allocated", 1, (("uuid", H100),)),
+)
+XIDS = (
+    Series("gpu_xid_errors_total", 1, (("uuid", HUNG), ("xid", "79"))),
+    Series("gpu_xid_last_code", 79, (("uuid", HUNG),)),
+)
+
+
+def _spooled(*families: tuple[str, str, float]) -> SpoolSample:
+    labels = (("rank", "0"), ("run", "r"), ("slot", "0"))
+    return SpoolSample(
+        families=tuple(
+            SpoolFamily(name, kind, "Of a rank.", (SpoolSeries(name, labels, value),))  # type: ignore[arg-type]
+            for name, kind, value in families
+        ),
+        states={RankKey("r", "0", "0"): "running", RankKey("r", "1", "0"): "silent"},
+        ok_files=1,
+        stale_files=1,
+        rejected={"too_large": 2},
+        duplicates=0,
+    )
+
+
+def _with_histogram(sample: SpoolSample) -> SpoolSample:
+    name, labels = "rank_step_duration_seconds", sample.families[0].series[0].labels
+    series = [(f"{name}_bucket", (("le", bound), *labels), value) for bound, value in (("1.0", 30.0), ("+Inf", 40.0))]
+    series += [(f"{name}_sum", labels, 32.5), (f"{name}_count", labels, 40)]
+    histogram = SpoolFamily(name, "histogram", "Of a rank.", tuple(SpoolSeries(*one) for one in series))
+    return replace(sample, families=(histogram, *sample.families))
+
+
+def page_of(state: FleetState | None, **loops: Any) -> Page:
+    fleet: Any = SimpleNamespace(simulated=False, state=lambda: state)
+    return Page("node1", fleet if state is not None else None, **loops)
+
+
+def full_page(state: FleetState) -> Page:
+    return page_of(
+        state,
+        spool=loop("spool", _with_histogram(_spooled(("rank_steps_total", "counter", 40)))),
+        jobs=loop("jobs", JOBS),
+        xid=loop("xid", XIDS),
+    )
+
+
+@pytest.fixture
+def page(state: FleetState) -> Page:
+    return full_page(state)
+
+
+def series(page: Page, collectors: Iterable[str] | None = None) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+    families = page.families(None if collectors is None else frozenset(collectors))
+    return {family.name: {frozenset(point.labels): point.value for point in family.points} for family in families}
+
+
+def _of(page: Page, name: str, **labels: str) -> list[float]:
+    return [value for have, value in series(page).get(name, {}).items() if labels.items() <= have]
+
+
+def _without_versions(page: Page, accept: str) -> str:
+    body = page.render(accept)[0].decode()
+    return body.replace(platform.python_version(), "PYTHON").replace(f'version="{version("rankscope")}"', 'version="VERSION"')
+
+
+@pytest.mark.parametrize(("accept", "file"), PAGES)
+def test_the_page_is_the_golden_one(page: Page, accept: str, file: str) -> None:
+    content_type = page.render(accept)[1]
+
+    assert _without_versions(page, accept) == (GOLDEN / file).read_text(), f"if that is meant: python {__file__}"
+    assert content_type.startswith("application/openmetrics-text" if accept else "text/plain; version=0.0.4")
+
+
+def test_prometheus_has_nothing_to_object_to(page: Page, require_program: Callable[[str], str]) -> None:
+    checked = subprocess.run(
+        [require_program("promtool"), "check", "metrics"], input=page.render()[0], capture_output=True, check=False
+    )
+
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+    assert len(list(parse_openmetrics(page.render(OPENMETRICS)[0].decode()))) == len(page.families())  # type: ignore[no-untyped-call]
+
+
+# What joins an operator writes, and how many series of the node they give.
+JOINS = {
+    "gpu_power_watts * on (uuid) group_left (index, model, host) gpu_info": 3,
+    "(gpu_up == 0) * on (uuid) group_left (reason) gpu_down_info": 1,
+    "gpu_xid_errors_total * on (uuid) group_left (model) gpu_info": 1,
+    "gpu_mig_memory_used_bytes * on (uuid) group_left (parent_uuid, profile) gpu_mig_info": 3,
+    "gpu_utilization_ratio * on (uuid) group_left (job_id, user, pod_k8s) gpu_job_info": 1,
+    "gpu_pipe_active_ratio * on (uuid) group_left (job_id) gpu_job_info": 3,
+    "rate(gpu_energy_joules_total[5m]) * on (uuid) group_left (index) gpu_info": 3,
+}
+
+
+def test_joins_by_uuid_are_never_many_to_many(page: Page, require_program: Callable[[str], str], tmp_path: Path) -> None:
+    # given the page as it is, for ten minutes
+    input_series = [
+        {
+            "series": f"{family.name}{{{','.join(f'{name}={json.dumps(value)}' for name, value in point.labels)}}}",
+            "values": f"{point.value}x10",
+        }
+        for family in page.families()
+        for point in family.points
+    ]
+    questions = [
+        {"expr": f"count({join})", "eval_time": "10m", "exp_samples": [{"labels": "{}", "value": count}]}
+        for join, count in JOINS.items()
+    ]
+    cases = {
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": input_series, "promql_expr_test": questions}],
+    }
+    file = tmp_path / "tests.json"  # which is YAML too
+    file.write_text(json.dumps(cases))
+
+    done = subprocess.run([require_program("promtool"), "test", "rules", str(file)], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_families_come_in_the_catalogues_order_and_labels_as_it_has_them(page: Page) -> None:
+    families = page.families()
+
+    own = [family.name for family in families if family.name in BY_NAME]
+    assert own == [row.name for row in CATALOGUE if row.name in own]
+    assert [family.name for family in families[len(own) :]] == ["rank_step_duration_seconds", "rank_steps_total"]
+    for family in families[: len(own)]:
+        for point in family.points:
+            names = [name for name, _ in point.labels]
+            assert names == [name for name in BY_NAME[family.name].labels if name in names], family.name
+
+
+def test_a_gpu_that_hangs_keeps_its_identity_and_nothing_else(page: Page) -> None:
+    about_it = {
+        name: value for name, found in series(page).items() for labels, value in found.items() if ("uuid", HUNG) in labels
+    }
+
+    assert about_it == {
+        "gpu_info": 1,
+        "gpu_up": 0,
+        "gpu_down_info": 1,
+        "gpu_down_since_timestamp_seconds": 1.7e9,
+        "gpu_sample_age_seconds": 7.5,
+        "gpu_xid_errors_total": 1,
+        "gpu_xid_last_code": 79,
+        "rankscope_exporter_gpu_process_restarts_total": 1,
+    }
+    assert _of(page, "gpu_down_info", uuid=HUNG, reason="hung") == [1]
+
+
+def test_a_collector_fails_with_any_gpu_that_is_up_and_not_with_those_that_are_down(page: Page) -> None:
+    success = {dict(labels)["collector"]: value for labels, value in series(page)["rankscope_exporter_collector_success"].items()}
+    slowest = _of(page, "rankscope_exporter_collector_duration_seconds", collector="temperature")
+
+    assert [name for name, value in success.items() if value == 0] == ["ecc"]
+    assert {"gpu", "power", "spool", "jobs", "xid"} <= success.keys()
+    assert slowest == [0.0002]
+
+
+def test_problems_name_the_gpu_and_the_call(page: Page) -> None:
+    assert page.problems() == [
+        ("ecc", f"{A100}: NVML_ERROR_UNKNOWN in nvmlDeviceGetEccMode"),
+        (f"gpu {HUNG}", "hung in nvmlDeviceGetPowerUsage"),
+        ("gpu 00000000:8a:00.0", "nvmlDeviceGetUUID: gpu_is_lost; it has not said yet who it is"),
+    ]
+
+
+def test_gpus_without_a_name_are_a_problem_unless_they_are_somebody_elses(state: FleetState) -> None:
+    foreign = (("00000000:8a:00.0", "not_in_driver", "it is on the PCI bus, but bound to vfio-pci"),)
+    state = msgspec.structs.replace(state, gpus=(), unidentified=3, unidentified_gpus=foreign)
+
+    assert page_of(state).problems() == [
+        ("gpu", "GPUs that the driver counts, and that have not said yet who or where they are: 2")
+    ]
+
+
+def test_a_driver_that_no_longer_answers_is_a_problem_even_if_all_gpus_go_on(state: FleetState) -> None:
+    assert _of(page_of(state), "rankscope_exporter_driver_answers") == [1]
+    state = msgspec.structs.replace(
+        state, gpus=(), unidentified=0, unidentified_gpus=(), driver_answers=False, driver_problem="NVML: nvmlInit hangs"
+    )
+    page = page_of(state)
+
+    assert page.problems() == [("driver", "it does not answer who asks anew: NVML: nvmlInit hangs")]
+    assert _of(page, "rankscope_exporter_driver_answers") == [0]
+    never = page_of(msgspec.structs.replace(state, driver_answers=None))
+    assert _of(never, "rankscope_exporter_driver_answers") == []
+
+
+def test_jobs_of_a_mig_device_end_with_it_and_not_with_the_answers_of_its_gpu(state: FleetState) -> None:
+    (divided,) = (gpu for gpu in state.gpus if gpu.identity.uuid == DIVIDED)
+    assert divided.sample is not None
+    uuid = divided.sample.mig_devices[0].uuid
+    jobs = tuple(Series("gpu_allocated", 1, (("uuid", one),)) for one in (uuid, "MIG-destroyed", DIVIDED))
+    now = [msgspec.structs.replace(state, gpus=(divided,))]
+    fleet: Any = SimpleNamespace(simulated=False, state=lambda: now[0])
+    page = Page("node1", fleet, jobs=loop("jobs", jobs))
+
+    def allocated() -> set[str]:
+        return {dict(labels)["uuid"] for labels in series(page)["gpu_allocated"]}
+
+    assert allocated() == {uuid, DIVIDED}
+    now[0] = msgspec.structs.replace(state, gpus=(msgspec.structs.replace(divided, up=False, sample=None, reason="hung"),))
+    assert allocated() == {uuid, DIVIDED}
+    whole = msgspec.structs.replace(divided, sample=msgspec.structs.replace(divided.sample, mig_devices=()))
+    now[0] = msgspec.structs.replace(state, gpus=(whole,))
+    assert allocated() == {DIVIDED}
+
+
+def test_without_a_driver_the_page_says_so_and_goes_on() -> None:
+    nothing = FleetState((), None, {"pci": 8}, 8, 0, None, "the driver's library is not there")
+    page = page_of(nothing, spool=loop("spool", None, reason="no sample yet", fresh=False))
+
+    assert page.problems() == [("gpu", "the driver's library is not there"), ("spool", "no sample yet")]
+    assert _of(page, "rankscope_exporter_collector_success", collector="gpu") == [0]
+    assert _of(page, "rankscope_exporter_collector_success", collector="spool") == [0]
+    assert _of(page, "node_gpus", source="pci") == [8]
+    assert _of(page, "rankscope_exporter_unidentified_gpus") == [8]
+    assert not _of(page, "rankscope_exporter_driver_info")
+    assert not _of(page, "nvswitch_devices")
+
+
+def test_where_no_gpu_is_up_no_collector_succeeds(state: FleetState) -> None:
+    page = page_of(msgspec.structs.replace(state, gpus=state.gpus[3:]))
+
+    assert _of(page, "rankscope_exporter_collector_success", collector="power") == [0]
+
+
+def test_stale_values_of_a_loop_are_left_out(state: FleetState) -> None:
+    page = page_of(state, jobs=loop("jobs", JOBS, reason="the last sample is too old", fresh=False))
+
+    assert not _of(page, "gpu_job_info")
+    assert _of(page, "rankscope_exporter_collector_success", collector="jobs") == [0]
+
+
+def test_whether_a_gpu_that_is_down_is_in_use_nobody_knows(state: FleetState) -> None:
+    # given a pass over the jobs from before a GPU, and one with MIG devices, went down
+    def page_with(*down: int) -> Page:
+        gpus = [
+            msgspec.structs.replace(gpu, up=False, sample=None) if index in down else gpu for index, gpu in enumerate(state.gpus)
+        ]
+        divided = state.gpus[2].sample
+        assert divided is not None
+        uuids = [H100, *(mig.uuid for mig in divided.mig_devices)]
+        known = [Series(name, 1, (("uuid", uuid),)) for uuid in uuids for name in ("gpu_in_use", "gpu_allocated")]
+        return page_of(msgspec.structs.replace(state, gpus=tuple(gpus)), jobs=loop("jobs", tuple(known)))
+
+    before = page_with()
+    assert len(_of(before, "gpu_in_use")) == 4
+    assert len(_of(page_with(0), "gpu_in_use")) == 3
+    # what is remembered of its MIG devices is still theirs
+    before.fleet = page_with(0, 2).fleet
+    assert (len(_of(before, "gpu_in_use")), len(_of(before, "gpu_allocated"))) == (0, 4)
+
+
+def test_a_scrape_may_ask_for_some_collectors(page: Page) -> None:
+    asked = series(page, ["clocks", "spool"])
+
+    assert "gpu_clock_hertz" in asked
+    assert "rank_steps_total" in asked
+    assert {"gpu_up", "gpu_power_watts", "gpu_job_info"} & asked.keys() == set()
+    # only what these collectors lack is said to be absent
+    lacking = {(dict(labels)["metric"], dict(labels)["series"]) for labels in asked["gpu_metric_supported"]}
+    assert lacking == {("gpu_clock_hertz", "clock=sm")}
+    health = {dict(labels)["collector"] for labels in asked["rankscope_exporter_collector_success"]}
+    assert health == {"clocks", "spool"}
+    assert "rank_steps_total" not in series(page, ["clocks"])
+
+
+def test_two_metrics_that_openmetrics_cannot_tell_apart_are_given_as_text(state: FleetState) -> None:
+    both = _spooled(("rank_steps", "gauge", 7), ("rank_steps_total", "counter", 40))
+    body, content_type = page_of(state, spool=loop("spool", both)).render(OPENMETRICS)
+
+    assert content_type.startswith("text/plain")
+    assert b'rank_steps{rank="0",run="r",slot="0"} 7\n' in body
+    assert b'rank_steps_total{rank="0",run="r",slot="0"} 40\n' in body
+
+
+def test_a_rank_that_goes_on_is_shown_as_it_is_now_and_what_did_not_change_is_not_made_again() -> None:
+    spool = loop("spool", _with_histogram(_spooled(("rank_a_total", "counter", 1), ("rank_b_total", "counter", 1))))
+    page = page_of(None, spool=spool)
+    before = {family.name: family.points for family in page.families() if family.name.startswith("rank_") and family.points}
+    page.render()
+    known = spool.latest()
+
+    # when one value is new, and another rank comes
+    first = known.last.families[1].series[0]
+    changed = SpoolFamily("rank_a_total", "counter", "Of a rank.", (SpoolSeries(first.name, first.labels, 2),))
+    other = SpoolSeries("rank_b_total", (("rank", "1"), ("run", "r"), ("slot", "0")), 5)
+    grown = msgspec.structs.replace(known.last.families[2], series=(*known.last.families[2].series, other))
+    sample = replace(known.last, families=(known.last.families[0], changed, grown))
+    page.spool = loop("spool", sample)
+    after = {family.name: family.points for family in page.families()}
+    text = page.render()[0].decode()
+
+    assert all(
+        new is old for new, old in zip(after["rank_step_duration_seconds"], before["rank_step_duration_seconds"], strict=True)
+    )
+    assert 'rank_a_total{rank="0",run="r",slot="0"} 2\n' in text
+    assert 'rank_b_total{rank="0",run="r",slot="0"} 1\nrank_b_total{rank="1",run="r",slot="0"} 5\n' in text
+    assert 'rank_step_duration_seconds_bucket{le="1.0",rank="0",run="r",slot="0"} 30\n' in text
+
+    # when another rank stands where one stood, then its labels are on the page
+    page.spool = loop("spool", replace(sample, families=(SpoolFamily("rank_b_total", "counter", "", (other,)),)))
+    page.render()
+    third = msgspec.structs.replace(other, labels=(("rank", "2"), ("run", "r"), ("slot", "0")), value=6)
+    page.spool = loop("spool", replace(sample, families=(SpoolFamily("rank_b_total", "counter", "", (third,)),)))
+    text = page.render()[0].decode()
+    assert 'rank_b_total{rank="2",run="r",slot="0"} 6\n' in text
+    assert 'rank_b_total{rank="1"' not in text
+
+
+def test_a_ranks_counter_below_zero_is_not_relayed() -> None:
+    both = _spooled(("rank_odd_total", "counter", -1), ("rank_other_total", "counter", float("nan")), ("rank_x", "gauge", -1))
+    relayed = series(page_of(None, spool=loop("spool", both)))
+
+    assert {"rank_x"} == {name for name in relayed if name.startswith("rank_") and name != "rank_state"}
+
+
+def test_a_metric_nobody_knows_costs_itself_only(caplog: pytest.LogCaptureFixture) -> None:
+    page = page_of(None, jobs=loop("jobs", (Series("gpu_jobz", 1), *JOBS)))
+
+    for _ in range(3):
+        assert _of(page, "gpu_allocated") == [1]
+    assert [record.getMessage() for record in caplog.records] == ["gpu_jobz is not in the catalogue: it is left out"]
+
+
+READINGS = st.builds(
+    Reading,
+    st.sampled_from(["gpu_clock_hertz", "gpu_power_watts", "gpu_mig_memory_used_bytes"]),
+    st.sampled_from([0.0, 1.0, 2.5, math.nan]),
+    st.sampled_from([(), (("clock", "sm"),), (("clock", "video"),)]),
+    st.sampled_from(["", "MIG-1"]),
+)
+
+
+@given(st.lists(st.lists(READINGS, max_size=6), min_size=2, max_size=4))
+def test_what_is_kept_from_page_to_page_does_not_show(passes: list[list[Reading]]) -> None:
+    # given one page that sees pass after pass, with whatever comes, goes, changes, moves or is there twice
+    states = []
+    for readings in passes:
+        state = node()
+        absent = (Absent("gpu_mig_sm_active_ratio", "first_sample"),) * 2  # of two MIG devices that were just made
+        sample = msgspec.structs.replace(state.gpus[0].sample, readings=tuple(readings), absent=absent)  # type: ignore[type-var]
+        states.append(msgspec.structs.replace(state, gpus=(msgspec.structs.replace(state.gpus[0], sample=sample),)))
+    shown = iter(states)
+    fleet: Any = SimpleNamespace(simulated=False, state=lambda: next(shown))
+    lasting = Page("node1", fleet)
+
+    for state in states:
+        body = lasting.render()[0].decode()
+
+        # then it is the page of one that never saw another, and Prometheus would take it
+        assert body == page_of(state).render()[0].decode()
+        names = [line.rpartition(" ")[0] for line in body.splitlines() if not line.startswith("#")]
+        assert len(names) == len(set(names))
+
+
+def test_simulated_gpus_are_called_that_on_every_page() -> None:
+    page = Page("node1", SimulatedFleet("2"))
+    text, openmetrics = page.render()[0], page.render(OPENMETRICS)[0]
+
+    assert text.startswith(b"# SIMULATED")
+    for body in (text, openmetrics):
+        assert b"rankscope_exporter_simulated 1\n" in body
+        assert body.count(b'simulated="true"') == 2
+    assert not Page("node1", None).render()[0].startswith(b"# SIMULATED")
+
+
+if __name__ == "__main__":
+    for accepted, written in PAGES:
+        (GOLDEN / written).write_text(_without_versions(full_page(node()), accepted))

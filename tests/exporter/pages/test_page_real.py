@@ -1,0 +1,57 @@
+"""The real exporter over the fake driver: both pages, byte for byte."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.exporter.fake_driver import FakeDriver, a100_state, h100_state, mig_state
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PAGES = {"/metrics": "exporter.txt", "/dcgm/metrics": "exporter.dcgm.txt"}
+# What depends on when one looks.
+MOVING = re.compile(
+    r"^(gpu_busy_seconds_total|gpu_\w+_active_seconds_total|\w+_age_seconds|\w+_duration_seconds|gpu_down_since_timestamp_seconds"
+    r")((?:{.*})?) \S+$",
+    re.MULTILINE,
+)
+
+
+def _still(page: str) -> str:
+    page = page.replace(f'version="{version("rankscope")}"', 'version="VERSION"', 1).replace(platform.python_version(), "PYTHON")
+    # Whichever call met the lost GPU first.
+    page = re.sub(r"is down: nvml\w+:", "is down: ~:", page)
+    return MOVING.sub(r"\1\2 ~", page)
+
+
+@pytest.mark.slow
+def test_the_pages_of_a_node_are_the_golden_ones(
+    start_exporter: Callable[..., Any], fake_nvml_library: Path, tmp_path: Path
+) -> None:
+    # given an H100, an A100, an H100 divided by MIG, and one that is lost
+    gpus = [h100_state(0), a100_state(1), mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")]), h100_state(3)]
+    # How many parts an interval has, and how many of the driver's samples, is a matter of timing: these are the same in all.
+    for gpu in (gpus[0], gpus[2], gpus[3]):
+        gpu |= {"gpm.2": 60, "gpm.5": 25}
+    for gpu in gpus:
+        gpu |= {"samples_period_us": 1000}
+    driver = FakeDriver(tmp_path / "driver", fake_nvml_library, gpus)
+    exporter = start_exporter("--compat", "dcgm", "--no-xid.kernel-log", "--no-collector.jobs", env=driver.env)
+    exporter.wait_until(lambda: len(exporter.values("gpu_xid_last_code")) == 4)
+    driver.lose(3)
+    exporter.wait_until(lambda: exporter.values("gpu_down_info", reason="lost") == [1])
+    exporter.wait_until(lambda: exporter.values("gpu_metric_supported", reason="first_sample") == [])
+    exporter.wait_until(
+        lambda: len(exporter.values("gpu_sm_active_ratio")) == 2 and len(exporter.values("gpu_mig_sm_active_ratio")) == 2
+    )
+
+    pages = {file: _still(exporter.get(path).text) for path, file in PAGES.items()}
+    for file, page in pages.items():
+        (tmp_path / file).write_text(page)
+    for file, page in pages.items():
+        assert page == (GOLDEN / file).read_text(), f"if that is meant: cp {tmp_path}/exporter*.txt {GOLDEN}"

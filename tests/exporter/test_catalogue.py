@@ -1,0 +1,220 @@
+"""The catalogue is the truth about the page, and the documentation about the catalogue."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.exporter.fake_driver import FakeDriver, a100_state, h100_state, mig_state, uuid_of
+from tests.exporter.jobs.job_node import slurm_folder
+from tests.rank_file import rank_text
+
+from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
+from rankscope.exporter.commands import exporter as command
+from rankscope.exporter.reference import CODES, METRICS, with_tables
+from rankscope.exporter.xids import FROM_ZERO, XIDS
+from rankscope.runs.metrics import RANK_METRICS
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "exporter.md"
+UNIT = ROOT / "exporter" / "systemd" / "rankscope-exporter.service"
+
+
+def test_names_follow_the_conventions() -> None:
+    assert len(BY_NAME) == len(CATALOGUE)
+    for row in CATALOGUE:
+        assert re.fullmatch(r"(gpu|nvswitch|node|rank|rankscope_exporter)_[a-z0-9_]+", row.name), row.name
+        assert row.name.endswith("_total") == (row.type == "counter"), row.name
+        assert row.unit in row.name.removesuffix("_total").split("_") or not row.unit, row.name
+        assert row.unit in {"", "celsius", "bytes", "ratio", "watts", "joules", "hertz", "seconds"}, row.name
+        assert row.labels[:1] == ("uuid",) or row.group not in ("gpu", "job"), row.name
+        assert row.help.endswith("."), row.name
+        assert row.collector in {*COLLECTORS, "exporter"}, row.name
+    # OpenMetrics knows a counter by its name without _total
+    assert len({row.name.removesuffix("_total") for row in CATALOGUE}) == len(CATALOGUE)
+
+
+def test_every_collector_brings_something_and_says_what() -> None:
+    brought = {row.collector for row in CATALOGUE} - {"exporter"}
+    assert brought == COLLECTORS.keys()
+    for collector in COLLECTORS.values():
+        assert collector.help.endswith("."), collector.name
+    assert {name for name, collector in COLLECTORS.items() if not collector.default_on} == {
+        "nvlink_link",
+        "process",
+        "encoder",
+        "pcie_throughput",
+        "retired_pages",
+        "p2p",
+    }
+
+
+# What the fake driver's H100, A100 and divided H100 cannot show, and what only another part of the machine can.
+ELSEWHERE = {
+    "gpu_fan_speed_ratio": "boards without fans",
+    "gpu_vgpu_license_status": "no vGPU guest",
+    "gpu_retired_pages": "newer than that",
+    "gpu_retired_pages_pending": "newer than that",
+    "gpu_p2p_status": "the GPUs have no peers in the fake",
+    "gpu_job_info": "no job",
+    "gpu_allocated": "neither Slurm nor a kubelet",
+    "rankscope_exporter_jobs_source_ok": "neither Slurm nor a kubelet",
+    "gpu_xid_last_job_info": "no job",
+    "nvswitch_sxid_errors_total": "the kernel log",
+    "nvswitch_devices": "the PCI bus",
+    "rankscope_exporter_kernel_log_readable": "the kernel log",
+    "rankscope_exporter_kernel_log_lost_lines_total": "the kernel log",
+}
+
+
+@pytest.fixture
+def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
+    """An H100, an A100, a divided H100, and a GPU that will be lost."""
+    gpus = [h100_state(0), a100_state(1), mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")]), h100_state(3)]
+    return FakeDriver(tmp_path / "driver", fake_nvml_library, gpus)
+
+
+@pytest.mark.slow
+def test_everything_on_the_page_is_in_the_catalogue_with_its_labels_and_the_other_way_round(
+    start_exporter: Callable[..., Any], node: FakeDriver, tmp_path: Path
+) -> None:
+    # given a node where something of everything is to be seen
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "a.prom").write_text('# TYPE rank_info gauge\nrank_info{run="r",rank="0",slot="0",run_id="r"} 1\n')
+    (tmp_path / "spool" / "b.prom").write_text("nonsense")
+    everything = [f"--collector.{name}" for name in COLLECTORS if name != "p2p"]
+    exporter = start_exporter(*everything, "--state-dir", tmp_path / "state", "--no-xid.kernel-log", env=node.env)
+    exporter.wait_until(lambda: len(exporter.values("gpu_sm_active_ratio")) == 3)
+    exporter.wait_until(lambda: exporter.values("gpu_nvlink_errors_total") != [])
+
+    # when a GPU has an Xid error, and another is lost
+    node.xid(0, 79)
+    exporter.wait_until(lambda: 1 in exporter.values("gpu_xid_errors_total", xid="79"))
+    node.lose(3)
+    exporter.wait_until(lambda: exporter.values("gpu_down_info", reason="lost") == [1])
+
+    shown: dict[str, set[str]] = {}
+    for name, labels in exporter.page():
+        shown.setdefault(name, set()).update(label for label, _ in labels)
+    assert shown.keys() - {"rank_info"} <= BY_NAME.keys()
+    assert BY_NAME.keys() - shown.keys() == ELSEWHERE.keys()
+    for row in CATALOGUE:
+        assert shown.get(row.name, set(row.labels)) == set(row.labels), row.name
+
+
+def test_the_documentation_is_current() -> None:
+    document = DOCUMENT.read_text()
+
+    assert document == with_tables(document), "run: python -m rankscope.exporter.reference docs/exporter.md"
+    metrics, codes = "\nold\n".join(METRICS), "\nold\n".join(CODES)
+    for lacking in ("a document without markers", metrics, codes):
+        with pytest.raises(ValueError, match="no "):
+            with_tables(lacking)
+    assert "\nold\n" not in with_tables(metrics + codes)
+
+
+def test_every_option_and_every_reason_is_documented() -> None:
+    document = DOCUMENT.read_text()
+    reasons = re.findall(
+        r'RejectedError\("([a-z0-9_]+)"',
+        "".join(
+            (ROOT / "exporter/src/rankscope/exporter/spool" / name).read_text()
+            for name in ("file.py", "reading.py", "histogram.py")
+        ),
+    )
+    assert len(set(reasons)) > 10
+    assert [reason for reason in reasons if f"`{reason}`" not in document] == []
+    assert "rankscope exporter --help" in document
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_documentation_work(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    commands = re.findall(r"^rankscope (exporter .*--once)", DOCUMENT.read_text(), flags=re.MULTILINE)
+    assert commands
+    for line in commands:
+        assert cli(*shlex.split(line), "--spool", tmp_path / "spool").returncode == 0
+
+
+def test_the_unit_starts_the_command_and_leaves_nvml_what_it_needs() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(UNIT.read_text())
+    program, *arguments = shlex.split(unit["Service"]["ExecStart"].removeprefix("/usr/bin/env "))
+
+    assert [program, arguments[0]] == ["rankscope", "exporter"]
+    command.make_context("exporter", arguments[1:])
+    for breaks_nvml in ("PrivateDevices", "ProtectProc", "ProcSubset", "ProtectKernelLogs", "DevicePolicy"):
+        assert breaks_nvml not in unit["Service"]
+
+
+def test_reading_the_catalogue_loads_no_server_and_no_driver() -> None:
+    script = (
+        "import sys, rankscope.exporter.catalogue, rankscope.exporter.commands; "
+        "print([name for name in ('torch', 'pynvml', 'uvicorn', 'prometheus_client') if name in sys.modules])"
+    )
+
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_the_number_of_series_stays_within_the_budget(
+    start_exporter: Callable[..., Any], node: FakeDriver, tmp_path: Path
+) -> None:
+    # given GPUs about which everything is known, and one rank that publishes all that a recorder does
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "a.prom").write_text(rank_text())
+    exporter = start_exporter("--state-dir", tmp_path / "state", "--no-xid.kernel-log", env=node.env)
+    exporter.wait_until(lambda: len(exporter.values("gpu_xid_last_code")) == 4)
+    exporter.wait_until(lambda: len(exporter.values("gpu_sm_active_ratio")) == 3)
+    exporter.wait_until(lambda: exporter.values("gpu_nvlink_errors_total") != [])
+
+    page = exporter.page()
+
+    per_gpu = Counter(dict(labels)["uuid"] for _, labels in page if "uuid" in dict(labels))
+    of_jobs = {row.name for row in CATALOGUE if row.group == "job"}
+    of_rank = [name for name, labels in page if "rank" in dict(labels)]
+    assert len(per_gpu) == 4 + 2
+    # with what a job would add
+    assert 120 < max(per_gpu.values()) <= 150 - len(of_jobs - {name for name, _ in page})
+    # a step-time histogram has 21 of them, sections of the script up to 17
+    assert len(RANK_METRICS) + 20 < len(of_rank) <= 100
+
+
+@pytest.mark.slow
+def test_a_gpu_that_has_every_error_and_a_job_stays_within_the_budget_with_the_dcgm_page_too(
+    start_exporter: Callable[..., Any], node: FakeDriver, tmp_path: Path
+) -> None:
+    # given an H100 that a job holds, beside the page of DCGM, which switches more collectors on
+    slurm_folder(tmp_path / "jobs", job_7={"CUDA_VISIBLE_DEVICES": uuid_of(0)})
+    options = ("--compat", "dcgm", "--jobs.slurm-dir", tmp_path / "jobs", "--no-xid.kernel-log")
+    exporter = start_exporter(*options, env=node.env)
+    exporter.wait_until(lambda: len(exporter.values("gpu_sm_active_ratio")) == 3)
+    exporter.wait_until(lambda: exporter.values("gpu_job_info", job_id="7") == [1])
+    uuid = uuid_of(0)
+
+    # when it has errors of more codes than there are series for
+    codes = [*FROM_ZERO, *[code for code in XIDS if code not in FROM_ZERO][:9]]
+    for first in range(0, len(codes), 8):
+        some = codes[first : first + 8]
+        before = sum(exporter.values("gpu_xid_errors_total", uuid=uuid))
+        node.xid(0, *some)
+        exporter.wait_until(
+            lambda before=before, some=some: sum(exporter.values("gpu_xid_errors_total", uuid=uuid)) == before + len(some)
+        )
+    exporter.wait_until(lambda: exporter.values("gpu_xid_last_job_info", uuid=uuid, job_id="7") == [1])
+
+    page = exporter.page()
+    of_it = [name for name, labels in page if ("uuid", uuid) in labels]
+    assert exporter.values("gpu_xid_errors_total", uuid=uuid, xid="other") == [5]
+    assert of_it.count("gpu_xid_last_timestamp_seconds") == 2
+    assert 130 < len(of_it) <= 150

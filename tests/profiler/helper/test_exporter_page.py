@@ -1,0 +1,139 @@
+"""What a run keeps of a page of the exporter, from pages that the exporter's own tests hold to be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankscope.exporter.catalogue import BY_NAME
+from rankscope.exporter.xids import XIDS
+from rankscope.profiler.helper.exporter_page import _KEPT, _WANTED, NO_GPU, PROGRAMS, read_page
+from rankscope.profiler.helper.hardware import History
+from rankscope.runs.records import HardwareSample
+
+NODE = Path(__file__).parents[2] / "exporter" / "golden" / "node.txt"
+H100, A100, DIVIDED, HUNG = (f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" for index in range(4))
+
+
+def test_every_name_is_one_of_the_exporters_catalogue() -> None:
+    assert set(BY_NAME) >= _WANTED
+    for name, kept in _KEPT.items():
+        assert kept.label is None or kept.label[0] in BY_NAME[name].labels
+
+
+def test_a_gpu_becomes_a_sample_in_base_units() -> None:
+    samples = {sample.gpu_uuid: sample for sample in read_page(NODE.read_bytes(), 7)}
+    assert samples[H100] == HardwareSample(
+        unix_ns=7,
+        gpu_uuid=H100,
+        gpu_index=0,
+        utilization_ratio=0.91,
+        memory_used_bytes=59881419774,
+        memory_total_bytes=80 * 2**30,
+        temperature_celsius=66.0,
+        temperature_margin_celsius=21.0,
+        power_watts=597.764,
+        power_limit_watts=700.0,
+        sm_clock_hertz=1836e6,
+        sm_clock_max_hertz=1980e6,
+        throttle_reasons=[],
+        ecc_uncorrected_errors=0,
+        pcie_replays=0,
+        nvlink_errors=0,
+        pcie_link_width=16,
+        pcie_link_generation=5,
+        nvlinks_down=0,
+    )
+
+
+def test_what_a_gpu_does_not_tell_is_none_and_not_zero() -> None:
+    samples = {sample.gpu_uuid: sample for sample in read_page(NODE.read_bytes(), 7)}
+    assert (samples[A100].ecc_uncorrected_errors, samples[A100].xid_errors, samples[DIVIDED].throttle_reasons) == (None,) * 3
+    page = (
+        f'gpu_up{{uuid="{A100}"}} 1\ngpu_power_watts{{uuid="{A100}"}} NaN\ngpu_xid_errors_total{{uuid="{A100}",xid="79"}} NaN\n'
+    )
+    assert read_page(page.encode(), 1) == [HardwareSample(unix_ns=1, gpu_uuid=A100)]
+
+
+def test_series_of_one_quantity_are_added_up_and_reasons_listed() -> None:
+    page = f"""
+gpu_info{{uuid="{H100}",index="3",model="a \\"b\\", c\\\\",simulated="true"}} 1
+gpu_xid_errors_total{{uuid="{H100}",xid="79"}} 2
+gpu_xid_errors_total{{uuid="{H100}",xid="48"}} 1 1700000000000
+gpu_xid_errors_total{{uuid="{H100}",xid="13"}} 4
+gpu_xid_errors_total{{uuid="{H100}",xid="45"}} 8
+gpu_xid_errors_total{{uuid="{H100}",xid="other"}} 1
+gpu_ecc_errors_total{{uuid="{H100}",error="corrected",memory="dram"}} 90
+gpu_ecc_errors_total{{uuid="{H100}",error="uncorrected",memory="dram"}} 4
+gpu_ecc_errors_total{{uuid="{H100}",error="uncorrected",memory="sram"}} 1
+gpu_clock_hertz{{uuid="{H100}",clock="memory"}} 2.6e9
+gpu_throttle_active{{uuid="{H100}",reason="hw_thermal"}} 1
+gpu_throttle_active{{uuid="{H100}",reason="sw_power_cap"}} 0
+rank_state{{run_id="gpu_up{{",rank="0"}} 1
+"""
+    assert read_page(page.encode(), 1) == [
+        HardwareSample(
+            unix_ns=1,
+            gpu_uuid=H100,
+            gpu_index=3,
+            simulated=True,
+            xid_errors=16,
+            xid_errors_of_programs=12,
+            ecc_uncorrected_errors=5,
+            throttle_reasons=["hw_thermal"],
+        )
+    ]
+
+
+def test_the_codes_of_programs_are_those_of_the_exporters_table() -> None:
+    assert {str(xid.code) for xid in XIDS.values() if xid.cause == "application"} == PROGRAMS
+
+
+def test_mig_devices_have_rows_of_their_own_and_name_their_gpu() -> None:
+    devices = [sample for sample in read_page(NODE.read_bytes(), 7) if sample.parent_uuid is not None]
+    assert [sample.parent_uuid for sample in devices] == [DIVIDED] * 3
+    assert [sample.memory_used_bytes for sample in devices] == [10 * 2**30, 11 * 2**30, 12 * 2**30]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b'gpu_up{uuid="a} 1', b'gpu_up{uuid="a"} one', b"gpu_up{uuid=a} 1", b'gpu_up{uuid="a"}', b'gpu_up{uuid="\xff"} 1'],
+)
+def test_a_page_that_is_damaged_is_no_page_and_not_one_with_fewer_gpus(line: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        read_page(b'gpu_up{uuid="b"} 1\n' + line + b"\n", 1)
+
+
+def test_that_something_is_missing_is_a_row_once_and_values_are_rows_always() -> None:
+    first, other = (HardwareSample(unix_ns=1, gpu_uuid=uuid, power_watts=1.0) for uuid in (H100, A100))
+    history = History(None)
+
+    assert [row.missing for row in history.absent("refused", 1)] == ["refused"]
+    assert history.absent("timed out", 2) == [], "it is as absent as before"
+    assert history.seen([first, other], 3) == history.seen([first, other], 4) == [first, other]
+    gone = history.seen([first], 5)
+    assert (gone[0], gone[1].gpu_uuid) == (first, A100)
+    assert gone[1].missing
+    assert history.seen([first], 6) == [first]
+    assert history.seen([first, other], 7) == [first, other]
+    assert [row.gpu_uuid for row in history.seen([first], 8) if row.missing] == [A100], "gone a second time"
+    assert [row.missing for row in history.absent("refused", 9)] == ["refused"]
+
+
+def test_a_gpu_that_does_not_answer_is_a_row_per_reason() -> None:
+    hung, lost = (HardwareSample(unix_ns=1, gpu_uuid=HUNG, missing=reason) for reason in ("hung", "lost"))
+    history = History(None)
+    assert [history.seen([row], 1) for row in (hung, hung, lost, lost)] == [[hung], [], [lost], []]
+
+
+def test_an_exporter_without_gpus_is_missing_once() -> None:
+    history = History(None)
+    assert history.seen([], 1) == [HardwareSample(unix_ns=1, missing=NO_GPU)]
+    assert history.seen([], 2) == []
+
+
+def test_the_ranks_own_gpu_is_missed_when_the_exporter_does_not_show_it() -> None:
+    seen = HardwareSample(unix_ns=1, gpu_uuid="MIG-1-2-3")
+    assert [row.gpu_uuid for row in History(H100).seen([seen], 1) if row.missing] == [H100]
+    assert History("GPU-1-2-3").seen([seen], 1) == [seen], "CUDA gives a MIG device's uuid without saying that it is one"

@@ -1,0 +1,282 @@
+"""What a rank publishes, read back by Prometheus' own parser, and the duty that publishes it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
+from tests.rank_file import EACH, RANK, RUN, STEP, WINDOW, rank_text, totals_of
+
+from rankscope.profiler.handover import Hello
+from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.published import render, samples
+from rankscope.profiler.helper.publishing import Publishing
+from rankscope.profiler.helper.totals import Totals
+from rankscope.profiler.scratch import hold, spooled
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.runs.metrics import MAX_SECTIONS, RANK_LABELS, RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
+from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+
+BARE_RANK = RankInfo(rank=3, world_size=8, host="node", pid=1, start_unix_ns=1)
+BARE_STEP = StepRecord(step=0, start_unix_ns=10**18, wall_us=2e6, phases_us=PhaseTimes(forward=1.5e6, backward=0.5e6))
+
+
+def parsed(totals: Totals, rank: RankInfo = RANK, run: RunInfo = RUN) -> dict[tuple[str, str], float]:
+    """Sample name and the content of its own label to value."""
+    identity = dict(zip(RANK_LABELS, ("llama", "3", "0"), strict=True))
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(render(identity, samples(run, rank, totals))):
+        for sample in family.samples:
+            assert sample.labels.items() >= identity.items()
+            own = {name: value for name, value in sample.labels.items() if name not in identity}
+            key = sample.name, "" if sample.name == "rank_info" else "".join(own.values())
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def after(*steps: StepRecord) -> Totals:
+    totals = Totals()
+    for step in steps:
+        totals.add_step(step)
+    return totals
+
+
+def test_every_sample_is_in_the_table_with_the_labels_of_its_row() -> None:
+    rows = {row.name: row for row in RANK_METRICS}
+    seen = set()
+    for name, labels, _, suffix in samples(RUN, RANK, totals_of(3)):
+        assert set(labels) == {*rows[name].labels, *(["le"] if suffix == "_bucket" else [])}
+        assert bool(suffix) == (rows[name].type == "histogram")
+        seen.add(name)
+    assert seen == rows.keys()
+
+
+def test_only_the_identity_names_the_run_by_its_id() -> None:
+    lines = [line for line in rank_text().splitlines() if RUN.run_id in line]
+
+    assert [line.partition("{")[0] for line in lines] == ["rank_info"]
+    assert [row.name for row in RANK_METRICS if "run_id" in row.labels] == ["rank_info"]
+
+
+def test_promtool_finds_nothing_to_object_to(require_program: Callable[[str], str]) -> None:
+    checked = subprocess.run(
+        [require_program("promtool"), "check", "metrics"], input=rank_text().encode(), capture_output=True, check=False
+    )
+
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_sums_grow_step_by_step() -> None:
+    found = parsed(totals_of(2))
+
+    assert found["rank_steps_total", ""] == 2
+    assert found["rank_last_step", ""] == 1
+    assert found["rank_last_step_timestamp_seconds", ""] == pytest.approx(1e9 + 2)
+    assert found["rank_phase_seconds_total", "backward"] == pytest.approx(0.8)
+    assert found["rank_blocked_seconds_total", "backward"] == pytest.approx(0.4)
+    assert found["rank_device_seconds_total", "forward"] == pytest.approx(0.4)
+    assert found["rank_device_blocked_seconds_total", "backward"] == pytest.approx(0.2)
+    assert found["rank_cpu_seconds_total", ""] == pytest.approx(1.8)
+    assert found["rank_run_queue_seconds_total", ""] == pytest.approx(0.02)
+    assert found["rank_gc_seconds_total", ""] == pytest.approx(0.002)
+    assert (found["rank_tokens_total", ""], found["rank_flops_total", ""]) == (8192, 2e12)
+    assert found["rank_profiled_steps_total", ""] == 1
+    # levels do not add up
+    assert found["rank_device_memory_peak_bytes", ""] == 3 * 2**29
+    assert found["rank_allocator_retries_total", ""] == 2
+    # what the recorder cost, always on and windows apart
+    assert found["rank_recorder_seconds_total", "steps"] == pytest.approx(0.05)
+    assert found["rank_recorder_seconds_total", "windows"] == pytest.approx(0.2)
+    assert (found["rank_windows_total", "recorded"], found["rank_windows_total", "missed"]) == (1, 0)
+    assert found["rank_recorder_budget_ratio", ""] == 0.01
+
+
+def test_a_memory_reading_stays_until_the_next() -> None:
+    found = parsed(after(STEP, replace(STEP, step=1, allocated_bytes=None, resident_bytes=None)))
+
+    assert found["rank_device_memory_allocated_bytes", ""] == 2**30
+    assert found["rank_resident_memory_bytes", ""] == 2**32
+
+
+def test_step_times_fall_into_buckets_of_which_each_contains_those_before() -> None:
+    walls_s = [0.0004, 0.001, 0.3, 0.3, 20.0, 1000.0]
+    found = parsed(after(*(replace(BARE_STEP, wall_us=wall_s * 1e6) for wall_s in walls_s)))
+
+    for bound in STEP_BUCKETS_SECONDS:
+        assert found["rank_step_duration_seconds_bucket", str(bound)] == sum(wall_s <= bound for wall_s in walls_s)
+    assert found["rank_step_duration_seconds_bucket", "+Inf"] == found["rank_step_duration_seconds_count", ""] == 6
+    assert found["rank_step_duration_seconds_sum", ""] == pytest.approx(sum(walls_s))
+    assert (STEP_BUCKETS_SECONDS[0], STEP_BUCKETS_SECONDS[-1]) == (0.001, 600)
+
+
+def test_what_has_no_signal_is_absent_not_zero() -> None:
+    found = parsed(after(BARE_STEP), BARE_RANK)
+
+    assert {name for name, _ in found if not name.startswith("rank_step_duration_seconds")} == {
+        "rank_info",
+        "rank_steps_total",
+        "rank_last_step",
+        "rank_last_step_timestamp_seconds",
+        "rank_phase_seconds_total",
+        "rank_steps_tagged_total",
+        "rank_profiled_steps_total",
+        "rank_windows_total",
+        "rank_recorder_dropped_total",
+        "rank_recorder_disabled",
+    }
+    assert ("rank_phase_seconds_total", "data") not in found
+    assert "rank_last_step" not in {name for name, _ in parsed(Totals(), BARE_RANK)}
+
+
+def test_a_rank_that_could_have_been_blocked_and_was_not_says_zero() -> None:
+    found = parsed(after(replace(BARE_STEP, blocked_us=PhaseTimes())))
+
+    blocked = {phase: value for (name, phase), value in found.items() if name == "rank_blocked_seconds_total"}
+    assert blocked == {"forward": 0, "backward": 0}
+
+
+def test_the_last_window_and_all_of_them() -> None:
+    totals = after(STEP)
+    for step, overlap_us in ((10, 1e5), (11, 3e5), (50, 3e5), (51, 3.5e5)):
+        totals.add_window(replace(WINDOW, step=step, overlap_us=overlap_us, exposed_communication_us=4e5 - overlap_us))
+    found = parsed(totals)
+
+    assert found["rank_overlap_ratio", ""] == pytest.approx(0.65 / 0.8)
+    assert found["rank_exposed_communication_seconds", ""] == pytest.approx(0.15 / 2)
+    assert found["rank_window_seconds_total", "overlap"] == pytest.approx(1.05)
+    assert found["rank_window_seconds_total", "exposed_communication"] == pytest.approx(0.55)
+
+    totals.add_window(replace(WINDOW, step=90, communication_us=0.0, overlap_us=0.0, exposed_communication_us=0.0))
+    found = parsed(totals)
+    assert ("rank_overlap_ratio", "") not in found, "without communication nothing can be hidden"
+    assert found["rank_exposed_communication_seconds", ""] == 0
+
+
+def test_tags_of_the_script_make_no_series() -> None:
+    found = parsed(after(replace(BARE_STEP, tags=["gc", "gc", "epoch 17"]), replace(BARE_STEP, tags=["gc", "checkpoint"])))
+
+    tagged = {tag: value for (name, tag), value in found.items() if name == "rank_steps_tagged_total"}
+    assert tagged == dict.fromkeys(STEP_TAGS, 0) | {"gc": 2, "checkpoint": 1}
+
+
+def test_sections_are_few_and_none_is_lost() -> None:
+    many = {f"step {number}": 1e6 for number in range(100)}
+    odd = {"a\x1bb": 1e6, "a\x00b": 1e6, "x" * 500: 1e6, "x" * 400: 1e6}
+    totals = after(replace(BARE_STEP, sections_us=odd), replace(BARE_STEP, sections_us=many))
+    sections = {section: value for (name, section), value in parsed(totals).items() if name == "rank_section_seconds_total"}
+
+    assert len(sections) == MAX_SECTIONS + 1
+    assert (sections["a?b"], sections["x" * 128]) == (2, 2)
+    assert sum(sections.values()) == 104
+    assert sections["other"] == 104 - 4 - (MAX_SECTIONS - 2)
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Callable[..., Surroundings]:
+    """``around(name="job")``: a rank under a launcher, and a spool; ``tmp_path / "job"`` is the launcher's folder."""
+    spool, job = tmp_path / "spool", tmp_path / "job"
+    spool.mkdir()
+    job.mkdir()
+    hold(job)
+
+    def make(run: RunInfo = RUN, rank: RankInfo = RANK, *, scratch: str = "rank") -> Surroundings:
+        (job / scratch).mkdir(exist_ok=True)
+        settings = RecorderSettings(run_dir="", run_id=run.run_id, name=run.name, start_unix_ns=1, spool_dir=str(spool))
+        hello = Hello(settings=settings, run=run, attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=8), rank=rank)
+        return Surroundings(
+            hello=hello, scratch=job / scratch, run=lambda: run, info=lambda: rank, begun=lambda: True, say=said.append
+        )
+
+    said: list[str] = []
+    return make
+
+
+def names(tmp_path: Path) -> list[str]:
+    return sorted(entry.name for entry in (tmp_path / "spool").iterdir())
+
+
+def test_the_launcher_knows_the_file_as_long_as_it_is_there(around: Callable[..., Surroundings], tmp_path: Path) -> None:
+    duty = Publishing(around())
+    duty.step(STEP)
+    duty.tick()
+    assert names(tmp_path) == spooled(tmp_path / "job") == ["llama-3-0.prom"]
+    assert "rank_steps_total" in (tmp_path / "spool" / "llama-3-0.prom").read_text()
+
+    duty.end(vanished=False)
+
+    # the name may be another job's now
+    assert names(tmp_path) == spooled(tmp_path / "job") == []
+
+
+def test_the_file_of_a_rank_that_vanished_stays_for_its_launcher(around: Callable[..., Surroundings], tmp_path: Path) -> None:
+    duty = Publishing(around())
+    duty.tick()
+    duty.end(vanished=True)
+
+    assert names(tmp_path) == spooled(tmp_path / "job") == ["llama-3-0.prom"]
+
+
+def test_another_helper_of_the_rank_goes_on_with_its_file(around: Callable[..., Surroundings], tmp_path: Path) -> None:
+    Publishing(around()).tick()
+    duty = Publishing(around())
+    duty.tick()
+    assert names(tmp_path) == ["llama-3-0.prom"]
+
+    Publishing(around(scratch="another process")).tick()
+    assert names(tmp_path) == ["llama-3-0.prom", "llama-3-1.prom"]
+
+
+def test_a_rank_that_hears_later_whose_run_it_is_moves(around: Callable[..., Surroundings], tmp_path: Path) -> None:
+    runs = [RUN]
+    surroundings = around()
+    duty = Publishing(
+        Surroundings(**{name: getattr(surroundings, name) for name in surroundings.__slots__} | {"run": lambda: runs[-1]})
+    )
+    duty.tick()
+    runs.append(replace(RUN, name="first/launcher", run_id="its-id"))
+    duty._due = 0
+    duty.tick()
+
+    assert names(tmp_path) == spooled(tmp_path / "job") == ["first_launcher-3-0.prom"]
+    assert 'run_id="its-id"' in (tmp_path / "spool" / "first_launcher-3-0.prom").read_text()
+
+
+def test_a_spool_that_cannot_be_written_is_said_once_and_tried_again(around: Callable[..., Surroundings], tmp_path: Path) -> None:
+    said: list[str] = []
+    surroundings = around()
+    duty = Publishing(
+        Surroundings(**{name: getattr(surroundings, name) for name in surroundings.__slots__} | {"say": said.append})
+    )
+    (tmp_path / "spool").rmdir()
+    for _ in range(3):
+        duty._due = 0
+        duty.tick()
+    assert len(said) == 1
+    assert "cannot write metrics" in said[0]
+
+    (tmp_path / "spool").mkdir()
+    duty._due = 0
+    duty.tick()
+    assert names(tmp_path) == ["llama-3-0.prom"]
+
+
+def test_times_of_all_phases_of_a_step_sum_to_its_wall() -> None:
+    found = parsed(after(STEP))
+    phases = sum(value for (name, _), value in found.items() if name == "rank_phase_seconds_total")
+
+    assert phases == pytest.approx(found["rank_step_duration_seconds_sum", ""])
+    assert sum(EACH.get(phase) or 0 for phase in ("data", "h2d", "forward", "backward", "optimizer", "between_steps")) == 1e6
+
+
+def test_the_documentation_has_the_table() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "recorder.md").read_text()
+    rows = [
+        f"| `{row.name}` | {row.type} | {', '.join(f'`{label}`' for label in row.labels)} | {row.help} |" for row in RANK_METRICS
+    ]
+
+    assert "\n".join(rows) in page

@@ -1,0 +1,242 @@
+"""Lightning, Hugging Face, Accelerate and DeepSpeed, each trained for real on a model that knows nothing yet."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import StepRecord
+
+ROOT = Path(__file__).parents[3]
+JOBS = Path(__file__).parents[1] / "jobs"
+EXAMPLES = ROOT / "profiler" / "examples"
+PAGE = (ROOT / "docs" / "integrations.md").read_text()
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+RANKS = (0, 1)
+
+
+def run(folder: Path, *command: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command in ``folder`` as one would with this environment active."""
+    variables = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": "default",
+    }
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def command_for(framework: str) -> list[str]:
+    """What the page says to type."""
+    return shlex.split(next(line for line in PAGE.splitlines() if line.startswith(f"rankscope run --run-dir runs/{framework} ")))
+
+
+def example_of(section: str) -> str:
+    """The code in a section of the page."""
+    found = re.search(rf"^## {section}\n.*?^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def printed_steps(output: str) -> list[int]:
+    """The step counts that a job printed, its framework's own."""
+    return [int(count) for count in re.findall(r"(\d+) steps", output)]
+
+
+def recorded(run_dir: Path, rank: int = 0) -> list[StepRecord]:
+    """The records of a rank, which said how it ended and had no trouble."""
+    reader = RunReader(run_dir)
+    info = reader.rank(0, rank)
+    assert info is not None
+    assert (info.end_reason, info.disabled_reason) == ("exit", None)
+    assert info.world_size == len(reader.ranks(0))
+    return list(reader.steps(0, rank))
+
+
+def tagged(records: list[StepRecord], tag: str) -> list[int]:
+    """The steps in which something happened."""
+    return [row.step for row in records if tag in row.tags]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+@pytest.mark.parametrize(("framework", "evaluated"), [("lightning", [2, 4, 7, 9]), ("huggingface", [4, 8]), ("accelerate", [5])])
+def test_without_a_code_change_steps_are_those_of_the_framework(tmp_path: Path, framework: str, evaluated: list[int]) -> None:
+    # given a script for two ranks with two batches to a step, an odd batch at the end of each epoch, and evaluations
+    shutil.copy(JOBS / f"train_{framework}.py", tmp_path / "train.py")
+    # when it is started as the page says
+    done = run(tmp_path, *command_for(framework))
+    # then all steps of both ranks are there, and nothing else
+    assert printed_steps(done.stdout) == [10, 10]
+    assert "switched itself off" not in done.stderr
+    for rank in RANKS:
+        records = recorded(tmp_path / "runs" / framework, rank)
+        assert [row.step for row in records] == list(range(10))
+        assert all(row.blocked_us is not None for row in records)
+        # and what was evaluated on is not counted: a rank trains on 36 samples an epoch
+        assert sum(row.samples or 0 for row in records) == 72
+        assert tagged(records, "eval") == evaluated
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_the_lightning_example_records_where_the_launcher_says(tmp_path: Path) -> None:
+    done = run(tmp_path, "rankscope", "run", "--run-dir", "here", "--", "python", EXAMPLES / "lightning_callback.py", "ignored")
+    assert printed_steps(done.stdout) == [10, 10]
+    assert not (tmp_path / "ignored").exists()
+    for rank in RANKS:
+        records = recorded(tmp_path / "here", rank)
+        assert [row.step for row in records] == list(range(10))
+        assert {row.samples for row in records} == {16}
+        assert tagged(records, "eval") == [4, 8]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(example_of("Lightning"))
+    done = run(tmp_path, "python", JOBS / "fits_lightning.py", "example.py")
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "first-2", "first-3", "first-4"]
+    # The page's example: five batches, the last one smaller.
+    records = recorded(tmp_path / "runs" / "first")
+    assert [row.samples for row in records] == [4, 4, 4, 4, 2]
+    assert all(row.phases_us.forward and row.phases_us.backward for row in records)
+    # Two batches to a step and what is left at the end; a validation after every two batches.
+    records = recorded(tmp_path / "runs" / "first-2")
+    assert [(row.samples, row.tokens, row.flops) for row in records] == [(8, 80, 2000), (8, 80, 2000), (2, 20, 1000)]
+    assert tagged(records, "eval") == [1, 2]
+    # The fit that failed in its fourth batch.
+    reader = RunReader(tmp_path / "runs" / "first-3")
+    info = reader.rank(0, 0)
+    assert info is not None
+    assert (info.end_reason, len(list(reader.steps(0, 0)))) == ("crash", 3)
+    assert "the module's own error" in done.stdout
+    # The fit whose callback failed before the first step is done all the same, and that is said once.
+    assert printed_steps(done.stdout) == [3, 5, 10]
+    assert done.stderr.count("switched itself off (AttributeError: 'list' object has no attribute 'no_such_thing')") == 1
+    # Two optimizers on each of five batches: ten steps to Lightning, five cycles.
+    assert [row.samples for row in recorded(tmp_path / "runs" / "first-4")] == [4, 4, 4, 4, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_the_hugging_face_example_knows_what_each_step_worked_on(tmp_path: Path) -> None:
+    done = run(tmp_path, *TORCHRUN, EXAMPLES / "huggingface_callback.py", "runs/first")
+    assert printed_steps(done.stdout) == [20 // 2, 20 // 2]
+    for rank in RANKS:
+        records = recorded(tmp_path / "runs" / "first", rank)
+        assert [row.step for row in records] == list(range(10))
+        assert {(row.samples, row.tokens) for row in records} == {(8, 8 * 16)}
+        # 6 operations per token and parameter; how many parameters is the library's affair
+        assert all(row.flops and row.flops % (6 * 8 * 16) == 0 for row in records)
+        assert tagged(records, "eval") == [4, 8]
+        assert tagged(records, "checkpoint") == [6]
+        assert [row.step for row in RunReader(tmp_path / "runs" / "first").windows(0, rank)] == [5, 6, 7]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_hugging_face_trainings_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(example_of("Hugging Face"))
+    done = run(tmp_path, "python", JOBS / "fits_huggingface.py", "example.py")
+    assert "the script's own error" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "first-2", "first-3"]
+    # The page's example: nine batches in each of two epochs.
+    assert [row.samples for row in recorded(tmp_path / "runs" / "first")] == [8, 8, 8, 8, 4] * 2
+    # The one that failed, which the next one tells
+    info = RunReader(tmp_path / "runs" / "first-2").rank(0, 0)
+    assert info is not None
+    assert info.end_reason == "crash"
+    assert len(list(RunReader(tmp_path / "runs" / "first-2").steps(0, 0))) == 2
+    assert [len(recorded(tmp_path / "runs" / "first-3"))] == printed_steps(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_the_accelerate_example_ends_steps_where_gradients_are_synchronised(tmp_path: Path) -> None:
+    done = run(tmp_path, "python", EXAMPLES / "accelerate_loop.py", "runs/first")
+    assert printed_steps(done.stdout) == [20]
+    assert [row.samples for row in recorded(tmp_path / "runs" / "first")] == [16] * 20
+    # The page's example is a part of that script.
+    _, loop = example_of("Accelerate").split("\n", 1)
+    assert textwrap.indent(loop, "    ") in (EXAMPLES / "accelerate_loop.py").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_deepspeeds_steps_are_those_of_its_engine_with_and_without_a_code_change(tmp_path: Path) -> None:
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed: pip install deepspeed (an sdist; on CPUs it wants a C++ compiler and ninja)")
+    commands: dict[str, list[str | Path]] = {
+        "one-line": [*TORCHRUN, EXAMPLES / "deepspeed_loop.py", "one-line"],
+        "attached": ["rankscope", "run", "--run-dir", "attached", "--", *TORCHRUN, JOBS / "train_deepspeed.py"],
+    }
+    for run_dir, command in commands.items():
+        assert printed_steps(run(tmp_path, *command).stdout) == [10, 10]
+        for rank in RANKS:
+            records = recorded(tmp_path / run_dir, rank)
+            assert [row.step for row in records] == list(range(10))
+            assert {row.samples for row in records} == {16 if run_dir == "one-line" else 8}
+
+
+IMPORTS = """
+import sys
+from rankscope.profiler.step import StepProfiler
+from rankscope.profiler.integrations.recording import FitRecording
+
+frameworks = ["lightning", "lightning.pytorch", "pytorch_lightning", "transformers", "accelerate", "deepspeed"]
+print([name for name in frameworks if name in sys.modules])
+sys.modules.update(dict.fromkeys(frameworks))  # now none of them can be imported
+for module in ("lightning", "huggingface"):
+    try:
+        __import__(f"rankscope.profiler.integrations.{module}")
+    except ImportError as error:
+        print(error)
+for arguments in ((None, {}), ("runs/first", {"window": 3})):
+    try:
+        FitRecording(*arguments)
+    except (TypeError, ValueError) as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_the_recorder_loads_no_framework_and_what_is_missing_is_one_line() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "[]",
+        "Lightning is not installed: pip install lightning",
+        "transformers is not installed: pip install transformers",
+        "run_dir is missing: name a folder, the same on all ranks, or start the job with `rankscope run`",
+        "got an unexpected keyword argument 'window'",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_an_example_without_its_folder_says_how_it_is_used() -> None:
+    done = subprocess.run([sys.executable, EXAMPLES / "ddp_one_line.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ddp_one_line.py runs/one-line" in done.stderr
+    assert "Traceback" not in done.stderr
