@@ -2,7 +2,8 @@
 #
 # make install     .venv with the run-time parts
 # make demo        set everything up, train with a planted straggler, show it, alert about it
-# make test        set everything up and run the tests
+# make test        set everything up and run the tests of every day: minutes
+# make test-full   the other tests: every program, framework and fault, long random tests: under an hour
 # make check       format, lint, types, import arrows, fast tests
 # make bench       measurements against peers, in .venv-bench
 # make campaign    every fault on every rank, many quiet runs: long
@@ -25,9 +26,13 @@ TEST_ARGS ?=
 SETUP = PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_ARGS="$(TORCH_ARGS)" VENV_ARGS="$(VENV_ARGS)" sh scripts/setup
 BIN = .venv/bin
 FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
+PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 CODE = $(FOLDERS) benchmarks profiler/examples scripts/cli_docs.py
 
-.PHONY: help install demo test check bench campaign format docs constraints clean
+# Tests start hundreds of Python processes; without stored bytecode each of them compiles rankscope first.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help install demo test test-full check bench campaign format docs constraints clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -40,7 +45,11 @@ demo: install
 
 test:
 	@$(SETUP) .venv test
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not campaign" $(TEST_ARGS)
+	$(PYTEST) -m "not full and not campaign" $(TEST_ARGS)
+
+test-full:
+	@$(SETUP) .venv test
+	$(PYTEST) -m "(full or hypothesis) and not campaign" --hypothesis-profile=long $(TEST_ARGS)
 
 check:
 	@$(SETUP) .venv check
@@ -48,7 +57,7 @@ check:
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy $(FOLDERS)
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -n auto -m "not slow and not gpu and not campaign" --hypothesis-profile=brief -p no:cacheprovider
+	$(BIN)/python -m pytest -q -n auto -m "not slow and not gpu and not full and not campaign" -p no:cacheprovider
 
 format:
 	@$(SETUP) .venv check

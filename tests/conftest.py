@@ -9,20 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from tests.command_line import run_in_process, run_process
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 # A busy machine may take any time for an example.
-settings.register_profile("any time", deadline=None)
-settings.register_profile("brief", deadline=None, max_examples=20)  # `make check`; `make test` tries the usual hundred
-settings.load_profile("any time")
+settings.register_profile("quick", deadline=None, max_examples=20)  # `make check` and `make test`
+settings.register_profile("long", deadline=None, max_examples=200)  # `make test-full`
+settings.load_profile("quick")
 
 # Shells start what runs in the background with SIGINT ignored, and so would be all that tests send Ctrl-C to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -128,27 +130,24 @@ def free_port() -> Callable[[], int]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that runs the command starts processes, so it is slow."""
+    """Mark tests that start the command as slow, and put the files with slow tests first: none is left over at the end."""
     for item in items:
-        if "cli" in getattr(item, "fixturenames", ()):
+        if "cli_process" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session")
 def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``cli("analyze", path)`` runs the real command in a process of its own."""
+    """``cli("analyze", path)`` runs the command in the process of the test, and returns its status and what it printed."""
+    return run_in_process
 
-    def run(*args: str | Path, timeout: float = 120, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "rankscope", *map(str, args)],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            env={**os.environ, **(env or {})},
-        )
 
-    return run
+@pytest.fixture(scope="session")
+def cli_process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``cli_process("analyze", path)`` runs the real command in a process of its own: for servers, signals, memory, imports."""
+    return run_process
 
 
 @pytest.fixture

@@ -79,14 +79,16 @@ def test_help(cli: Callable[..., Any], verb: list[str]) -> None:
     assert "Usage:" in done.stdout
 
 
-def test_help_needs_no_extra_and_what_does_says_how_to_get_it(cli: Callable[..., Any], tmp_path: Path, make_run: Any) -> None:
+def test_help_needs_no_extra_and_what_does_says_how_to_get_it(
+    cli_process: Callable[..., Any], tmp_path: Path, make_run: Any
+) -> None:
     # Given an installation without httpx
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "httpx.py").write_text('raise ModuleNotFoundError("No module named \'httpx\'", name="httpx")\n')
     env = {"PYTHONPATH": str(tmp_path / "without")}
-    assert cli("alerts", "watch", "--help", env=env).returncode == 0
-    assert cli("alerts", "rules", "show", env=env).returncode == 0
-    done = cli("alerts", "watch", make_run().path, "--once", env=env)
+    assert cli_process("alerts", "watch", "--help", env=env).returncode == 0
+    assert cli_process("alerts", "rules", "show", env=env).returncode == 0
+    done = cli_process("alerts", "watch", make_run().path, "--once", env=env)
     assert done.returncode == 4
     assert "pip install 'rankscope[alerts]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -143,14 +145,17 @@ def test_a_run_is_the_same_run_however_its_folder_is_written(watch: Any, make_ru
     assert entry.run == str(run.path)
 
 
-def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(watch: Any, make_run: Any, tmp_path: Path) -> None:
+def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(
+    cli_process: Callable[..., Any], state: Path, make_run: Any, tmp_path: Path
+) -> None:
     run = make_run(slow=2)
     run.end()
     # given one that was compacted, where nobody can read Parquet
     compact_run(run.path)
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "pyarrow.py").write_text("raise ModuleNotFoundError('No module named pyarrow', name='pyarrow')")
-    done = watch(run.path, "--interval", "10ms", env={**os.environ, "PYTHONPATH": str(tmp_path / "without")})
+    env = {"PYTHONPATH": str(tmp_path / "without")}
+    done = cli_process("alerts", "watch", run.path, "--state", state, "--interval", "10ms", env=env)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 2  # the first: what is watched
     assert "pip install 'rankscope[analysis]'" in done.stderr

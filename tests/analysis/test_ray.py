@@ -41,25 +41,25 @@ def cluster(require_ray: None) -> Iterator[Cluster]:
     assert nodes.processes() == []
 
 
-def test_the_answer_is_that_of_local_processes_to_the_byte(cluster: Cluster, cli: Cli, shared_data: Path) -> None:
+def test_the_answer_is_that_of_local_processes_to_the_byte(cluster: Cluster, cli_process: Cli, shared_data: Path) -> None:
     # given the traces of eight real ranks
     analyze = ("analyze", shared_data / "traces" / "dlrm_8ranks_v100", "--detail", "--format", "json")
-    local = cli(*analyze)
+    local = cli_process(*analyze)
     # when the tasks of a cluster read them
-    ray = cli(*analyze, "--engine", "ray", "--address", cluster.address, timeout=200, env=cluster.environ)
+    ray = cli_process(*analyze, "--engine", "ray", "--address", cluster.address, timeout=200, env=cluster.environ)
     # then not a byte differs, and Ray says nothing of its own
     assert (ray.returncode, ray.stderr) == (0, "")
     assert ray.stdout == local.stdout
 
 
-def test_so_is_that_of_a_run(cluster: Cluster, cli: Cli, synthetic: Any) -> None:
+def test_so_is_that_of_a_run(cluster: Cluster, cli_process: Cli, synthetic: Any) -> None:
     # given a recorded run with a slow rank and a damaged line
     run: Path = synthetic(ranks=5, steps=40, plan=lambda rank, step: {"us": 40_000, "cpu": True} if rank == 3 else None).write()
     with next(run.glob("attempts/000/ranks/00002/steps-*.jsonl")).open("ab") as file:
         file.write(b"not JSON\n")
     # when local processes read it, and one task at a time on the cluster that the environment names
-    local = cli("analyze", run)
-    ray = cli(
+    local = cli_process("analyze", run)
+    ray = cli_process(
         "analyze", run, "--engine", "ray", "--workers", "1", env={**cluster.environ, "RAY_ADDRESS": cluster.address}, timeout=200
     )
     # then the answers are the same, warnings and all

@@ -16,8 +16,8 @@ FAULTS = [f"{kind}:{rank}" for kind in ("input", "host", "backward", "imbalance"
 
 @pytest.mark.parametrize("fault", [*FAULTS, *(["none"] * 10)])
 def test_the_verdict_is_the_planted_truth(
-    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, fault: str
+    cli_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, fault: str
 ) -> None:
-    done = cli("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=900)
+    done = cli_process("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=900)
     assert done.stdout, done.stderr
     assert [part for part in json.loads(done.stdout)["parts"] if not part["ok"]] == []

@@ -27,8 +27,8 @@ PARTS = ["exporter", "receiver", "training", "recording", "verdict", "metrics", 
     "fault",
     ["input:2", "host:1", *(pytest.param(fault, marks=pytest.mark.campaign) for fault in ("backward:3", "imbalance:0")), "none"],
 )
-def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli: Cli, tmp_path: Path, fault: str) -> None:
-    done = cli("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=540)
+def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli_process: Cli, tmp_path: Path, fault: str) -> None:
+    done = cli_process("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=540)
     assert done.stdout, done.stderr
     result = json.loads(done.stdout)
     assert [part["name"] for part in result["parts"]] == PARTS, done.stderr
@@ -42,11 +42,11 @@ def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli: Cli, 
         assert (result["verdict"]["kind"], result["verdict"]["rank"]) == ("straggler", int(rank))
 
 
-def test_the_demo_refuses_a_fault_that_does_not_exist_and_a_folder_that_does(cli: Cli, tmp_path: Path) -> None:
-    wrong = cli("demo", "--once", "--fault", "gremlins:2")
+def test_the_demo_refuses_a_fault_that_does_not_exist_and_a_folder_that_does(cli_process: Cli, tmp_path: Path) -> None:
+    wrong = cli_process("demo", "--once", "--fault", "gremlins:2")
     assert wrong.returncode == 2
     assert "input:R" in wrong.stderr
-    taken = cli("demo", "--once", "--run-dir", tmp_path)
+    taken = cli_process("demo", "--once", "--run-dir", tmp_path)
     assert taken.returncode == 3
     assert str(tmp_path) in taken.stderr
 

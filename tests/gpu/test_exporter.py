@@ -20,10 +20,10 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @pytest.fixture(scope="module")
-def page(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory) -> Series:
+def page(cli_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory) -> Series:
     if ask_nvml().gpus == 0:
         pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
-    text = cli("exporter", "--once", "--spool", tmp_path_factory.mktemp("exporter") / "spool").stdout
+    text = cli_process("exporter", "--once", "--spool", tmp_path_factory.mktemp("exporter") / "spool").stdout
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -67,7 +67,9 @@ def test_every_metric_is_there_or_explained(page: Series) -> None:
     assert explained.keys() <= BY_NAME.keys()
 
 
-def test_activity_follows_the_work(cli: Callable[..., subprocess.CompletedProcess[str]], page: Series, tmp_path: Path) -> None:
+def test_activity_follows_the_work(
+    cli_process: Callable[..., subprocess.CompletedProcess[str]], page: Series, tmp_path: Path
+) -> None:
     pytest.importorskip("torch", reason="work for the GPU comes from torch")
     if not any(name == "gpu_sm_active_ratio" for name, _ in page):
         pytest.skip("no GPU here counts its activity (GPM needs Hopper or newer)")
@@ -80,7 +82,7 @@ def test_activity_follows_the_work(cli: Callable[..., subprocess.CompletedProces
         try:
             assert busy.stdout is not None
             assert busy.stdout.readline() == "ready\n"
-            text = cli("exporter", "--once", "--spool", tmp_path / "spool").stdout
+            text = cli_process("exporter", "--once", "--spool", tmp_path / "spool").stdout
         finally:
             busy.kill()
     ratios = {

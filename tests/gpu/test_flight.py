@@ -40,7 +40,7 @@ def enqueued(path: Path) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_nccl_writes_its_recorder_on_request(cli: Cli, tmp_path: Path) -> None:
+def test_nccl_writes_its_recorder_on_request(cli_process: Cli, tmp_path: Path) -> None:
     if ask_nvml().gpus < 1:
         pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
     run = tmp_path / "run"
@@ -49,7 +49,7 @@ def test_nccl_writes_its_recorder_on_request(cli: Cli, tmp_path: Path) -> None:
         deadline = time.monotonic() + 300
         while not list(run.glob("attempts/000/ranks/00000/steps-*")) and time.monotonic() < deadline and job.poll() is None:
             time.sleep(0.2)
-        done = cli("capture", run, "--flight-recorder", "--format", "json", "--wait", "60")
+        done = cli_process("capture", run, "--flight-recorder", "--format", "json", "--wait", "60")
         assert done.returncode == 0, done.stdout + done.stderr
         (dump,) = json.loads(done.stdout)["dumps"]
         assert dump["path"].endswith(("-nccl.pickle", "-nccl2.pickle")), "torch has had two implementations"

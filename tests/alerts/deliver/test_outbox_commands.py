@@ -82,13 +82,13 @@ def test_wrong_options_of_a_test(cli: Callable[..., Any], options: list[str], st
     assert "Traceback" not in done.stderr
 
 
-def test_without_apprise_its_targets_say_how_to_get_it(cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_without_apprise_its_targets_say_how_to_get_it(cli_process: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     (tmp_path / "url").write_text("json://127.0.0.1/")
     path = tmp_path / "alerts.toml"
     path.write_text('[[target]]\nname = "chat"\nurl_file = "url"\ntemplate = "apprise"\n')
     (tmp_path / "without" / "sitecustomize.py").write_text("import sys; sys.modules['apprise'] = None\n")
-    done = cli("alerts", "test-webhook", "--config", path, env={"PYTHONPATH": str(tmp_path / "without")})
+    done = cli_process("alerts", "test-webhook", "--config", path, env={"PYTHONPATH": str(tmp_path / "without")})
     assert (done.returncode, done.stderr) == (4, "rankscope: Apprise is not installed; run: pip install 'rankscope[apprise]'\n")
 
 

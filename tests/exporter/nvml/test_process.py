@@ -199,7 +199,7 @@ def test_without_a_driver_the_exporter_stays_up_and_says_so(start_exporter: Call
 
 @pytest.mark.parametrize("shadow", ["package", "old"])
 def test_the_unofficial_package_in_place_of_nvidia_ml_py_is_named(
-    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, shadow: str
+    cli_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, shadow: str
 ) -> None:
     if shadow == "package":
         (tmp_path / "pynvml").mkdir()
@@ -207,7 +207,7 @@ def test_the_unofficial_package_in_place_of_nvidia_ml_py_is_named(
     else:
         (tmp_path / "pynvml.py").write_text("class NVMLError(Exception): ...\n")
 
-    result = cli("exporter", "--once", "--spool", tmp_path / "spool", env={"PYTHONPATH": str(tmp_path)})
+    result = cli_process("exporter", "--once", "--spool", tmp_path / "spool", env={"PYTHONPATH": str(tmp_path)})
 
     assert result.returncode == 4
     assert "pip uninstall -y pynvml" in result.stderr
