@@ -32,17 +32,18 @@ def run(settings: Settings, *, read_again: Callable[[], Settings], remarks: Sequ
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _signal, _frame: os._exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    sockets = [listen(host, port) for host, port in settings.listen]
-    compatible = [listen(host, port) for host, port in settings.compat_listen]
-    nursery = _nursery(settings)
-    logs.never_wait()
-    # From here on memory is this process's alone; what is imported before the fork would be in every GPU's process.
-    from rankscope.exporter.serving import serve
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(listen(host, port)) for host, port in settings.listen]
+        compatible = [opened.enter_context(listen(host, port)) for host, port in settings.compat_listen]
+        nursery = _nursery(settings)
+        logs.never_wait()
+        # From here on memory is this process's alone; what is imported before the fork would be in every GPU's process.
+        from rankscope.exporter.serving import serve
 
-    status = serve(settings, nursery, sockets, compatible, read_again=read_again)
-    logs.flush()
-    # A thread that is stuck in a file system, or in a driver's file, must not keep the process.
-    os._exit(status)
+        status = serve(settings, nursery, sockets, compatible, read_again=read_again)
+        logs.flush()
+        # A thread that is stuck in a file system, or in a driver's file, must not keep the process.
+        os._exit(status)
 
 
 def render_once(settings: Settings, *, remarks: Sequence[str] = ()) -> str:
@@ -63,6 +64,7 @@ def render_once(settings: Settings, *, remarks: Sequence[str] = ()) -> str:
     if counters is not None:
         pages.append(DcgmPage(assembly.page, counters, hostname_label=settings.compat_hostname).render()[0])
     assembly.stop()
+    logs.flush()
     return b"\n".join(pages).decode()
 
 

@@ -52,8 +52,6 @@ def serve(
     access = WebAccess(settings.web_config)
     if settings.token_file is not None:
         read_token(settings.token_file)
-    loop = asyncio.new_event_loop()
-    ended: asyncio.Future[int] = loop.create_future()
 
     def on_fatal(status: int, why: str) -> None:
         logger.error("the exporter ends with status %d: %s", status, why)
@@ -70,6 +68,8 @@ def serve(
     )
     app.control.token_file = settings.token_file
     control_path, control = _control_socket(settings)
+    loop = asyncio.new_event_loop()
+    ended: asyncio.Future[int] = loop.create_future()
     endpoints = _endpoints(app, access, sockets, compatible_sockets, control)
     reload = _Reload(settings, read_again, access, app)
 
