@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import logging
 import os
 import re
 import select
@@ -21,6 +22,25 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.exporter.fake_driver import FakeDriver, build_library, gpu_state
 
 SeriesKey = tuple[str, frozenset[tuple[str, str]]]
+
+DEADLINE_S = 120  # a busy machine takes its time; this is there so that a hang ends
+
+# Python to run before the exporter: listen although the driver hangs, and try again soon.
+IMPATIENT = (
+    "import functools; from rankscope.exporter import assembly, serving; serving._FIRST_SAMPLE_S = 0.2;"
+    " assembly.Patience = functools.partial(assembly.Patience, retry_s=(0.2,), survey_s=0.5, survey_retry_s=(0.2,))"
+)
+
+
+@pytest.fixture(autouse=True)
+def _log_kept() -> Iterator[None]:
+    """Put back what the command, run in the process of a test, changes about logging."""
+    root, own = logging.getLogger(), logging.getLogger("rankscope.exporter")
+    before = (root.handlers[:], root.level, own.level, logging.raiseExceptions)
+    yield
+    root.handlers[:], root_level, own_level, logging.raiseExceptions = before
+    root.setLevel(root_level)
+    own.setLevel(own_level)
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +84,7 @@ class RunningExporter:
         self.stderr = ""
         assert process.stderr is not None
         # Read without blocking for ever: a process that neither listens nor ends is a failure, not a hang of the tests.
-        until = time.monotonic() + 30
+        until = time.monotonic() + DEADLINE_S
         while not (match := re.search(r"listening on (https?)://(\S+):(\d+)/metrics", self.stderr)):
             readable, _, _ = select.select([process.stderr], [], [], max(0.0, until - time.monotonic()))
             piece = os.read(process.stderr.fileno(), 4096) if readable else b""
@@ -81,11 +101,11 @@ class RunningExporter:
     def connect(self, context: ssl.SSLContext | None = None) -> http.client.HTTPConnection:
         """A connection; one to TLS that checks nothing unless ``context`` does."""
         if not self.tls:
-            return http.client.HTTPConnection(self.host, self.port, timeout=20)
+            return http.client.HTTPConnection(self.host, self.port, timeout=DEADLINE_S)
         if context is None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return http.client.HTTPSConnection(self.host, self.port, timeout=20, context=context)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=DEADLINE_S, context=context)
 
     def get(self, path: str, *, method: str = "GET", context: ssl.SSLContext | None = None, **headers: str) -> Answer:
         connection = self.connect(context)
@@ -114,15 +134,15 @@ class RunningExporter:
         return [value for (name, have), value in self.page().items() if name == metric and wanted <= have]
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + 30
+        until = time.monotonic() + DEADLINE_S
         while not condition():
             assert self.process.poll() is None, self.stderr
             assert time.monotonic() < until, f"it did not come to that\n{self.stderr}\n{self.get('/metrics').text}"
-            time.sleep(0.05)
+            time.sleep(0.02)
 
     def stop(self, signal_number: int) -> int:
         self.process.send_signal(signal_number)
-        status = self.process.wait(20)
+        status = self.process.wait(DEADLINE_S)
         self.close()
         return status
 

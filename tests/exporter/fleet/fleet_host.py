@@ -24,14 +24,15 @@ def main() -> None:
         print(json.dumps({"missing": error.message}), flush=True)
         return
     from rankscope.exporter.catalogue import COLLECTORS
+    from rankscope.exporter.fleet import nvml_fleet
     from rankscope.exporter.fleet.inventory import Inventory
-    from rankscope.exporter.fleet.nvml_fleet import NvmlFleet
     from rankscope.exporter.fleet.patience import Patience
 
     ends: list[tuple[int, str]] = []
     xids: list[tuple[str, int]] = []
     state_dir = options.get("state_dir")
-    fleet = NvmlFleet(
+    nvml_fleet._RELEASE_S = options.get("release_s", nvml_fleet._RELEASE_S)  # type: ignore[misc]
+    fleet = nvml_fleet.NvmlFleet(
         nursery,
         collectors=frozenset(name for name, collector in COLLECTORS.items() if collector.default_on),
         interval_s=options["interval_s"],

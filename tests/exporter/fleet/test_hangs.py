@@ -1,0 +1,193 @@
+"""Calls that hang, drivers that are slow, and processes that do not die: each costs its GPU only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.exporter.fake_driver import FakeDriver
+from tests.exporter.fleet.hosted_fleet import ONE, ZERO, FleetHost, until_gone
+
+pytestmark = pytest.mark.slow  # each starts real processes
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@pytest.mark.parametrize("hold_lock", [pytest.param(False, marks=pytest.mark.full), True])
+def test_a_hang_in_one_gpu_leaves_the_other_fresh_and_names_the_call(
+    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver, *, hold_lock: bool
+) -> None:
+    fleet = start_fleet(interval_s=0.3)
+    fleet.until_up(ZERO, ONE)
+    worker = fleet.worker(1)
+
+    # the lock is the one that every call of the same process needs
+    fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=1, hold_lock=hold_lock)
+
+    down = fleet.until_down(ONE, "hung")
+    assert "nvmlDeviceGetPowerUsage did not return" in down["detail"]
+    assert down["sample"] is None
+    assert down["since_unix_s"] <= time.time()
+    # while its process is tried again and again, the other has never been anything but fresh
+    while (state := fleet.state())["gpus"][1]["restarts"] < 2:
+        assert state["gpus"][0]["up"], state
+        time.sleep(0.02)
+    assert fleet.log.count("is down (hung)") == 1
+    assert not Path(f"/proc/{worker}").exists()
+
+    fake_nvml.heal()
+    state = fleet.until_up(ZERO, ONE)
+    assert state["gpus"][1]["since_unix_s"] is None
+    assert "answers again" in fleet.log
+
+
+def test_values_that_get_old_are_dropped_before_the_call_counts_as_hung(
+    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
+) -> None:
+    fleet = start_fleet(patience={"call_s": 600, "end_s": 0.1})
+    fleet.until_up(ZERO, ONE)
+    worker = fleet.worker(1)
+
+    fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=1)
+
+    down = fleet.until_down(ONE, "stale")
+    assert down["sample"] is None
+    assert "nvmlDeviceGetPowerUsage" in down["detail"]
+    assert down["age_s"] > 0.5
+
+    # a release kills the process that hangs
+    assert fleet.ask("release", ONE, 3600) is None
+    assert not Path(f"/proc/{worker}").exists()
+    fake_nvml.heal()
+    fleet.ask("resume", ONE)
+    fleet.until_up(ZERO, ONE)
+
+
+def test_a_driver_that_is_slow_but_answers_stays_fresh(start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver) -> None:
+    fake_nvml.slow("nvmlDeviceGetPowerUsage", 500, gpu=1)
+    fleet = start_fleet(interval_s=0.05, patience={"call_s": 60})
+
+    first = fleet.until_up(ZERO, ONE)
+    enough = first["gpus"][1]["sample"]["monotonic_s"] + 0.6  # one more pass, and a part of the next
+    while (state := fleet.state())["gpus"][1]["sample"]["monotonic_s"] < enough:
+        assert state["gpus"][1]["up"], state
+        time.sleep(0.02)
+    assert state["gpus"][1]["restarts"] == 0
+
+
+@pytest.mark.parametrize("milliseconds", [300, pytest.param(600, marks=pytest.mark.full)])
+def test_looks_between_passes_that_outlast_their_time_leave_room_for_passes(
+    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver, milliseconds: int
+) -> None:
+    fake_nvml.slow("nvmlGpmSampleGet", milliseconds, gpu=1)
+    fake_nvml.slow("nvmlGpmMetricsGet", milliseconds, gpu=1)
+    fleet = start_fleet(interval_s=0.3, patience={"call_s": 60, "open_s": 60})
+
+    fleet.until_up(ZERO, ONE)
+    fleet.until_sampled(ONE, 0)
+    fleet.until_sampled(ONE, 0)
+
+
+def test_a_gpu_that_hangs_from_the_start_hides_none_behind_it(
+    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
+) -> None:
+    fake_nvml.hang("nvmlDeviceGetHandleByIndex_v2", gpu=0)
+
+    fleet = start_fleet()
+
+    state = fleet.until_up(ONE)
+    assert state["unidentified"] == 1
+    assert state["counts"]["driver"] == 2
+    fake_nvml.heal()
+    fleet.until_up(ZERO, ONE)
+
+
+def test_a_stopped_process_is_hung(start_fleet: Callable[..., FleetHost]) -> None:
+    fleet = start_fleet()
+    fleet.until_up(ZERO, ONE)
+    os.kill(fleet.worker(1), signal.SIGSTOP)
+
+    down = fleet.until_down(ONE, "hung")
+    assert "1 s" in down["detail"] or "did not return" in down["detail"]  # of silence, or of a call it was in
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_the_end_of_the_daemon_ends_processes_that_hang_as_well(
+    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver, end: str
+) -> None:
+    fleet = start_fleet(patience={"call_s": 3600})
+    fleet.until_up(ZERO, ONE)
+    fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=1)
+    fleet.until_down(ONE, "stale")
+    pids = [fleet.ask("info")["nursery"], *fleet.children().values()]
+
+    if end == "stop":
+        fleet.stop()
+        assert fleet.process.returncode == 0
+    else:
+        fleet.process.kill()
+        fleet.process.wait()
+
+    until_gone(pids)
+
+
+@pytest.fixture
+def frozen() -> Iterator[Callable[[int, str], None]]:
+    """``frozen(pid, "FROZEN")``: not even SIGKILL ends it until "THAWED", as a process in the kernel's driver."""
+    folder = FREEZER / f"rankscope-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / "freezer.state").write_text("THAWED")
+    except OSError as error:
+        pytest.skip(f"no cgroup freezer that this user may use: {error}")
+
+    def freeze(pid: int, state: str) -> None:
+        if state == "FROZEN":
+            (folder / "cgroup.procs").write_text(str(pid))
+        (folder / "freezer.state").write_text(state)
+
+    yield freeze
+    (folder / "freezer.state").write_text("THAWED")
+    deadline = time.monotonic() + 60
+    while (folder / "cgroup.procs").read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    folder.rmdir()
+
+
+def test_a_process_that_does_not_die_is_stuck_and_gets_no_second(
+    start_fleet: Callable[..., FleetHost], frozen: Callable[[int, str], None]
+) -> None:
+    fleet = start_fleet(release_s=0.5)
+    fleet.until_up(ZERO, ONE)
+    pid = fleet.worker(1)
+
+    frozen(pid, "FROZEN")
+
+    down = fleet.until_down(ONE, "stuck")
+    assert f"pid {pid}" in down["detail"]
+    assert fleet.state()["stuck"] == 1
+    # no second one, however often it would have been tried by now
+    state = fleet.until_sampled(ZERO, 0.5)
+    assert state["gpus"][1]["restarts"] == 0
+    assert fleet.worker(1) == pid
+    # it cannot be released either, and those that could be are not left alone
+    assert fleet.ask("release", "all", 60) == "TimeoutError"
+    assert fleet.gpu(ONE)["reason"] == "stuck"
+    fleet.until_up(ZERO)
+
+    frozen(pid, "THAWED")
+    state = fleet.until_up(ZERO, ONE)
+    assert state["stuck"] == 0
+    assert not Path(f"/proc/{pid}").exists()
+
+    # and the next one does not hold up the end
+    pid = fleet.worker(1)
+    frozen(pid, "FROZEN")
+    fleet.until_down(ONE, "stuck")
+    fleet.stop()
+    assert fleet.process.returncode == 0
+    assert Path(f"/proc/{pid}").exists()
