@@ -23,10 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch"), pytest
 PARTS = ["exporter", "receiver", "training", "recording", "verdict", "metrics", "dashboard", "alert"]
 
 
-@pytest.mark.parametrize(
-    "fault",
-    ["input:2", "host:1", *(pytest.param(fault, marks=pytest.mark.campaign) for fault in ("backward:3", "imbalance:0")), "none"],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("fault", ["input:2", "host:1", "backward:3", "imbalance:0", "none"])
 def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli_process: Cli, tmp_path: Path, fault: str) -> None:
     done = cli_process("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=540)
     assert done.stdout, done.stderr
@@ -146,6 +144,7 @@ def test_a_person_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
     assert [pid for pid in children if alive(pid)] == []
 
 
+@pytest.mark.full
 def test_a_killed_demo_takes_its_servers_along(tmp_path: Path) -> None:
     # given a demo whose servers run and whose ranks train
     with subprocess.Popen(

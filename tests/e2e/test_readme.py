@@ -43,6 +43,7 @@ def test_every_extra_that_is_named_exists() -> None:
     assert named <= set(extras)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("require_torch")
