@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.watched_world import Told, World, past_of
+from tests.alerts.watch.watched_world import Told, World, past_of
 
 from rankscope.alerts.alerted import STALLED, STRAGGLER
 from rankscope.alerts.budgets import Budgets, budgets_of

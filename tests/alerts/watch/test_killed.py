@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.watched_world import Told, World
+from tests.alerts.watch.watched_world import Told, World
 
 from rankscope.alerts import announcing
 from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding, is_logged

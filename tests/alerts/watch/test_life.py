@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.flight_dumps import Job, write
-from tests.watched_world import Told, World, past_of
+from tests.alerts.watch.watched_world import Told, World, past_of
 
 from rankscope.alerts.dumps import AGAIN_S, WAIT_S
 from rankscope.alerts.ledger import Ledger

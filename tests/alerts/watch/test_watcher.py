@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.watched_world import Told, World
+from tests.alerts.watch.watched_world import Told, World
 
 from rankscope.alerts.following import Following
 from rankscope.alerts.ledger import Ledger
