@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import ByRank, judged, numbered, record
 
@@ -57,7 +57,6 @@ def test_without_a_size_that_means_something_there_is_no_bus_bandwidth() -> None
     assert bus_factor("all_reduce", 1) is None
 
 
-@settings(max_examples=40)
 @given(
     st.sampled_from(ALL_WAIT),
     st.integers(2, 9),
@@ -80,7 +79,6 @@ def test_a_planted_bus_bandwidth_comes_back_however_long_the_others_waited(
     assert (row.group_size, row.bytes, row.count, row.matched) == (ranks, size, 1, 1)
 
 
-@settings(max_examples=40)
 @given(st.integers(1 << 22, 1 << 30), st.floats(0.5, 60.0), st.integers(0, 50_000), st.integers(0, 50_000))
 def test_a_planted_bandwidth_between_two_ranks_comes_back(size: int, rate: float, send_at: int, receive_at: int) -> None:
     transfer = size / rate / 1000
@@ -229,7 +227,6 @@ def test_roots_come_from_the_calls_that_kernels_are_linked_to(traces: Path) -> N
 scribbles = st.one_of(st.none(), st.integers(-5, 5), st.integers(-(2**80), 2**80))
 
 
-@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.change_points import LEAST_SHARE, ChangePoint, change_points, moved_with
@@ -73,7 +73,6 @@ def test_what_is_not_known_is_left_out_and_places_stay_those_of_the_whole_series
     assert found.at == 60
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     levels=st.lists(st.tuples(st.floats(1, 1e6), st.integers(1, 60)), min_size=1, max_size=5),
     seed=st.integers(0, 100),

@@ -41,7 +41,7 @@ def drift(clocks: Clocks, rank: int) -> float:
     return clocks.found[rank].drift_ppm or 0.0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.builds(Planted, offset=offsets, ppm=drifts), min_size=2, max_size=5),
     when,
@@ -65,7 +65,7 @@ def test_offsets_and_drifts_are_found_whoever_comes_late(planted: list[Planted],
         assert drift(clocks, rank) - drift(clocks, 0) == pytest.approx(clock.ppm - planted[0].ppm, abs=unsure)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     rank=st.integers(0, 4),
     by=st.floats(50 * MS, 2 * SECOND),
@@ -103,7 +103,7 @@ def test_a_clock_that_was_set_does_not_seem_to_drift(
     assert np.abs(apart(one, clocks)[~twice]).max() <= clocks.residual_ns + spread + US
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.floats(0.5 * MS, 20 * MS), st.floats(4_000, 20_000), seeds)
 def test_a_clock_that_wanders_is_followed_from_window_to_window(size: float, period_s: float, seed: int) -> None:
     def wander(time: Floats) -> Floats:
@@ -144,7 +144,6 @@ def test_no_drift_is_claimed_where_the_data_do_not_show_it(ends: Floats, ppm: fl
     assert {found.drift_ppm for found in clocks.found.values()} == {None}
 
 
-@settings(max_examples=30, deadline=None)
 @given(seeds, st.sampled_from(["laplace", "normal", "cauchy"]), st.integers(20, 300))
 def test_noise_alone_is_no_drift_and_sets_no_clock(seed: int, kind: str, count: int) -> None:
     rng = np.random.default_rng(seed)
@@ -158,7 +157,6 @@ def test_noise_alone_is_no_drift_and_sets_no_clock(seed: int, kind: str, count: 
     assert np.abs(found.offset).max() < 100 * US
 
 
-@settings(max_examples=20, deadline=None)
 @given(seeds, st.floats(10, 200))
 def test_ends_that_some_ranks_see_late_hide_no_drift(seed: int, ppm: float) -> None:
     # given one end in thirty that a rank which was not running saw 0.1 s later
@@ -172,7 +170,6 @@ def test_ends_that_some_ranks_see_late_hide_no_drift(seed: int, ppm: float) -> N
 readings = st.lists(st.integers(-(10**7), 10**7), min_size=1, max_size=60)
 
 
-@settings(max_examples=50, deadline=None)
 @given(readings, st.integers(-(10**15), 10**15))
 def test_a_constant_moves_the_fit_and_changes_nothing_else(values: list[int], constant: int) -> None:
     at: Floats = np.array([1e8 * number for number in range(len(values))])
@@ -217,7 +214,6 @@ def test_a_clock_that_nothing_compares_is_left_as_it_is() -> None:
 knots = st.lists(st.tuples(st.integers(1, 10**12), st.integers(-500, 500)), min_size=1, max_size=8)
 
 
-@settings(max_examples=50, deadline=None)
 @given(knots, st.integers(-(10**9), 10**9), st.lists(st.integers(-(10**12), 10**13), min_size=1, max_size=20))
 def test_a_course_can_be_gone_back_and_keeps_the_order_of_times(
     gaps: list[tuple[int, int]], offset: int, times: list[int]
@@ -259,7 +255,7 @@ WINDOW_US = 240 * 2_000.0
 """Collectives, and time for each."""
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     late=st.sampled_from([None, 0, 3]),
     whose=st.integers(0, 3),

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.detail import detail_of
@@ -109,7 +109,6 @@ def written(rows: list[Row]) -> list[dict[str, Any]]:
     return events
 
 
-@settings(max_examples=25, deadline=None)
 @given(WORK)
 def test_devices_agree_with_counting_the_microseconds_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
@@ -124,7 +123,6 @@ def test_devices_agree_with_counting_the_microseconds_one_by_one(
         assert part.idle_us == len(truth.window - k - c - m)
 
 
-@settings(max_examples=25, deadline=None)
 @given(WORK)
 def test_streams_agree_with_counting_the_microseconds_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
@@ -143,7 +141,6 @@ def test_streams_agree_with_counting_the_microseconds_one_by_one(
         assert one.compute_us == len(truth.computing[one.device, one.stream])
 
 
-@settings(max_examples=25, deadline=None)
 @given(WORK)
 def test_classes_agree_with_counting_the_microseconds_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
@@ -156,7 +153,6 @@ def test_classes_agree_with_counting_the_microseconds_one_by_one(
         assert one.overlapped_us == len(spent & truth.all["compute" if one.name == "communication" else "communication"])
 
 
-@settings(max_examples=25, deadline=None)
 @given(WORK)
 def test_reasons_for_idle_add_up_to_the_idle_time(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
     truth = Reference(rows)
@@ -172,7 +168,6 @@ def idle(found: WindowDetail) -> tuple[float, float, float, float]:
     return (part.idle_queued_us, part.idle_launching_us, part.idle_starved_us, part.idle_unknown_us)
 
 
-@settings(max_examples=40, deadline=None)
 @given(WORK)
 def test_what_an_idle_device_waited_for_agrees_with_asking_at_every_microsecond(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.classify import COMMUNICATION_NAMES
@@ -101,7 +101,6 @@ COLLECTIVES = st.lists(
 )
 
 
-@settings(max_examples=40)
 @given(COLLECTIVES)
 def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list[int], list[tuple[int, int]]]]) -> None:
     # given collectives of three ranks that end together, with compute inside

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.engine import analyze
@@ -145,7 +145,6 @@ def test_a_peak_that_was_reset_tells_no_fragmentation() -> None:
     assert (found.ranks[0].fragmentation, found.ranks[0].peak_share) == (None, None)
 
 
-@settings(deadline=None, max_examples=20)
 @given(order=st.permutations(range(4)))
 def test_ranks_are_listed_by_number_and_growth_by_speed(order: list[int]) -> None:
     rows = {

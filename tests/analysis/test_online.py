@@ -108,7 +108,7 @@ def copies(tmp_path: Path, whole: Path) -> Callable[[], Growing]:
 cuts = st.lists(st.tuples(st.floats(0, 1), st.none() | st.integers(0, RANKS - 1)), max_size=3)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=cuts)
 def test_any_cut_into_increments_gives_the_answer_of_one_read(
     copies: Callable[[], Growing], cuts: list[tuple[float, int | None]]
@@ -125,7 +125,7 @@ def test_any_cut_into_increments_gives_the_answer_of_one_read(
     assert online.update().verdict.rank == 1
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=cuts)
 def test_of_a_long_run_the_cuts_do_not_matter_either(copies: Callable[[], Growing], cuts: list[tuple[float, int | None]]) -> None:
     # Given one run that is followed from its beginning, and one that is looked at when all is there

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.engine import analyze
@@ -96,7 +96,6 @@ def test_numbers_that_no_schedule_has_give_no_ideal(microbatches: int | None, ch
     assert (found.ideal_bubble, found.ideal_us, found.imbalance_us, found.rest_us) == (None, None, None, None)
 
 
-@settings(deadline=None, max_examples=25)
 @given(busy=busy_times, microbatches=st.integers(1, 12), more=st.floats(0.0, 500.0))
 def test_the_parts_make_up_the_bubble(busy: list[float], microbatches: int, more: float) -> None:
     step = schedule_us(np.array(busy), microbatches) + more

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ray_nodes import NODES, Cluster, started
+from tests.analysis.ray_nodes import NODES, Cluster, started
 
 from rankscope.analysis.ray_node import node_task
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.full, pytest.mark.slow]
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -74,7 +74,7 @@ def test_nobody_between_those_ahead_and_the_others(totals: list[int], data: st.D
     assert all(ordered[k - 1] - ordered[k] <= gap for k in range(1, most + 1))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 50), st.floats(-1e6, 1e6))
 def test_what_all_ranks_have_in_common_in_a_block_changes_no_p_value(seed: int, common: float) -> None:
     scores = np.random.default_rng(seed).integers(0, 9, size=(3, 4)).astype(float)

@@ -126,7 +126,7 @@ def always(culprit: int, us: float, at: int) -> Callable[[int, int, int], float]
     return lambda rank, _step, layer: us if rank == culprit and layer == at else 0.0
 
 
-LAYOUTS = [(2, 2), (4, 2), (2, 4), (4, 4), pytest.param(8, 8, marks=pytest.mark.slow)]
+LAYOUTS = [(2, 2), (4, 2), (2, 4), (4, 4), pytest.param(8, 8, marks=[pytest.mark.full, pytest.mark.slow])]
 
 
 @pytest.mark.parametrize(("dp", "tp"), LAYOUTS)

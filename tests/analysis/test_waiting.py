@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import ByRank, judged, numbered, record
 
@@ -101,7 +101,6 @@ milliseconds = st.integers(0, 400)
 messages = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), milliseconds, milliseconds, st.integers(1, 50)), min_size=1)
 
 
-@settings(max_examples=50)
 @given(messages, st.permutations(range(4)))
 def test_of_every_planted_message_the_later_side_is_charged_with_the_lag(
     planted: list[tuple[int, int, int, int, int]], names: list[int]
@@ -124,7 +123,6 @@ def test_of_every_planted_message_the_later_side_is_charged_with_the_lag(
     assert transfers == sorted(transfer for *_, transfer in planted if transfer > 1)
 
 
-@settings(max_examples=50)
 @given(st.sampled_from(["broadcast", "reduce"]), st.lists(milliseconds, min_size=3, max_size=6), st.data())
 def test_with_a_root_the_waits_are_those_of_its_rule_whatever_the_ranks_are_called(
     op: str, arrivals: list[int], data: st.DataObject
@@ -142,7 +140,6 @@ def test_with_a_root_the_waits_are_those_of_its_rule_whatever_the_ranks_are_call
     assert edges(waits) == sorted(truth)
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(milliseconds, milliseconds), min_size=1, max_size=6))
 def test_nobody_waits_longer_than_it_was_there(planted: list[tuple[int, int]]) -> None:
     by_rank: ByRank = {0: [], 1: []}

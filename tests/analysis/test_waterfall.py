@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.captured import analyze_captured
@@ -98,7 +98,6 @@ _READ = 1.0
 """Microseconds: of steps of up to some seconds, single precision tells each time to a quarter of one."""
 
 
-@settings(deadline=None, max_examples=30)
 @given(own=own_times, order=st.randoms())
 def test_the_order_of_the_ranks_does_not_matter(own: list[list[float]], order: Any) -> None:
     shuffled = list(own)
@@ -106,7 +105,6 @@ def test_the_order_of_the_ranks_does_not_matter(own: list[list[float]], order: A
     assert of_steps(table(own)) == pytest.approx(of_steps(table(shuffled)), abs=_READ)
 
 
-@settings(deadline=None, max_examples=30)
 @given(own=own_times, more=st.floats(1, 1e6))
 def test_what_the_last_rank_takes_longer_is_waiting_for_it_and_nothing_else(own: list[list[float]], more: float) -> None:
     last = np.array(own).argmax(axis=0).tolist()
@@ -118,7 +116,6 @@ def test_what_the_last_rank_takes_longer_is_waiting_for_it_and_nothing_else(own:
         assert after[name] == pytest.approx(before[name], abs=_READ)
 
 
-@settings(deadline=None, max_examples=30)
 @given(own=own_times, transfer=st.floats(0, 1e6))
 def test_without_noise_everything_is_explained(own: list[list[float]], transfer: float) -> None:
     parts = of_steps(table(own, transfer=transfer))

@@ -30,11 +30,11 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def cli(in_process: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+def cli(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """The command in this process, and in a hurry."""
     monkeypatch.setattr(capturing, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
-    return in_process
+    return cli
 
 
 @pytest.fixture

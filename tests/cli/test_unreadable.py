@@ -26,25 +26,25 @@ VERBS = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_whether_a_path_can_be_read_is_not_asked_beforehand(
-    verb: str, tmp_path: Path, in_process: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+    verb: str, tmp_path: Path, cli: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a filesystem that says of everything that this user may not read it
     monkeypatch.setattr(os, "access", lambda *_args, **_more: False)
-    done = in_process(verb, tmp_path, *VERBS[verb])
+    done = cli(verb, tmp_path, *VERBS[verb])
     # Then what the folder holds decides
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert done.stderr.startswith(f"rankscope: {tmp_path}")
 
 
 @pytest.mark.parametrize("verb", [*([verb] for verb in VERBS), ["alerts", "watch"], ["report"]])
-def test_no_path_is_not_the_current_folder(verb: list[str], in_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = in_process(*verb, "", *VERBS.get(verb[0], []))
+def test_no_path_is_not_the_current_folder(verb: list[str], cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = cli(*verb, "", *VERBS.get(verb[0], []))
     assert (done.returncode, done.stderr) == (3, "rankscope: '': no path\n")
 
 
 @pytest.mark.parametrize("verb", [["hang"], ["compare"], ["capture"], ["compact"], ["alerts", "watch"], ["report"]])
-def test_a_url_is_not_called_a_missing_file(verb: list[str], in_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = in_process(*verb, "s3://bucket/run", *VERBS.get(verb[0], []))
+def test_a_url_is_not_called_a_missing_file(verb: list[str], cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = cli(*verb, "s3://bucket/run", *VERBS.get(verb[0], []))
     assert done.returncode == 3
     assert done.stderr == "rankscope: s3://bucket/run: read from this machine's disks only, not from a URL: copy it here first\n"
 

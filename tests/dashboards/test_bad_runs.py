@@ -9,7 +9,7 @@ from pathlib import Path
 import plotly.io.json  # type: ignore[import-untyped]
 import pytest
 from dash.development.base_component import Component
-from tests.bad_runs import BAD_RUNS
+from tests.dashboards.bad_runs import BAD_RUNS
 
 from rankscope.alerts.growing_run import GrowingRun
 from rankscope.dashboards.callbacks import drawing, many

@@ -196,7 +196,7 @@ def records_of(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECORD_TYPES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_record_comes_back_from_parquet_as_it_was(name: str, data: st.DataObject, tmp_path: Path) -> None:
     kind = RECORD_TYPES[name]

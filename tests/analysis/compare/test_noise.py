@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.made_up_run import lasting_noise
+from tests.analysis.compare.made_up_run import lasting_noise
 
 from rankscope.analysis.compare.judging import outcome
 from rankscope.analysis.compare.shift import (
@@ -154,7 +154,6 @@ def test_rare_slow_steps_show_in_the_average_and_not_in_the_typical_step() -> No
 series = st.integers(0, 10**6).map(np.random.default_rng)
 
 
-@settings(max_examples=25, deadline=None)
 @given(series, st.integers(MIN_STEPS, 200), st.integers(MIN_STEPS, 200), st.floats(-20, 20), st.sampled_from(STATISTICS))
 def test_exchanging_the_sides_turns_the_sign(
     rng: np.random.Generator, count_a: int, count_b: int, shift: float, statistic: Statistic
@@ -171,7 +170,6 @@ def test_exchanging_the_sides_turns_the_sign(
     assert superiority(a, b) == pytest.approx(1 - superiority(b, a))
 
 
-@settings(max_examples=25, deadline=None)
 @given(series, st.floats(1e-3, 1e3), st.sampled_from(STATISTICS))
 def test_the_unit_does_not_matter(rng: np.random.Generator, unit: float, statistic: Statistic) -> None:
     a, b = 100 + 5 * rng.standard_normal(90), 102 + 5 * rng.standard_normal(70)
@@ -189,7 +187,6 @@ def test_superiority_is_the_share_of_pairs(a: list[float], b: list[float]) -> No
     assert superiority(np.array(a), np.array(b)) == pytest.approx(sum(pairs) / len(pairs))
 
 
-@settings(max_examples=25, deadline=None)
 @given(series, st.integers(1, 400), st.integers(1, 400))
 def test_blocks_are_all_steps_in_their_order(rng: np.random.Generator, count_a: int, count_b: int) -> None:
     a, b = rng.standard_normal(count_a), rng.standard_normal(count_b)

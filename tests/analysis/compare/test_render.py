@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.made_up_run import MadeUp
+from tests.analysis.compare.made_up_run import MadeUp
 
 from rankscope.analysis.compare.engine import MIN_CHANGE
 from rankscope.analysis.compare.judging import CONFIDENCE, METHOD

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.made_up_run import MadeUp
+from tests.analysis.compare.made_up_run import MadeUp
 
 from rankscope.analysis.compare.engine import compare
 from rankscope.analysis.compare.pair import compare_pair
@@ -93,7 +93,7 @@ def test_parts_add_up_to_the_change_of_the_step() -> None:
     assert quantity(found, "communication_us").difference == pytest.approx(2_000)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 10**6), st.floats(-4_000, 20_000))
 def test_exchanging_the_runs_turns_every_sign(seed: int, by_us: float) -> None:
     a, b = MadeUp(seed=seed, steps=80), MadeUp(seed=seed + 1, steps=95, phases=slowed("forward", by_us))

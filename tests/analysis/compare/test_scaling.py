@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.made_up_run import MadeUp
+from tests.analysis.compare.made_up_run import MadeUp
 
 from rankscope.analysis.compare.engine import compare
 from rankscope.analysis.compare.result import Scaling
@@ -46,7 +46,7 @@ def test_efficiency_is_throughput_over_linear_and_losses_say_where_the_rest_went
     assert "Lost to: exposed communication" in found.summary
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 10**6), st.floats(0, 30_000), st.floats(-5_000, 30_000))
 def test_losses_add_up_to_what_is_missing(seed: int, transfer_us: float, forward_us: float) -> None:
     slower = {**MadeUp().phases, "forward": MadeUp().phases["forward"] + forward_us}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.flight_dumps import START_NS, Call, Job, as_json, p2p, write
 
@@ -85,7 +85,6 @@ def jobs(draw: st.DrawFn) -> tuple[Job, int]:
     return job, culprit
 
 
-@settings(max_examples=60, deadline=None)
 @given(jobs(), st.booleans(), st.sampled_from([2000, 7]), st.booleans())
 def test_a_rank_that_stops_is_always_found_and_nobody_else(
     planted: tuple[Job, int], only_active: bool, ring: int, in_json: bool
@@ -102,7 +101,6 @@ def test_a_rank_that_stops_is_always_found_and_nobody_else(
     assert all(row.waits_for for row in report.waiting)
 
 
-@settings(max_examples=25, deadline=None)
 @given(jobs(), st.randoms(use_true_random=False))
 def test_the_order_of_files_changes_nothing(planted: tuple[Job, int], shuffle: random.Random) -> None:
     dumps = planted[0].dumps()
@@ -111,7 +109,6 @@ def test_the_order_of_files_changes_nothing(planted: tuple[Job, int], shuffle: r
     assert report_of({rank: dumps[rank] for rank in order}) == report_of(dumps)
 
 
-@settings(max_examples=25, deadline=None)
 @given(jobs())
 def test_a_job_that_came_to_its_end_hangs_for_nobody(planted: tuple[Job, int]) -> None:
     job, _ = planted

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.flight_dumps import START_NS, Job, write
 
@@ -40,7 +40,6 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(plain, st.integers(2, 5))
 def test_plain_data_is_read_as_python_reads_it(data: Any, protocol: int) -> None:
     assert load_plain(pickle.dumps(data, protocol)) == data
@@ -144,7 +143,6 @@ def test_a_dump_that_ends_early_is_an_error_wherever_it_ends() -> None:
     assert parse(load_plain(data)) is not None
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_dump_with_any_bytes_changed_is_read_or_an_error(data: st.DataObject) -> None:
     document = pickle.dumps(Job.of_events({"0": (0, 1)}, ["0", "0"], stops={1: 1}).dumps()[0], 2)
@@ -158,7 +156,6 @@ def test_a_dump_with_any_bytes_changed_is_read_or_an_error(data: st.DataObject) 
     assert parsed is None or parsed.damaged <= 2
 
 
-@settings(max_examples=80, deadline=None)
 @given(plain, st.sampled_from(["entries", "pg_config", "pg_status", "version"]), st.data())
 def test_a_dump_with_anything_in_the_place_of_anything_is_read_or_none(thing: Any, place: str, data: st.DataObject) -> None:
     document = Job.of_events({"0": (0, 1)}, ["0", "0"], stops={1: 1}).dumps()[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.perfetto_model import load, nanoseconds
 
@@ -133,7 +133,6 @@ def test_names_are_printable_and_short(text: str) -> None:
         assert shown == text
 
 
-@settings(max_examples=40)
 @given(st.dictionaries(st.text(st.characters()), json_values, max_size=5))
 def test_arguments_are_bounded_and_can_be_encoded(args: dict[str, Any]) -> None:
     data = inert_args(args)

@@ -73,7 +73,16 @@ def test_all_ranks_of_dlrm_are_on_one_clock(shared_data: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddp_2ranks_nccl_metadata", "kineto_2021_schema", "moe_dualpipe_deepep", "resnet_8ranks_mi300"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "moe_dualpipe_deepep",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("ddp_2ranks_nccl_metadata", "kineto_2021_schema", "resnet_8ranks_mi300")
+        ),
+    ],
+)
 def test_reference_traces_lose_nothing_in_perfetto(shared_data: Path, name: str) -> None:
     limit = 60_000
     model, result = exported(shared_data / "traces" / name, max_events=limit)

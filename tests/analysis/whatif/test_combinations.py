@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.whatif.combinations import MOST_RANKS, combinations, read_combinations
@@ -28,7 +28,6 @@ def seconds(times: np.ndarray) -> float:
     return float(times.mean()) / 1e6
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     healed=st.sets(st.integers(0, RANKS - 1), max_size=MOST_RANKS),

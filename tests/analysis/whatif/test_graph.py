@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.whatif.graph import CycleError, Graph, build_graph, step_times
@@ -34,7 +34,6 @@ def played(graph: Graph, durations: np.ndarray) -> np.ndarray:
 
 
 @given(programs())
-@settings(max_examples=80, deadline=None)
 def test_a_step_takes_its_longest_path_on_the_slowest_replica(program: tuple[int, list[tuple[int, int]], np.ndarray]) -> None:
     count, edges, durations = program
     times = played(build_graph(count, edges, [], []), durations)
@@ -46,7 +45,6 @@ def test_a_step_takes_its_longest_path_on_the_slowest_replica(program: tuple[int
 
 
 @given(programs(), st.integers(1, 9), st.data())
-@settings(max_examples=60, deadline=None)
 def test_longer_operations_never_shorten_a_step_and_scaling_scales_it(
     program: tuple[int, list[tuple[int, int]], np.ndarray], factor: int, data: st.DataObject
 ) -> None:

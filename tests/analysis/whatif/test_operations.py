@@ -243,7 +243,6 @@ def means(outcome: Outcome) -> dict[str, tuple[float, float]]:
 
 
 @given(durations, st.integers(2, 8))
-@settings(max_examples=25, deadline=None)
 def test_scaling_durations_scales_times(table: dict[tuple[str, int, int], int], factor: int) -> None:
     plain, scaled = (played(job(drawn(table, scale), replicas=3)) for scale in (1.0, factor))
     assert scaled.actual == near(plain.actual * factor)
@@ -253,7 +252,6 @@ def test_scaling_durations_scales_times(table: dict[tuple[str, int, int], int], 
 
 
 @given(durations, st.permutations(range(3)))
-@settings(max_examples=25, deadline=None)
 def test_permuting_replicas_permutes_results(table: dict[tuple[str, int, int], int], order: list[int]) -> None:
     plain, permuted = (played(job(drawn(table, order=tuple(one)), replicas=3)) for one in (range(3), order))
     assert permuted.actual == near(plain.actual)
@@ -266,14 +264,13 @@ def test_permuting_replicas_permutes_results(table: dict[tuple[str, int, int], i
 
 
 @given(durations)
-@settings(max_examples=25, deadline=None)
 def test_the_graph_plays_the_measured_time(table: dict[tuple[str, int, int], int]) -> None:
     outcome = played(job(drawn(table), replicas=3))
     assert outcome.actual == near(outcome.measured)
 
 
 @given(st.randoms())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_order_of_the_rows_does_not_matter(random: Any) -> None:
     columns = job(slow(1, 0))
     order = list(range(len(columns["step"])))

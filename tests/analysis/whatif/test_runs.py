@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.whatif.engine import whatif
@@ -315,7 +315,6 @@ def test_absurd_times_count_as_nothing(absurd: float) -> None:
 
 
 @given(graphs(), st.data())
-@settings(max_examples=40, deadline=None)
 def test_less_slowness_is_never_slower_and_none_is_ideal(graph: StepGraph, data: st.DataObject) -> None:
     actual, ideal = actual_times(graph), ideal_times(graph)
     assert (actual >= ideal).all()
@@ -338,7 +337,6 @@ def test_less_slowness_is_never_slower_and_none_is_ideal(graph: StepGraph, data:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=6), st.randoms())
-@settings(max_examples=60, deadline=None)
 def test_the_middle_does_not_ask_for_order_and_most_are_as_slow(rows: list[list[int]], random: Any) -> None:
     values = np.array(rows, dtype=float)
     shuffled = list(rows)

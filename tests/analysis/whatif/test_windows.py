@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.clock import Clocks
@@ -74,7 +74,6 @@ def steps(draw: st.DrawFn) -> tuple[Work, list[int], list[int]]:
 
 
 @given(steps(), st.integers(2, 5), st.randoms())
-@settings(max_examples=60, deadline=None)
 def test_the_graph_plays_the_step_and_less_slowness_is_never_slower(
     drawn: tuple[Work, list[int], list[int]], factor: int, random: Any
 ) -> None:
