@@ -83,9 +83,7 @@ def serve(
         _say_what_is_asked(assembly)
         server = Server(endpoints)
         server.start()
-        for sock in sockets:
-            scheme = "https" if access.web.tls is not None else "http"
-            logger.info("listening on %s://%s%s", scheme, _name(sock), settings.telemetry_path)
+        _say_where("https" if access.web.tls is not None else "http", settings.telemetry_path, sockets, compatible_sockets)
         notify("READY=1")
         status = await ended
         notify("STOPPING=1")
@@ -182,6 +180,13 @@ def _say_what_is_asked(assembly: Assembly) -> None:
     if fleet is not None:
         state = fleet.state()
         logger.info("GPUs are asked", extra={"gpus": len(state.gpus), "up": sum(gpu.up for gpu in state.gpus)})
+
+
+def _say_where(scheme: str, path: str, sockets: list[socket.socket], compatible_sockets: list[socket.socket]) -> None:
+    for sock in sockets:
+        logger.info("listening on %s://%s%s", scheme, _name(sock), path)
+    for sock in compatible_sockets:
+        logger.info("DCGM's names are on %s://%s/metrics", scheme, _name(sock))
 
 
 def _name(sock: socket.socket) -> str:
