@@ -107,8 +107,11 @@ class RunningExporter:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return http.client.HTTPSConnection(self.host, self.port, timeout=DEADLINE_S, context=context)
 
-    def get(self, path: str, *, method: str = "GET", context: ssl.SSLContext | None = None, **headers: str) -> Answer:
+    def get(
+        self, path: str, *, method: str = "GET", context: ssl.SSLContext | None = None, port: int | None = None, **headers: str
+    ) -> Answer:
         connection = self.connect(context)
+        connection.port = port or self.port
         try:
             connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
             response = connection.getresponse()
@@ -153,9 +156,9 @@ class RunningExporter:
         self._reader.join()
 
 
-@pytest.fixture
-def start_exporter(tmp_path: Path) -> Iterator[Callable[..., RunningExporter]]:
-    """``start_exporter("--simulate", "2", env=…)`` runs the real command until the test ends.
+@contextlib.contextmanager
+def exporters(folder: Path) -> Iterator[Callable[..., RunningExporter]]:
+    """``start("--simulate", "2", env=…)`` runs the real command in this folder until the end.
 
     ``prelude`` is Python to run first, in the same process.
     """
@@ -163,8 +166,8 @@ def start_exporter(tmp_path: Path) -> Iterator[Callable[..., RunningExporter]]:
 
         def start(*args: str | Path, env: Mapping[str, str] | None = None, prelude: str | None = None) -> RunningExporter:
             defaults: list[str | Path] = [] if "--listen" in args else ["--listen", "127.0.0.1:0"]
-            defaults += ["--interval", "0.5", "--host", "node1", "--spool", tmp_path / "spool"]
-            defaults += ["--state-dir", tmp_path / "state", "--control.socket", tmp_path / "control.sock"]
+            defaults += ["--interval", "0.5", "--host", "node1", "--spool", folder / "spool"]
+            defaults += ["--state-dir", folder / "state", "--control.socket", folder / "control.sock"]
             launch = ["-m", "rankscope"] if prelude is None else ["-c", f"{prelude}; from rankscope.cli.main import main; main()"]
             command = [sys.executable, *launch, "exporter", *map(str, [*defaults, *args])]
             process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **(env or {})}))
@@ -173,4 +176,11 @@ def start_exporter(tmp_path: Path) -> Iterator[Callable[..., RunningExporter]]:
             stack.callback(exporter.close)
             return exporter
 
+        yield start
+
+
+@pytest.fixture
+def start_exporter(tmp_path: Path) -> Iterator[Callable[..., RunningExporter]]:
+    """``start_exporter("--simulate", "2", env=…)`` runs the real command until the test ends."""
+    with exporters(tmp_path) as start:
         yield start

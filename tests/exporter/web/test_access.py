@@ -11,13 +11,17 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import bcrypt
 import pytest
+from tests.exporter.conftest import RunningExporter
+
+from rankscope.exporter.errors import ExporterInputError
+from rankscope.exporter.web.config import load_web_config
 
 pytestmark = pytest.mark.slow  # each starts real processes
 
+HURRIED = "from rankscope.exporter.web import access, server; access._LOOK_EVERY_S = 0.1; server.REQUEST_DEADLINE_S = 1"
 PASSWORD = "s3cret of a scraper"
 TLS = "tls_server_config: {cert_file: server.pem, key_file: server.key%s}\n"
 
@@ -66,19 +70,9 @@ def certificates(tmp_path: Path) -> Certificates:
     return made
 
 
-@pytest.fixture
-def web_config(tmp_path: Path) -> Callable[[str], Path]:
-    def write(text: str) -> Path:
-        path = tmp_path / "web.yml"
-        path.write_text(text)
-        return path
-
-    return write
-
-
-def served_serial(exporter: Any, certificates: Certificates) -> str:
+def served_serial(exporter: RunningExporter, certificates: Certificates) -> str:
     with (
-        socket.create_connection((exporter.host, exporter.port), timeout=20) as plain,
+        socket.create_connection((exporter.host, exporter.port), timeout=120) as plain,
         certificates.client().wrap_socket(plain, server_hostname="127.0.0.1") as secure,
     ):
         certificate = secure.getpeercert()
@@ -86,23 +80,31 @@ def served_serial(exporter: Any, certificates: Certificates) -> str:
     return str(certificate["serialNumber"])
 
 
-def test_tls_serves_those_who_verify_it(
-    start_exporter: Callable[..., Any], certificates: Certificates, web_config: Callable[[str], Path]
+def test_tls_serves_clients_that_verify_it_and_cuts_off_silent_ones(
+    start_exporter: Callable[..., RunningExporter], certificates: Certificates, web_config: Callable[[str], Path]
 ) -> None:
-    exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % ", min_version: TLS13"))
+    exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % ", min_version: TLS13"), prelude=HURRIED)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection((exporter.host, exporter.port), timeout=120)) for _ in range(50)]
+        silent[1].sendall(b"\x16\x03\x01\x02\x00\x01")
 
-    assert exporter.get("/-/healthy", context=certificates.client()).status == 200
-    old = certificates.client()
-    old.maximum_version = ssl.TLSVersion.TLSv1_2
-    with pytest.raises((ssl.SSLError, ConnectionError)):
-        exporter.get("/-/healthy", context=old)
-    with socket.create_connection((exporter.host, exporter.port), timeout=20) as plain:
-        plain.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"gpu_up" not in plain.recv(4096)
+        assert exporter.get("/-/healthy", context=certificates.client()).status == 200
+        old = certificates.client()
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            exporter.get("/-/healthy", context=old)
+        with socket.create_connection((exporter.host, exporter.port), timeout=120) as plain:
+            plain.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"gpu_up" not in plain.recv(4096)
+
+        for connection in silent:
+            with contextlib.suppress(ConnectionResetError):
+                while connection.recv(4096):
+                    pass
 
 
 def test_client_certificates(
-    start_exporter: Callable[..., Any], certificates: Certificates, web_config: Callable[[str], Path]
+    start_exporter: Callable[..., RunningExporter], certificates: Certificates, web_config: Callable[[str], Path]
 ) -> None:
     certificates.issue("prometheus", "DNS:prometheus.example")
     certificates.issue("intern", "DNS:intern.example")
@@ -115,27 +117,11 @@ def test_client_certificates(
             exporter.get("/metrics", context=certificates.client(stranger))
 
 
-def test_a_silent_tls_client_blocks_nobody_and_is_cut_off(
-    start_exporter: Callable[..., Any], certificates: Certificates, web_config: Callable[[str], Path]
+def test_a_new_certificate_is_served_without_dropping_a_connection(
+    start_exporter: Callable[..., RunningExporter], certificates: Certificates, web_config: Callable[[str], Path]
 ) -> None:
-    prelude = "import rankscope.exporter.web.server as server; server.REQUEST_DEADLINE_S = 0.5"
+    prelude = "from rankscope.exporter.web import access; access._LOOK_EVERY_S = 0.1"
     exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % ""), prelude=prelude)
-    with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_connection((exporter.host, exporter.port), timeout=20)) for _ in range(50)]
-        silent[1].sendall(b"\x16\x03\x01\x02\x00\x01")
-
-        assert exporter.get("/metrics").status == 200
-
-        for connection in silent:
-            with contextlib.suppress(ConnectionResetError):
-                while connection.recv(4096):
-                    pass
-
-
-def test_a_new_certificate_is_served_without_dropping_anybody(
-    start_exporter: Callable[..., Any], certificates: Certificates, web_config: Callable[[str], Path]
-) -> None:
-    exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % ""))
     before = served_serial(exporter, certificates)
     kept = exporter.connect()
     kept.request("GET", "/-/healthy")
@@ -144,7 +130,7 @@ def test_a_new_certificate_is_served_without_dropping_anybody(
     stop = threading.Event()
 
     def scrape() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.02):
             statuses.append(exporter.get("/metrics").status)
 
     scraper = threading.Thread(target=scrape)
@@ -168,59 +154,45 @@ def test_a_new_certificate_is_served_without_dropping_anybody(
     kept.close()
 
 
-def test_passwords(start_exporter: Callable[..., Any], web_config: Callable[[str], Path]) -> None:
-    exporter = start_exporter(
-        "--simulate", "1", "--web.config.file", web_config(f"basic_auth_users: {{ann: {hashed(PASSWORD)}}}")
-    )
+def test_passwords_and_headers(start_exporter: Callable[..., RunningExporter], web_config: Callable[[str], Path]) -> None:
+    users = f"basic_auth_users: {{ann: {hashed(PASSWORD)}}}\n"
+    headers = "http_server_config: {headers: {Strict-Transport-Security: max-age=60, X-Frame-Options: deny}}"
+    exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(users + headers))
 
     assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 200
-    for wrong in ("", "Basic", "Basic !!", "Bearer x", basic("ann", "guess"), basic("bob", PASSWORD), basic("ann", "x" * 100)):
+    for wrong in ("", "Basic", "Basic !!", "Bearer x"):
         answer = exporter.get("/metrics", authorization=wrong)
         assert (answer.status, answer.headers["www-authenticate"].split()[0]) == (401, "Basic")
     for path in ("/", "/-/ready"):
         assert exporter.get(path).status == 401
     # probes have no password, and being alive is no secret
     assert exporter.get("/-/healthy").status == 200
+    for path in ("/", "/metrics", "/nothing"):
+        sent = exporter.get(path, authorization=basic("ann", PASSWORD)).headers
+        assert (sent["strict-transport-security"], sent["x-frame-options"]) == ("max-age=60", "deny")
 
-
-def test_who_guesses_has_to_wait_and_those_who_know_do_not(
-    start_exporter: Callable[..., Any], web_config: Callable[[str], Path]
-) -> None:
-    exporter = start_exporter(
-        "--simulate", "1", "--web.config.file", web_config(f"basic_auth_users: {{ann: {hashed(PASSWORD)}}}")
-    )
-    assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 200
-
-    statuses = [exporter.get("/metrics", authorization=basic("ann", f"guess {number}")).status for number in range(20)]
-
-    assert statuses == [401] * 10 + [429] * 10
+    # a client that guesses has to wait, and one that knows does not
+    guesses = [basic("ann", "guess"), basic("bob", PASSWORD), basic("ann", "x" * 100)]
+    guesses += [basic("ann", f"guess {number}") for number in range(17)]
+    assert [exporter.get("/metrics", authorization=guess).status for guess in guesses] == [401] * 10 + [429] * 10
     assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 200
 
 
 def test_a_changed_password_counts_and_a_broken_file_changes_nothing(
-    start_exporter: Callable[..., Any], web_config: Callable[[str], Path]
+    start_exporter: Callable[..., RunningExporter], web_config: Callable[[str], Path]
 ) -> None:
-    exporter = start_exporter(
-        "--simulate", "1", "--web.config.file", web_config(f"basic_auth_users: {{ann: {hashed(PASSWORD)}}}")
-    )
+    path = web_config(f"basic_auth_users: {{ann: {hashed(PASSWORD)}}}")
+    exporter = start_exporter("--simulate", "1", "--web.config.file", path, prelude=HURRIED)
 
     web_config("basic_auth_users: [")
     exporter.wait_until(lambda: exporter.get("/metrics").status == 401 and "stays as it was" in exporter.stderr)
     assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 200
 
     web_config(f"basic_auth_users: {{ann: {hashed('another')}}}")
-    exporter.wait_until(lambda: exporter.get("/metrics", authorization=basic("ann", "another")).status == 200)
+    exporter.wait_until(lambda: exporter.get("/metrics").status == 401 and "was read again" in exporter.stderr)
+    assert exporter.get("/metrics", authorization=basic("ann", "another")).status == 200
     assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 401
     assert exporter.stderr.count("stays as it was") == 1
-
-
-def test_headers_of_the_file_are_sent(start_exporter: Callable[..., Any], web_config: Callable[[str], Path]) -> None:
-    text = "http_server_config: {headers: {Strict-Transport-Security: max-age=60, X-Frame-Options: deny}}"
-    exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(text))
-
-    for path in ("/", "/metrics", "/nothing"):
-        headers = exporter.get(path).headers
-        assert (headers["strict-transport-security"], headers["x-frame-options"]) == ("max-age=60", "deny")
 
 
 @pytest.mark.parametrize(
@@ -241,14 +213,25 @@ def test_headers_of_the_file_are_sent(start_exporter: Callable[..., Any], web_co
         ("{", "not YAML"),
     ],
 )
-def test_what_cannot_be_done_is_status_3_and_one_line(
-    cli: Callable[..., subprocess.CompletedProcess[str]], web_config: Callable[[str], Path], text: str, said: str
-) -> None:
+def test_a_configuration_that_cannot_be_used_is_named(web_config: Callable[[str], Path], text: str, said: str) -> None:
     path = web_config(text)
+
+    with pytest.raises(ExporterInputError) as refused:
+        load_web_config(path)
+
+    assert refused.value.exit_code == 3
+    assert str(path.parent) in refused.value.message
+    assert said in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+def test_the_command_does_not_start_with_it(
+    cli: Callable[..., subprocess.CompletedProcess[str]], web_config: Callable[[str], Path]
+) -> None:
+    path = web_config("basic_auth_users: {ann: plain}")
 
     result = cli("exporter", "--simulate", "1", "--listen", "127.0.0.1:0", "--spool", path.parent, "--web.config.file", path)
 
     assert result.returncode == 3
     assert len(result.stderr.splitlines()) == 1, result.stderr
     assert str(path) in result.stderr
-    assert said in result.stderr

@@ -1,0 +1,167 @@
+"""What the exporter's pages show, in which format, and when it is ready."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from tests.exporter.conftest import IMPATIENT, RunningExporter
+from tests.exporter.fake_driver import FakeDriver
+from tests.exporter.web.conftest import Simulated
+
+pytestmark = pytest.mark.slow  # each starts real processes
+
+
+def test_simulated_gpus_say_so_everywhere(simulated: Simulated) -> None:
+    exporter = simulated.exporter
+
+    page = exporter.get("/metrics").text
+    assert page.startswith("# SIMULATED")
+    assert exporter.values("gpu_info", simulated="true") == [1.0, 1.0]
+    assert exporter.values("gpu_info", simulated="false") == []
+    assert exporter.values("rankscope_exporter_simulated") == [1.0]
+    assert "SIMULATED" in exporter.get("/").text
+    assert "SIMULATED" in exporter.stderr
+    assert "gpus=2 up=2" in exporter.stderr
+
+
+def test_the_landing_page_of_real_gpus_is_inert(start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver) -> None:
+    fake_nvml.gpus[0]["name"] = "<script>alert(1)</script>"
+    fake_nvml.lose(1)
+    exporter = start_exporter("--host", '"><img src=x onerror=alert(1)>', env=fake_nvml.env)
+    exporter.wait_until(lambda: exporter.values("gpu_up")[:1] == [1.0])
+
+    landing = exporter.get("/")
+
+    assert "<script" not in landing.text
+    assert "<img" not in landing.text
+    assert "default-src 'none'" in landing.headers["content-security-policy"]
+    assert "&lt;script&gt;" in landing.text
+    assert 'name="viewport"' in landing.text
+    # real GPUs are never called simulated
+    assert "simulat" not in (landing.text + exporter.stderr).lower()
+    assert exporter.values("rankscope_exporter_simulated") == [0.0]
+    assert not exporter.get("/metrics").text.startswith("# SIMULATED")
+
+
+def test_formats_by_the_accept_header(simulated: Simulated) -> None:
+    exporter = simulated.exporter
+
+    plain = exporter.get("/metrics")
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+    openmetrics = exporter.get("/metrics", accept="application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    families = {family.name: family for family in parse_openmetrics(openmetrics.text)}  # type: ignore[no-untyped-call]
+    assert families["gpu_energy_joules"].type == "counter"
+    assert families["gpu_info"].samples[0].labels["simulated"] == "true"
+
+    for nonsense in ("application/openmetrics-text;version=x.y", "text/plain;version=", ";;,=", "*/*"):
+        assert exporter.get("/metrics", accept=nonsense).status == 200
+
+
+def test_compression_on_request(simulated: Simulated) -> None:
+    packed = simulated.exporter.get("/metrics", accept_encoding="gzip")
+    assert packed.headers["content-encoding"] == "gzip"
+    assert b"gpu_up" in gzip.decompress(packed.body)
+    assert "content-encoding" not in simulated.exporter.get("/metrics").headers
+
+
+def test_head_other_methods_and_unknown_paths(simulated: Simulated) -> None:
+    exporter = simulated.exporter
+
+    head = exporter.get("/metrics", method="HEAD")
+    assert (head.status, head.body) == (200, b"")
+    assert int(head.headers["content-length"]) > 1000
+    assert exporter.get("/nothing").status == 404
+    assert exporter.get("//metrics/../etc").status == 404
+    post = exporter.get("/metrics", method="POST")
+    assert (post.status, post.headers["allow"]) == (405, "GET, HEAD")
+    landing = exporter.get("/")
+    assert landing.headers["content-type"].startswith("text/html")
+    for path in ("/metrics", "/-/healthy", "/-/ready"):
+        assert f'href="{path}"' in landing.text
+
+
+def test_collect_chooses_collectors_and_refuses_others(simulated: Simulated) -> None:
+    exporter = simulated.exporter
+
+    page = exporter.get("/metrics?collect[]=power&collect%5B%5D=fan").text
+    assert "\ngpu_power_watts{" in page
+    assert "\ngpu_temperature_celsius{" not in page
+    for query, why in (("collect[]=powr", "no such collector: powr"), ("collect[]=p2p", "switched off: p2p")):
+        answer = exporter.get(f"/metrics?{query}")
+        assert (answer.status, why in answer.text, "power" in answer.text) == (400, True, True)
+    assert exporter.get("/metrics?" + "&".join("collect[]=power" for _ in range(1000))).status == 400
+    excluded = exporter.get("/metrics?exclude[]=power")
+    assert (excluded.status, "collect[]" in excluded.text) == (400, True)
+    # what is on the page about the spool is brought by its collector
+    assert "rankscope_exporter_spool_files" in exporter.get("/metrics?collect[]=spool").text
+    assert "rankscope_exporter_spool_files" not in page
+
+
+def test_the_dcgm_page_beside_ours_and_on_an_address_of_its_own(simulated: Simulated) -> None:
+    exporter = simulated.exporter
+    exporter.wait_until(lambda: "DCGM's names" in exporter.stderr)
+    port = re.search(r"DCGM's names are on http://127\.0\.0\.1:(\d+)/metrics", exporter.stderr)
+    assert port is not None
+
+    def get(path: str) -> tuple[int, str]:
+        answer = exporter.get(path, port=int(port[1]))
+        return answer.status, answer.text
+
+    assert exporter.get("/dcgm/metrics").text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2
+    for query in ("collect[]=power", "exclude[]=power"):
+        assert exporter.get(f"/dcgm/metrics?{query}").status == 400
+        assert get(f"/metrics?{query}")[0] == 400
+    assert "DCGM_FI" not in exporter.get("/metrics").text
+    assert get("/metrics")[1].count("\nDCGM_FI_DEV_GPU_TEMP{") == 2
+    assert [get(path)[0] for path in ("/-/healthy", "/")] == [200, 404]
+
+
+def test_ready_names_the_collector_that_fails(start_exporter: Callable[..., RunningExporter], tmp_path: Path) -> None:
+    exporter = start_exporter("--simulate", "1")
+    assert exporter.get("/-/ready").status == 200
+
+    shutil.rmtree(tmp_path / "spool")
+
+    exporter.wait_until(lambda: exporter.get("/-/ready").status == 503)
+    assert "spool: " in exporter.get("/-/ready").text
+    assert exporter.get("/-/healthy").status == 200
+    assert exporter.values("gpu_up") == [1.0]
+
+
+def test_a_gpu_that_hangs_from_the_start_is_not_ready_and_does_not_hold_up_the_end(
+    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver
+) -> None:
+    fake_nvml.hang("nvmlDeviceGetUUID", gpu=1)
+    exporter = start_exporter("--expected-gpus", "3", env=fake_nvml.env, prelude=IMPATIENT)
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0])
+
+    ready = exporter.get("/-/ready")
+
+    assert ready.status == 503
+    (line,) = (line for line in ready.text.splitlines() if "00000000:1b:00.0" in line)
+    assert "nvmlDeviceGetUUID" in line
+    assert "00000000:1b:00.0" in exporter.get("/").text
+    exporter.wait_until(lambda: "2 GPUs, but 3 are expected" in exporter.get("/").text)
+    assert exporter.stop(signal.SIGTERM) == 0
+
+
+def test_ipv6(start_exporter: Callable[..., RunningExporter]) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+
+    exporter = start_exporter("--simulate", "1", "--listen", "[::1]:0")
+
+    assert exporter.host == "::1"
+    assert exporter.values("gpu_up") == [1.0]

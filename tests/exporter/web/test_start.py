@@ -1,0 +1,189 @@
+"""Starting and ending the command: usage, exit statuses, --once, signals, systemd."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.exporter.conftest import RunningExporter
+from tests.exporter.fake_driver import FakeDriver
+from tests.exporter.web.conftest import Simulated
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_systemd_is_notified_and_signals_end_it_cleanly(
+    start_exporter: Callable[..., RunningExporter], tmp_path: Path, signal_number: int
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(120)
+        exporter = start_exporter("--simulate", "1", env={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        with socket.create_connection((exporter.host, exporter.port)):  # a client that says nothing
+            assert systemd.recv(100) == b"READY=1"
+            assert exporter.stop(signal_number) == 0
+        assert systemd.recv(100) == b"STOPPING=1"
+    assert "Traceback" not in exporter.stderr
+
+
+def test_a_port_in_use_is_one_clear_line(
+    simulated: Simulated, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    address = f"127.0.0.1:{simulated.exporter.port}"
+
+    result = cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", address)
+
+    assert result.returncode == 3
+    assert len(result.stderr.splitlines()) == 1
+    assert address in result.stderr
+    assert "--web.listen-address" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--listen", "nowhere"),
+        ("--listen", "localhost:99999"),
+        ("--interval", "0s"),
+        ("--interval", "soon"),
+        ("--simulate", "0"),
+        ("--no-collector.gpu", "--no-collector.spool"),
+        ("--no-collector.gpu", "--simulate", "1"),
+    ],
+)
+def test_wrong_usage_is_status_2(cli: Callable[..., subprocess.CompletedProcess[str]], arguments: tuple[str, ...]) -> None:
+    result = cli("exporter", *arguments, "--once")
+
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_what_cannot_be_used_is_status_3(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert cli("exporter", "--once", "--simulate", "1", "--spool", file).returncode == 3
+
+    for address in ("192.0.2.1:9838", "a..b:9838"):
+        result = cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", address)
+
+        assert result.returncode == 3
+        assert len(result.stderr.splitlines()) == 1
+        assert address in result.stderr
+
+
+def test_a_spool_one_may_not_look_into_is_status_3(tmp_path: Path, without_privilege: list[str]) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0)
+
+    for spool in (locked, locked / "spool"):
+        command = [*without_privilege, sys.executable, "-m", "rankscope", "exporter", "--once", "--simulate", "1"]
+        result = subprocess.run([*command, "--spool", spool], capture_output=True, text=True, check=False)
+
+        assert result.returncode == 3
+        assert len(result.stderr.splitlines()) == 1
+        assert f"{spool}: Permission denied" in result.stderr
+
+
+@pytest.mark.parametrize("once", [(), ("--once",)])
+def test_a_spool_below_a_folder_that_is_missing_is_status_3_and_made_by_nobody(
+    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, once: tuple[str, ...]
+) -> None:
+    listen = ("--listen", "127.0.0.1:0")
+    result = cli("exporter", "--simulate", "1", *listen, *once, "--spool", tmp_path / "nope" / "spool")
+
+    assert result.returncode == 3
+    assert len(result.stderr.splitlines()) == 1
+    assert f"{tmp_path / 'nope'}: No such file or directory" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_once_prints_one_page_and_makes_nothing(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    result = cli("exporter", "--once", "--simulate", "3", "--spool", tmp_path / "spool")
+
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+    assert '\nrankscope_exporter_collector_success{collector="spool"} 1' in result.stdout
+    assert result.stdout.startswith("# SIMULATED")
+    assert result.stdout.count("\ngpu_up{") == 3
+
+
+def test_once_knows_the_errors_of_gpus_and_keeps_nothing(
+    cli_process: Callable[..., subprocess.CompletedProcess[str]], fake_nvml: FakeDriver, tmp_path: Path
+) -> None:
+    folders = ("--spool", tmp_path / "spool", "--state-dir", tmp_path / "state")
+    printed = cli_process("exporter", "--once", "--no-xid.kernel-log", *folders, env=fake_nvml.env).stdout
+
+    assert printed.count('xid="79"} 0') == 2
+    assert "xid_journal_durable" not in printed
+    assert not (tmp_path / "state").exists()
+
+
+def test_once_prints_the_other_page_too_and_refuses_a_file_it_cannot_use(
+    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    command = ("exporter", "--simulate", "1", "--once", "--spool", tmp_path / "spool", "--compat", "dcgm")
+
+    printed = cli(*command).stdout
+    assert printed.index("\ngpu_up{") < printed.index("\nDCGM_FI_DEV_GPU_TEMP{") < printed.index("\nDCGM_FI_DEV_ENC_UTIL{")
+    # nothing of it lasts
+    assert "xid_journal_durable" not in printed
+
+    (tmp_path / "counters.csv").write_text("nonsense")
+    refused = cli(*command, "--compat.dcgm-counters", tmp_path / "counters.csv")
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert "counters.csv:1: " in refused.stderr
+
+
+def test_help_shows_examples_that_can_be_copied(cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    lines = [line.strip() for line in cli("exporter", "--help").stdout.splitlines()]
+
+    assert any(line.startswith("rankscope exporter --simulate 4 --once  ") for line in lines)
+    assert not any("\\b" in line for line in lines)
+
+
+def test_the_log_says_why_when_only_a_restart_helps(
+    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver
+) -> None:
+    exporter = start_exporter(env=fake_nvml.env)
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
+    pid = exporter.process.pid
+    (nursery,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+    os.kill(nursery, signal.SIGKILL)
+
+    assert exporter.process.wait(120) == 6
+    exporter.close()
+    errors = [line for line in exporter.stderr.splitlines() if "level=error" in line]
+    assert len(errors) == 1
+    assert "status 6" in errors[0]
+
+
+def _hiding(*modules: str) -> list[str]:
+    hide = f"import sys; sys.modules.update(dict.fromkeys({modules!r})); from rankscope.exporter.commands import exporter"
+    return [sys.executable, "-c", f"{hide}; exporter(sys.argv[1:])"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments"), [("h11", ("--simulate", "1", "--listen", "127.0.0.1:0")), ("pynvml", ("--once",))]
+)
+def test_a_missing_extra_is_one_line(missing: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    command = [*_hiding(missing), *arguments, "--spool", tmp_path / "spool"]
+
+    broken = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert broken.returncode == 4
+    assert len(broken.stderr.splitlines()) == 1
+    assert "pip install 'rankscope[exporter]'" in broken.stderr
+
+
+def test_help_works_without_the_extra() -> None:
+    helped = subprocess.run([*_hiding("h11", "pynvml"), "--help"], capture_output=True, text=True, check=False)
+
+    assert helped.returncode == 0
+    assert "--simulate" in helped.stdout
