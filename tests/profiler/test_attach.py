@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.profiler.launch import SITE_FOLDER, LaunchOptions, launch
 from rankscope.profiler.settings import RecorderSettings
@@ -100,22 +101,26 @@ BREAK = {
 }
 
 
+@pytest.fixture(scope="module")
+def alone(torch_ranks: PreloadedTorch) -> str:
+    """What the script prints without a recorder."""
+    return subprocess.run(torch_ranks.command(0, JOB, "plain"), capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 @pytest.mark.parametrize("fault", BREAK)
 def test_a_recorder_that_cannot_start_is_one_line_and_the_training_is_the_same(
-    tmp_path: Path, fault: str, capfd: pytest.CaptureFixture[str]
+    torch_ranks: PreloadedTorch, alone: str, tmp_path: Path, fault: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # Given what the script prints when it is alone
-    alone = subprocess.run([sys.executable, JOB, "plain"], capture_output=True, text=True, check=True)
-    # When the recorder cannot start
+    job = torch_ranks.command(0, JOB, "plain")
     (tmp_path / "sitecustomize.py").write_text(BREAK[fault])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        result = launch([sys.executable, str(JOB), "plain"], LaunchOptions(run_dir=tmp_path / "run", name="x"))
-    # Then training is what it was, and the reason is said once
+        result = launch(job, LaunchOptions(run_dir=tmp_path / "run", name="x"))
+    # Then training is what it is alone, and the reason is said once
     output = capfd.readouterr()
-    assert (result.status, output.out) == (0, alone.stdout)
+    assert (result.status, output.out) == (0, alone)
     assert output.err.count("rankscope:") == 1
     assert output.err.count("\n") == 1
     assert not is_run(tmp_path / "run")
@@ -124,7 +129,7 @@ def test_a_recorder_that_cannot_start_is_one_line_and_the_training_is_the_same(
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import itertools\nfrom rankscope.profiler.ring import RingWriter\n"
@@ -134,7 +139,7 @@ def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        result = launch([sys.executable, str(JOB), "plain"], LaunchOptions(run_dir=tmp_path / "run", name="x"))
+        result = launch(torch_ranks.command(0, JOB, "plain"), LaunchOptions(run_dir=tmp_path / "run", name="x"))
     assert result.status == 0
     assert capfd.readouterr().err.count("switched itself off (RuntimeError: planted)") == 1
     run = RunReader(tmp_path / "run")
@@ -146,11 +151,13 @@ def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_a_helper_that_dies_costs_the_record_not_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_helper_that_dies_costs_the_record_not_the_training(
+    torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nif 'rankscope.profiler.helper' in sys.orig_argv: sys.exit(1)\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        result = launch([sys.executable, str(JOB), "plain"], LaunchOptions(run_dir=tmp_path / "run", name="x"))
+        result = launch(torch_ranks.command(0, JOB, "plain"), LaunchOptions(run_dir=tmp_path / "run", name="x"))
     assert result.status == 0
     assert not is_run(tmp_path / "run")
     # By the recorder, or by the launcher where the short job was over before its helper had died.
@@ -160,11 +167,10 @@ def test_a_helper_that_dies_costs_the_record_not_the_training(tmp_path: Path, ca
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_one_line_in_the_script_records_without_a_launcher(tmp_path: Path) -> None:
+def test_one_line_in_the_script_records_without_a_launcher(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "profiler" / "examples" / "ddp_one_line.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
     ended = subprocess.run(
-        [*command, str(tmp_path / "run")], capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        torch_ranks.command(2, example, tmp_path / "run"), capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
     # The helpers share the captured stderr, so they are done when that is closed.

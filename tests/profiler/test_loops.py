@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.profiler.launch import LaunchOptions, launch
 from rankscope.runs.reader import RunReader, is_run
@@ -19,10 +21,20 @@ STEPS = 12
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
 
-def record(run_dir: Path, kind: str, *, windows: int = 0) -> int:
-    """Record one kind of loop; returns the exit status."""
-    options = LaunchOptions(run_dir=run_dir, name=kind, window_first=4, window_every=0, window_steps=windows)
-    return launch([sys.executable, str(JOB), kind], options).status
+Record = Callable[..., int]
+
+
+@pytest.fixture
+def record(torch_ranks: PreloadedTorch, tmp_path: Path) -> Record:
+    """Record one kind of loop into ``tmp_path / "run"``; returns the exit status."""
+
+    def record(kind: str, *, windows: int = 0) -> int:
+        options = LaunchOptions(
+            run_dir=tmp_path / "run", name=kind, window_first=4, window_every=0, window_steps=windows, exporter_url=None
+        )
+        return launch(torch_ranks.command(0, JOB, kind), options).status
+
+    return record
 
 
 def recorded(run_dir: Path) -> list[StepRecord]:
@@ -30,8 +42,8 @@ def recorded(run_dir: Path) -> list[StepRecord]:
     return list(RunReader(run_dir).steps(0, 0))
 
 
-def test_a_world_of_one_waits_for_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert record(tmp_path / "run", "plain", windows=2) == 0
+def test_a_world_of_one_waits_for_nobody(record: Record, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert record("plain", windows=2) == 0
     assert capfd.readouterr().err == ""
     records = recorded(tmp_path / "run")
     assert [row.step for row in records] == list(range(STEPS))
@@ -40,8 +52,10 @@ def test_a_world_of_one_waits_for_nobody(tmp_path: Path, capfd: pytest.CaptureFi
     assert len(list(RunReader(tmp_path / "run").windows(0, 0))) == 2
 
 
-def test_a_crash_is_told_from_an_exit_and_the_status_is_the_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert record(tmp_path / "run", "crash") == 1
+def test_a_crash_is_told_from_an_exit_and_the_status_is_the_jobs(
+    record: Record, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert record("crash") == 1
     info = RunReader(tmp_path / "run").rank(0, 0)
     assert info is not None
     assert info.end_reason == "crash"
@@ -67,9 +81,9 @@ def test_a_crash_is_told_from_an_exit_and_the_status_is_the_jobs(tmp_path: Path,
     ],
 )
 def test_steps_are_counted_as_the_script_means_them(
-    tmp_path: Path, kind: str, numbers: range, capfd: pytest.CaptureFixture[str]
+    record: Record, tmp_path: Path, kind: str, numbers: range, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert record(tmp_path / "run", kind) == 0
+    assert record(kind) == 0
     assert capfd.readouterr().out == ("1 graph\n" if kind == "compiled" else "")
     records = recorded(tmp_path / "run")
     assert [row.step for row in records] == list(numbers)
@@ -78,8 +92,8 @@ def test_steps_are_counted_as_the_script_means_them(
         assert [row.step for row in records if "optimizer_skipped" in row.tags] == [2, 5, 8, 11]
 
 
-def test_recording_goes_on_when_an_optimizer_that_raised_is_replaced(tmp_path: Path) -> None:
-    assert record(tmp_path / "run", "replaced_with_data") == 0
+def test_recording_goes_on_when_an_optimizer_that_raised_is_replaced(record: Record, tmp_path: Path) -> None:
+    assert record("replaced_with_data") == 0
     records = recorded(tmp_path / "run")
     # One record spans the step that raised, the first of the new optimizer, which may still be one of several, and its second.
     assert [row.step for row in records] == list(range(STEPS - 2))
@@ -90,9 +104,11 @@ def test_recording_goes_on_when_an_optimizer_that_raised_is_replaced(tmp_path: P
     ("kind", "reason"),
     [("profiled", "another profiler was started"), ("scheduled", "another profiler is on")],
 )
-def test_the_scripts_own_profiler_goes_first(tmp_path: Path, kind: str, reason: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_scripts_own_profiler_goes_first(
+    record: Record, tmp_path: Path, kind: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     # The script's profiler starts in the middle of a window, or is warming up when one is due.
-    assert record(tmp_path / "run", kind, windows=3) == 0
+    assert record(kind, windows=3) == 0
     output = capfd.readouterr()
     assert "own profile True" in output.out
     assert reason in output.err
@@ -115,9 +131,9 @@ def test_a_job_without_training_leaves_nothing(tmp_path: Path, capfd: pytest.Cap
 PAUSE_US = 20_000
 
 
-def test_evaluations_and_checkpoints_are_between_steps_wherever_they_are(tmp_path: Path) -> None:
+def test_evaluations_and_checkpoints_are_between_steps_wherever_they_are(record: Record, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
-    assert record(tmp_path / "run", "evaluates") == 0
+    assert record("evaluates") == 0
     records = recorded(tmp_path / "run")
     assert [row.step for row in records] == list(range(STEPS))
     assert {row.samples for row in records} == {4}, "only what training worked on"
@@ -138,9 +154,9 @@ def test_evaluations_and_checkpoints_are_between_steps_wherever_they_are(tmp_pat
 
 
 def test_training_that_fails_and_goes_on_is_recorded_and_nothing_of_it_is_kept(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    record: Record, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert record(tmp_path / "run", "fails") == 0
+    assert record("fails") == 0
     output = capfd.readouterr()
     assert (output.out, output.err) == ("left 0\n", "")
     records = recorded(tmp_path / "run")
@@ -151,8 +167,8 @@ def test_training_that_fails_and_goes_on_is_recorded_and_nothing_of_it_is_kept(
         assert row.phases_us.optimizer is not None
 
 
-def test_sections_and_what_the_script_knows_are_in_the_records(tmp_path: Path) -> None:
-    assert record(tmp_path / "run", "sections") == 0
+def test_sections_and_what_the_script_knows_are_in_the_records(record: Record, tmp_path: Path) -> None:
+    assert record("sections") == 0
     records = recorded(tmp_path / "run")
     assert [(row.samples, row.tokens) for row in records] == [(5, step) for step in range(STEPS)]
     assert [row.flops for row in records] == [None] + [1e9] * (STEPS - 1)
@@ -163,8 +179,10 @@ def test_sections_and_what_the_script_knows_are_in_the_records(tmp_path: Path) -
         assert row.phases_us.h2d <= row.sections_us["h2d"]
 
 
+@pytest.mark.full
 def test_ranks_that_a_script_spawns_are_recorded_and_the_script_is_not(tmp_path: Path) -> None:
-    assert record(tmp_path / "run", "spawned") == 0
+    options = LaunchOptions(run_dir=tmp_path / "run", name="spawned", window_steps=0, exporter_url=None)
+    assert launch([sys.executable, str(JOB), "spawned"], options).status == 0
     run = RunReader(tmp_path / "run")
     assert run.ranks(0) == [0, 1]
     assert [len(list(run.steps(0, rank))) for rank in (0, 1)] == [STEPS, STEPS]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.profiler import ranks as preloaded
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Verdict
@@ -44,8 +44,7 @@ def skip_what_torch_cannot(layout: str) -> None:
 def job(layout: str, ranks: int, *options: str) -> list[str]:
     """The command that trains."""
     skip_what_torch_cannot(layout)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [sys.executable, *torchrun, str(JOB), "--layout", layout, "--steps", str(STEPS), *options]
+    return preloaded.command(ranks, JOB, "--layout", layout, "--steps", str(STEPS), *options)
 
 
 def recorded(run_dir: Path, command: list[str]) -> tuple[RunReader, Verdict]:

@@ -10,21 +10,24 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
 
-JOBS = Path(__file__).parent / "jobs"
 STEPS = 16
 PAUSE_US = 20_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
 
-def torchrun(run_dir: Path, *args: str, windows: int = 0, spool: Path | None = None) -> LaunchResult:
-    """Record ``tiny_ddp.py`` on two ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOBS / "tiny_ddp.py")]
+JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB)]
+
+
+def record(command: list[str], run_dir: Path, *args: str, windows: int = 0, spool: Path | None = None) -> LaunchResult:
+    """Record ``JOB`` on two ranks."""
     options = LaunchOptions(
         run_dir=run_dir,
         name="tiny",
@@ -63,7 +66,7 @@ def slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[LaunchResult, R
     """A job whose rank 1 waits for its data, with a profiler window."""
     folder = tmp_path_factory.mktemp("slow-data")
     (folder / "spool").mkdir()
-    result = torchrun(folder / "run", "--fault", "data:1", windows=2, spool=folder / "spool")
+    result = record(TORCHRUN, folder / "run", "--fault", "data:1", windows=2, spool=folder / "spool")
     return result, RunReader(folder / "run"), folder
 
 
@@ -134,8 +137,8 @@ def test_the_run_says_what_it_was(slow_data: tuple[LaunchResult, RunReader, Path
     assert {path.name for path in (folder / "run").iterdir()} == {"run.json", "attempts", "control"}
 
 
-def test_a_stall_late_in_backward_is_own_backward_time_of_its_rank(tmp_path: Path) -> None:
-    assert torchrun(tmp_path / "run", "--fault", "backward:1").status == 0
+def test_a_stall_late_in_backward_is_own_backward_time_of_its_rank(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+    assert record(torch_ranks.command(2, JOB), tmp_path / "run", "--fault", "backward:1").status == 0
     run = RunReader(tmp_path / "run")
     fast, slow = steps(run, 0), steps(run, 1)
     # Both see a long backward …
@@ -146,10 +149,13 @@ def test_a_stall_late_in_backward_is_own_backward_time_of_its_rank(tmp_path: Pat
     assert not list(run.windows(0, 0)), "no windows were asked for"
 
 
-def test_a_killed_rank_leaves_a_readable_run_and_the_next_launch_is_another_attempt(tmp_path: Path) -> None:
+def test_a_killed_rank_leaves_a_readable_run_and_the_next_launch_is_another_attempt(
+    torch_ranks: PreloadedTorch, tmp_path: Path
+) -> None:
     # Given a job whose rank 1 is killed in the middle
     (tmp_path / "spool").mkdir()
-    result = torchrun(tmp_path / "run", "--fault", "kill:1", spool=tmp_path / "spool")
+    command = torch_ranks.command(2, JOB)
+    result = record(command, tmp_path / "run", "--fault", "kill:1", spool=tmp_path / "spool")
     assert result.status != 0
     assert not any((tmp_path / "spool").iterdir()), "the job is over: nobody is to be called for its ranks"
     run = RunReader(tmp_path / "run")
@@ -161,7 +167,7 @@ def test_a_killed_rank_leaves_a_readable_run_and_the_next_launch_is_another_atte
     # When it is started again into the same run
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANKSCOPE_RUN_ID", run.info.run_id)  # it is the same run, though the command differs
-        again = torchrun(tmp_path / "run")
+        again = record(command, tmp_path / "run")
     # Then both are there
     assert (again.status, again.attempt) == (0, 1)
     run = RunReader(tmp_path / "run")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uuid_of
 from tests.profiler.otlp_collector import ReceivedSpan, collecting
+from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.profiler.helper.spans import trace_id
 from rankscope.profiler.launch import LaunchOptions, launch
@@ -38,6 +38,7 @@ class Recorded:
 
 @pytest.fixture
 def recorded(
+    torch_ranks: PreloadedTorch,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -49,7 +50,6 @@ def recorded(
     driver = FakeDriver(tmp_path / "driver", build_library(), [h100_state(0), h100_state(1)])
     node = start_exporter(env=driver.env)
     node.wait_until(lambda: len(node.values("gpu_power_watts")) == 2)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB)]
     options = LaunchOptions(
         run_dir=tmp_path / "run",
         name="tiny",
@@ -57,10 +57,9 @@ def recorded(
         exporter_url=f"http://{node.host}:{node.port}/metrics",
         otlp_every=EVERY,
     )
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.port}")
-        result = launch([*torchrun, "--steps", str(STEPS), "--fault", "data:1", "--pause", str(PAUSE_S)], options)
+        result = launch(torch_ranks.command(2, JOB, "--steps", str(STEPS), "--fault", "data:1", "--pause", str(PAUSE_S)), options)
         assert result.status == 0
         spans = collector.spans()
     return Recorded(RunReader(tmp_path / "run"), spans, capfd.readouterr().err)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.profiler.ranks import PreloadedTorch
 from tests.slurm_node import started
 
 from rankscope.analysis.engine import analyze
@@ -43,9 +44,7 @@ def expect_both_groups(run: RunReader) -> None:
             assert {row.group for row in rows} == {"cpu"}
 
 
-def test_waits_and_collectives_of_a_second_group_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def test_waits_and_collectives_of_a_second_group_are_recorded(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     options = LaunchOptions(
         run_dir=tmp_path / "run",
         name="two",
@@ -54,7 +53,7 @@ def test_waits_and_collectives_of_a_second_group_are_recorded(tmp_path: Path, mo
         window_steps=len(WINDOW),
         exporter_url=None,
     )
-    assert launch([*torchrun, str(JOB), str(tmp_path / "store")], options).status == 0
+    assert launch(torch_ranks.command(2, JOB, tmp_path / "store"), options).status == 0
     expect_both_groups(RunReader(tmp_path / "run"))
     # and what the ranks did is put together over both groups
     found = analyze([tmp_path / "run"])
@@ -63,6 +62,7 @@ def test_waits_and_collectives_of_a_second_group_are_recorded(tmp_path: Path, mo
     assert (found.imposed_wait[0].rank, found.imposed_wait_source) == (1, "windows")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.getuid() != 0, reason="slurmd runs as root")
 def test_ranks_that_srun_starts_are_recorded_as_slurm_counts_them(
     tmp_path: Path, require_program: Callable[[str], str], free_port: Callable[[], int]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.asking import Asking
@@ -41,11 +41,10 @@ def eventually(condition: Callable[[], object], job: subprocess.Popen[str]) -> N
         time.sleep(0.1)
 
 
-def start(run: Path, stop: Path, settings: RecorderSettings) -> subprocess.Popen[str]:
+def start(torch: PreloadedTorch, stop: Path, settings: RecorderSettings) -> subprocess.Popen[str]:
     """The job on two ranks, recorded."""
-    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER), "KINETO_LOG_LEVEL": "6"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB), str(stop)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER)}
+    return subprocess.Popen(torch.command(2, JOB, stop), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def profiled(run: Path, rank: int) -> list[int]:
@@ -292,7 +291,7 @@ def test_a_rank_that_is_switched_off_no_longer_reports(ranks: list[Rank], rank: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tmp_path: Path) -> None:
+def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     # Given two ranks under a budget that leaves room for windows, and a time for announcing them that a busy machine keeps, too
     run, stop = tmp_path / "run", tmp_path / "stop"
     settings = RecorderSettings(
@@ -307,7 +306,7 @@ def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tmp
         plan_ahead_steps=20,
         exporter_url=None,
     )
-    job = start(run, stop, settings)
+    job = start(torch_ranks, stop, settings)
     try:
         # When it has trained for a while
         eventually(lambda: all(len(profiled(run, rank)) >= 6 for rank in RANKS), job)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dump_file, write_file
 from rankscope.profiler.handover import Hello
@@ -30,6 +31,7 @@ from rankscope.runs.paths import attempt_dir, flight_dir
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
 _T = TypeVar("_T")
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 JOB = Path(__file__).parents[1] / "jobs" / "hung.py"
 RANK = 5
 
@@ -457,12 +459,11 @@ def test_what_a_rank_left_when_an_exception_ended_it_is_in_the_run(rank: Rank) -
     assert rank.dumps() == {"rank-00005-crash-gloo.pickle": b"gloo of crash"}
 
 
-def recorded(run: Path, *args: str, windows: int = 0) -> subprocess.Popen[str]:
+def recorded(torch: PreloadedTorch, run: Path, *args: str, windows: int = 0) -> subprocess.Popen[str]:
     """The job, recorded, on two ranks of which rank 1 never comes to a collective."""
     if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):
         pytest.skip("this torch has no Flight Recorder for gloo")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB), *args]
-    told = ["run", "--run-dir", str(run), "--window-steps", str(windows), "--no-verdict", "--", *torchrun]
+    told = ["run", "--run-dir", str(run), "--window-steps", str(windows), "--no-verdict", "--", *torch.command(2, JOB, *args)]
     return subprocess.Popen([sys.executable, "-m", "rankscope", *told], stderr=subprocess.PIPE, text=True)
 
 
@@ -474,11 +475,11 @@ def enqueued(path: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_a_collective_whose_time_is_up_leaves_a_dump(tmp_path: Path) -> None:
+def test_a_collective_whose_time_is_up_leaves_a_dump(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     if tuple(int(part) for part in version("torch").split("+")[0].split(".")[:2]) < (2, 11):
         # Seen with 2.8; the two between were not looked at.
         pytest.skip("gloo in this torch goes by the time that a process group began with, and the job waits for ever")
-    job = recorded(tmp_path / "run", "--timeout", "2")
+    job = recorded(torch_ranks, tmp_path / "run", "--timeout", "2")
     _, said = job.communicate(timeout=200)
     assert job.returncode == 1
     # three steps of two collectives, and the one that did not end
@@ -489,10 +490,10 @@ def test_a_collective_whose_time_is_up_leaves_a_dump(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_a_job_that_hangs_shows_who_did_not_come(tmp_path: Path) -> None:
+def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     # given two ranks, of which rank 1 never comes to a collective and rank 0 waits for it inside C++
     run = tmp_path / "run"
-    job = recorded(run, windows=1)
+    job = recorded(torch_ranks, run, windows=1)
     try:
         ranks = [run / "attempts" / "000" / "ranks" / f"0000{rank}" / "steps-000000.jsonl" for rank in (0, 1)]
         soon(lambda: all(path.exists() for path in ranks) or job.poll() is not None)
@@ -501,12 +502,7 @@ def test_a_job_that_hangs_shows_who_did_not_come(tmp_path: Path) -> None:
         # when somebody asks, once it hangs
         known: list[int] = []
         for _ in range(5):
-            asked = subprocess.run(
-                [sys.executable, "-m", "rankscope", "capture", str(run), "--flight-recorder", "--format", "json", "--wait", "60"],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            asked = cli("capture", run, "--flight-recorder", "--format", "json", "--wait", "60")
             # then both answer, although one of them is inside C++
             assert asked.returncode == 0, asked.stdout + asked.stderr
             known = [enqueued(run / row["path"]) for row in json.loads(asked.stdout)["dumps"]]
@@ -516,8 +512,7 @@ def test_a_job_that_hangs_shows_who_did_not_come(tmp_path: Path) -> None:
         # and what they wrote shows that rank 0 is one collective ahead: three steps of two, and one
         assert known == [7, 6]
         # and who asks for a profile instead is told that there are no steps, and what to ask for
-        command = [sys.executable, "-m", "rankscope", "capture", str(run), "--format", "json", "--wait", "5"]
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        asked = cli("capture", run, "--format", "json", "--wait", "5")
         assert asked.returncode == 1
         assert "no rank has finished a step in the " in json.loads(asked.stdout)["reason"], asked.stderr
         assert f"rankscope capture {run} --flight-recorder" in json.loads(asked.stdout)["reason"]
