@@ -201,6 +201,6 @@ def eventually() -> Callable[..., Any]:
             if answer:
                 return answer
             assert time.monotonic() < patience, f"still {answer!r} after {timeout:.0f} s"
-            time.sleep(0.1)
+            time.sleep(0.05)
 
     return ask

@@ -1,4 +1,4 @@
-"""The command line, as real processes: what it prints, what it delivers, how it ends."""
+"""The command line: what it prints, what it delivers, how it ends."""
 
 from __future__ import annotations
 
@@ -168,13 +168,15 @@ def test_a_folder_one_may_not_look_into_is_one_clear_line(make_run: Any, state: 
     try:
         for path in (run.path, run.path.parent):
             command = [*without_privilege, sys.executable, "-m", "rankscope", "alerts", "watch", path, "--state", state]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 3
-            assert done.stderr == f"rankscope: {path}: Permission denied\n"
+            [line] = done.stderr.splitlines()
+            assert f"{path}: Permission denied" in line
     finally:
         run.path.parent.chmod(0o755)
 
 
+@pytest.mark.slow
 def test_somebodys_private_folder_does_not_keep_the_other_runs_from_being_watched(
     make_run: Any, state: Path, without_privilege: list[str]
 ) -> None:
@@ -183,7 +185,7 @@ def test_somebodys_private_folder_does_not_keep_the_other_runs_from_being_watche
     private.path.chmod(0)
     try:
         command = [*without_privilege, sys.executable, "-m", "rankscope", "alerts", "watch", run.path.parent, "--once"]
-        done = subprocess.run([*command, "--state", state], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([*command, "--state", state], capture_output=True, text=True, check=False)
     finally:
         private.path.chmod(0o755)
     assert done.returncode == 0, done.stderr
@@ -212,7 +214,7 @@ def test_a_webhook_that_refuses_is_named_without_its_secret(watch: Any, make_run
     assert "tried again" not in done.stderr
 
 
-@pytest.fixture(params=["full disk", "closed pipe"])
+@pytest.fixture
 def unwritable(request: pytest.FixtureRequest) -> Iterator[IO[bytes]]:
     """A file that takes no output: the disk is full, or whoever read it has gone."""
     if request.param == "full disk":
@@ -225,7 +227,16 @@ def unwritable(request: pytest.FixtureRequest) -> Iterator[IO[bytes]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("also_errors", [False, True])
+@pytest.mark.parametrize(
+    ("unwritable", "also_errors"),
+    [
+        ("full disk", False),
+        ("closed pipe", True),
+        pytest.param("full disk", True, marks=pytest.mark.full),
+        pytest.param("closed pipe", False, marks=pytest.mark.full),
+    ],
+    indirect=["unwritable"],
+)
 def test_alerts_are_delivered_also_when_nothing_can_be_printed(
     make_run: Any, sink: Any, state: Path, unwritable: IO[bytes], *, also_errors: bool
 ) -> None:
@@ -233,12 +244,12 @@ def test_alerts_are_delivered_also_when_nothing_can_be_printed(
     run.end()
     command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--once", "--state", state, "--webhook", sink.url]
     errors = unwritable if also_errors else subprocess.PIPE
-    done = subprocess.run(command, stdout=unwritable, stderr=errors, text=True, timeout=60, check=False)
+    done = subprocess.run(command, stdout=unwritable, stderr=errors, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(sink.accepted) == 1
     if not also_errors:
         [line] = done.stderr.splitlines()
-        assert line.startswith("rankscope: standard output cannot be written: ")
+        assert "standard output" in line
 
 
 @pytest.mark.slow
@@ -248,7 +259,7 @@ def test_with_nobody_to_tell_a_closed_pipe_is_the_end(make_run: Any, state: Path
     command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--once", "--state", state]
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
 
@@ -261,7 +272,8 @@ def test_what_is_no_file_is_no_state_file_and_stays_where_it_is(watch: Any, make
     for path in (pipe, device):
         # when it is to be the state file (of two, the last one counts), then it is refused
         done = watch(run, "--once", "--state", path)
-        assert (done.returncode, done.stderr) == (3, f"rankscope: {path}: not a regular file\n")
+        assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+        assert f"{path}: not a regular file" in done.stderr
     assert (pipe.is_fifo(), device.is_symlink()) == (True, True)
 
 
@@ -272,7 +284,10 @@ def test_a_damaged_state_file_costs_one_line_not_the_alerts(watch: Any, make_run
     done = watch(run.path, "--once", "--webhook", sink.url)
     assert done.returncode == 0
     assert len(sink.accepted) == 1
-    assert done.stderr == f"rankscope: {state}: damaged, moved to state.json.bad; alerts may be sent again\n"
+    [line] = done.stderr.splitlines()
+    assert str(state) in line
+    assert "state.json.bad" in line
+    assert state.with_name("state.json.bad").exists()
 
 
 def test_with_nobody_to_tell_findings_are_printed(watch: Any, make_run: Any) -> None:
@@ -280,8 +295,8 @@ def test_with_nobody_to_tell_findings_are_printed(watch: Any, make_run: Any) -> 
     run.end()
     done = watch(run.path, "--once")
     assert done.returncode == 0
-    assert "FIRING   TrainingStraggler run llama rank 1 host node0:" in done.stdout
-    assert "cause input, phase data" in done.stdout
+    [line] = [line for line in done.stdout.splitlines() if "FIRING" in line]
+    assert all(fact in line for fact in ("TrainingStraggler", "run llama", "rank 1", "host node0", "input", "data"))
 
 
 @pytest.mark.parametrize("what", ["missing", "file", "empty folder", "broken"])
@@ -347,7 +362,7 @@ def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path
 
             eventually(arrived)
             run.end()
-            stdout, stderr = process.communicate(timeout=60)
+            stdout, stderr = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode == 0
@@ -358,7 +373,7 @@ def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
     make_run: Any, sink: Any, state: Path, eventually: Any, number: signal.Signals
 ) -> None:
@@ -375,7 +390,7 @@ def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
         try:
             eventually(lambda: sink.requests)
             process.send_signal(number)
-            _, stderr = process.communicate(timeout=30)
+            _, stderr = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode == 0
@@ -411,7 +426,7 @@ def test_a_folder_of_runs_is_followed_until_told_to_stop(make_run: Any, sink: An
             eventually(lambda: len(sink.accepted) == 2)
             assert process.poll() is None
             process.terminate()
-            _, stderr = process.communicate(timeout=30)
+            _, stderr = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode == 0

@@ -53,10 +53,10 @@ def target() -> Iterator[Target]:
 
 
 @pytest.fixture
-def receiver(tmp_path: Path, target: Target, free_port: Callable[[], int]) -> Iterator[ReceiverProcess]:
+def receiver(tmp_path: Path, target: Target) -> Iterator[ReceiverProcess]:
     (tmp_path / "runs").mkdir()
     config = CONFIG.format(receive='runs = ["runs"]', url=target.url) + ACTION
-    with ReceiverProcess(tmp_path, free_port(), config) as receiver:
+    with ReceiverProcess(tmp_path, config) as receiver:
         yield receiver
 
 
@@ -128,7 +128,7 @@ def test_a_thousand_alerts_at_once_and_a_target_that_is_away(
 ) -> None:
     nowhere = free_port()
     config = CONFIG.format(receive="", url=f"http://127.0.0.1:{nowhere}/")
-    with ReceiverProcess(tmp_path, free_port(), config) as receiver:
+    with ReceiverProcess(tmp_path, config) as receiver:
         began = time.monotonic()
         assert receiver.post(*(firing(number) for number in range(1000))).status_code == 200
         answered_s = time.monotonic() - began
@@ -167,7 +167,7 @@ def test_memory_while_everybody_sends_as_much_as_is_allowed(receiver: ReceiverPr
     assert highest[0] < 2 * MEMORY_MIB
 
 
-def test_many_runs_that_cannot_be_analysed_in_time(tmp_path: Path, free_port: Callable[[], int], target: Target) -> None:
+def test_many_runs_that_cannot_be_analysed_in_time(tmp_path: Path, target: Target) -> None:
     """However many alerts wait for verdicts, none goes out much later than the bound, and every verdict is told."""
     for number in range(40):
         two_ranks(tmp_path / "runs" / str(number), run_id=f"r{number}")
@@ -176,7 +176,7 @@ def test_many_runs_that_cannot_be_analysed_in_time(tmp_path: Path, free_port: Ca
     def told(*words: str) -> set[str]:
         return {alert["labels"]["run_id"] for alert in target.alerts if not words or alert["annotations"].keys() & set(words)}
 
-    with ReceiverProcess(tmp_path, free_port(), CONFIG.format(receive=receive, url=target.url)) as receiver:
+    with ReceiverProcess(tmp_path, CONFIG.format(receive=receive, url=target.url)) as receiver:
         began = time.monotonic()
         for number in range(40):
             assert receiver.post(straggler(f"r{number}")).status_code == 200

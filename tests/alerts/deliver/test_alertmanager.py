@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,8 @@ import httpx
 import msgspec
 import pytest
 import yaml
+from tests.alerts.alertmanager_process import alertmanager_process
+from tests.alerts.receive.receiver_process import ReceiverProcess, Target
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.alertmanager import Alertmanager
@@ -30,58 +31,19 @@ EXAMPLE = CONFIG.read_text()
 
 
 @pytest.fixture
-def start(tmp_path: Path, eventually: Any) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """``start(healthy_url, *command)`` runs a server until the test ends."""
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def run(healthy_url: str, *command: str | Path) -> subprocess.Popen[bytes]:
-        log = tmp_path / f"{len(processes)}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path)
-        processes.append(process)
-
-        def healthy() -> bool:
-            assert process.poll() is None, log.read_text()
-            try:
-                return httpx.get(healthy_url).is_success
-            except httpx.TransportError:
-                return False
-
-        eventually(healthy)
-        return process
-
-    yield run
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.wait(timeout=30)
-
-
-@pytest.fixture
 def alertmanager(
-    tmp_path: Path, start: Callable[..., Any], free_port: Callable[[], int], require_program: Callable[[str], str]
-) -> tuple[str, str]:
+    tmp_path: Path, target: Target, eventually: Callable[..., Any], require_program: Callable[[str], str]
+) -> Iterator[tuple[str, str]]:
     """A real Alertmanager with the example configuration, made quick, in front of a real receiver: both addresses."""
     program = require_program("prometheus-alertmanager")
-    receiver, port = free_port(), free_port()
-    start(
-        f"http://127.0.0.1:{receiver}/-/healthy",
-        *(sys.executable, "-m", "rankscope", "alerts", "serve", "--listen", f"127.0.0.1:{receiver}"),
-    )
-    config = tmp_path / "alertmanager.yml"
-    quick = EXAMPLE.replace("127.0.0.1:9099", f"127.0.0.1:{receiver}")
-    for name in ("group_wait: 30s", "group_wait: 10s", "group_interval: 5m"):
-        quick = quick.replace(name, f"{name.partition(':')[0]}: 1s")
-    config.write_text(quick)
-    start(
-        f"http://127.0.0.1:{port}/-/healthy",
-        program,
-        f"--config.file={config}",
-        f"--storage.path={tmp_path / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--cluster.listen-address=",
-    )
-    return f"http://127.0.0.1:{port}", f"http://127.0.0.1:{receiver}"
+    with ReceiverProcess(tmp_path, f'[[target]]\nname = "chat"\nurl = "{target.url}"\n') as receiver:
+        quick = EXAMPLE.replace("127.0.0.1:9099", f"127.0.0.1:{receiver.port}")
+        for name in ("group_wait: 30s", "group_wait: 10s", "group_interval: 5m"):
+            quick = quick.replace(name, f"{name.partition(':')[0]}: 100ms")
+        config = tmp_path / "alertmanager.yml"
+        config.write_text(quick)
+        with alertmanager_process(program, config, tmp_path / "manager", eventually) as url:
+            yield url, receiver.url
 
 
 def test_the_example_configuration_is_sound(require_program: Callable[[str], str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.full_disk import disk_with_room_for
 from tests.webhook_receiver import SimulatedClock, about, notice
@@ -161,7 +161,6 @@ def test_of_large_alerts_what_matters_is_kept() -> None:
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=3000), st.text(max_size=30_000), max_size=8), min_size=1, max_size=30))
-@settings(max_examples=30)
 def test_no_alert_is_left_out_and_no_body_is_too_large(annotations: list[dict[str, str]]) -> None:
     notices = [
         msgspec.structs.replace(one, alert=msgspec.structs.replace(one.alert, annotations=texts))

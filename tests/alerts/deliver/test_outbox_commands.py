@@ -1,4 +1,4 @@
-"""The verbs about webhooks, as processes: a test alert, what waits, and what was given up."""
+"""The verbs about webhooks: a test alert, what waits, and what was given up."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from tests.webhook_receiver import WebhookReceiver, about, notice, receiving
 
+from rankscope.alerts import watching
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.outbox import Outbox
 from rankscope.alerts.outbox_queue import OutboxQueue, Outcome
 
-pytestmark = pytest.mark.slow
 SECRET = "s3cr3t"
 
 
@@ -53,9 +53,8 @@ def box(tmp_path: Path) -> Path:
 def test_a_test_alert_is_labelled_and_ends(cli: Callable[..., Any], receiver: WebhookReceiver, config: Path) -> None:
     done = cli("alerts", "test-webhook", "--config", config)
     assert done.returncode == 0, done.stderr
-    assert [line.split(" after ")[0] for line in done.stdout.splitlines()] == [
-        f"{name}: {status}: delivered: answered 200" for name in ("hook", "chat") for status in ("firing", "resolved")
-    ]
+    told = [line.split(": ")[:3] for line in done.stdout.splitlines()]
+    assert told == [[name, status, "delivered"] for name in ("hook", "chat") for status in ("firing", "resolved")]
     assert SECRET not in done.stdout + done.stderr
     firing = msgspec.json.decode(receiver.bodies[0])["alerts"][0]
     assert firing["annotations"]["simulated"] == "true"
@@ -89,7 +88,8 @@ def test_without_apprise_its_targets_say_how_to_get_it(cli_process: Callable[...
     path.write_text('[[target]]\nname = "chat"\nurl_file = "url"\ntemplate = "apprise"\n')
     (tmp_path / "without" / "sitecustomize.py").write_text("import sys; sys.modules['apprise'] = None\n")
     done = cli_process("alerts", "test-webhook", "--config", path, env={"PYTHONPATH": str(tmp_path / "without")})
-    assert (done.returncode, done.stderr) == (4, "rankscope: Apprise is not installed; run: pip install 'rankscope[apprise]'\n")
+    assert (done.returncode, len(done.stderr.splitlines())) == (4, 1)
+    assert "pip install 'rankscope[apprise]'" in done.stderr
 
 
 def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any], box: Path) -> None:
@@ -106,24 +106,20 @@ def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any]
     dead, delivered, waiting = (one["id"] for one in listing["messages"])
     lines = run("list").stdout.splitlines()
     assert lines[0] == f"{box}: 1 dead, 1 delivered, 1 waiting"
-    put = rfc3339(listing["messages"][0]["created_unix_ns"])
-    assert lines[1] == (
-        f"  dead      {put} {dead} hook: FIRING warning TrainingStraggler: run run [2J0, rank 1, "
-        "since 2023-11-14T22:13:20.000Z, 1 attempt, refused with 404"
-    )
+    shown = [rfc3339(listing["messages"][0]["created_unix_ns"]), dead, "hook", "FIRING", "TrainingStraggler", "run [2J0"]
+    assert all(fact in lines[1] for fact in (*shown, "rank 1", "2023-11-14T22:13:20.000Z", "1 attempt", "404"))
+    assert lines[1].split()[0] == "dead"
     about = listing["messages"][1]
-    assert (about["about"], about["starts_at"]) == (
-        "FIRING warning TrainingStraggler: run run [2J1, rank 1",
-        "2023-11-14T22:13:20.000Z",
-    )
+    assert all(fact in about["about"] for fact in ("FIRING", "TrainingStraggler", "run [2J1", "rank 1"))
+    assert about["starts_at"] == "2023-11-14T22:13:20.000Z"
     assert (about["labels"]["alertname"], about["labels"]["rank"]) == ("TrainingStraggler", "1")
     assert waiting not in run("list", "--state", "dead").stdout
     assert '"groupKey"' in run("show", dead).stdout
     assert run("show", "msg_none").returncode == 1
     assert run("replay", delivered).returncode == 1
-    assert run("replay", "--dead").stdout == "1 message will be sent again\n"
+    assert run("replay", "--dead").stdout.startswith("1 message ")
     assert run("drop").returncode == 2
-    assert run("drop", waiting).stdout == "1 message forgotten\n"
+    assert run("drop", waiting).stdout.startswith("1 message ")
     assert Outbox(box).counts() == {("hook", "waiting"): 1, ("hook", "delivered"): 1}
 
 
@@ -150,7 +146,8 @@ def test_no_outbox_is_no_trouble_and_one_that_is_named_must_be_there(cli: Callab
     assert (done.returncode, msgspec.json.decode(done.stdout)["outboxes"]) == (0, [])
     missing = tmp_path / "missing"
     done = cli("alerts", "outbox", "list", "--outbox", missing, env=env)
-    assert (done.returncode, done.stderr) == (3, f"rankscope: {missing}: no such outbox\n")
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+    assert str(missing) in done.stderr
     assert not missing.exists()
 
 
@@ -164,7 +161,7 @@ def test_a_watcher_tells_the_targets_of_its_configuration_and_what_waited_before
     receiver.behaviour = 404
     done = cli(*watch)
     assert done.returncode == 1
-    assert "rankscope: not delivered to hook, chat" in done.stderr
+    assert "hook, chat" in done.stderr.splitlines()[-1]
     assert SECRET not in done.stderr + (tmp_path / "state.json").read_text()
     assert SECRET.encode() not in (tmp_path / "state.outbox").read_bytes()
     # When it is replayed, the next watcher sends it, and tells nothing else
@@ -176,8 +173,9 @@ def test_a_watcher_tells_the_targets_of_its_configuration_and_what_waited_before
 
 
 def test_a_secret_that_is_away_keeps_a_watcher_from_telling_nobody_else(
-    cli: Callable[..., Any], make_run: Any, receiver: WebhookReceiver, config: Path
+    cli: Callable[..., Any], make_run: Any, receiver: WebhookReceiver, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(watching, "ONCE_DRAIN_S", 2.0)
     run = make_run(slow=2)
     run.end()
     config.write_text(f'{config.read_text()}[[target]]\nname = "late"\nurl_file = "away"\n')
@@ -185,8 +183,8 @@ def test_a_secret_that_is_away_keeps_a_watcher_from_telling_nobody_else(
     assert len(receiver.accepted) == 2
     assert done.returncode == 1
     first, *_, last = done.stderr.splitlines()
-    assert first == f"rankscope: target late: {config.parent}/away: No such file or directory; it waits for this file"
-    assert last == "rankscope: not delivered to late"
+    assert f"target late: {config.parent}/away: No such file or directory" in first
+    assert last.endswith(" late")
 
 
 def test_a_mistake_in_the_configuration_is_one_line(cli: Callable[..., Any], make_run: Any, config: Path) -> None:
@@ -194,7 +192,8 @@ def test_a_mistake_in_the_configuration_is_one_line(cli: Callable[..., Any], mak
     done = cli("alerts", "watch", make_run().path, "--once", "--config", config)
     assert done.returncode == 3
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"rankscope: {config}: target[0] (hook): no such setting: colour; there are name, url,")
+    assert all(fact in line for fact in (str(config), "target[0] (hook)", "colour", "name, url,"))
+    assert SECRET not in line
 
 
 def test_an_outbox_that_cannot_be_had_costs_no_alert(
@@ -207,4 +206,5 @@ def test_an_outbox_that_cannot_be_had_costs_no_alert(
     assert done.returncode == 0
     assert len(receiver.accepted) == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"rankscope: {tmp_path}/state.outbox: the outbox cannot be opened: Is a directory")
+    assert f"{tmp_path}/state.outbox" in line
+    assert "Is a directory" in line

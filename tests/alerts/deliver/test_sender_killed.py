@@ -51,13 +51,13 @@ def check_delivered(receiver: WebhookReceiver, ids: list[str]) -> None:
 @pytest.mark.slow
 def test_a_sender_that_is_killed_delivers_everything_in_the_end(tmp_path: Path) -> None:
     box = Outbox(tmp_path / "o.outbox")
-    box.put(about(*(notice(rank, run=str(rank % 7)) for rank in range(210)), most_alerts=1))
+    box.put(about(*(notice(rank, run=str(rank % 7)) for rank in range(105)), most_alerts=1))
     ids = [one.id for one in box.listed()]
     with receiving() as receiver:
-        killed = send_killed(tmp_path / "o.outbox", receiver, 6, random.Random(7))
+        killed = send_killed(tmp_path / "o.outbox", receiver, 3, random.Random(7))
         check_delivered(receiver, ids)
     assert killed
-    assert box.counts() == {("hook", "delivered"): 210}
+    assert box.counts() == {("hook", "delivered"): 105}
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_a_watcher_that_is_killed_tells_every_alert_under_one_id(make_run: Any, 
         for number in range(12):
             with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
                 # The first ones are killed about where the alert is put and sent.
-                patience = 0.4 + 0.5 * chance.random() if number < 6 else 60.0
+                patience = 0.15 + 0.3 * chance.random() if number < 4 else 120.0
                 try:
                     status = process.wait(timeout=patience)
                 except subprocess.TimeoutExpired:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.local_http import answering, respond
 from tests.webhook_receiver import about, notice
@@ -225,7 +225,6 @@ def test_pagerduty_joins_beginning_and_end_by_the_fingerprint() -> None:
 
 @pytest.mark.parametrize("name", ["slack", "teams"])
 @given(text=st.text(max_size=4000), names=st.lists(st.sampled_from(sorted(FULL)), max_size=10), count=st.integers(1, 16))
-@settings(max_examples=15)
 def test_no_body_is_too_large_and_every_body_is_json(name: Any, text: str, names: list[str], count: int) -> None:
     for message in about(*(notice(rank, more=dict.fromkeys(names, text * 20)) for rank in range(count))):
         body = TEMPLATES[name](message.body, "")
@@ -249,6 +248,7 @@ def apprise_target(url: str) -> Target:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_apprise_speaks_to_the_rest(tmp_path: Path) -> None:
     taken: list[Any] = []
 

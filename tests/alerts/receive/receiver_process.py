@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 import sys
@@ -48,22 +49,31 @@ def listening_target() -> Iterator[Target]:
 
 
 class ReceiverProcess:
-    """``rankscope alerts serve``, on one port and one folder for its state however often it is started.
+    """``rankscope alerts serve``, with one folder for its state, and the port that it chose at the first start.
 
     As a context manager it is started at the beginning, and killed at the end.
     """
 
-    def __init__(self, folder: Path, port: int, config: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, config: str, *arguments: str) -> None:
         self.folder = folder
-        self.url = f"http://127.0.0.1:{port}"
+        self.port = 0
         self.errors = folder / "receiver.err"
         self.shown = folder / "receiver.out"
         file = folder / "alerts.toml"
         file.write_text(config)
-        self.command = [sys.executable, "-m", "rankscope", "alerts", "serve", "--listen", f"127.0.0.1:{port}"]
-        self.command += ["--config", str(file), "--state", str(folder / "state"), *arguments]
+        self.arguments = ["--config", str(file), "--state", str(folder / "state"), *arguments]
         self._process: subprocess.Popen[bytes] | None = None
         self._largest_file: int | None = None
+
+    @property
+    def command(self) -> list[str]:
+        """What is started."""
+        return [sys.executable, "-m", "rankscope", "alerts", "serve", "--listen", f"127.0.0.1:{self.port}", *self.arguments]
+
+    @property
+    def url(self) -> str:
+        """Its address, which it reports when it listens."""
+        return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
         self.start()
@@ -76,6 +86,8 @@ class ReceiverProcess:
         """Begin, and wait until it serves."""
         with self.shown.open("ab") as out, self.errors.open("ab") as errors:
             self._process = subprocess.Popen(self.command, stdout=out, stderr=errors, preexec_fn=self._limited)  # noqa: PLW1509
+        if not self.port:
+            until(self._listening)
         if wait:
             until(self.healthy)
 
@@ -87,10 +99,20 @@ class ReceiverProcess:
         if self._largest_file is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (self._largest_file, self._largest_file))
 
-    def healthy(self) -> bool:
-        """Whether it serves."""
+    def _listening(self) -> bool:
+        """Whether it has reported its port."""
+        found = re.search(r"listening on https?://127\.0\.0\.1:(\d+)/", self.errors.read_text())
+        self._check_running()
+        self.port = int(found[1]) if found else 0
+        return bool(self.port)
+
+    def _check_running(self) -> None:
         assert self._process is not None
         assert self._process.poll() is None, (self._process.returncode, self.errors.read_text())
+
+    def healthy(self) -> bool:
+        """Whether it serves."""
+        self._check_running()
         with suppress(httpx.TransportError):
             return httpx.get(f"{self.url}/-/healthy").status_code == 200
         return False
@@ -126,7 +148,7 @@ def until(question: Any) -> Any:
     patience = time.monotonic() + PATIENCE_S
     while not (answer := question()):
         assert time.monotonic() < patience, f"still {answer!r}"
-        time.sleep(0.1)
+        time.sleep(0.05)
     return answer
 
 

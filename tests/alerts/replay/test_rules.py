@@ -134,6 +134,7 @@ def test_recorded_series_are_made_before_those_that_rest_on_them() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_what_the_thresholds_say_is_tried_and_what_they_leave_out_is_said(
     make_run: Callable[..., Any], tmp_path: Path, require_program: Callable[[str], str]
 ) -> None:
@@ -201,6 +202,7 @@ def test_a_prometheus_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_replay_that_is_ended_takes_its_prometheus_along(
     make_run: Callable[..., Any], eventually: Callable[..., Any], tmp_path: Path, number: signal.Signals
@@ -228,6 +230,7 @@ def test_a_replay_that_is_ended_takes_its_prometheus_along(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_shipped_rules_are_evaluated_over_a_run(make_run: Callable[..., Any], require_program: Callable[[str], str]) -> None:
     # Given half an hour of steps of 1 s in which rank 2 is slow, and rank 3 killed after 20 minutes, while the others went on
     require_program("prometheus")

@@ -58,6 +58,7 @@ def test_a_rule_of_prometheus_is_replayed_over_what_it_remembers(remembered: str
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_without_names_all_of_rankscopes_rules_are_replayed(remembered: str) -> None:
     replay = replay_server(Prometheus(Server(url=remembered)), [], SPAN)
 
@@ -66,12 +67,14 @@ def test_without_names_all_of_rankscopes_rules_are_replayed(remembered: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_rule_that_the_server_does_not_have_is_said_with_those_it_has(remembered: str) -> None:
     with pytest.raises(PrometheusError, match=r"evaluates no alert Nope; it has .*GpuDown"):
         replay_server(Prometheus(Server(url=remembered)), ["Nope"], SPAN)
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_of_a_long_time_a_rule_is_evaluated_less_often_and_it_is_said(remembered: str) -> None:
     replay = replay_server(Prometheus(Server(url=remembered)), ["GpuDown"], (START_NS - 10**17, START_NS + 1200 * SECOND))
 
@@ -83,6 +86,7 @@ def test_of_a_long_time_a_rule_is_evaluated_less_often_and_it_is_said(remembered
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_what_nothing_is_remembered_of_is_not_taken_for_silent(remembered: str) -> None:
     """Neither where the series are recorded from others, nor with other thresholds, nor before there was anything."""
     prometheus = Prometheus(Server(url=remembered))
@@ -138,6 +142,7 @@ groups:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("begun_s", [None, 600])
 def test_what_was_recorded_later_or_never_is_not_taken_for_silent(
     tmp_path: Path, require_program: Callable[[str], str], begun_s: int | None
@@ -170,6 +175,7 @@ def test_what_was_recorded_later_or_never_is_not_taken_for_silent(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_rankscopes_rules_with_other_thresholds_are_tried_over_what_it_remembers(remembered: str, tmp_path: Path) -> None:
     # Given an operator who waits for longer, and does not want another alert at all
     ours = tmp_path / "ours.toml"
@@ -191,6 +197,7 @@ def test_rankscopes_rules_with_other_thresholds_are_tried_over_what_it_remembers
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_what_rests_on_series_that_the_server_does_not_record_is_not_taken_for_silent(
     tmp_path: Path, require_program: Callable[[str], str]
 ) -> None:
@@ -202,6 +209,7 @@ def test_what_rests_on_series_that_the_server_does_not_record_is_not_taken_for_s
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_command_asks_a_prometheus_up_to_now_at_most(remembered: str, cli: Callable[..., Any]) -> None:
     since = ("--start", "2023-11-14T22:13:20Z", "--end", "9999-01-01")
 

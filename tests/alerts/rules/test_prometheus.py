@@ -124,6 +124,7 @@ scrape_configs:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_prometheus_accuses_the_slow_rank_then_the_silent_one_and_nobody_else(
     ranks: Ranks, prometheus: Callable[[str], Any], eventually: Any
 ) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.flight_dumps import Job, write
 from tests.alerts.watch.watched_world import Told, World, past_of
+from tests.flight_dumps import Job, write
 
 from rankscope.alerts.dumps import AGAIN_S, WAIT_S
 from rankscope.alerts.ledger import Ledger

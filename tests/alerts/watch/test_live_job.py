@@ -16,6 +16,7 @@ from rankscope.runs.reader import RunReader
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
 def test_a_rank_that_is_stopped_is_found_and_named_and_its_recovery_is_seen(
     tmp_path: Path, eventually: Callable[..., Any]

@@ -1,0 +1,33 @@
+"""Debian's Alertmanager as a process, at a port that it chooses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+@contextmanager
+def alertmanager_process(program: str, config: Path, folder: Path, eventually: Callable[..., Any]) -> Iterator[str]:
+    """Its address, once it is ready; what it stores and logs is below ``folder``."""
+    folder.mkdir()
+    log = folder / "log"
+    command = [program, f"--config.file={config}", f"--storage.path={folder / 'data'}"]
+    command += ["--web.listen-address=127.0.0.1:0", "--cluster.listen-address="]
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, cwd=folder) as process:
+        try:
+
+            def ready() -> str | None:
+                assert process.poll() is None, log.read_text()
+                found = re.search(r"address=(127\.0\.0\.1:[1-9]\d*)", log.read_text())
+                url = f"http://{found[1]}" if found else None
+                return url if url and httpx.get(f"{url}/-/ready").is_success else None
+
+            yield eventually(ready)
+        finally:
+            process.kill()
