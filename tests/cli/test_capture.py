@@ -7,23 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
-import msgspec
 import pytest
 from tests.played_ranks import FIRST, accept, append, breakdown, end, job, profile, rank_info, two_ranks
 
-from rankscope.cli import capturing, live_run
+from rankscope.cli import capture as capture_module
+from rankscope.cli import capturing, live_run, standstill
 from rankscope.cli.capture import capture
-from rankscope.cli.live_run import LiveRun
-from rankscope.cli.profiled import ProfiledSteps
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer
 from rankscope.runs.paths import attempt_dir, flight_dir, rank_dir
 from rankscope.runs.records import AttemptInfo, RunInfo, StepRecord
-from rankscope.runs.segments import read_blocks
 from rankscope.runs.writer import create_attempt, create_run, write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -35,6 +32,31 @@ def cli(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.setattr(capturing, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
     return cli
+
+
+class Clock:
+    """Time that stands still for the command until the job has served its request."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.runs = threading.Event()
+        self.time, self.time_ns = time.time, time.time_ns
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        if self.runs.wait(0.02):
+            self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The command's clock, in the test's hands."""
+    made = Clock()
+    for module in (capture_module, capturing, live_run, standstill):
+        monkeypatch.setattr(module, "time", made)
+    return made
 
 
 @pytest.fixture
@@ -151,10 +173,13 @@ def test_a_job_that_makes_no_step_is_said_to_and_what_to_ask_it_instead(run: Pat
     assert f"`rankscope capture {run} --flight-recorder`" in said
     assert said.endswith(json.loads(done.stdout)["reason"])
 
-    # given one that accepts and then hangs, all but rank 1
+
+def test_a_job_that_accepts_and_then_hangs_is_reported(run: Path, cli: Cli, clock: Clock) -> None:
+    # given a job of which only rank 1 makes another step after it has accepted
     def serve(run: Path, request: ControlRequest) -> None:
         append(run, 1, "steps", StepRecord(step=61, start_unix_ns=1, wall_us=1e5))
         accept(run, request)
+        clock.runs.set()
 
     with job(run, serve):
         done = cli("capture", run, "--wait", "1", "--format", "json")
@@ -175,10 +200,11 @@ def test_who_waits_for_less_than_a_few_steps_does_not_hear_of_a_hang(run: Path, 
     assert "--flight-recorder" not in done.stderr
 
 
-def test_of_a_job_that_makes_steps_nobody_says_that_it_stands_still(run: Path, cli: Cli) -> None:
+def test_of_a_job_that_makes_steps_nobody_says_that_it_stands_still(run: Path, cli: Cli, clock: Clock) -> None:
     def serve(run: Path, _request: ControlRequest) -> None:
         for rank in (0, 1):
             append(run, rank, "steps", StepRecord(step=61, start_unix_ns=1, wall_us=1e5))
+        clock.runs.set()
 
     with job(run, serve):
         done = cli("capture", run, "--wait", "1")
@@ -303,6 +329,7 @@ def test_where_one_may_not_write_one_may_not_ask(run: Path, cli: Cli) -> None:
     assert "cannot leave a request here" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_behind(run: Path) -> None:
     command = [sys.executable, "-m", "rankscope", "capture", str(run), "--wait", "300"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as asking:
@@ -413,63 +440,6 @@ def test_an_attempt_that_began_after_the_request_is_not_waited_for(run: Path, cl
         done = cli("capture", run, "--wait", "1000")
     assert done.returncode == 1
     assert "started anew" in done.stderr
-
-
-def test_many_ranks_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    pauses: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        clock[0] += seconds
-
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(time, "sleep", sleep)
-    for ranks, longest in ((8, 0.5), (100, 1.0), (1024, 5.0)):
-        clock[0] = 0.0
-        pauses.clear()
-        assert live_run.waited_for(lambda: None, until=120.0, ranks=ranks) is None
-        assert (pauses[0], max(pauses)) == (0.5, longest)
-        assert clock[0] == 120.0
-
-
-def test_only_what_is_new_of_the_profiles_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a rank with a history
-    append(run, 0, "windows", *(breakdown(step) for step in range(60)))
-    profiled = ProfiledSteps(LiveRun(run), 0, range(70, 72))
-    assert profiled.lacking() == [70, 71]
-    read: list[bytes] = []
-
-    def counted(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-        for block, length in read_blocks(file):
-            read.append(block)
-            yield block, length
-
-    monkeypatch.setattr("rankscope.runs.follow.read_blocks", counted)
-    # when it goes on, in the same segment, in the middle of a line, and in the next
-    rows = [msgspec.json.encode(breakdown(step)) + b"\n" for step in range(69, 72)]
-    path = next(rank_dir(run, 0, 0).glob("windows-*"))
-    with path.open("ab") as file:
-        file.write(rows[0] + rows[1] + rows[2][:20])
-    assert profiled.lacking() == [71]
-    with path.open("ab") as file:
-        file.write(rows[2][20:])
-    append(run, 0, "windows", breakdown(72))
-    # then that is read, and nothing twice
-    assert profiled.lacking() == []
-    assert read == [rows[0] + rows[1], rows[2][:20], rows[2], msgspec.json.encode(breakdown(72)) + b"\n"]
-
-
-def test_profiles_that_move_while_one_waits_are_found(run: Path) -> None:
-    append(run, 0, "windows", breakdown(60))
-    append(run, 0, "windows", breakdown(70))
-    profiled = ProfiledSteps(LiveRun(run), 0, range(70, 72))
-    assert profiled.lacking() == [71]
-    # when the segments are replaced
-    for path in rank_dir(run, 0, 0).glob("windows-*"):
-        path.unlink()
-    (rank_dir(run, 0, 0) / "windows-000009.jsonl").write_bytes(msgspec.json.encode(breakdown(71)) + b"\n")
-    assert profiled.lacking() == []
 
 
 def test_how_long_to_wait_is_a_number(cli: Cli, run: Path) -> None:

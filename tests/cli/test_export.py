@@ -153,6 +153,7 @@ def test_standard_output_is_the_file_and_the_rest_is_on_stderr(cli: Run, recorde
     assert "2 ranks" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(recorded: Path) -> None:
     command = f"{sys.executable} -m rankscope export {recorded} --perfetto - --no-verdict"

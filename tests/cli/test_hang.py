@@ -83,6 +83,8 @@ def test_a_path_that_is_not_there_is_one_line_with_status_3(cli: Cli, tmp_path: 
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
 
 
+@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_of_a_real_job_that_hangs_the_rank_that_did_not_come_is_named(cli: Cli, tmp_path: Path) -> None:
     if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):

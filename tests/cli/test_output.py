@@ -1,4 +1,4 @@
-"""Output that finds no place, or no end; and leaving before there is any."""
+"""Output that cannot be written, and interrupts while modules are imported."""
 
 from __future__ import annotations
 
@@ -13,10 +13,24 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [["schema", "analysis"], ["--help"], ["alerts", "rules", "show"]])
-def test_whatever_is_printed_a_full_disk_is_one_of_standard_output(arguments: list[str], unbuffered: str) -> None:
+BUFFERED = {"PYTHONUNBUFFERED": ""}
+UNBUFFERED = pytest.param({"PYTHONUNBUFFERED": "1"}, id="unbuffered", marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        pytest.param(["schema", "analysis"], BUFFERED, id="schema"),
+        pytest.param(["schema", "analysis"], {"PYTHONUNBUFFERED": "1"}, id="schema unbuffered"),
+        pytest.param(["--help"], BUFFERED, id="help", marks=pytest.mark.full),
+        pytest.param(["--help"], {"PYTHONUNBUFFERED": "1"}, id="help unbuffered", marks=pytest.mark.full),
+        pytest.param(["alerts", "rules", "show"], BUFFERED, id="rules", marks=pytest.mark.full),
+        pytest.param(["alerts", "rules", "show"], {"PYTHONUNBUFFERED": "1"}, id="rules unbuffered", marks=pytest.mark.full),
+    ],
+)
+def test_a_full_disk_is_one_line_that_names_standard_output(arguments: list[str], environ: dict[str, str]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "rankscope", *arguments],
@@ -24,42 +38,59 @@ def test_whatever_is_printed_a_full_disk_is_one_of_standard_output(arguments: li
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            env={**os.environ, **environ},
         )
-    assert (done.returncode, done.stderr) == (3, "rankscope: standard output: No space left on device\n")
+    assert_one_line(done, "No space left on device")
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_that_finds_room_for_a_part_is_an_error(tmp_path: Path, unbuffered: str) -> None:
+def assert_one_line(done: subprocess.CompletedProcess[str], reason: str) -> None:
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert "standard output" in done.stderr
+    assert reason in done.stderr
+
+
+@pytest.mark.parametrize("environ", [pytest.param(BUFFERED, id="buffered"), UNBUFFERED])
+def test_output_that_finds_room_for_a_part_is_an_error(tmp_path: Path, environ: dict[str, str]) -> None:
     # given a file that may not become larger than 1 KiB, and more to print
     shell = f"ulimit -f 1; exec {sys.executable} -m rankscope schema analysis >{tmp_path / 'schema.json'}"
-    done = subprocess.run(
-        ["bash", "-c", shell], capture_output=True, text=True, check=False, env={**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    )
-    assert (done.returncode, done.stderr) == (3, "rankscope: standard output: File too large\n")
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, env={**os.environ, **environ})
+    assert_one_line(done, "File too large")
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_pipe_that_is_set_not_to_wait_gets_everything(unbuffered: str) -> None:
-    # given a pipe that holds less than what is printed, read late, of which a writer is told when it is full
+def test_a_standard_output_that_is_closed_is_no_error() -> None:
+    shell = f"{sys.executable} -m rankscope schema analysis >&-"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("environ", [pytest.param(BUFFERED, id="buffered"), UNBUFFERED])
+def test_a_non_blocking_pipe_gets_everything(environ: dict[str, str]) -> None:
+    # given a pipe that holds less than what is printed, and that is read only when it is full
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     os.set_blocking(writing, False)
-    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with subprocess.Popen(
-        [sys.executable, "-m", "rankscope", "schema", "analysis"], stdout=writing, stderr=subprocess.PIPE, env=environment
+        [sys.executable, "-m", "rankscope", "schema", "analysis"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environ},
     ) as process:
+        while select.select([], [writing], [], 0)[1]:
+            assert process.poll() is None
+            time.sleep(0.02)
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
-            select.select([pipe], [], [])
-            time.sleep(0.1)
             json.loads(pipe.read())
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("module", ["click", "numpy", "rankscope.analysis.render"])
+@pytest.mark.parametrize(
+    "module",
+    ["numpy", *(pytest.param(name, marks=pytest.mark.full) for name in ("click", "rankscope.analysis.render"))],
+)
 def test_ctrl_c_is_quiet_while_modules_are_imported(tmp_path: Path, module: str) -> None:
     # given an interpreter that is interrupted when the module is looked for
     (tmp_path / "sitecustomize.py").write_text(

@@ -39,14 +39,28 @@ def test_whether_a_path_can_be_read_is_not_asked_beforehand(
 @pytest.mark.parametrize("verb", [*([verb] for verb in VERBS), ["alerts", "watch"], ["report"]])
 def test_no_path_is_not_the_current_folder(verb: list[str], cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = cli(*verb, "", *VERBS.get(verb[0], []))
-    assert (done.returncode, done.stderr) == (3, "rankscope: '': no path\n")
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+    assert "no path" in done.stderr
 
 
 @pytest.mark.parametrize("verb", [["hang"], ["compare"], ["capture"], ["compact"], ["alerts", "watch"], ["report"]])
 def test_a_url_is_not_called_a_missing_file(verb: list[str], cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = cli(*verb, "s3://bucket/run", *VERBS.get(verb[0], []))
-    assert done.returncode == 3
-    assert done.stderr == "rankscope: s3://bucket/run: read from this machine's disks only, not from a URL: copy it here first\n"
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+    assert done.stderr.startswith("rankscope: s3://bucket/run: ")
+    assert "URL" in done.stderr
+
+
+ANALYZE_EACH = """
+import sys
+from rankscope.cli.main import main
+for path in sys.argv[1:]:
+    sys.argv = ["rankscope", "analyze", path]
+    try:
+        main()
+    except SystemExit as ended:
+        print(ended.code, flush=True)
+"""
 
 
 @pytest.mark.slow
@@ -56,17 +70,22 @@ def test_a_folder_that_may_not_be_looked_into_is_named_and_hides_no_other(tmp_pa
     for name in ("closed", "open"):
         create_run(runs / name, RunInfo(run_id=name, name=name, start_unix_ns=10**18))
     (runs / "closed").chmod(0)
-    command = [*without_privilege, sys.executable, "-m", "rankscope", "analyze"]
+    closed = runs / "closed"
+    reasons = {
+        runs: f"such as {runs / 'open'}",
+        closed: "Permission denied",
+        closed / "run.json": "Permission denied",
+        closed / "attempts" / "000": "Permission denied",
+    }
     try:
-        for path, said in (
-            (runs, f"a folder of runs; name one of them, such as {runs / 'open'}"),
-            (runs / "closed", "Permission denied"),
-            (runs / "closed" / "run.json", "Permission denied"),
-            (runs / "closed" / "attempts" / "000", "Permission denied"),
-        ):
-            # when it is named, what is in it, or the folder of both
-            done = subprocess.run([*command, path], capture_output=True, text=True, timeout=60, check=False)
-            # then what was named is what is said to be closed
-            assert (done.returncode, done.stderr) == (3, f"rankscope: {path}: {said}\n")
+        # when each of these paths is analysed by a process that may not read all files
+        done = subprocess.run(
+            [*without_privilege, sys.executable, "-c", ANALYZE_EACH, *reasons], text=True, capture_output=True, check=True
+        )
+        # then the message names that path
+        assert done.stdout.split() == ["3"] * len(reasons)
+        for line, (path, reason) in zip(done.stderr.splitlines(), reasons.items(), strict=True):
+            assert line.startswith(f"rankscope: {path}: ")
+            assert line.endswith(reason)
     finally:
         (runs / "closed").chmod(0o755)
