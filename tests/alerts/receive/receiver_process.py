@@ -51,12 +51,13 @@ def listening_target() -> Iterator[Target]:
 class ReceiverProcess:
     """``rankscope alerts serve``, with one folder for its state, and the port that it chose at the first start.
 
-    As a context manager it is started at the beginning, and killed at the end.
+    As a context manager it is started at the beginning, and killed at the end. ``settings`` are statements that run before it.
     """
 
-    def __init__(self, folder: Path, config: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, config: str, *arguments: str, settings: str = "") -> None:
         self.folder = folder
         self.port = 0
+        self.launch = ["-c", f"{settings}\nfrom rankscope.cli.main import main\nmain()"] if settings else ["-m", "rankscope"]
         self.errors = folder / "receiver.err"
         self.shown = folder / "receiver.out"
         file = folder / "alerts.toml"
@@ -68,7 +69,7 @@ class ReceiverProcess:
     @property
     def command(self) -> list[str]:
         """What is started."""
-        return [sys.executable, "-m", "rankscope", "alerts", "serve", "--listen", f"127.0.0.1:{self.port}", *self.arguments]
+        return [sys.executable, *self.launch, "alerts", "serve", "--listen", f"127.0.0.1:{self.port}", *self.arguments]
 
     @property
     def url(self) -> str:

@@ -12,13 +12,14 @@ import pytest
 from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler, until
 from tests.flight_dumps import Job
 from tests.played_ranks import accept, job, profile, two_ranks
-from tests.profiler.test_capture import begin, wait_for
+from tests.profiler.live_job import begin, wait_for
 
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer
 from rankscope.runs.paths import flight_dir, rank_dir
 
 pytestmark = pytest.mark.slow
 
+QUICK = "import rankscope.alerts.receiving.actor as actor; actor.LOOK_S = 0.05"
 CONFIG = """
 [receive]
 dashboard_url = "https://rankscope.example"
@@ -40,7 +41,7 @@ wait = "120s"
 @pytest.fixture
 def receiver(tmp_path: Path, target: Target) -> Iterator[ReceiverProcess]:
     (tmp_path / "runs").mkdir()
-    with ReceiverProcess(tmp_path, CONFIG.format(url=target.url, steps=2)) as receiver:
+    with ReceiverProcess(tmp_path, CONFIG.format(url=target.url, steps=2), settings=QUICK) as receiver:
         yield receiver
 
 
@@ -145,7 +146,7 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
     config = (
         CONFIG.format(url=target.url, steps=2).replace('"TrainingStraggler"', '"TrainingStalled"').replace('"capture"', '"dump"')
     )
-    with ReceiverProcess(tmp_path, config) as receiver, job(run, serve) as seen:
+    with ReceiverProcess(tmp_path, config, settings=QUICK) as receiver, job(run, serve) as seen:
         alert = straggler("", alertname="TrainingStalled", rank="", run="test")
         receiver.post(alert | {"annotations": {"summary": "It stands.", "next": f"rankscope hang {run}\nAsk Ann."}})
         (follow_up,) = until(lambda: told(target, dump_outcome=None))
@@ -170,7 +171,7 @@ def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follo
     two_ranks(tmp_path / "runs" / "one")
     # given less time than any analysis takes
     config = CONFIG.format(url=target.url, steps=2).partition("[[action]]")[0].replace('"30s"', '"0.01ms"')
-    with ReceiverProcess(tmp_path, config) as receiver:
+    with ReceiverProcess(tmp_path, config, settings=QUICK) as receiver:
         receiver.post(straggler("r1"), {**straggler("r1"), "labels": {"alertname": "GpuDown"}})
         until(lambda: len(target.alerts) >= 2)
         # also of a receiver that was killed in between

@@ -9,7 +9,6 @@ import random
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -158,7 +157,8 @@ def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_othe
     (tmp_path / "short").write_text("secret")
     receive = '[receive]\nruns = ["away"]\nbearer = [{ file = "short" }]\n[[action]]\nalert = "TrainingStragler"\ndo = "dump"\n'
     config = receive + CONFIG.format(url=target.url) + late
-    with ReceiverProcess(tmp_path, config) as receiver:
+    settings = "import rankscope.alerts.retrying as retrying; retrying.FIRST_PAUSE_S = 0.1"
+    with ReceiverProcess(tmp_path, config, settings=settings) as receiver:
         receiver.post(straggler("r1"), headers={"Authorization": "Bearer secret"})
         until(lambda: target.alerts)
         (told,) = target.alerts
@@ -212,8 +212,8 @@ rankscope.cli.main.main()
 def test_types_are_looked_through_before_threads_decode_them(tmp_path: Path, config: str, thread: str) -> None:
     # as msgspec does it at the first use, and two threads that are the first at once have ended the process
     receiver = ReceiverProcess(tmp_path, config.format(url="http://127.0.0.1:1/"))
-    command = [sys.executable, "-c", LOOKED_THROUGH, *receiver.command[3:]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "NAME": thread}, timeout=60)
+    receiver.launch = ["-c", LOOKED_THROUGH]
+    done = subprocess.run(receiver.command, capture_output=True, text=True, check=False, env={**os.environ, "NAME": thread})
     assert (done.returncode, done.stderr) == (0, "")
 
 
