@@ -21,7 +21,7 @@ def test_a_slow_collector_that_answers_stays_fresh_and_one_that_hangs_does_not()
         if not passes.acquire(blocking=False):
             release.wait(60)  # hangs until the test is over
             return "late"
-        release.wait(1)
+        release.wait(0.4)
         return "reading"
 
     passes.release()

@@ -24,11 +24,13 @@ def test_the_script_says_what_it_does_and_refuses_what_it_does_not_know() -> Non
 
     assert "PyInstaller" in explained.stdout
     assert "SOURCE_DATE_EPOCH" in explained.stdout
-    assert (refused.returncode, refused.stderr) == (2, "build: unknown argument --fast; see --help\n")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert "--fast" in refused.stderr
 
 
 needs_pyinstaller = [
     pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(
         importlib.util.find_spec("PyInstaller") is None, reason="PyInstaller is not installed: pip install pyinstaller"
@@ -82,7 +84,8 @@ class TestBuild:
     def test_it_knows_no_verb_whose_parts_are_not_inside(self, unpacked: Path) -> None:
         refused = run(unpacked, "dashboard")
 
-        assert (refused.returncode, refused.stderr.splitlines()[-1]) == (2, "Error: No such command 'dashboard'.")
+        assert refused.returncode == 2
+        assert "'dashboard'" in refused.stderr.splitlines()[-1]
 
     def test_unpacking_it_touches_no_folder_of_the_system(self, built: Path) -> None:
         with tarfile.open(next(built.glob("*.tar.gz"))) as archive:

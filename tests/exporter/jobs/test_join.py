@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.exporter.jobs.job_node import CONTAINER, POD_UID, Proc, fleet, gpu, gpu_uuid, mig, mig_uuid
 
@@ -221,7 +221,6 @@ def _fleets(draw: st.DrawFn) -> FleetState:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(_fleets(), min_size=1, max_size=2),
     _HOLDS,

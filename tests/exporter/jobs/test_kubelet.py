@@ -55,13 +55,20 @@ class FakeKubelet:
         self.socket.unlink(missing_ok=True)
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeKubelet]:
+@pytest.fixture(scope="module")
+def process() -> Iterator[FakeKubelet]:
     with tempfile.TemporaryDirectory(prefix="kubelet-") as folder, contextlib.ExitStack() as stack:
         fake = FakeKubelet(Path(folder))
         stack.callback(fake.stop)
-        fake.start()
         yield fake
+
+
+@pytest.fixture
+def fake(process: FakeKubelet) -> FakeKubelet:
+    process.says()
+    if not process.socket.exists():
+        process.start()
+    return process
 
 
 @pytest.fixture
@@ -164,12 +171,20 @@ def test_a_socket_that_comes_and_goes_is_believed_as_long_when_nobody_asked_for_
     ("how", "reason"), [("hang", "deadline_exceeded"), ("garbage", "not a kubelet"), ("refuse", "resource_exhausted")]
 )
 def test_what_the_kubelet_does_wrong_is_said_in_one_line(
-    fake: FakeKubelet, kubelet: Kubelet, caplog: pytest.LogCaptureFixture, how: str, reason: str
+    fake: FakeKubelet,
+    kubelet: Kubelet,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    how: str,
+    reason: str,
 ) -> None:
     fake.says(how=how)
     source = HoldSource("kubelet", kubelet.read)
 
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO), monkeypatch.context() as patch:
+        if how == "hang":
+            patch.setattr(kubelet_module, "_TIMEOUT_S", 0.2)
         assert source.read(0.0) is None
         assert source.read(1.0) is None
 
@@ -179,7 +194,8 @@ def test_what_the_kubelet_does_wrong_is_said_in_one_line(
     assert source.read(2.0) == ()
 
 
-def test_a_socket_where_nobody_answers(tmp_path: Path) -> None:
+def test_a_socket_where_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubelet_module, "_TIMEOUT_S", 0.2)
     with tempfile.TemporaryDirectory(prefix="kubelet-") as folder, socket.socket(socket.AF_UNIX) as silent:
         silent.bind(f"{folder}/kubelet.sock")
         silent.listen()

@@ -16,6 +16,7 @@ GPUS = 4
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.skipif(os.getuid() != 0, reason="slurmd runs as root, as the prolog does"),
 ]
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -18,20 +24,39 @@ from rankscope.exporter.source import GpuIdentity, GpuSample
 DEFAULT = frozenset(name for name, collector in COLLECTORS.items() if collector.default_on)
 ALL = frozenset(COLLECTORS)
 
+# Forks a process per GPU that is to be asked, for importing everything takes longer than the rest of most tests.
 # The marks of a step are the calls it made, in their order.
-_CHILD = """
-import sys, msgspec
+_NURSERY = """
+import json, os, signal, socket, sys, msgspec, pynvml
 from rankscope.exporter.nvml.gpu import NvmlGpu, load_nvml
 from rankscope.exporter.source import SourceError
-marks = []
-gpu = NvmlGpu(load_nvml(), sys.argv[1], frozenset(sys.argv[2].split(",")), marks.append)
-for line in sys.stdin:
-    marks.clear()
-    try:
-        answer = {"answer": getattr(gpu, line.strip())()}
-    except SourceError as error:
-        answer = {"reason": error.reason, "text": str(error)}
-    print(msgspec.json.encode({**answer, "marks": marks}).decode(), flush=True)
+
+def serve(bus, collectors, env):
+    os.environ.update(env)
+    print(os.getpid(), flush=True)
+    marks = []
+    gpu = NvmlGpu(load_nvml(), bus, frozenset(collectors), marks.append)
+    for line in sys.stdin:
+        marks.clear()
+        try:
+            answer = {"answer": getattr(gpu, line.strip())()}
+        except SourceError as error:
+            answer = {"reason": error.reason, "text": str(error)}
+        print(msgspec.json.encode({**answer, "marks": marks}).decode(), flush=True)
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+requests = socket.socket(fileno=0)
+while (received := socket.recv_fds(requests, 65536, 2))[0]:
+    if os.fork() == 0:
+        for number, fd in enumerate(received[1]):
+            os.dup2(fd, number)
+        os.closerange(3, 64)
+        try:
+            serve(*json.loads(received[0]))
+        finally:
+            os._exit(0)
+    for fd in received[1]:
+        os.close(fd)
 """
 
 
@@ -74,11 +99,10 @@ class Sample:
 class AskedGpu:
     """The process. ``marks`` are the calls of the last step."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._stdin: IO[str] = process.stdin
-        self._stdout: IO[str] = process.stdout
+    def __init__(self, stdin: IO[str], stdout: IO[str]) -> None:
+        self._stdin = stdin
+        self._stdout = stdout
+        self.pid = int(stdout.readline())
         self.marks: list[str] = []
 
     def _do(self, what: str) -> msgspec.Raw:
@@ -102,17 +126,32 @@ class AskedGpu:
         self._do("close")
 
 
+@functools.cache
+def _nursery(library: Path) -> socket.socket:
+    """Where to send requests to the process that forks the others, which ends when the tests do."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(library.parent)}
+        process = subprocess.Popen([sys.executable, "-c", _NURSERY], stdin=theirs, env=environment)
+    atexit.register(process.wait)
+    atexit.register(ours.close)
+    return ours
+
+
 @contextmanager
 def asking(fake: FakeDriver, gpu: int = 0, collectors: frozenset[str] = DEFAULT) -> Iterator[AskedGpu]:
     """A process that is about to open the GPU of this index."""
-    command = [sys.executable, "-c", _CHILD, str(fake.gpus[gpu]["bus"]), ",".join(sorted(collectors))]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **fake.env}
-    ) as process:
+    (stdin, to_it), (from_it, stdout) = os.pipe(), os.pipe()
+    request = json.dumps([fake.gpus[gpu]["bus"], sorted(collectors), fake.env])
+    socket.send_fds(_nursery(fake.library), [request.encode()], [stdin, stdout])
+    os.close(stdin)
+    os.close(stdout)
+    with os.fdopen(to_it, "w") as commands, os.fdopen(from_it) as answers:
+        asked = AskedGpu(commands, answers)
         try:
-            yield AskedGpu(process)
+            yield asked
         finally:
-            process.kill()
+            os.kill(asked.pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -124,7 +163,7 @@ def opened(fake: FakeDriver, gpu: int = 0, collectors: frozenset[str] = DEFAULT)
 
 
 def sample_of(fake: FakeDriver, gpu: int = 0, collectors: frozenset[str] = DEFAULT) -> Sample:
-    """The second sample of a fresh process: the first has nothing to compare with."""
+    """The second sample of a process: the first has nothing to compare with."""
     with opened(fake, gpu, collectors) as asked:
         asked.sample()
         return asked.sample()

@@ -36,7 +36,7 @@ def test_integrals_are_what_the_driver_measured_over_all_intervals(fake: FakeDri
     fake.gpus[0] |= {"gpm.1": 100, "gpm.2": 40, "gpm.5": 25, "gpm.10": 0}
     fake.write()
     with opened(fake, 0, GPM) as asked:
-        for _ in range(3):
+        for _ in range(2):
             sample = asked.sample()
             one_pass(asked, parts=2)
         let_a_part_pass()
@@ -44,7 +44,7 @@ def test_integrals_are_what_the_driver_measured_over_all_intervals(fake: FakeDri
 
     # The graphics engine was busy all the time: its counter is the time that was measured.
     seconds = sample.value("gpu_graphics_active_seconds_total")
-    assert seconds > 0.1 * 8
+    assert seconds > 0.1 * 5
     assert sample.value("gpu_sm_active_seconds_total") == pytest.approx(0.4 * seconds)
     assert sample.value("gpu_tensor_active_seconds_total") == pytest.approx(0.25 * seconds)
     assert sample.value("gpu_dram_active_seconds_total") == 0
@@ -132,7 +132,7 @@ def test_a_metric_that_gpm_does_not_give_costs_itself_only(fake: FakeDriver) -> 
 
 def test_samples_are_freed_at_the_end(fake: FakeDriver) -> None:
     with opened(fake, 0, GPM) as asked:
-        for _ in range(3):
+        for _ in range(2):
             asked.sample()
             one_pass(asked, parts=2)
         asked.close()
@@ -175,14 +175,14 @@ def test_busy_seconds_count_every_sample_of_the_driver(fake: FakeDriver) -> None
     fake.write()
     with opened(fake, 0, frozenset({"gpu", "utilization"})) as asked:
         first = asked.sample()
-        time.sleep(1)
+        time.sleep(0.5)
         second = asked.sample()
 
     assert first.value("gpu_busy_seconds_total") == 0
     # Half of the samples are 1, the others 0, each for 50 ms.
     busy = second.value("gpu_busy_seconds_total")
     assert busy == pytest.approx(0.05 * round(busy / 0.05))
-    assert busy >= 0.45
+    assert busy >= 0.2
     assert second.value("gpu_utilization_min_ratio") == 0
     assert second.value("gpu_utilization_max_ratio") == 1
 

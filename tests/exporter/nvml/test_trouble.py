@@ -272,7 +272,7 @@ hanging.start()
 hanging.join(0.2)
 other = threading.Thread(target=pynvml.nvmlDeviceGetTemperature, args=(second, 0), daemon=True)
 other.start()
-other.join(1)
+other.join(float(sys.argv[1]))
 print(hanging.is_alive(), other.is_alive(), flush=True)
 sys.stdin.read(1)
 hanging.join()
@@ -280,8 +280,9 @@ other.join()
 print("healed")
 """
     fake.hang("nvmlDeviceGetPowerUsage", gpu=0, hold_lock=hold_lock)
+    command = [sys.executable, "-c", script, "0.3" if hold_lock else "60"]
     with subprocess.Popen(
-        [sys.executable, "-c", script], env={**os.environ, **fake.env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, env={**os.environ, **fake.env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from tests.exporter.pages import golden_node
+from tests.exporter.pages.golden_node import DIVIDED, GOLDEN, H100, HUNG
 
 from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS
 from rankscope.exporter.errors import ExporterInputError
@@ -29,8 +31,6 @@ from rankscope.exporter.pages.page import Page
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import Absent, FleetState, Reading, Series
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-H100, A100, DIVIDED, HUNG = (f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" for index in range(4))
 ALL = frozenset(COLLECTORS)
 
 # Names, types and the label order are what dcgm-exporter 3 and 4 have without a file of counters.
@@ -73,7 +73,7 @@ XIDS = (
 
 def node() -> FleetState:
     """An H100, an A100, an H100 divided by MIG, and a GPU that hangs; the first has an idle video encoder."""
-    state = msgspec.json.decode((GOLDEN / "node.json").read_bytes(), type=FleetState)
+    state = golden_node.node()
     first, *others = state.gpus
     assert first.sample is not None
     video = (Reading("gpu_encoder_utilization_ratio", 0.57), Reading("gpu_decoder_utilization_ratio", 0.0))
@@ -375,6 +375,7 @@ QUESTIONS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_boards_and_rules_written_for_dcgm_get_their_answers(
     served: int, require_program: Callable[[str], str], free_port: Callable[[], int], tmp_path: Path

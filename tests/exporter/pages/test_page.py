@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from tests.exporter.pages.golden_node import A100, DIVIDED, GOLDEN, H100, HUNG, node
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE
 from rankscope.exporter.loop import Snapshot
@@ -27,10 +28,8 @@ from rankscope.exporter.source import Absent, FleetState, Reading, Series
 from rankscope.exporter.spool.reading import SpoolSample
 from rankscope.exporter.spool.series import RankKey, SpoolFamily, SpoolSeries
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 PAGES = [("", "node.txt"), (OPENMETRICS, "node.openmetrics")]
-H100, A100, DIVIDED, HUNG = (f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" for index in range(4))
 
 
 def loop(name: str, last: Any, *, reason: str | None = None, fresh: bool = True) -> Any:
@@ -42,11 +41,6 @@ def loop(name: str, last: Any, *, reason: str | None = None, fresh: bool = True)
 @pytest.fixture
 def state() -> FleetState:
     return node()
-
-
-def node() -> FleetState:
-    """An H100, an A100 with an unreadable clock and a failing collector, an H100 divided by MIG, and a GPU that hangs."""
-    return msgspec.json.decode((GOLDEN / "node.json").read_bytes(), type=FleetState)
 
 
 JOBS = (

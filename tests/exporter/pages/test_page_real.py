@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver, a100_state, h100_state, mig_state
+from tests.exporter.pages.golden_node import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 PAGES = {"/metrics": "exporter.txt", "/dcgm/metrics": "exporter.dcgm.txt"}
 # What depends on when one looks.
 MOVING = re.compile(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
@@ -132,7 +132,6 @@ def test_repeats_are_errors_of_their_own(node: Node) -> None:
     assert node.count(94) == 4
 
 
-@settings(max_examples=60, deadline=None)
 @given(order=st.lists(st.sampled_from(["nvml", "kernel_log"]), max_size=30))
 def test_of_a_burst_seen_by_both_the_count_is_what_the_better_informed_saw(
     order: list[str], tmp_path_factory: pytest.TempPathFactory
@@ -565,7 +564,6 @@ def test_many_threads_may_record_while_another_writes_and_reads(node: Node) -> N
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
 @given(
     story=st.lists(
         st.sampled_from(["event, line", "line, event", "event, crash, line", "line, crash", "crash", "restart", "flush", "wait"]),
