@@ -2,7 +2,7 @@
 
 A rank is a fork of a process that has imported torch and nothing of rankscope; the recorder is attached as by our
 ``sitecustomize``. ``PreloadedTorch`` keeps that process for many jobs; ``command`` makes one for a single job.
-Programs: ``ranks.py COUNT SCRIPT ARGUMENT…``, ``ranks.py serve SOCKET`` and its client ``ranks.py SOCKET COUNT SCRIPT ARGUMENT…``.
+Programs: ``ranks.py COUNT SCRIPT ARGUMENT…``; ``ranks.py serve SOCKET``; its client ``ranks.py SOCKET COUNT SCRIPT ARGUMENT…``.
 COUNT 0 is a script that no launcher started. A script may also be ``-c CODE``.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Self
 
 PYTHON = [sys.executable, "-I", __file__]
 """Isolated: PYTHONPATH is for the ranks."""
@@ -39,7 +39,7 @@ class PreloadedTorch:
             env={**os.environ, **variables},
         )
 
-    def __enter__(self) -> PreloadedTorch:
+    def __enter__(self) -> Self:
         assert self._server.stdout is not None
         assert self._server.stdout.readline() == b"ready\n"
         return self
@@ -56,22 +56,24 @@ class _Fork(BaseException):
     """Leaves the stack of the server behind, in a process that is to run a script."""
 
 
-def _serve(path: str) -> None:
+def _serve(path: str) -> NoReturn:
     """Fork an agent for every connection, until standard input ends."""
     import array
+    import gc
     import json
     import select
     import socket
 
     import torch._dynamo  # noqa: F401  # with what the first step of an optimizer imports
 
+    gc.freeze()  # the collector of a rank has no business with what it shares
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
         print("ready", flush=True)
         while True:
             if 0 in select.select([listening, 0], [], [])[0]:
-                return
+                os._exit(0)  # tidying up all of torch takes a second
             connection, _ = listening.accept()
             data, ancillary, _, _ = connection.recvmsg(1 << 20, socket.CMSG_SPACE(8))
             while not data.endswith(b"\n"):
@@ -114,8 +116,7 @@ def _ask(path: str, words: list[str]) -> int:
 
 
 def _run(count: int, words: list[str], connection: Any = None) -> int:
-    """The agent: fork the ranks, serve their store, end all when one fails or the connection does. Returns the exit status."""
-    import select
+    """Be the agent: fork the ranks, serve their store, and wait for them. Returns the exit status."""
     import signal
     import socket
 
@@ -137,26 +138,39 @@ def _run(count: int, words: list[str], connection: Any = None) -> int:
         if count:
             from torch.distributed import TCPStore
 
-            # Not closed: that takes a second.
-            _STORES.append(TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listening.fileno())))
-    failed, ending = 0, False
-    if threatened := connection is None:
-        signal.signal(signal.SIGTERM, lambda *_: [os.kill(process, signal.SIGTERM) for process in ranks.values()])
-    watched = [] if threatened else [connection]
+            store = os.dup(listening.fileno())
+            _STORES.append(TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=store))
+    if connection is None:
+        signal.signal(signal.SIGTERM, lambda *_: _kill(ranks, signal.SIGTERM))
+    return _wait(ranks, connection)
+
+
+def _wait(ranks: dict[int, int], connection: Any) -> int:
+    """Wait for all ranks; end them when one fails or the connection closes. Returns the exit status."""
+    import select
+    import signal
+
+    watched, failed, ending = [connection] if connection is not None else [], 0, False
     while ranks:
         ready = select.select([*watched, *ranks], [], [], END_SECONDS if ending else None)[0]
-        for rank in [rank for rank in ready if rank in ranks]:
-            _, status = os.waitpid(ranks.pop(rank), 0)
-            code = os.waitstatus_to_exitcode(status)
+        for rank in ready:
+            if rank in ranks:
+                _, status = os.waitpid(ranks.pop(rank), 0)
+                code = os.waitstatus_to_exitcode(status)
+            else:
+                watched, code = [], 1
             failed = failed or (128 - code if code < 0 else code)
-        if watched and (connection in ready):
-            watched = []
-            failed = failed or 1
-        if (failed and not ending) or not ready:
-            for process in ranks.values():
-                os.kill(process, signal.SIGTERM if ready else signal.SIGKILL)
+        if not ready:
+            _kill(ranks, signal.SIGKILL)
+        elif failed and not ending:
             ending = True
+            _kill(ranks, signal.SIGTERM)
     return failed
+
+
+def _kill(ranks: dict[int, int], number: int) -> None:
+    for process in ranks.values():
+        os.kill(process, number)
 
 
 def _import_torch_modules_of(words: list[str]) -> None:
@@ -199,7 +213,6 @@ def _become(words: list[str]) -> None:
 def _main(words: list[str]) -> int:
     if words[0] == "serve":
         _serve(words[1])
-        return 0
     if not words[0].isdecimal():
         return _ask(words[0], words[1:])
     os._exit(_run(int(words[0]), words[1:]))

@@ -169,9 +169,7 @@ def test_a_helper_that_dies_costs_the_record_not_the_training(
 @pytest.mark.usefixtures("require_torch")
 def test_one_line_in_the_script_records_without_a_launcher(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "profiler" / "examples" / "ddp_one_line.py"
-    ended = subprocess.run(
-        torch_ranks.command(2, example, tmp_path / "run"), capture_output=True, text=True, check=False
-    )
+    ended = subprocess.run(torch_ranks.command(2, example, tmp_path / "run"), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     # The helpers share the captured stderr, so they are done when that is closed.
     run = RunReader(tmp_path / "run")

@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.profiler.live_job import begin, wait_for
 
-from rankscope.profiler.launch import SITE_FOLDER
-from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
 RANKS = [0, 1]
-
-
-def begin(run: Path, *, pause_s: float = 0.03) -> subprocess.Popen[str]:
-    """Two ranks that train until they are ended; rank 1's backward takes ``pause_s`` longer in every step."""
-    settings = RecorderSettings(
-        run_dir=str(run),
-        run_id="r",
-        name="r",
-        start_unix_ns=time.time_ns(),
-        window_first=3,
-        window_steps=1,
-        window_every=100_000,
-        plan_ahead_seconds=3.0,
-        plan_ahead_steps=10,
-        exporter_url=None,
-    )
-    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER), "KINETO_LOG_LEVEL": "6"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB)]
-    told = ["--steps", "90000", "--fault", "backward:1", "--pause", str(pause_s)]
-    return subprocess.Popen([*command, *told], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(path: Path, job: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert job.poll() is None, "the job ended"
-        assert time.monotonic() < deadline, "it did not begin"
-        time.sleep(0.1)
 
 
 @pytest.mark.slow

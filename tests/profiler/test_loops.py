@@ -128,7 +128,7 @@ def test_a_job_without_training_leaves_nothing(tmp_path: Path, capfd: pytest.Cap
     assert (output.out, output.err) == ("False --flag\n", "")
 
 
-PAUSE_US = 20_000
+PAUSE_US = 90_000
 
 
 def test_evaluations_and_checkpoints_are_between_steps_wherever_they_are(record: Record, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.profiler import ranks as preloaded
+from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Verdict
@@ -24,12 +24,6 @@ PLAIN = ("--pause", "0.12")
 """Ranks on however few cores: what is planted must stand out of what they, and other tests, take from each other."""
 
 
-@pytest.fixture(autouse=True)
-def single_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks on a small machine must not fight over its cores."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def skip_what_torch_cannot(layout: str) -> None:
     """With or without a recorder, torch 2.6 raises in FSDP2 on the CPU, and waits for the last of several transfers alone."""
     import torch
@@ -41,15 +35,15 @@ def skip_what_torch_cannot(layout: str) -> None:
         pytest.skip("this torch's pipelines hang on gloo")
 
 
-def job(layout: str, ranks: int, *options: str) -> list[str]:
+def job(torch_ranks: PreloadedTorch, layout: str, ranks: int, *options: str) -> list[str]:
     """The command that trains."""
     skip_what_torch_cannot(layout)
-    return preloaded.command(ranks, JOB, "--layout", layout, "--steps", str(STEPS), *options)
+    return torch_ranks.command(ranks, JOB, "--layout", layout, "--steps", str(STEPS), *options)
 
 
 def recorded(run_dir: Path, command: list[str]) -> tuple[RunReader, Verdict]:
     """One job, recorded from outside, and the verdict on it."""
-    assert launch(command, LaunchOptions(run_dir=run_dir, name="parallel", window_steps=0)).status == 0
+    assert launch(command, LaunchOptions(run_dir=run_dir, name="parallel", window_steps=0, exporter_url=None)).status == 0
     run = RunReader(run_dir)
     for rank in run.ranks(0):
         steps = list(run.steps(0, rank))
@@ -81,10 +75,11 @@ def layout_of(run: RunReader) -> dict[str, int]:
     return attempt.layout
 
 
+@pytest.mark.full
 def test_tensor_parallel_waits_are_seen_in_compiled_graphs_and_change_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = job("tp", 2, "--compile", "--fault", "backward:1", *PLAIN)
+    command = job(torch_ranks, "tp", 2, "--compile", "--fault", "backward:1", *PLAIN)
     alone = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     capfd.readouterr()
     run, verdict = recorded(tmp_path / "run", command)
@@ -96,23 +91,24 @@ def test_tensor_parallel_waits_are_seen_in_compiled_graphs_and_change_nothing(
     assert sorted(said.split()) == sorted(alone.split())
 
 
-def test_fully_sharded_waits_are_seen_with_mixed_precision_and_checkpointing(tmp_path: Path) -> None:
-    command = job("fsdp2", 2, "--amp", "--checkpointing", "--fault", "forward:0", *PLAIN)
+def test_fully_sharded_waits_are_seen_with_mixed_precision_and_checkpointing(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+    command = job(torch_ranks, "fsdp2", 2, "--amp", "--checkpointing", "--fault", "forward:0", *PLAIN)
     run, verdict = recorded(tmp_path / "run", command)
     assert (verdict.kind, verdict.rank, verdict.phase) == ("straggler", 0, "forward"), verdict.summary
     assert places(run) == [{"fsdp": 0}, {"fsdp": 1}]
 
 
-def test_a_slow_rank_of_a_pipeline_is_found_in_its_stage(tmp_path: Path) -> None:
-    command = job("pp-1f1b+ddp", 4, "--fault", "backward:3", *PLAIN)
+@pytest.mark.full
+def test_a_slow_rank_of_a_pipeline_is_found_in_its_stage(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+    command = job(torch_ranks, "pp-1f1b+ddp", 4, "--fault", "backward:3", *PLAIN)
     run, verdict = recorded(tmp_path / "run", command)
     assert (verdict.kind, verdict.rank, verdict.phase, verdict.stage) == ("straggler", 3, "backward", 1), verdict.summary
     assert list(layout_of(run).items()) == [("pp", 2), ("dp", 2)]
     assert places(run) == [{"pp": 0, "dp": 0}, {"pp": 0, "dp": 1}, {"pp": 1, "dp": 0}, {"pp": 1, "dp": 1}]
 
 
-def test_a_pipeline_of_one_rank_per_stage_shows_own_times_and_accuses_nobody(tmp_path: Path) -> None:
-    run, verdict = recorded(tmp_path / "run", job("pp-interleaved", 2, "--fault", "forward:1"))
+def test_a_pipeline_of_one_rank_per_stage_shows_own_times_and_accuses_nobody(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+    run, verdict = recorded(tmp_path / "run", job(torch_ranks, "pp-interleaved", 2, "--fault", "forward:1"))
     assert own(run, 1, "forward") > 0.9 * PAUSE_US
     assert own(run, 0, "forward") < own(run, 1, "forward") - PAUSE_US / 2
     assert verdict.kind != "straggler"

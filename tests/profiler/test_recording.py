@@ -17,7 +17,7 @@ from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
 
 STEPS = 16
-PAUSE_US = 20_000
+PAUSE_US = 50_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
@@ -37,7 +37,7 @@ def record(command: list[str], run_dir: Path, *args: str, windows: int = 0, spoo
         spool_dir=spool,
         exporter_url=None,
     )
-    return launch([*command, "--steps", str(STEPS), *args], options)
+    return launch([*command, "--steps", str(STEPS), "--pause", str(PAUSE_US / 1e6), *args], options)
 
 
 def steps(run: RunReader, rank: int, attempt: int = 0) -> list[StepRecord]:

@@ -40,7 +40,6 @@ class Recorded:
 def recorded(
     torch_ranks: PreloadedTorch,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     require_program: Callable[[str], str],
     start_exporter: Callable[..., RunningExporter],
@@ -57,8 +56,8 @@ def recorded(
         exporter_url=f"http://{node.host}:{node.port}/metrics",
         otlp_every=EVERY,
     )
-    with collecting() as collector:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.port}")
+    with collecting() as collector, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.port}")
         result = launch(torch_ranks.command(2, JOB, "--steps", str(STEPS), "--fault", "data:1", "--pause", str(PAUSE_S)), options)
         assert result.status == 0
         spans = collector.spans()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.profiler import settings as settings_module
 from rankscope.profiler.settings import RecorderSettings, default_spool_dir, from_environment
@@ -125,17 +127,16 @@ def test_metrics_go_to_the_exporters_folder_where_that_is_there(tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 @pytest.mark.parametrize(("error", "end"), [(KeyboardInterrupt, "exit"), (SystemExit, "exit"), (ValueError, "crash")])
-def test_a_script_that_was_interrupted_has_not_crashed(tmp_path: Path, error: type[BaseException], end: str) -> None:
-    import subprocess
-    import sys
-
+def test_a_script_that_was_interrupted_has_not_crashed(
+    torch_ranks: PreloadedTorch, tmp_path: Path, error: type[BaseException], end: str
+) -> None:
     script = (
         "import sys; from rankscope.profiler.step import StepProfiler\n"
         "with StepProfiler(sys.argv[1], window_steps=0, exporter_url=None) as prof:\n"
         f"    prof.step(); prof.step(); raise {error.__name__}"
     )
     # The helper shares the captured streams: it is done when they are closed.
-    subprocess.run([sys.executable, "-c", script, tmp_path / "run"], capture_output=True, check=False, timeout=60)
+    subprocess.run(torch_ranks.command(0, "-c", script, tmp_path / "run"), capture_output=True, check=False, timeout=60)
     info = RunReader(tmp_path / "run").rank(0, 0)
     assert info is not None
     assert info.end_reason == end

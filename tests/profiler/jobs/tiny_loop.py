@@ -200,7 +200,7 @@ def evaluates() -> None:
 
     def validate() -> None:
         for batch in DataLoader(torch.ones(40, 8), batch_size=4):  # type: ignore[arg-type]
-            time.sleep(0.002)
+            time.sleep(0.01)
             model(batch)
 
     # Before there is a step: whose would it be?
@@ -217,7 +217,7 @@ def evaluates() -> None:
         if step == 6:
             with torch.no_grad():
                 model.eval()
-                time.sleep(0.02)
+                time.sleep(0.1)
                 model.train()
         loss = model(batch).mean()
         if step == 8:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES
@@ -162,8 +162,10 @@ for number in range(3):
 
 
 @pytest.mark.slow
-def test_a_script_may_record_many_times_and_nothing_of_the_earlier_ones_stays(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=False)
+def test_a_script_may_record_many_times_and_nothing_of_the_earlier_ones_stays(
+    torch_ranks: PreloadedTorch, tmp_path: Path
+) -> None:
+    ended = subprocess.run(torch_ranks.command(0, "-c", MANY, tmp_path), capture_output=True, text=True, check=False)
     assert ended.stderr == ""
     # One ring while recording; afterwards none, the script's own exception hook, and only the last recorder.
     assert ended.stdout == "1 False 0 True 1\n" * 3
@@ -200,10 +202,12 @@ with StepProfiler(run_dir=run, spool_dir=spool, window_steps=0) as prof:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", ["at once", "later", "by a signal"])
-def test_a_killed_helper_is_said_once_and_the_run_says_where_the_records_stop(tmp_path: Path, ends: str) -> None:
+def test_a_killed_helper_is_said_once_and_the_run_says_where_the_records_stop(
+    torch_ranks: PreloadedTorch, tmp_path: Path, ends: str
+) -> None:
     # When the helper of a rank is killed, and the rank ends
     (tmp_path / "spool").mkdir()
-    command = [sys.executable, "-c", HELPER_KILLED, str(tmp_path / "run"), str(tmp_path / "spool"), ends]
+    command = torch_ranks.command(0, "-c", HELPER_KILLED, tmp_path / "run", tmp_path / "spool", ends)
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     # Then that was said once (the helpers share the captured stderr, so they are done when that is closed)
     assert ended.stderr.count("switched itself off (its helper process ended)") == 1
@@ -232,8 +236,8 @@ with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as pro
 
 
 @pytest.mark.slow
-def test_a_step_with_more_events_than_a_slot_holds_is_recorded_all_the_same(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", MANY_BATCHES, str(tmp_path)], capture_output=True, text=True, check=False)
+def test_a_step_with_more_events_than_a_slot_holds_is_recorded_all_the_same(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+    ended = subprocess.run(torch_ranks.command(0, "-c", MANY_BATCHES, tmp_path), capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     deadline = time.monotonic() + 60
     while True:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.profiler.ranks import PreloadedTorch
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
@@ -80,9 +80,9 @@ with StepProfiler(sys.argv[1], window_first=2, window_every=0, window_steps=50, 
 """
 
 
-def test_torch_does_what_it_did(tmp_path: Path) -> None:
+def test_torch_does_what_it_did(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, tmp_path / "run"], capture_output=True, text=True, check=False, timeout=120
+        torch_ranks.command(0, "-c", SCRIPT, tmp_path / "run"), capture_output=True, text=True, check=False, timeout=120
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [

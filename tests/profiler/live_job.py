@@ -1,0 +1,43 @@
+"""A job that trains until it is ended, for tests of what is asked of a live run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from tests.profiler import ranks
+
+from rankscope.profiler.launch import SITE_FOLDER
+from rankscope.profiler.settings import RecorderSettings
+
+JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
+
+
+def begin(run: Path, *, pause_s: float = 0.03) -> subprocess.Popen[str]:
+    """Two ranks that train until they are ended; rank 1's backward takes ``pause_s`` longer in every step."""
+    settings = RecorderSettings(
+        run_dir=str(run),
+        run_id="r",
+        name="r",
+        start_unix_ns=time.time_ns(),
+        window_first=3,
+        window_steps=1,
+        window_every=100_000,
+        plan_ahead_seconds=3.0,
+        plan_ahead_steps=10,
+        exporter_url=None,
+    )
+    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER), "KINETO_LOG_LEVEL": "6"}
+    command = ranks.command(2, JOB, "--steps", "90000", "--fault", "backward:1", "--pause", str(pause_s))
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path, job: subprocess.Popen[str]) -> None:
+    """Wait until the job has written ``path``."""
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert job.poll() is None, "the job ended"
+        assert time.monotonic() < deadline, "it did not begin"
+        time.sleep(0.1)
