@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.classify import COMMUNICATION_NAMES
 from rankscope.analysis.copies import DIRECTIONS, direction_of, memory_of
+from rankscope.analysis.engine import analyze
 from rankscope.analysis.grouping import by_key, distinct
 from rankscope.analysis.intervals import covered, shared, union
 from rankscope.analysis.kernel_classes import CLASS_NAMES, kernel_class
@@ -229,27 +230,35 @@ def test_the_table_of_directions_is_of_valid_patterns() -> None:
     assert all(re.compile(pattern) for _, pattern in DIRECTIONS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("mode", "operators"), [("plain", 0), ("reentrant", 6), ("saved tensors", 6)])
-@pytest.mark.usefixtures("require_torch")
-def test_checkpointing_of_this_torch_is_seen(tmp_path: Path, mode: str, operators: int) -> None:
-    # given two profiled steps of a model of three layers, checkpointed either way or not at all
-    script = f"""
-import torch
+CHECKPOINTED = """
+import sys, torch
 from torch.utils.checkpoint import checkpoint
 block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
 x = torch.randn(4, 8, requires_grad=True)
-with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-    for _ in range(2):
-        y = block(x) if {mode!r} == "plain" else checkpoint(block, x, use_reentrant={mode == "reentrant"})
-        y.sum().backward()
-profile.export_chrome_trace({str(tmp_path / "rank-0.json")!r})
+for mode in ("plain", "reentrant", "saved tensors"):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(2):
+            y = block(x) if mode == "plain" else checkpoint(block, x, use_reentrant=mode == "reentrant")
+            y.sum().backward()
+    profile.export_chrome_trace(f"{sys.argv[1]}/{mode}/rank-0.json")
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, capture_output=True, timeout=120)
-    # then each layer is seen to be computed again, or none
-    from rankscope.analysis.engine import analyze
 
-    (row,) = analyze([tmp_path], detail=True).ranks
+
+@pytest.fixture(scope="module")
+def checkpointed(require_torch: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces of two steps of a model of three layers: one folder for each way of checkpointing."""
+    folder = tmp_path_factory.mktemp("checkpointed")
+    for mode in ("plain", "reentrant", "saved tensors"):
+        (folder / mode).mkdir()
+    subprocess.run([sys.executable, "-W", "ignore", "-c", CHECKPOINTED, folder], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "operators"), [("plain", 0), ("reentrant", 6), ("saved tensors", 6)])
+def test_checkpointing_of_this_torch_is_seen(checkpointed: Path, mode: str, operators: int) -> None:
+    # each layer is computed again where it is checkpointed
+    (row,) = analyze([checkpointed / mode], detail=True).ranks
     assert row.detail is not None
     assert row.detail.recompute is not None
     assert row.detail.recompute.operators == operators

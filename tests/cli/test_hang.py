@@ -95,7 +95,7 @@ def test_of_a_real_job_that_hangs_the_rank_that_did_not_come_is_named(cli: Cli, 
     told = ["run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--", *torchrun]
     job = subprocess.Popen([sys.executable, "-m", "rankscope", *told], stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while len(list(run.glob("attempts/000/ranks/*/steps-*"))) < 3:
             assert job.poll() is None
             assert time.monotonic() < deadline
@@ -118,4 +118,4 @@ def test_of_a_real_job_that_hangs_the_rank_that_did_not_come_is_named(cli: Cli, 
         assert (verdict["kind"], verdict["ranks"]) == ("hang", [2])
     finally:
         job.send_signal(signal.SIGTERM)
-        job.communicate(timeout=120)
+        job.communicate()

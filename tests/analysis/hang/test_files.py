@@ -205,9 +205,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 @pytest.mark.slow
 def test_bombs_are_refused_within_bounds_of_memory(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BOMBS, tmp_path / "dump_0"], capture_output=True, text=True, check=False, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", BOMBS, tmp_path / "dump_0"], capture_output=True, text=True, check=False)
     *said, most = done.stdout.split("\n")[:-1]
     assert (done.returncode, done.stderr) == (0, "")
     assert said == [f"{name} refused" for name in ("lists", "nested tuples", "numbers", "references", "json lists", "json depth")]
