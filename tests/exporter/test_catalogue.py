@@ -10,9 +10,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver, a100_state, h100_state, mig_state, uuid_of
 from tests.exporter.jobs.job_node import slurm_folder
 from tests.rank_file import rank_text
@@ -84,7 +84,7 @@ def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
 
 @pytest.mark.slow
 def test_everything_on_the_page_is_in_the_catalogue_with_its_labels_and_the_other_way_round(
-    start_exporter: Callable[..., Any], node: FakeDriver, tmp_path: Path
+    start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
 ) -> None:
     # given a node where something of everything is to be seen
     (tmp_path / "spool").mkdir()
@@ -168,7 +168,7 @@ def test_reading_the_catalogue_loads_no_server_and_no_driver() -> None:
 
 @pytest.mark.slow
 def test_the_number_of_series_stays_within_the_budget(
-    start_exporter: Callable[..., Any], node: FakeDriver, tmp_path: Path
+    start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
 ) -> None:
     # given GPUs about which everything is known, and one rank that publishes all that a recorder does
     (tmp_path / "spool").mkdir()
@@ -192,7 +192,7 @@ def test_the_number_of_series_stays_within_the_budget(
 
 @pytest.mark.slow
 def test_a_gpu_that_has_every_error_and_a_job_stays_within_the_budget_with_the_dcgm_page_too(
-    start_exporter: Callable[..., Any], node: FakeDriver, tmp_path: Path
+    start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
 ) -> None:
     # given an H100 that a job holds, beside the page of DCGM, which switches more collectors on
     slurm_folder(tmp_path / "jobs", job_7={"CUDA_VISIBLE_DEVICES": uuid_of(0)})
@@ -204,8 +204,8 @@ def test_a_gpu_that_has_every_error_and_a_job_stays_within_the_budget_with_the_d
 
     # when it has errors of more codes than there are series for
     codes = [*FROM_ZERO, *[code for code in XIDS if code not in FROM_ZERO][:9]]
-    for first in range(0, len(codes), 8):
-        some = codes[first : first + 8]
+    for first in range(0, len(codes), 32):
+        some = codes[first : first + 32]
         before = sum(exporter.values("gpu_xid_errors_total", uuid=uuid))
         node.xid(0, *some)
         exporter.wait_until(

@@ -37,7 +37,7 @@ def _fill(fd: int) -> None:
 
 
 def _get(port: int, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -47,10 +47,10 @@ def _get(port: int, path: str) -> tuple[int, str]:
 
 
 def _until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_a_full_pipe_behind_the_log_stops_nothing(fake_nvml: Any, tmp_path: Path
             # ... nor the other GPU
             assert f'gpu_up{{uuid="{fake_nvml.gpus[0]["uuid"]}"}} 1' in _get(port, "/metrics")[1]
             exporter.send_signal(signal.SIGTERM)
-            assert exporter.wait(20) == 0
+            assert exporter.wait(120) == 0
         finally:
             exporter.kill()
             os.close(reader)
@@ -101,7 +101,8 @@ def test_lines_that_nobody_takes_are_dropped_and_counted_when_it_flows_again() -
     kept = [line for line in lines if re.fullmatch(r"line \d", line)]
     assert kept == [f"line {number}" for number in range(len(kept))]
     assert 3 <= len(kept) <= 4  # one may be on its way when the queue fills
-    assert lines[len(kept) :] == [f"lines of the log were dropped, because nobody took them: {10 - len(kept)}"]
+    (dropped,) = lines[len(kept) :]
+    assert dropped.endswith(f": {10 - len(kept)}")
     handler.handle(logging.LogRecord("x", logging.INFO, "", 0, "all is well", (), None))
     handler.flush()
     assert os.read(reader, 65536) == b"all is well\n"

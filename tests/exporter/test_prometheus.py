@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import NOT_SUPPORTED, FakeDriver, a100_state, h100_state, mig_state, uuid_of
 from tests.rank_file import rank_text
 
@@ -30,7 +31,7 @@ def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
 @pytest.mark.parametrize("arguments", [(), ("--simulate", "2xH100")])
 def test_promtool_finds_nothing_to_object_to(
     arguments: tuple[str, ...],
-    start_exporter: Callable[..., Any],
+    start_exporter: Callable[..., RunningExporter],
     node: FakeDriver,
     require_program: Callable[[str], str],
     tmp_path: Path,
@@ -50,7 +51,7 @@ def test_promtool_finds_nothing_to_object_to(
 
 @pytest.fixture
 def prometheus(
-    require_program: Callable[[str], str], free_port: Callable[[], int], tmp_path: Path
+    require_program: Callable[[str], str], reserved_port: Callable[[], int], tmp_path: Path
 ) -> Iterator[Callable[[int], str]]:
     """``prometheus(port)`` starts a Prometheus that scrapes the port of this machine, both pages, and returns its URL."""
     program = require_program("prometheus")
@@ -59,12 +60,12 @@ def prometheus(
     def start(target: int) -> str:
         config = tmp_path / "prometheus.yml"
         config.write_text(
-            "global: {scrape_interval: 500ms}\n"
+            "global: {scrape_interval: 200ms}\n"
             "scrape_configs:\n"
             f"  - {{job_name: rankscope, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}\n"
             f"  - {{job_name: dcgm, metrics_path: /dcgm/metrics, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}\n"
         )
-        url = f"127.0.0.1:{free_port()}"
+        url = f"127.0.0.1:{reserved_port()}"
         command = [program, f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}", f"--web.listen-address={url}"]
         with (tmp_path / "prometheus.log").open("wb") as log:
             processes.append(subprocess.Popen(command, stdout=log, stderr=log))
@@ -73,17 +74,17 @@ def prometheus(
     yield start
     for process in processes:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def _query(url: str, expression: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{url}/api/v1/query?query={urllib.parse.quote(expression)}", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/api/v1/query?query={urllib.parse.quote(expression)}", timeout=60) as response:
         result: list[dict[str, Any]] = json.load(response)["data"]["result"]
     return result
 
 
 def _wait_for(url: str, expression: str, series: int) -> list[dict[str, Any]]:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         try:
             found = _query(url, expression)
@@ -91,7 +92,7 @@ def _wait_for(url: str, expression: str, series: int) -> list[dict[str, Any]]:
             found = []
         if len(found) == series:
             return found
-        time.sleep(0.2)
+        time.sleep(0.05)
     pytest.fail(f"{expression} never had {series} series")
 
 
@@ -112,7 +113,7 @@ JOINS = {
 
 @pytest.mark.slow
 def test_prometheus_scrapes_both_pages_and_answers_questions(
-    start_exporter: Callable[..., Any], node: FakeDriver, prometheus: Callable[[int], str], tmp_path: Path
+    start_exporter: Callable[..., RunningExporter], node: FakeDriver, prometheus: Callable[[int], str], tmp_path: Path
 ) -> None:
     # given three GPUs, and two ranks, of whose metrics two are the same one to OpenMetrics, which Prometheus asks for
     (tmp_path / "spool").mkdir()

@@ -378,20 +378,20 @@ QUESTIONS = {
 @pytest.mark.full
 @pytest.mark.slow
 def test_boards_and_rules_written_for_dcgm_get_their_answers(
-    served: int, require_program: Callable[[str], str], free_port: Callable[[], int], tmp_path: Path
+    served: int, require_program: Callable[[str], str], reserved_port: Callable[[], int], tmp_path: Path
 ) -> None:
     config = tmp_path / "prometheus.yml"
     config.write_text(
         "global: {scrape_interval: 500ms}\n"
         f"scrape_configs: [{{job_name: dcgm, honor_labels: true, static_configs: [{{targets: ['127.0.0.1:{served}']}}]}}]\n"
     )
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{reserved_port()}"
     command = [require_program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
 
     def ask(question: str) -> list[Any]:
         url = f"http://{address}/api/v1/query?query={urllib.parse.quote(question)}"
         try:
-            with urllib.request.urlopen(url, timeout=10) as response:
+            with urllib.request.urlopen(url, timeout=60) as response:
                 found: list[Any] = json.load(response)["data"]["result"]
         except urllib.error.HTTPError as error:
             if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # it is still starting, too
@@ -404,14 +404,14 @@ def test_boards_and_rules_written_for_dcgm_get_their_answers(
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while len(ask("count_over_time(DCGM_FI_DEV_GPU_TEMP[1m]) > 2")) < 3:
             assert time.monotonic() < until, (tmp_path / "log").read_text()
             time.sleep(0.2)
         answers = {question: len(ask(question)) for question in QUESTIONS}
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
     assert answers == QUESTIONS
 

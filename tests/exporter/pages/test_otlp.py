@@ -282,7 +282,10 @@ def test_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[Page], Ot
 
 @pytest.mark.slow
 def test_a_collector_that_is_away_is_logged_once_and_gets_everything_when_it_is_back(
-    pushing: Callable[[Page], OtlpPush], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pushing: Callable[[Page], OtlpPush],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    reserved_port: Callable[[], int],
 ) -> None:
     caplog.set_level(logging.INFO)
     asked = threading.Event()
@@ -294,26 +297,23 @@ def test_a_collector_that_is_away_is_logged_once_and_gets_everything_when_it_is_
             asked.set()
         return node()
 
-    with socket.socket() as reserved:  # bound, so that no other program gets the port, and closed to clients
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # time for a second try
-        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
-        page = page_of(state)
-        push = pushing(page)
-        assert asked.wait(120)
-        # a page is rendered all the same
-        assert b"gpu_up" in page.render()[0]
+    port = reserved_port()  # closed to clients until there is a collector
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # time for a second try
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
+    page = page_of(state)
+    push = pushing(page)
+    assert asked.wait(120)
+    # a page is rendered all the same
+    assert b"gpu_up" in page.render()[0]
 
-        with receiving_metrics(port) as received:
-            received.wait(2)
-            until = time.monotonic() + 120
-            while len(caplog.records) < 2:
-                assert time.monotonic() < until
-                time.sleep(0.02)
-            push.stop()
+    with receiving_metrics(port) as received:
+        received.wait(2)
+        until = time.monotonic() + 120
+        while len(caplog.records) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        push.stop()
 
     away, back = (record for record in caplog.records if record.name.startswith("rankscope"))
     assert (away.levelname, "Connection refused" in away.getMessage()) == ("WARNING", True)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.exporter.conftest import RunningExporter
+from tests.exporter.fake_driver import FakeDriver
 
 
 @pytest.mark.slow
 def test_an_xid_of_the_driver_is_counted_and_outlives_the_exporter(
-    start_exporter: Callable[..., Any], fake_nvml: Any, tmp_path: Path
+    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
-    options = ("--state-dir", state, "--no-xid.kernel-log")
+    options = ("--state-dir", state, "--no-xid.kernel-log", "--interval", "0.2")
     exporter = start_exporter(*options, env=fake_nvml.env)
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
     exporter.wait_until(lambda: exporter.values("gpu_xid_errors_total", xid="79") == [0.0, 0.0])

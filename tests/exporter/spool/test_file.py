@@ -1,0 +1,185 @@
+"""One file: read to the last series, or refused with the reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.exporter.spool.spool_files import INFO, LABELS, gauge, spool_of
+from tests.rank_file import rank_text
+
+from rankscope.exporter.spool.again import Template
+from rankscope.exporter.spool.file import MAX_BYTES, MAX_SERIES, parse
+from rankscope.exporter.spool.series import RejectedError, SpoolFile
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b"rank_x{" + LABELS.encode() + b"} 1\n", "wrong_type"),
+        (gauge(name="rank_x_total"), "wrong_type"),
+        (f"# TYPE rank_h histogram\nrank_h_sum{{{LABELS}}} 1\n".encode(), "wrong_type"),
+        (gauge() + f"# TYPE rank_x_total counter\nrank_x_total{{{LABELS}}} 1\n".encode(), "wrong_type"),
+        (gauge('run="r1",slot="0"'), "no_identity"),
+        (gauge('run="",rank="1",slot="0"'), "no_identity"),
+        (gauge('run="r1",rank="one",slot="0"'), "no_identity"),
+        (gauge('run="r1",rank="1"'), "no_identity"),
+        (gauge('run="r1",rank="1",slot="00"'), "no_identity"),
+        (gauge(), "no_identity"),
+        (gauge() + INFO.replace("id-r1", "").encode(), "no_identity"),
+        (gauge() + (INFO + INFO.partition("\n")[2].replace("id-r1", "id-r2")).encode(), "no_identity"),
+        (gauge() + gauge('run="r1",rank="4",slot="0"', name="rank_y"), "several_ranks"),
+        (gauge() + gauge('run="r1",rank="3",slot="1"', name="rank_y"), "several_ranks"),
+        (INFO.encode() + gauge() + gauge().partition(b"\n")[2], "repeated_series"),
+        (gauge(name="rank_x_duration_seconds"), "wrong_type"),
+        (gauge(name="rank_x_count"), "wrong_type"),
+        (f"# TYPE rank_x_sum_total counter\nrank_x_sum_total{{{LABELS}}} 1\n".encode(), "wrong_type"),
+        (f"# TYPE rank_x_duration_seconds_total counter\nrank_x_duration_seconds_total{{{LABELS}}} 1\n".encode(), "wrong_type"),
+        (gauge(value="1 1700000000000"), "timestamp"),
+        (gauge(LABELS + ',__name__="rank_y"'), "not_prometheus_text"),
+        (gauge(LABELS + ',__own="x"'), "not_prometheus_text"),
+        (gauge(LABELS + ',"sp ace"="x"'), "wrong_labels"),
+        (gauge(LABELS + "".join(f',l{i}="x"' for i in range(20))), "wrong_labels"),
+        (gauge(LABELS + f',l="{"x" * 600}"'), "wrong_labels"),
+        (gauge(LABELS + f',l="{"x" * 5000}"'), "not_prometheus_text"),
+        (gauge(LABELS, value="one"), "not_prometheus_text"),
+        (gauge(LABELS + ',l="\x1b[2J"'), "not_prometheus_text"),
+        (b"# TYPE rank_x\n", "not_prometheus_text"),
+        (b"\n" * 5000, "too_many_series"),
+        (b"# TYPE rank_x gauge\n" + b"".join(gauge(f'{LABELS},l="{i}"') for i in range(MAX_SERIES + 1)), "too_many_series"),
+    ],
+)
+def test_a_file_that_is_not_as_agreed_is_refused_with_the_reason(content: bytes, reason: str) -> None:
+    with pytest.raises(RejectedError) as refused:
+        parse(content)
+    assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("line", "labels", "value"),
+    [
+        ("{%s} 1", {}, 1.0),
+        ('{%s,a="1",} 2e3', {"a": "1"}, 2000.0),
+        ('{ %s , a = "2" }\t-.5  ', {"a": "2"}, -0.5),
+        ('{a="} 1",%s} 2', {"a": "} 1"}, 2.0),
+        (r'{%s,a="\\n\n\""} +Inf', {"a": '\\n\n"'}, math.inf),
+    ],
+)  # fmt: skip
+def test_a_line_is_read_as_it_was_meant(line: str, labels: dict[str, str], value: float) -> None:
+    _, family = parse(f"{INFO}# TYPE rank_x gauge\nrank_x{line % LABELS}\n".encode()).families
+
+    ((name, read, number),) = [(series.name, dict(series.labels), series.value) for series in family.series]
+    assert (name, read, number) == ("rank_x", {"run": "r1", "rank": "3", "slot": "0"} | labels, value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{%s,a="1" b="2"} 1', '{%s,a="1",a="2"} 1', "{%s,a='1'} 1", '{%s,a="1} 1', "{%s} 0x10", "{%s} 1_000", "{%s}", "{%s",
+    ],
+)  # fmt: skip
+def test_a_line_that_is_none_costs_the_file(line: str) -> None:
+    with pytest.raises(RejectedError) as refused:
+        parse(f"# TYPE rank_x gauge\nrank_x{line % LABELS}\n".encode())
+    assert refused.value.reason == "not_prometheus_text"
+
+
+@given(text=st.text(max_size=300))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with pytest.raises(RejectedError):  # nothing of this kind says whose it is
+        parse(text.encode())
+
+
+def histogram(*buckets: tuple[str, str], total: str = "3.5", count: str = "3", labels: str = "") -> str:
+    name, common = "rank_x_duration_seconds", LABELS + labels
+    lines = [f'{name}_bucket{{{common},le="{bound}"}} {value}\n' for bound, value in buckets]
+    return "".join([*lines, f"{name}_sum{{{common}}} {total}\n", f"{name}_count{{{common}}} {count}\n"])
+
+
+def histogram_file(text: str) -> bytes:
+    return f"{INFO}# TYPE rank_x_duration_seconds histogram\n{text}".encode()
+
+
+SOUND = (("0.5", "1"), ("1.0", "1"), ("+Inf", "3"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [histogram(*SOUND), histogram(("+Inf", "3")), histogram(*SOUND, labels=',l="a"') + histogram(*SOUND, labels=',l="b"')],
+)
+def test_a_sound_histogram_is_read(text: str) -> None:
+    families = parse(histogram_file(text)).families
+
+    assert [(family.name, family.type) for family in families][1:] == [("rank_x_duration_seconds", "histogram")]
+    assert len(families[1].series) == text.count("\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        histogram(),  # no bucket
+        histogram(("1.0", "3")),  # not to infinity
+        histogram(("1.0", "1"), ("0.5", "1"), ("+Inf", "3")),  # out of order
+        histogram(("1", "1"), ("1.0", "1"), ("+Inf", "3")),  # one bound twice
+        histogram(("0.5", "2"), ("1.0", "1"), ("+Inf", "3")),  # fewer in more
+        histogram(("0.5", "-1"), ("+Inf", "3")),
+        histogram(("0.5", "0.5"), ("+Inf", "3")),
+        histogram(("0.5", "NaN"), ("+Inf", "3")),
+        histogram(("0.5", "+Inf"), ("+Inf", "+Inf"), count="+Inf"),
+        histogram(("NaN", "1"), ("+Inf", "3")),
+        histogram(("half", "1"), ("+Inf", "3")),
+        histogram(*SOUND, count="4"),
+        histogram(*SOUND, total="-1"),
+        histogram(*SOUND, total="NaN"),
+        histogram(*SOUND).replace("_sum", "_count"),
+        histogram(*SOUND).partition("rank_x_duration_seconds_sum")[0],
+        histogram(*SOUND, labels=',l="a"') + histogram(*SOUND, labels=',l="b"').partition("rank_x_duration_seconds_count")[0],
+        histogram(*SOUND) + histogram(*SOUND, labels=',l="b"') + histogram(("2.0", "1"), ("+Inf", "3")),
+    ],
+)
+def test_a_histogram_that_is_none_costs_the_file(text: str) -> None:
+    with pytest.raises(RejectedError) as refused:
+        parse(histogram_file(text))
+    assert refused.value.reason in {"wrong_histogram", "repeated_series"}
+
+
+@given(text=st.text('0123456789.eE+-NaInf_ \t{}"#\n', max_size=12), place=st.integers(0, 10_000))
+def test_reading_only_values_never_differs_from_reading_all(text: str, place: int) -> None:
+    good = (INFO + gauge(value="1").decode() + gauge(value="NaN", name="rank_y").decode()).encode()
+    file = parse(good)
+    template = Template.of(good, file)
+    assert template is not None
+    changed = bytearray(good)
+    at = place % len(changed)
+    changed[at : at + 1] = text.encode()
+
+    def outcome(read: Callable[[], SpoolFile | None]) -> Any:
+        try:
+            found = read()
+        except RejectedError as error:
+            return error.reason
+        return found and repr(found)
+
+    quick = outcome(lambda: template.read(bytes(changed), file))
+    assert quick is None or quick == outcome(lambda: parse(bytes(changed)))
+
+
+def test_what_the_recorder_publishes_is_relayed_to_the_last_series(tmp_path: Path) -> None:
+    text = rank_text()
+    (tmp_path / "a.prom").write_text(text)
+
+    sample = spool_of(tmp_path).read()
+
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    relayed = [one for family in sample.families for one in family.series]
+    assert sorted(one.name for one in relayed) == sorted(line.partition("{")[0] for line in lines)
+    assert len(lines) <= MAX_SERIES / 2
+    assert len(text) < MAX_BYTES / 2
+    (duration,) = (family for family in sample.families if family.type == "histogram")
+    assert [dict(one.labels).get("le") for one in duration.series][-3:] == ["+Inf", None, None]

@@ -1,0 +1,137 @@
+"""The folder: where it is, and whom it is trusted from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.exporter.spool.spool_files import GOOD, spool_of
+
+from rankscope.exporter.spool.folder import SpoolFolder, default_spool, make_spool
+from rankscope.exporter.spool.reading import (
+    Spool,
+    SpoolError,
+)
+
+
+def test_a_missing_folder_is_an_error_that_names_it_and_heals(tmp_path: Path) -> None:
+    spool = spool_of(tmp_path / "later")
+    with pytest.raises(SpoolError, match=r"later: No such file"):
+        spool.read()
+
+    (tmp_path / "later").mkdir()
+
+    assert spool.read().states == {}
+
+
+def test_a_spool_for_all_users_is_like_tmp(tmp_path: Path) -> None:
+    assert make_spool(SpoolFolder(tmp_path / "new" / "spool"), mode=0o1777)
+    assert (tmp_path / "new" / "spool").stat().st_mode & 0o7777 == 0o1777
+    (tmp_path / "file").write_text("")
+    assert not make_spool(SpoolFolder(tmp_path / "file" / "spool"), mode=0o700)
+
+
+@pytest.fixture
+def no_system_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where nobody made one and nobody here may."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("rankscope.exporter.spool.folder.SYSTEM_SPOOL", tmp_path / "file" / "spool")
+
+
+def test_without_the_system_folder_the_spool_is_the_users_own(no_system_spool: None) -> None:
+    runtime = SpoolFolder(Path("/run/user/7/rankscope/spool"), private=True)
+    assert default_spool({"XDG_RUNTIME_DIR": "/run/user/7"}) == runtime
+    assert default_spool({}) == SpoolFolder(Path(f"/tmp/rankscope-{os.getuid()}/spool"), private=True)
+
+
+def test_who_only_looks_makes_no_system_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = tmp_path / "rankscope" / "spool"
+    monkeypatch.setattr("rankscope.exporter.spool.folder.SYSTEM_SPOOL", system)
+
+    assert default_spool({"XDG_RUNTIME_DIR": "/run/user/7"}, make=False).private
+    assert list(tmp_path.iterdir()) == []
+
+    system.mkdir(parents=True)
+    assert default_spool({}, make=False) == SpoolFolder(system)
+
+
+def test_a_spool_of_ones_own_is_closed_to_others_and_read(no_system_spool: None, tmp_path: Path) -> None:
+    folder = default_spool({"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
+    assert make_spool(folder, mode=0o1777)
+    assert [path.stat().st_mode & 0o7777 for path in (folder.path.parent, folder.path)] == [0o700, 0o700]
+    (folder.path / "a.prom").write_text(GOOD)
+
+    assert Spool(folder, stale_s=300.0, forget_s=86400.0).read().ok_files == 1
+
+
+def _foreign(path: Path) -> None:
+    os.chown(path, 65534, 65534)
+
+
+def _group(path: Path) -> None:
+    path.chmod(0o770)
+
+
+def _open(path: Path) -> None:
+    path.chmod(0o1777)
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("level", ["spool", "parent"])
+@pytest.mark.parametrize(
+    ("take_over", "words"),
+    [
+        pytest.param(_foreign, "belongs to another user", marks=pytest.mark.skipif(os.getuid() != 0, reason="needs root")),
+        (_group, "can be written by other users"),
+        (_open, "can be written by other users"),
+        (_link, "a link"),
+    ],
+)
+def test_a_spool_of_ones_own_is_never_read_when_others_could_write_there(
+    take_over: Callable[[Path], None], words: str, level: str, no_system_spool: None, tmp_path: Path
+) -> None:
+    folder = default_spool({"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
+    make_spool(folder, mode=0o700)
+    (folder.path / "a.prom").write_text(GOOD)
+    taken = folder.path if level == "spool" else folder.path.parent
+    take_over(taken)
+
+    with pytest.raises(SpoolError, match=rf"{taken}: {words}.*--spool"):
+        Spool(folder, stale_s=300.0, forget_s=86400.0).read()
+
+
+def test_a_folder_that_others_made_first_gets_no_spool(no_system_spool: None, tmp_path: Path) -> None:
+    folder = default_spool({"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
+    folder.path.parent.mkdir(parents=True)
+    folder.path.parent.chmod(0o1777)
+
+    assert not make_spool(folder, mode=0o700)
+    assert not folder.path.exists()
+
+
+def test_a_spool_that_cannot_be_trusted_is_reported_and_the_rest_goes_on(
+    start_exporter: Callable[..., Any], tmp_path: Path
+) -> None:
+    spool = tmp_path / "runtime" / "rankscope" / "spool"
+    spool.mkdir(parents=True)
+    spool.chmod(0o777)
+    (spool / "a.prom").write_text(GOOD)
+    prelude = (
+        "import sys; from pathlib import Path; import rankscope.exporter.spool.folder as folder; "
+        "folder.SYSTEM_SPOOL = Path('/dev/null/spool'); at = sys.argv.index('--spool'); del sys.argv[at : at + 2]"
+    )
+
+    exporter = start_exporter("--simulate", "1", prelude=prelude, env={"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
+
+    assert exporter.values("rank_steps_total") == []
+    assert exporter.values("gpu_up") == [1.0]
+    assert exporter.values("rankscope_exporter_collector_success", collector="spool") == [0.0]
+    assert "can be written by other users" in exporter.get("/-/ready").text
+    assert f"{spool}: can be written by other users" in exporter.stderr

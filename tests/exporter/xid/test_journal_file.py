@@ -1,0 +1,289 @@
+"""The file of the Xid journal: torn, damaged, of another version, on a full disk, removed, shared."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.exporter.xid.journal_node import GPU, PCI, Node, values
+
+from rankscope.exporter.source import XidEvent
+from rankscope.exporter.xid.journal import MAX_ENTRIES, XidJournal
+
+
+def test_the_file_stays_small_and_the_counts_stay_right(node: Node) -> None:
+    for _ in range(20):
+        for _ in range(MAX_ENTRIES // 4):
+            node.wait(1)
+            node.event(31)
+        node.journal.flush()
+    total = 20 * (MAX_ENTRIES // 4)
+    path = node.folder / "xids.jsonl"
+    assert path.read_bytes().count(b"\n") < 3 * MAX_ENTRIES
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    node.restart()
+
+    assert node.count(31) == total
+    assert len(node.journal.entries()) == MAX_ENTRIES
+
+
+@pytest.mark.parametrize("cut", [1, 20])
+def test_a_torn_last_line_costs_that_error_only(cut: int, node: Node) -> None:
+    for code in (48, 79):
+        node.event(code)
+        node.journal.flush()
+    node.journal.close()
+    path = node.folder / "xids.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+
+    node.journal = node.start()
+    node.event(64)
+    node.restart()
+
+    # a line that only lost its end of line is whole
+    assert (node.count(48), node.count(79), node.count(64)) == (1, 1 if cut == 1 else 0, 1)
+    assert node.journal.skipped_lines == (0 if cut == 1 else 1)
+
+
+def test_damage_in_the_middle_is_counted_and_skipped(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    for code in (48, 79, 64):
+        node.event(code)
+        node.wait(60)
+    node.journal.close()
+    path = node.folder / "xids.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = b'\x00\xff{"type":"entry"'
+    lines[3:3] = [b'{"type":"entry","id":"no number"}', b'{"type":"unknown"}', b"[]"]
+    path.write_bytes(b"\n".join(lines))
+
+    node.journal = node.start()
+
+    assert (node.count(48), node.count(79), node.count(64)) == (1, 0, 1)
+    assert node.journal.skipped_lines == 4
+    (record,) = caplog.records
+    assert record.getMessage().endswith(": 4")
+    assert node.journal.problem is None
+
+
+def test_a_journal_of_a_newer_version_is_left_alone(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.journal.close()
+    path = node.folder / "xids.jsonl"
+    newer = b'{"type":"snapshot","format":"rankscope.xids/2"}\n{"type":"entry"}\n'
+    path.write_bytes(newer)
+
+    node.journal = node.start()
+    node.event(79)
+    node.journal.flush()
+
+    assert path.read_bytes() == newer
+    assert "rankscope.xids/2" in (node.journal.problem or "")
+    assert node.count() == 1
+    assert caplog.text.count("rankscope.xids/2") == 1
+
+
+def test_a_second_exporter_on_the_folder_says_so_and_takes_over_without_counting_twice(node: Node) -> None:
+    node.event(48)
+    node.journal.flush()
+    second = node.start()
+    assert "another exporter" in (second.problem or "")
+    assert values(second.series([GPU]), "gpu_xid_errors_total", xid="48") == [1.0]
+
+    # given both see the same error, and one that the first does not live to see
+    node.wait(60)
+    node.event(79)
+    second.record(GPU.uuid, PCI, XidEvent(node.unix_s, 79))
+    second.flush()
+    node.journal.close()
+    node.wait(60)
+    second.record(GPU.uuid, PCI, XidEvent(node.unix_s, 79))
+
+    second.flush()
+    assert second.problem is None
+    node.journal = second
+    assert (node.count(48), node.count(79)) == (1, 2)
+    node.restart()
+    assert (node.count(48), node.count(79)) == (1, 2)
+
+
+def test_a_full_disk_costs_nothing_but_durability(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.event(48)
+    node.journal.flush()
+    before = (node.folder / "xids.jsonl").read_bytes()
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        return write(fd, data[:10])  # as a disk that just has ten bytes left
+
+    monkeypatch.setattr(os, "write", full)
+    for _ in range(3):
+        node.event(79)
+        node.wait(60)
+        node.journal.flush()
+    assert node.count(79) == 3
+    assert (node.folder / "xids.jsonl").read_bytes() == before
+    assert os.strerror(errno.ENOSPC) in (node.journal.problem or "")
+    assert caplog.text.count("not kept on disk") == 1
+
+    monkeypatch.undo()
+    node.journal.flush()
+    assert node.journal.problem is None
+    node.restart()
+    assert (node.count(48), node.count(79)) == (1, 3)
+    assert node.journal.skipped_lines == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount")
+def test_a_really_full_disk(tmp_path: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from rankscope.exporter.source import GpuIdentity, XidEvent
+from rankscope.exporter.xid.journal import XidJournal
+folder = Path(sys.argv[1])
+journal = XidJournal(folder / "state", job_at=lambda uuid: None)
+filler = folder / "filler"
+with filler.open("wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        pass
+gpu = GpuIdentity(uuid="GPU-1", index=0, model="", pci_bus_id="00000000:1a:00.0")
+for number in range(5000):
+    journal.record("GPU-1", gpu.pci_bus_id, XidEvent(float(number), 79))
+journal.flush()
+print(journal.problem)
+filler.unlink()
+journal.flush()
+print(journal.problem)
+journal.close()
+again = XidJournal(folder / "state", job_at=lambda uuid: None)
+print([one.value for one in again.series([gpu]) if ("xid", "79") in one.labels and one.metric == "gpu_xid_errors_total"])
+"""
+    mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1M none "$1" && shift && exec "$@"', "sh", tmp_path]
+    done = subprocess.run(
+        [*map(str, mount), sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("no file systems can be mounted here")
+
+    problem, healed, counted = done.stdout.splitlines()
+    assert os.strerror(errno.ENOSPC) in problem, done.stderr
+    assert (healed, counted) == ("None", "[5000]")
+
+
+def test_a_folder_that_cannot_be_written_is_said_once_and_heals(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    node = Node(tmp_path / "file" / "state")
+    node.event(79)
+    node.journal.flush()
+    node.journal.flush()
+    assert node.count() == 1
+    assert str(tmp_path / "file") in (node.journal.problem or "")
+    assert caplog.text.count("not kept on disk") == 1
+
+    (tmp_path / "file").unlink()
+    node.journal.flush()
+    node.restart()
+    assert node.count() == 1
+
+
+def test_without_a_folder_it_lives_in_memory() -> None:
+    journal = XidJournal(None, job_at=lambda uuid: None)
+    journal.record(GPU.uuid, PCI, XidEvent(1.0, 79))
+    journal.flush()
+    journal.close()
+
+    assert values(journal.series([GPU]), "gpu_xid_errors_total", xid="79") == [1.0]
+    assert (journal.durable, journal.problem) == (None, None)
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "content"])
+def test_a_journal_that_somebody_removed_is_written_anew(what: str, node: Node) -> None:
+    node.event(48)
+    node.journal.flush()
+    if what == "folder":
+        shutil.rmtree(node.folder)
+    elif what == "file":
+        (node.folder / "xids.jsonl").unlink()
+    else:
+        (node.folder / "xids.jsonl").write_bytes(b"")
+    node.event(79)
+
+    node.journal.flush()
+    node.journal.flush()
+
+    assert node.journal.problem is None
+    node.restart()
+    assert (node.count(48), node.count(79)) == (1, 1)
+
+
+@pytest.mark.slow
+def test_what_was_flushed_survives_sigkill(tmp_path: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from rankscope.exporter.source import XidEvent
+from rankscope.exporter.xid import journal as module
+module.MAX_ENTRIES = 100  # so that the file is soon written anew
+journal = module.XidJournal(Path(sys.argv[1]), job_at=lambda uuid: "job")
+number = 0
+while True:
+    number += 1
+    journal.record("GPU-1", "00000000:1a:00.0", XidEvent(float(number), 31))
+    journal.flush()
+    print(number, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        for _ in range(500):
+            flushed = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        flushed = max([flushed, *map(int, writer.stdout.read().split())])
+
+    again = XidJournal(tmp_path, job_at=lambda uuid: None)
+
+    (counted,) = values(again.series([GPU]), "gpu_xid_errors_total", xid="31")
+    assert counted in (flushed, flushed + 1)
+    assert again.problem is None
+
+
+def test_the_file_is_json_lines_that_a_person_can_read(node: Node) -> None:
+    node.job = "4711"
+    node.event(79)
+    node.journal.flush()
+
+    first, entry = map(json.loads, (node.folder / "xids.jsonl").read_text().splitlines())
+
+    assert first["format"] == "rankscope.xids/1"
+    assert (entry["code"], entry["uuid"], entry["job_id"], entry["unix_s"]) == (79, "GPU-1", "4711", 1_000_000.0)
+
+
+def test_many_threads_may_record_while_another_writes_and_reads(node: Node) -> None:
+    import threading
+
+    def tell(record: Callable[[], None]) -> None:
+        for _ in range(200):
+            record()
+
+    threads = [threading.Thread(target=tell, args=(lambda: node.event(31),)) for _ in range(4)]
+    threads.append(threading.Thread(target=tell, args=(node.journal.flush,)))
+    threads.append(threading.Thread(target=tell, args=(lambda: node.values() and None,)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    node.restart()
+
+    assert node.count(31) == 800
