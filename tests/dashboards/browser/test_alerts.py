@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
+from tests.dashboards.browser.pages import Opened, saved_rows
 
 from rankscope.alerts.alert import fingerprint
 from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_MS = 60_000
 AT = 1_790_000_000_000_000_000
-Open = Callable[..., AbstractContextManager[Page]]
 
 
-@pytest.fixture(autouse=True)
-def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No state file, and no cache, of whoever runs the tests."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, write_run: Callable[..., Path]) -> Path:
+    """A run that has ended, long enough to be replayed, and one that goes on and in which something fires."""
+    root = tmp_path_factory.mktemp("runs")
+    over = write_run(root / "a", run_id="a", name="over", steps=400, windows=False)
+    live = write_run(root / "b", run_id="b", name="live", finished=False)
+    found_in(over, "a", 3, ended=True)
+    found_in(live, "b", 2, ended=False)
+    return root
+
+
+@pytest.fixture(scope="module")
+def url(runs: Path, serve: Callable[[Path], str]) -> str:
+    """Where they are served."""
+    return serve(runs)
 
 
 def found_in(run: Path, run_id: str, rank: int, *, ended: bool, name: str = "TrainingStraggler") -> None:
@@ -44,16 +51,7 @@ def found_in(run: Path, run_id: str, rank: int, *, ended: bool, name: str = "Tra
         )
 
 
-def test_alerts_of_all_runs_are_searched_read_saved_and_followed(
-    tmp_path: Path, write_run: Callable[..., Path], opened: Open, serve: Callable[[Path], str]
-) -> None:
-    # Given a run that has ended, and one that goes on and in which something fires
-    root = tmp_path / "runs"
-    over = write_run(root / "a", run_id="a", name="over")
-    live = write_run(root / "b", run_id="b", name="live", finished=False)
-    found_in(over, "a", 3, ended=True)
-    found_in(live, "b", 2, ended=False)
-    url = serve(root)
+def test_alerts_of_all_runs_are_searched_read_saved_and_followed(runs: Path, url: str, opened: Opened) -> None:
     with opened(f"{url}/alerts") as page:
         # Then what fires comes first, though the other is younger
         rows = page.locator(".ag-center-cols-container .ag-row")
@@ -71,13 +69,8 @@ def test_alerts_of_all_runs_are_searched_read_saved_and_followed(
         expect(page.locator("#alerts-picked")).to_contain_text("=Rank 3")
 
         # And saved, so that no spreadsheet takes it for a formula
-        with page.expect_download() as download:
-            page.get_by_role("button", name="Save as CSV", exact=True).click()
-        with download.value.path().open(encoding="utf-8-sig") as file:
-            assert [row["What it says"] for row in csv.DictReader(file)] == [
-                "'=Rank 2 <b>is slow</b>.",
-                "'=Rank 3 <b>is slow</b>.",
-            ]
+        _, saved = saved_rows(page, "Save as CSV", exact=True)
+        assert [row["What it says"] for row in saved] == ["'=Rank 2 <b>is slow</b>.", "'=Rank 3 <b>is slow</b>."]
 
         # And searched
         page.get_by_label("Search alerts").fill("over")
@@ -90,30 +83,24 @@ def test_alerts_of_all_runs_are_searched_read_saved_and_followed(
         expect(rows).to_have_count(2)
 
         # And a new one comes by itself
-        found_in(over, "a", 1, ended=True)
-        expect(rows).to_have_count(3, timeout=PATIENCE_MS)
+        found_in(runs / "a", "a", 1, ended=True)
+        expect(rows).to_have_count(3)
 
         # And the run's page opens with the rank picked out
         page.get_by_role("link", name="live").click()
         expect(page).to_have_url(f"{url}/run/b?rank=2")
 
 
-def test_a_run_is_replayed_from_its_page(
-    tmp_path: Path, write_run: Callable[..., Path], opened: Open, serve: Callable[[Path], str]
-) -> None:
-    root = tmp_path / "runs"
-    write_run(root / "a", run_id="a", steps=400, windows=False)
-    write_run(root / "b", run_id="b")
-    url = serve(root)
+def test_a_run_is_replayed_from_its_page(url: str, opened: Opened) -> None:
     with opened(f"{url}/run/a/alerts") as page:
-        expect(page.locator("#replay-times")).to_contain_text("Nothing is replayed", timeout=PATIENCE_MS)
+        expect(page.locator("#replay-times")).to_contain_text("Nothing is replayed")
 
         page.get_by_role("textbox", name="Replay").click()
         page.get_by_role("option", name="TrainingStraggler").click()
 
         expect(page).to_have_url(f"{url}/run/a/alerts?replay=TrainingStraggler")
-        expect(page.locator("#alert-replay-section table")).to_contain_text("into the run", timeout=PATIENCE_MS)
-        expect(page.locator("#replay-times")).to_contain_text("Alerts that would have fired: ", timeout=PATIENCE_MS)
+        expect(page.locator("#alert-replay-section table")).to_contain_text("into the run")
+        expect(page.locator("#replay-times")).to_contain_text("Alerts that would have fired: ")
         expect(page.locator("#replay-times .ytick").first).to_contain_text("rank 2 on node-1 (watcher)")
         page.reload()
-        expect(page.locator("#alert-replay-section table")).to_contain_text("into the run", timeout=PATIENCE_MS)
+        expect(page.locator("#alert-replay-section table")).to_contain_text("into the run")

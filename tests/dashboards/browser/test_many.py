@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
+from tests.dashboards.browser.conftest import HOSTS
+from tests.dashboards.browser.pages import Opened, fits, ranks_drawn, saved_rows, view_drawn
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_MS = 60_000
-Open = Callable[..., AbstractContextManager[Page]]
+ROWS = ".ag-center-cols-container .ag-row"
 
 
 def write_many(root: Path, write_run: Callable[..., Path], count: int) -> None:
@@ -34,35 +33,41 @@ def write_many(root: Path, write_run: Callable[..., Path], count: int) -> None:
         )
 
 
-def test_two_thousand_runs_are_searched_sorted_selected_and_compared(
-    tmp_path: Path, write_run: Callable[..., Path], opened: Open, serve: Callable[[Path], str]
+@pytest.mark.parametrize("count", [200, pytest.param(2_000, marks=pytest.mark.full)])
+def test_many_runs_are_searched_sorted_selected_and_compared(
+    tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str], count: int
 ) -> None:
-    write_many(tmp_path, write_run, 2_000)
+    write_many(tmp_path, write_run, count)
+    last = count - 1
+    some = last // 10
+    search = f"job-{some}"  # the one of that name, and ten that begin with it
+    picked = (f"id-{some:04}", f"id-{some * 10:04}")
+    either = "|".join(picked)
     url = serve(tmp_path)
     with opened(url) as page:
-        expect(page.locator("#runs-count")).to_have_text("2,000 runs")
-        rows = page.locator(".ag-center-cols-container .ag-row")
-        expect(rows.first).to_contain_text("Straggler", timeout=PATIENCE_MS)
+        expect(page.locator("#runs-count")).to_have_text(f"{count:,} runs")
+        rows = page.locator(ROWS)
+        expect(rows.first).to_contain_text("Straggler")
         assert rows.count() < 100, "only what is in view is in the page"
 
-        page.get_by_label("Search runs").fill("job-199")
+        page.get_by_label("Search runs").fill(search)
         expect(rows).to_have_count(11)
-        expect(page).to_have_url(f"{url}/?q=job-199")
+        expect(page).to_have_url(f"{url}/?q={search}")
         name = page.locator(".ag-header-cell-text", has_text="Run")
         name.click()
-        expect(page).to_have_url(f"{url}/?q=job-199&sort=name")
+        expect(page).to_have_url(f"{url}/?q={search}&sort=name")
         name.click()
-        expect(page).to_have_url(f"{url}/?q=job-199&sort=-name")
-        expect(page.locator(".run-link").first).to_have_text("job-1999")
+        expect(page).to_have_url(f"{url}/?q={search}&sort=-name")
+        expect(page.locator(".run-link").first).to_have_text(f"job-{last}")
 
         page.go_back()
-        expect(page).to_have_url(f"{url}/?q=job-199&sort=name")
-        expect(page.locator(".run-link").first).to_have_text("job-199")
-        for number, run in enumerate(("id-0199", "id-1990"), start=1):  # by name: sorting may still move rows
+        expect(page).to_have_url(f"{url}/?q={search}&sort=name")
+        expect(page.locator(".run-link").first).to_have_text(search)
+        for number, run in enumerate(picked, start=1):  # by name: sorting may still move rows
             page.locator(f".ag-row[row-id='{run}'] .ag-checkbox-input").check()
-            expect(page).to_have_url(re.compile(f"sort=name&picked=((id-0199|id-1990),?){{{number}}}$"))
+            expect(page).to_have_url(re.compile(f"sort=name&picked=(({either}),?){{{number}}}$"))
         page.get_by_role("link", name="Compare 2 runs").click()
-        expect(page.locator("#compare-verdict")).to_contain_text("Not enough data", timeout=PATIENCE_MS)
+        expect(page.locator("#compare-verdict")).to_contain_text("Not enough data")
         assert "/compare?runs=id-" in page.url
         page.go_back()
         expect(rows).to_have_count(11)
@@ -72,34 +77,15 @@ def test_two_thousand_runs_are_searched_sorted_selected_and_compared(
         page.go_back()
         expect(selected).to_have_count(1)
         expect(page.locator("#runs-compare")).to_have_text("Select two runs to compare")
-    with opened(f"{url}/?q=job-199&picked=id-1990,id-0199") as page:
-        expect(page.locator(".ag-center-cols-container .ag-row-selected")).to_have_count(2)
-        page.locator(".ag-row[row-id='id-1991'] .ag-checkbox-input").check()
-        expect(page).to_have_url(re.compile("picked=(id-0199|id-1990|id-1991|,){5}$"))
+    address = f"{url}/?q={search}&picked={picked[1]},{picked[0]}"
+    with opened(address) as page:
+        selected = page.locator(".ag-center-cols-container .ag-row-selected")
+        expect(selected).to_have_count(2)
+        page.locator(f".ag-row[row-id='id-{last:04}'] .ag-checkbox-input").check()
+        expect(page).to_have_url(re.compile(f"picked=({either}|id-{last:04}|,){{5}}$"))
         page.go_back()
-        expect(page.locator(".ag-center-cols-container .ag-row-selected")).to_have_count(2)
-        expect(page).to_have_url(f"{url}/?q=job-199&picked=id-1990,id-0199")
-
-
-def test_the_list_follows_runs_as_they_come_without_losing_what_is_selected(
-    tmp_path: Path, write_run: Callable[..., Path], opened: Open, serve: Callable[[Path], str]
-) -> None:
-    for name in ("a", "b"):
-        write_run(tmp_path / name, run_id=name, name=name, steps=12)
-    url = serve(tmp_path)
-    with opened(url) as page:
-        expect(page.locator(".run-link")).to_have_count(2)
-        # Rows are drawn again when their verdicts come; the key must not fall between.
-        expect(page.locator(".ag-center-cols-container .ag-row").nth(1)).to_contain_text("Straggler", timeout=PATIENCE_MS)
-        page.locator(".ag-row .ag-checkbox-input").first.press("Space")
-        expect(page.locator(".ag-row-selected").first).to_be_attached()
-
-        write_run(tmp_path / "c", run_id="c", name="c", steps=12, finished=False, start_unix_ns=1_790_000_100_000_000_000)
-
-        expect(page.locator(".run-link")).to_have_count(3, timeout=PATIENCE_MS)
-        expect(page.locator(".run-link").first).to_have_text("c")
-        expect(page.locator(".ag-center-cols-container .ag-row").first).to_contain_text("Live")
-        expect(page.locator(".ag-pinned-left-cols-container .ag-row-selected")).to_have_count(1)
+        expect(selected).to_have_count(2)
+        expect(page).to_have_url(address)
 
 
 TOLD = """() => {
@@ -108,42 +94,95 @@ TOLD = """() => {
 }"""
 
 
-def test_a_verdict_that_comes_at_the_moment_of_a_choice_does_not_undo_it(
-    tmp_path: Path, write_run: Callable[..., Path], opened: Open, serve: Callable[[Path], str]
+def test_the_list_follows_runs_and_verdicts_as_they_come_without_losing_what_is_selected(
+    tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     for name in ("a", "b"):
         write_run(tmp_path / name, run_id=name, name=name, steps=12)
     url = serve(tmp_path)
     with opened(url) as page:
-        expect(page.locator(".ag-center-cols-container .ag-row").nth(1)).to_contain_text("Straggler", timeout=PATIENCE_MS)
+        selected = page.locator(".ag-pinned-left-cols-container .ag-row-selected")
+        # given all verdicts
+        for run in ("a", "b"):
+            expect(page.locator(f"{ROWS}[row-id='{run}']")).to_contain_text("Straggler")
+        # when one comes at the moment of a choice
         page.evaluate(TOLD)
-        expect(page.locator(".ag-center-cols-container .ag-row[row-id='b']")).to_contain_text("late")
+        # then it is shown, found, and does not undo the choice
+        expect(page.locator(f"{ROWS}[row-id='b']")).to_contain_text("late")
         expect(page).to_have_url(f"{url}/?picked=a")
-        expect(page.locator(".ag-pinned-left-cols-container .ag-row-selected")).to_have_count(1)
-        # Also searching knows what was told
+        expect(selected).to_have_count(1)
         page.get_by_label("Search runs").fill("late")
-        expect(page.locator(".ag-center-cols-container .ag-row")).to_have_count(1)
+        expect(page.locator(ROWS)).to_have_count(1)
         expect(page.locator(".run-link")).to_have_text("b")
+        page.get_by_label("Search runs").fill("")
+        expect(page.locator(ROWS)).to_have_count(2)
+        expect(selected).to_have_count(1)
+        # and neither does a new run
+        write_run(tmp_path / "c", run_id="c", name="c", steps=12, finished=False, start_unix_ns=1_790_000_100_000_000_000)
+        expect(page.locator(".run-link")).to_have_count(3)
+        expect(page.locator(".run-link").first).to_have_text("c")
+        expect(page.locator(ROWS).first).to_contain_text("Live")
+        expect(selected).to_have_count(1)
 
 
-def test_a_comparison_shows_its_figures_and_gives_their_numbers_away(
-    tmp_path: Path, write_run: Callable[..., Path], opened: Open, serve: Callable[[Path], str]
-) -> None:
-    write_run(tmp_path / "a", run_id="a", name="<b>sound</b>", slow_rank=None)
-    write_run(tmp_path / "b", run_id="b", name="=slow")
-    url = serve(tmp_path)
-    with opened(f"{url}/compare?runs=a,b") as page:
-        expect(page.locator("#compare-verdict")).to_contain_text("B is slower than A", timeout=PATIENCE_MS)
-        expect(page.locator("#compare-steps .legendtext").first).to_have_text("A: <b>sound</b>", timeout=PATIENCE_MS)
-        with page.expect_download() as download:
-            page.get_by_role("button", name="Save as CSV: Differences of the parts").click()
-        with download.value.path().open(encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+def test_a_comparison_shows_its_figures_and_gives_their_numbers_away(site: str, opened: Opened) -> None:
+    address = f"{site}/compare?runs=a,b"
+    with opened(address) as page:
+        expect(page.locator("#compare-verdict")).to_contain_text("B is slower than A")
+        expect(page.locator("#compare-steps .legendtext").first).to_have_text("A: <b>sound</b>")
+        _, rows = saved_rows(page, "Save as CSV: Differences of the parts")
         assert rows[0]["quantity"] == "step time"
         page.get_by_text("Ranks", exact=True).last.click()
-        expect(page).to_have_url(f"{url}/compare?runs=a,b&by=rank")
+        expect(page).to_have_url(f"{address}&by=rank")
         expect(page.locator("#compare-ranks .ytick").first).to_contain_text("rank")
         page.get_by_role("link", name="Ledger").click()
         expect(page.locator("#ledger-body")).to_contain_text("Runs counted")
         page.go_back()
         expect(page.locator("#compare-verdict")).to_be_visible()
+
+
+def test_runs_are_opened_and_their_table_is_left_by_keyboard(site: str, opened: Opened) -> None:
+    with opened(site) as page:
+        for run, verdict in {"run-1": "Straggler", "a": "Compute bound", "b": "Straggler"}.items():
+            expect(page.locator(f"{ROWS}[row-id='{run}']")).to_contain_text(verdict)
+        page.locator("#runs-csv").focus()
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.closest('#runs-grid') !== null")
+        for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+            page.keyboard.press(key)
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.closest('#runs-grid') === null"), "one key leads out of it"
+        page.keyboard.press("Shift+Tab")
+        page.locator(".ag-cell-focus").focus()
+        focused = page.evaluate("document.activeElement.closest('.ag-row').getAttribute('row-id')")
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(f"{site}/run/{focused}")
+        view_drawn(page)
+
+
+def test_a_hostile_run_does_nothing_on_a_narrow_screen(site: str, opened: Opened) -> None:
+    with opened(site, viewport={"width": 360, "height": 740}) as page:
+        page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+        expect(page.locator(".run-link")).to_have_count(3)
+        expect(page.locator("#runs-grid")).to_contain_text("Finished")
+        assert fits(page)
+        page.locator(".run-link").filter(has_text="<img").click()
+        expect(page.locator("#verdict-sentence")).to_contain_text(r"\u202e\u2067gnp.exe")
+        assert fits(page)
+        page.get_by_role("link", name="Ranks × steps").click()
+        ranks_drawn(page)
+        assert fits(page)
+        assert page.locator("img[src=x]").count() == 0
+        assert page.locator("a[href*=evil]").count() == 0
+        assert "\u202e" not in page.content()
+
+        _, rows = saved_rows(page, "Save as CSV", exact=True)
+        assert len(rows) == 4
+        assert rows[0]["Host"] == "'" + HOSTS[0]
+        assert rows[1]["Host"] == HOSTS[1]
+        assert rows[2]["Host"] == r"\u202e\u2067gnp.exe\u200b"
+        assert rows[3]["Host"].startswith("'+1WWW")
+        assert all(row["GPU"].startswith("'@") for row in rows)
+        assert float(rows[2]["Own ms"]) > 2 * float(rows[1]["Own ms"])
+        page.locator(".brand").click()
+        expect(page.locator(".run-link")).to_have_count(3)

@@ -56,7 +56,7 @@ def _own(url: str, file: Path) -> bool:
 
 
 def drawn(page: Page) -> None:
-    page.wait_for_selector(":root.drawn", state="attached", timeout=PATIENCE_MS)
+    page.wait_for_selector(":root.drawn", state="attached")
 
 
 def lightest(page: Page) -> str:

@@ -4,66 +4,53 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import TimeoutError as NotInTimeError
+from playwright.sync_api import expect
+from tests.dashboards.browser.pages import Opened
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_MS = 60_000
-
 
 def test_a_window_is_zoomed_chosen_saved_and_asked_for(
-    tmp_path: Path, write_run: Callable[..., Path], browser: Browser, serve: Callable[[Path], str]
+    tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
-    """A live run with a window, in a dashboard: zoom, click, deep link, export, a refused capture; nothing asked elsewhere."""
+    """A live run with a window, in a dashboard: zoom, click, deep link, export, a refused capture."""
     host = serve(write_run(tmp_path / "run", finished=False))
-    with browser.new_context(viewport={"width": 1440, "height": 1000}) as session:
-        page = session.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        _drive(page, host)
+    with opened(f"{host}/run/run-1/timeline?span=0-60000", may_fail="/capture", viewport={"width": 1440, "height": 1000}) as page:
+        says = page.locator("#timeline-lanes .says")
+        expect(says).to_contain_text("from 0.00 to 60.00 ms")
+        expect(page.locator("#timeline-arrival .says")).to_contain_text("last: rank 2")
+        expect(page.get_by_text("3 collectives matched")).to_be_visible()
 
+        # Dragging over a part zooms into it, in the address, too.
+        box = page.locator("#timeline-lanes .nsewdrag").first.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 40, steps=5)
+        page.mouse.up()
+        page.wait_for_function("() => !location.search.includes('span=0-60000') && location.search.includes('span=')")
+        expect(says).not_to_contain_text("from 0.00")
 
-def _drive(page: Page, host: str) -> None:
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on(
-        "request",
-        lambda request: complaints.append(request.url) if not request.url.startswith((host, "data:", "blob:")) else None,
-    )
-    page.goto(f"{host}/run/run-1/timeline?span=0-60000")
-    says = page.locator("#timeline-lanes .says")
-    expect(says).to_contain_text("from 0.00 to 60.00 ms", timeout=PATIENCE_MS)
-    expect(page.locator("#timeline-arrival .says")).to_contain_text("last: rank 2", timeout=PATIENCE_MS)
-    expect(page.get_by_text("3 collectives matched")).to_be_visible()
+        # A click on a collective chooses it; one that comes while the figure is still being drawn is lost, as it is for a person.
+        for _ in range(20):
+            page.locator("#timeline-lanes .nsewdrag").first.click(position={"x": box["width"] * 0.5, "y": 12})
+            with suppress(NotInTimeError):
+                page.wait_for_url(re.compile("collective="), timeout=3_000)
+                break
+        assert "collective=default_pg:2" in page.url  # 20, or its neighbour where the figure is drawn a pixel wider
 
-    # Dragging over a part zooms into it, in the address, too.
-    box = page.locator("#timeline-lanes .nsewdrag").first.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 40, steps=5)
-    page.mouse.up()
-    page.wait_for_function("() => !location.search.includes('span=0-60000') && location.search.includes('span=')")
-    expect(says).not_to_contain_text("from 0.00")
+        page.go_back()
+        page.wait_for_function("() => !location.search.includes('collective=')")
 
-    # A click on a collective chooses it; one that comes while the figure is still being drawn is lost, as it is for a person.
-    for _ in range(10):
-        page.locator("#timeline-lanes .nsewdrag").first.click(position={"x": box["width"] * 0.5, "y": 12})
-        page.wait_for_timeout(2_000)
-        if "collective=" in page.url:
-            break
-    assert "collective=default_pg:2" in page.url  # 20, or its neighbour where the figure is drawn a pixel wider
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save the window").click()
+        assert saved.value.suggested_filename == "run-1-step-20.json.gz"
+        expect(page.locator("#perfetto-section .told")).to_contain_text("Saved:")
 
-    page.go_back()
-    page.wait_for_function("() => !location.search.includes('collective=')")
-
-    with page.expect_download(timeout=PATIENCE_MS) as saved:
-        page.get_by_role("button", name="Save the window").click()
-    assert saved.value.suggested_filename == "run-1-step-20.json.gz"
-    expect(page.locator("#perfetto-section .told")).to_contain_text("Saved:")
-
-    page.get_by_role("button", name="Request a capture").click()
-    expect(page.locator("#capture-section .told")).not_to_have_text(re.compile("^(|Asking …)$"))
-    assert complaints == []
+        page.get_by_role("button", name="Request a capture").click()
+        expect(page.locator("#capture-section .told")).not_to_have_text(re.compile("^(|Asking …)$"))

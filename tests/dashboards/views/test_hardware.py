@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 from dash.development.base_component import Component
-from playwright.sync_api import Page, expect
+from tests.dashboards.gpu_samples import STEP_NS, STEPS, hot, samples_of, uuid, write_samples
+from tests.dashboards.recorded_run import START_NS
 
 from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.dashboards.data.disk import DiskRuns
@@ -32,52 +31,9 @@ from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.hardware import VIEW
 from rankscope.profiler.helper.exporter_page import read_page
 from rankscope.runs.errors import RankscopeError
-from rankscope.runs.paths import host_dir
-from rankscope.runs.records import HardwareSample
-from rankscope.runs.writer import JsonLinesWriter
 
-START_NS = 1_790_000_000_000_000_000
-STEP_NS = 80_000_000
-STEPS = 60
 LIGHT = PALETTES["light"]
 WriteRun = Callable[..., Path]
-
-
-def uuid(rank: int) -> str:
-    return f"GPU-{rank:08x}-5d1f-4a52-9c3e-0123456789ab"
-
-
-def hot(step: int) -> bool:
-    return 20 <= step < 40
-
-
-def samples_of(rank: int, **values: Any) -> list[HardwareSample]:
-    """One per step; from step 20 to 39 GPU 3 is hot and slow."""
-    return [
-        HardwareSample(
-            unix_ns=START_NS + step * STEP_NS + STEP_NS // 2,
-            gpu_uuid=uuid(rank),
-            gpu_index=rank % 2,
-            temperature_celsius=88.0 if rank == 3 and hot(step) else 60.0 + rank,
-            temperature_margin_celsius=2.0 if rank == 3 and hot(step) else 27.0,
-            power_watts=500.0 + rank,
-            power_limit_watts=700.0,
-            sm_clock_hertz=1.2e9 if rank == 3 and hot(step) else 1.98e9,
-            utilization_ratio=0.95,
-            throttle_reasons=["hw_thermal"] if rank == 3 and hot(step) else [],
-            xid_errors=int(rank == 3 and step > 30),
-            pcie_link_width=16,
-            **values,
-        )
-        for step in range(STEPS)
-    ]
-
-
-def write_samples(run: Path, host: str, *gpus: list[HardwareSample]) -> None:
-    writer = JsonLinesWriter(host_dir(run, host), "gpu")
-    for sample in sorted((sample for gpu in gpus for sample in gpu), key=lambda sample: sample.unix_ns):
-        writer.append(sample)
-    writer.close()
 
 
 @pytest.fixture
@@ -378,18 +334,3 @@ def test_names_of_hosts_are_text() -> None:
     bars = group_power_bars([GroupPower("<b>n", 1, 1, 5.0, 6.0, None)], LIGHT).data[0]
     assert bars.y[0] == "&lt;b&gt;n"
     assert "<b>&lt;b&gt;n</b>" in bars.hovertext[0]
-
-
-@pytest.mark.slow
-def test_a_click_on_a_row_of_the_table_shows_its_gpu(
-    tmp_path: Path, write_run: WriteRun, opened: Callable[..., AbstractContextManager[Page]], serve: Callable[[Path], str]
-) -> None:
-    path = write_run(tmp_path / "run")
-    write_samples(path, "node-1", samples_of(2), samples_of(3))
-    with opened(f"{serve(path)}/run/run-1/hardware") as page:
-        expect(page.locator("#gpu-lines .main-svg").first).to_be_visible(timeout=60_000)
-        page.locator("#gpu-table-section .ag-row [col-id=ranks]").nth(1).click()
-        expect(page).to_have_url(re.compile(f"rank=3&gpu={uuid(3)}"))
-        expect(page.locator("#gpu-lines figcaption")).to_contain_text("rank 3")
-        title = page.evaluate("document.querySelector('#gpu-lines .js-plotly-plot').layout.title.text")
-        assert title == "node-1 · GPU 1, rank 3"

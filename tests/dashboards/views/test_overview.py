@@ -1,17 +1,12 @@
-"""The overview's and the overlap view's words, and both views in a browser."""
+"""The overview's and the overlap view's words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
-from playwright.sync_api import Page, expect
 
 from rankscope.analysis.advice_result import Advice, AdviceEvidence
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth
@@ -147,35 +142,3 @@ def test_a_group_of_another_run_in_the_address_selects_nothing(
     for search, count in (("?group=tp", 1), ("?group=pp", 2), ("", 2)):
         assert len(client.drawn("collective-waits", search)["data"][0]["x"]) == count
     assert "the GPU is not known" in words(client.written("about-collectives"))
-
-
-@pytest.mark.slow
-def test_both_views_are_drawn_and_a_drag_over_the_trend_is_in_the_address(
-    tmp_path: Path,
-    write_run: Callable[..., Path],
-    opened: Callable[..., AbstractContextManager[Page]],
-    serve: Callable[[Path], str],
-) -> None:
-    url = f"{serve(write_run(tmp_path / 'run'))}/run/run-1"
-    with opened(url) as page:
-        for name in ("waterfall", "trend", "rate"):
-            expect(page.locator(f"#{name} .main-svg").first).to_be_visible(timeout=PATIENCE_MS)
-        expect(page.locator("#trend figcaption")).to_contain_text("Over 60 steps the median step takes")
-        # When some of the steps are dragged over
-        page.locator("#trend").scroll_into_view_if_needed()
-        box = page.locator("#trend .nsewdrag").bounding_box()
-        assert box is not None
-        page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 50)
-        page.mouse.down()
-        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 50, steps=5)
-        page.mouse.up()
-        # Then the address has them, and the figure shows them alone
-        expect(page).to_have_url(re.compile(r"steps=1[0-9]-[23][0-9]$"))
-        expect(page.locator("#trend figcaption")).not_to_contain_text("Over 60 steps")
-        page.go_back()
-        expect(page.locator("#trend figcaption")).to_contain_text("Over 60 steps")
-
-        page.get_by_role("link", name="Overlap", exact=True).click()
-        for name in ("breakdown-bars", "overlap-spread", "collective-waits", "collective-bandwidth"):
-            expect(page.locator(f"#{name} .main-svg").first).to_be_visible(timeout=PATIENCE_MS)
-        expect(page.locator("#collective-waits figcaption")).to_contain_text("all_reduce · default_pg (4 ranks)")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from dash.development.base_component import Component
-from playwright.sync_api import Page, expect
 
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.one_step import one_step
@@ -96,18 +94,3 @@ def test_the_numbers_of_the_map_are_its_cells(run: RunData) -> None:
     assert len(table.rows) == 4 * 60
     assert table.rows[2 * 60 + 7] == ("2", 7, 1, float(run.steps.part("own_us").values[2, 7]))
     assert list(table.rows[:2]) == [table.rows[0], table.rows[1]]
-
-
-@pytest.mark.slow
-def test_clicking_into_the_map_shows_the_step_in_numbers(
-    tmp_path: Path, write_run: WriteRun, opened: Callable[..., AbstractContextManager[Page]], serve: Callable[[Path], str]
-) -> None:
-    with opened(f"{serve(write_run(tmp_path / 'run'))}/run/run-1/ranks") as page:
-        layer = page.locator("#step-heatmap .nsewdrag").first
-        expect(layer).to_be_attached(timeout=60_000)
-        box = layer.bounding_box()
-        assert box is not None
-        page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.6)
-        expect(page.locator("#step-title")).to_contain_text("Rank 2 in step", timeout=60_000)
-        expect(page.locator("#step-section")).to_contain_text("own time")
-        assert "rank=2&step=" in page.url

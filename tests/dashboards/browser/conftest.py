@@ -1,0 +1,119 @@
+"""Servers of runs, and pages in the browser that must not complain."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page
+from tests.dashboards.browser.pages import PATIENCE_MS
+from tests.dashboards.gpu_samples import samples_of, write_samples
+
+from rankscope.runs.paths import rank_dir
+
+HOSTILE_NAME = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202e שלום " + "W" * 10_000
+HOSTS = (
+    '=HYPERLINK("http://evil.example")',
+    "<a href='https://evil.example'><b>b</b></a>",
+    "\u202e\u2067gnp.exe\u200b",
+    "+1" + "W" * 10_000,
+)
+"""Of the ranks of the hostile run."""
+
+
+@contextmanager
+def _serving(path: Path, folder: Path, **environment: str) -> Iterator[str]:
+    """The real command, with a cache and a state of its own below ``folder``; yields its address."""
+    command = [sys.executable, "-m", "rankscope", "dashboard", str(path), "--listen", "127.0.0.1:0"]
+    homes = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
+    around = {**os.environ, "PYTHONUNBUFFERED": "1", **homes, **environment}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=around) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        match = re.search(r"http://127\.0\.0\.1:\d+", line)
+        try:
+            assert match is not None, line
+            yield match[0]
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """``serve(path, NAME=value)`` starts the command until the end of the file, and returns its address."""
+    with ExitStack() as stack:
+        yield lambda path, **environment: stack.enter_context(_serving(path, tmp_path_factory.mktemp("homes"), **environment))
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, write_run: Callable[..., Path]) -> Iterator[str]:
+    """Address of three runs that no test changes: ``run-1``, a straggler with samples of GPUs; ``a``, sound; ``b``, hostile."""
+    folder = tmp_path_factory.mktemp("site")
+    straggler = write_run(folder / "runs" / "run-1")
+    write_samples(straggler, "node-1", samples_of(2), samples_of(3))
+    write_run(folder / "runs" / "a", run_id="a", name="<b>sound</b>", slow_rank=None)
+    hostile = write_run(folder / "runs" / "b", run_id="b", name=HOSTILE_NAME, simulated=True)
+    for rank, host in enumerate(HOSTS):
+        about = rank_dir(hostile, 0, rank) / "rank.json"
+        about.write_text(json.dumps({**json.loads(about.read_text()), "host": host, "gpu_uuid": f"@{host}"}))
+    with _serving(folder / "runs", folder) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def run_url(site: str) -> str:
+    """Address of the straggler's page at the site."""
+    return f"{site}/run/run-1"
+
+
+@contextmanager
+def _opened(browser: Browser, url: str, *, may_fail: str | None = None, **context: Any) -> Iterator[Page]:
+    host = "{0.scheme}://{0.netloc}".format(urlsplit(url))
+    complaints: list[str] = []
+
+    def heard(where: str, text: str) -> None:
+        if may_fail is None or not where.endswith(may_fail):
+            complaints.append(text)
+
+    with browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **context}) as session:
+        page = session.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", lambda message: heard(message.location["url"], message.text) if _is_complaint(message) else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: complaints.append(request.url) if _elsewhere(request.url, host) else None)
+        page.on(
+            "response",
+            lambda response: heard(response.url, f"{response.status} {response.url}") if response.status >= 400 else None,
+        )
+        page.goto(url)
+        yield page
+        page.wait_for_load_state("networkidle")
+        assert complaints == []
+
+
+def _is_complaint(message: ConsoleMessage) -> bool:
+    """Dash's table asks its grid once more for the selection when its page is left in that moment: nobody is worse off."""
+    return message.type in {"error", "warning"} and "as the grid has been destroyed" not in message.text
+
+
+def _elsewhere(url: str, host: str) -> bool:
+    return not url.startswith((f"{host}/", "data:", "blob:"))
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser) -> Callable[..., AbstractContextManager[Page]]:
+    """``with opened(url, **context) as page``: a page that must neither complain nor make requests to another host.
+
+    ``may_fail``: end of the address of a request that may be refused.
+    """
+    return partial(_opened, browser)

@@ -1,0 +1,181 @@
+"""A source of runs that has everything in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from tests.dashboards.recorded_run import START_NS
+
+from rankscope.alerts.replay_result import Replay
+from rankscope.analysis.result import Analysis
+from rankscope.analysis.steps import METRICS, StepTable
+from rankscope.dashboards.data.alert_record import AlertsFound
+from rankscope.dashboards.data.blame import BlameBook
+from rankscope.dashboards.data.brief import Brief, brief_of
+from rankscope.dashboards.data.comparing import Compared
+from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.hardware import Hardware, nothing
+from rankscope.dashboards.data.scenarios import Scenarios
+from rankscope.dashboards.data.source import Part, RunSummary, Stale, StepMatrices, UnknownRunError
+from rankscope.dashboards.data.topology import Place, Topology
+from rankscope.dashboards.data.trend import Trend, trend_of
+from rankscope.dashboards.data.window_data import WindowData
+from rankscope.dashboards.data.windows import Window, Windows
+from rankscope.runs.errors import RankscopeError
+from rankscope.runs.records import StepRecord
+
+T = TypeVar("T")
+
+
+class Matrices:
+    """A step table as the pages get it, all of it in memory."""
+
+    def __init__(self, table: StepTable) -> None:
+        self._table = table
+        self.ranks, self.steps = table.ranks, table.steps
+        self.profiled = table.steps[table.profiled.any(axis=0)]
+        self.metrics = [metric for metric in METRICS if np.isfinite(table.matrix(metric)).any()]
+
+    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
+        """Every step of it, however many."""
+        del most_columns
+        shape = (len(self.ranks), len(self.steps))
+        matrix = self._table.matrix(metric) if metric in METRICS else np.full(shape, np.nan)
+        return Part(matrix[:, first:last].astype(np.float32), first, 1)
+
+
+class MemoryRuns:
+    """``RunSource`` over what the test put in; ``problems`` are raised instead of an answer."""
+
+    def __init__(self) -> None:
+        self.summaries: dict[str, RunSummary] = {}
+        self.analyses: dict[str, Analysis] = {}
+        self.tables: dict[str, Matrices] = {}
+        self.blames: dict[str, BlameBook] = {}
+        self.whatifs: dict[str, Scenarios] = {}
+        self.topologies: dict[str, Topology] = {}
+        self.samples: dict[str, Hardware] = {}
+        self.happened: dict[str, Events] = {}
+        self.versions: dict[str, str] = {}
+        """Of a run whose analysis is not of the files as they are now."""
+        self.stales: dict[str, Stale] = {}
+        self.problems: dict[str, Exception] = {}
+        self.replays: dict[str, Replay] = {}
+        self.alerts_found: dict[str, AlertsFound] = {}
+        self.analysed = 0
+        self.known: set[str] = set()
+        """Runs that have been analysed before."""
+        self.comparison: Compared | None = None
+
+    def put(self, analysis: Analysis, table: StepTable | Matrices, **summary: Any) -> None:
+        """Add or replace the run ``run_id`` (default ``run-1``)."""
+        run = replace(
+            RunSummary(
+                run_id="run-1", name="bert-base", path="runs/bert", revision="a", status="finished", world_size=4, ranks=4,
+                hosts=2, attempts=1, start_unix_ns=START_NS,
+            ),
+            **summary,
+        )  # fmt: skip
+        self.summaries[run.run_id] = run
+        self.analyses[run.run_id] = analysis
+        self.tables[run.run_id] = table if isinstance(table, Matrices) else Matrices(table)
+        nothing_told = BlameBook(matrix_source=None, matrix_steps=0, groups=[], groups_left_out=0, ranks=[], timeline=None)
+        self.blames.setdefault(run.run_id, nothing_told)
+
+    def runs(self) -> list[RunSummary]:
+        return list(self.summaries.values())
+
+    def summary(self, run_id: str) -> RunSummary:
+        if run_id not in self.summaries:
+            raise UnknownRunError(run_id)
+        return self.summaries[run_id]
+
+    def version(self, run_id: str) -> str:
+        if run_id in self.problems:
+            raise self.problems[run_id]
+        return self.versions.get(run_id, self.summary(run_id).revision)
+
+    def stale(self, run_id: str) -> Stale | None:
+        return self.stales.get(run_id)
+
+    def analysis(self, run_id: str) -> Analysis:
+        self.analysed += 1
+        if run_id in self.problems:
+            raise self.problems[run_id]
+        return self.analyses[run_id]
+
+    def brief(self, run_id: str) -> Brief:
+        return brief_of(self.analysis(run_id))
+
+    def alerts(self, run_id: str) -> AlertsFound:
+        return self.alerts_found.get(run_id, AlertsFound([], []))
+
+    def all_alerts(self) -> AlertsFound:
+        if "alerts" in self.problems:
+            raise self.problems["alerts"]
+        found = list(self.alerts_found.values())
+        return AlertsFound([alert for one in found for alert in one.alerts], [said for one in found for said in one.problems])
+
+    def known_brief(self, run: RunSummary) -> Brief | None:
+        return brief_of(self.analyses[run.run_id]) if run.run_id in self.known else None
+
+    def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
+        for run_id in run_ids:
+            self.summary(run_id)
+        del at
+        if "compare" in self.problems:
+            raise self.problems["compare"]
+        assert self.comparison is not None
+        return self.comparison
+
+    def blame(self, run_id: str) -> BlameBook:
+        return self._or_problem(self.blames, run_id)
+
+    def replay(self, run_id: str) -> Replay:
+        return self._or_problem(self.replays, run_id)
+
+    def scenarios(self, run_id: str) -> Scenarios:
+        return self._or_problem(self.whatifs, run_id)
+
+    def _or_problem(self, of: Mapping[str, T], run_id: str) -> T:
+        if run_id in self.problems:
+            raise self.problems[run_id]
+        if run_id not in of:
+            raise RankscopeError("the test has not put this in")
+        return of[run_id]
+
+    def windows(self, run: RunSummary) -> Windows:
+        del run
+        return Windows(recorded=0)
+
+    def window(self, run: RunSummary, window: Window) -> WindowData:
+        raise UnknownRunError(f"{run.run_id}: {window}")
+
+    def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
+        raise UnknownRunError(f"{run.run_id}: {window} of {rank}")
+
+    def perfetto(self, run: RunSummary, window: Window) -> Path:
+        raise UnknownRunError(f"{run.run_id}: {window}")
+
+    def steps(self, run_id: str) -> StepMatrices:
+        if run_id in self.problems:
+            raise self.problems[run_id]
+        return self.tables[run_id]
+
+    def trend(self, run_id: str) -> Trend:
+        if run_id in self.problems:
+            raise self.problems[run_id]
+        return trend_of(self.tables[run_id], self.tables[run_id].profiled)
+
+    def topology(self, run_id: str) -> Topology:
+        return self.topologies.get(run_id, Topology([Place(int(rank)) for rank in self.tables[run_id].ranks]))
+
+    def hardware(self, run_id: str) -> Hardware:
+        return self.samples.get(run_id, nothing("there are no hardware samples"))
+
+    def events(self, run_id: str) -> Events:
+        return self.happened.get(run_id, Events(why_none="there are no hardware samples"))
