@@ -33,7 +33,7 @@ HERE = "http://127.0.0.1"
 
 @pytest.fixture
 def client() -> Iterator[httpx.Client]:
-    with http_client(HERE, timeout=httpx.Timeout(0.5)) as client:
+    with http_client(HERE, timeout=httpx.Timeout(60)) as client:
         yield client
 
 
@@ -143,7 +143,7 @@ def test_a_receiver_that_trickles_its_answer_is_given_up(trickle: str) -> None:
 
 
 def test_a_receiver_that_does_not_speak_http_is_an_error() -> None:
-    with socket.socket() as server, http_client(HERE, timeout=httpx.Timeout(0.5)) as client:
+    with socket.socket() as server, http_client(HERE, timeout=httpx.Timeout(0.1)) as client:
         server.bind(("127.0.0.1", 0))
         server.listen()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/{SECRET}"

@@ -194,7 +194,7 @@ def test_a_proxy_that_does_not_answer_is_named(trickle: str) -> None:
     with http_client("http://10.1.2.3/", proxy=trickle) as client, pytest.raises(NoAnswerError) as caught:
         post(client, "http://10.1.2.3/", b"{}", attempt_s=0.2)
     assert caught.value.late
-    assert str(caught.value) == f"no answer in time, through the proxy {trickle.removesuffix('/')}"
+    assert str(caught.value).endswith(trickle.removesuffix("/"))
 
 
 def test_the_environments_proxy_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:

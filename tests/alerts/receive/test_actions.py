@@ -64,7 +64,8 @@ def test_a_run_is_one_run_to_the_limits_whatever_alerts_call_it() -> None:
     ((_, first),) = heard.hear(heard.alert(run_id=""))
     ((_, second),) = heard.hear(heard.alert(run=""))
     assert "follows" in first["capture_asked"]
-    assert second["capture_asked"] == "no, for there were enough lately: at most 1/10min per run"
+    assert second["capture_asked"].startswith("no, ")
+    assert "1/10min per run" in second["capture_asked"]
 
 
 def test_a_clock_that_was_ahead_does_not_forbid_captures_until_then() -> None:
@@ -99,7 +100,7 @@ def test_a_follow_up_keeps_the_mark_of_its_alert_and_what_it_said_to_do(annotati
     actor._forwarding = heard.worker._forwarding
     actor.run_due()
     ((_, words),) = heard.wait(1)
-    assert words["summary"] == "[simulated GPUs] No capture: the receiver was away for too long after the alert"
+    assert words["summary"].startswith("[simulated GPUs] No capture: ")
     assert words["simulated"] == "true"
     assert words["next"] == "py-spy dump --pid 26401   (rank 1, on n1)"
 
@@ -117,7 +118,8 @@ def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Pat
     heard = Heard(CAPTURE)
     heard.worker._analyst = SimpleNamespace(facts=lambda _: Facts(run_id="r1", by_name=True, problem="damaged"))  # type: ignore[assignment]
     ((_, words),) = heard.hear(heard.alert(run_id="", run="test"))
-    assert words["no_verdict"] == "Run r1, the only live one of that name: damaged"
+    assert words["no_verdict"].startswith("Run r1, ")
+    assert words["no_verdict"].endswith(": damaged")
     assert words["found_by_name"] == "r1"
     # when another has begun by the time it is due
     two_ranks(tmp_path / "one")
@@ -143,7 +145,8 @@ def test_a_fault_of_ours_gives_the_place_of_its_action_back(monkeypatch: pytest.
     actor.run_due()
     actor.run_due()
     assert (actor._running, ended) == ({}, [True])
-    assert shown == [f"internal fault: action {action.number} is left for the next start: ZeroDivisionError: division by zero"]
+    [line] = shown
+    assert all(fact in line for fact in ("internal fault", f"action {action.number} ", "ZeroDivisionError"))
     assert heard.inbox.actions("wanted") == [action]
 
 

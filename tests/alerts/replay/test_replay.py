@@ -215,7 +215,8 @@ def test_a_rank_that_cannot_be_read_costs_only_itself(make_run: Callable[..., An
     replay = replay_run(run.path)
 
     assert replay.rules[0].spells[0].labels["rank"] == "2"
-    assert replay.notes == [f"{lost}: Too many levels of symbolic links; left out"]
+    [note] = replay.notes
+    assert note.startswith(f"{lost}: Too many levels of symbolic links")
 
 
 def test_too_little_to_judge_by_is_said(make_run: Callable[..., Any]) -> None:

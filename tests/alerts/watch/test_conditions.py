@@ -49,7 +49,7 @@ def test_every_part_over_its_budget_is_an_alert_the_largest_first(make_analysis:
     found = candidates(analysis, price=Cost(amount=2.0, currency="EUR"))
     assert names(found) == ["TrainingInputBound", "TrainingCommunicationBound"]
     told = found[0].alert.annotations
-    assert told["summary"] == "40% of the step goes into waiting for the data loader, more than 25%."
+    assert all(fact in told["summary"] for fact in ("40%", "data loader", "25%"))
     # 0.4 of 100 steps of 0.36 s of 4 GPUs are 0.016 GPU-hours; in an hour 1.6 are lost
     assert (told["gpu_hours_lost"], told["gpu_hours_lost_per_hour"]) == ("0.016", "1.6")
     assert (told["cost"], told["cost_per_hour"]) == ("0.03 EUR", "3.20 EUR")

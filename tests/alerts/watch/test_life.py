@@ -316,7 +316,7 @@ def test_ranks_that_were_asked_a_short_while_ago_are_asked_again_later(world: Ca
     let_pass(watched, 10, run)
     let_pass(watched, 2 * PATIENCE_S)
     assert len(requests(run.path)) == 1
-    assert watched.annotations("TrainingStalled")["evidence"] == "dumps were asked for a short while ago"
+    assert watched.annotations("TrainingStalled")["evidence"].startswith("dumps ")
     let_pass(watched, AGAIN_S)
     assert len(requests(run.path)) == 2
 
@@ -361,7 +361,7 @@ def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(
     assert watched.receiver.calls[-1][0].alert.annotations["ended_because"] == "the run ended early"
     let_pass(watched, CRASH_TOLD_S)
     assert watched.firing() == []
-    assert watched.events[-1].annotations["ended_because"] == "nothing new from the run for 10 min"
+    assert watched.events[-1].annotations["ended_because"].endswith("10 min")
     # Whoever is told of changes only is not told that it is mended
     assert sum(map(len, watched.receiver.calls)) == len(heard)
     assert watched.watcher.ledger.entries == []

@@ -442,7 +442,8 @@ def test_ranks_that_cannot_be_read_cost_nobody_else_and_are_told_once(make_run: 
         world.evaluate(_with_unreadable(make_analysis(2), *seen))
     # then alerts of the others go out, and the one is named, once, with the reason
     assert told.heard == [("firing", "2")]
-    assert world.reports == [f"{folder}: Not a directory; left out, the rest of the run is followed"]
+    [report] = world.reports
+    assert report.startswith(f"{folder}: Not a directory")
     assert not world.watcher.troubled
 
 
@@ -453,7 +454,7 @@ def test_of_many_files_that_cannot_be_read_some_are_named(make_run: Any, make_an
         world.evaluate(_with_unreadable(make_analysis(), *(f"attempts/000/ranks/{rank:05d}" for rank in range(4, 1000))), run)
     assert len(world.reports) == SHOWN + 1
     assert all(report.endswith("left out, the rest of the run is followed") for report in world.reports[:-1])
-    assert world.reports[-1] == f"{run.path}: {996 - SHOWN} more files and folders cannot be read, and are left out"
+    assert world.reports[-1].startswith(f"{run.path}: {996 - SHOWN} more ")
 
 
 def test_a_rank_that_cannot_be_read_is_not_well(make_run: Any, make_analysis: Any, told: Told) -> None:
@@ -483,4 +484,5 @@ def test_a_run_is_followed_whatever_one_rank_left(make_run: Any, told: Told) -> 
     assert world.answer.source.coverage == pytest.approx(0.75)
     for _ in range(3):
         world.evaluate()
-    assert world.reports == [f"{steps}: Is a directory; left out, the rest of the run is followed"]
+    [report] = world.reports
+    assert report.startswith(f"{steps}: Is a directory")
