@@ -233,13 +233,13 @@ class ForbiddenError(Exception):
     [
         (
             ForbiddenError("403:\n  no credentials."),
-            "access denied: 403: no credentials; give credentials for memory:// that may read it",
+            "403: no credentials",
         ),
         (
             PermissionError(13, "Permission denied"),
-            "access denied: Permission denied; give credentials for memory:// that may read it",
+            "Permission denied",
         ),
-        (TimeoutError(), "cannot be reached: TimeoutError; check the address, the network and the proxy"),
+        (TimeoutError(), "TimeoutError"),
     ],
 )
 @pytest.mark.parametrize("method", ["info", "open", "find"])
@@ -253,7 +253,9 @@ def test_errors_of_a_filesystem_itself_are_one_line(
     url = "memory://job" if method == "find" else "memory://job/traces/rank-0.json.gz"
     with pytest.raises(InputError) as caught:
         analyze([url])
-    assert str(caught.value) == f"{url}: {reason}"
+    assert str(caught.value).startswith(f"{url}: ")
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_package_is_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

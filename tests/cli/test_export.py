@@ -106,7 +106,8 @@ def test_an_output_that_cannot_be_is_told_before_anything_is_read(cli: Run, reco
     assert done.returncode == 2
     assert "no regular file" in done.stderr
     done = cli("export", recorded, "--perfetto", tmp_path / "gone" / "o.json")
-    assert (done.returncode, done.stderr) == (3, f"rankscope: {tmp_path / 'gone'}: no such folder\n")
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+    assert str(tmp_path / "gone") in done.stderr
 
 
 def test_what_is_read_is_not_written_over(cli: Run, tmp_path: Path) -> None:
@@ -141,7 +142,9 @@ def test_a_full_disk_leaves_the_old_file_and_one_line(cli: Run, recorded: Path, 
     with disk_with_room_for(4096):
         done = cli("export", recorded, "--perfetto", target)
     assert done.returncode == 3
-    assert done.stderr == f"rankscope: {target}: File too large\n"
+    assert len(done.stderr.splitlines()) == 1
+    assert str(target) in done.stderr
+    assert "File too large" in done.stderr
     assert target.read_bytes() == b"old"
     assert left_in(tmp_path) == sorted([name, "run"])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.runs import control_names
+from rankscope.runs import control, control_names
 from rankscope.runs.control import (
     MAX_BYTES,
     MAX_REQUESTS,
@@ -119,14 +119,17 @@ def test_what_has_been_answered_for_the_job_no_rank_does(run: Path, reports: Rep
     assert Inbox(run, "dump", since_unix_ns=0, report=reports, rank=4).pending(now=True) == []
 
 
-def test_answers_of_thousands_of_ranks_do_not_hide_requests(run: Path, reports: Reports) -> None:
+def test_answers_of_many_ranks_do_not_hide_requests(run: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 100
+    monkeypatch.setattr(control, "MAX_ENTRIES", most)
+    monkeypatch.setattr(control_names, "MAX_ENTRIES", most)
     # given a dump that as many ranks have answered as there are names that are looked at
     asked = new_request("dump")
     post(run, asked)
     given = ControlAnswer(id=asked.id, accepted=True, answered_unix_ns=1)
     answer(run, given, rank=0)
     answers = run / "control" / f"{asked.id}.answers"
-    for rank in range(1, MAX_ENTRIES + 1):
+    for rank in range(1, most + 1):
         (answers / f"{rank:05d}.json").touch()
     assert (read_answer(run, asked.id, rank=0), read_answer(run, asked.id, rank=1)) == (given, None)
     # then the next request is seen
@@ -330,7 +333,7 @@ def test_any_number_of_files_neither_hangs_nor_grows_the_helper(run: Path, repor
     # then it stays within its bounds, and has said so
     assert len(inbox._seen) <= MAX_REQUESTS
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 5 * 1024
-    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+    assert len(list(Path("/proc/self/fd").iterdir())) <= opened
     assert [line for line in reports if str(MAX_ENTRIES) in line] == [reports[0]]
     assert len(reports) == 2
 

@@ -1,0 +1,138 @@
+"""Runs that are damaged, crashed, silent or too short: what is reported, and what to do next."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.analysis.captured import analyze_captured
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.late import ENOUGH_STEPS
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import AttemptInfo, RankInfo
+from rankscope.runs.writer import write_record
+
+Synthetic = Callable[..., Any]
+Plan = Callable[[int, int], dict[str, Any] | None]
+
+
+def always(rank: int, **extra: Any) -> Plan:
+    return lambda one, _step: extra if one == rank else None
+
+
+@pytest.mark.parametrize("size", [2_000_000_000, 10**30])
+def test_a_world_of_absurd_size_costs_nothing(synthetic: Synthetic, size: int) -> None:
+    path = synthetic(plan=always(2, us=60_000)).write()
+    write_record(path / "attempts" / "000" / "attempt.json", AttemptInfo(attempt=0, start_unix_ns=1, world_size=size))
+    analysis = analyze([path])
+    assert analysis.verdict.rank == 2
+    assert f"no records of ranks 4, 5, 6, 7, 8, 9, 10, 11 and {size - 12:,} more" in analysis.source.warnings
+
+
+@pytest.mark.parametrize("size", [-3, 0, 1])
+def test_a_world_smaller_than_the_ranks_on_disk_is_not_believed(synthetic: Synthetic, size: int) -> None:
+    path = synthetic(plan=always(2, us=60_000)).write()
+    write_record(path / "attempts" / "000" / "attempt.json", AttemptInfo(attempt=0, start_unix_ns=1, world_size=size))
+    analysis = analyze([path])
+    assert (analysis.verdict.rank, analysis.source.world_size, analysis.source.coverage) == (2, 4, 1)
+
+
+def test_damaged_identity_files_are_named(synthetic: Synthetic) -> None:
+    path = synthetic(plan=always(2, us=60_000)).write()
+    (path / "attempts" / "000" / "attempt.json").write_text("{")
+    (rank_dir(path, 0, 3) / "rank.json").write_text("[]")
+    analysis = analyze([path])
+    assert analysis.verdict.rank == 2
+    assert "damaged, so left out: attempts/000/attempt.json, attempts/000/ranks/00003/rank.json" in analysis.source.warnings
+
+
+def test_one_rank_of_a_world_of_unknown_size_is_not_taken_for_all(synthetic: Synthetic) -> None:
+    path = synthetic(ranks=1).write()
+    (path / "attempts" / "000" / "attempt.json").unlink()
+    (rank_dir(path, 0, 0) / "rank.json").unlink()
+    assert "unknown size" in analyze([path]).verdict.summary
+
+
+def test_a_run_that_crashed_is_advised_to_look_there_first(synthetic: Synthetic) -> None:
+    calm = analyze([synthetic(lost_after={3: 25}, end_reasons={3: "crash"}).write()])
+    assert "error output of rank 3 on n1" in calm.verdict.next[0]
+    assert any("rank 3 crashed" in warning for warning in calm.source.warnings)
+
+
+def test_a_straggler_comes_before_the_crash(synthetic: Synthetic) -> None:
+    run = synthetic(plan=always(2, us=60_000), lost_after={3: 25}, end_reasons={3: "crash"}).write()
+    verdict = analyze([run]).verdict
+    assert "rank 2" in verdict.next[0]
+    assert "error output of rank 3" in verdict.next[-1]
+
+
+def began_ago(run: Path, seconds: float, *, goes_on: bool) -> None:
+    """Move all times of a synthetic run so that it began so long ago; its ranks have ended, or not."""
+    moved_ns = time.time_ns() - int(seconds * 1e9) - 10**18
+    for path in (run / "attempts").rglob("*.json*"):
+        text = re.sub(r'("start_unix_ns": ?)(\d+)', lambda found: f"{found[1]}{int(found[2]) + moved_ns}", path.read_text())
+        path.write_text(re.sub(r'"end_reason": ?"exit"', '"end_reason": null', text) if goes_on else text)
+
+
+@pytest.mark.parametrize(
+    ("options", "ago_s", "says"),
+    [
+        ({"steps": 4}, 5, "Let it train on, then: rankscope analyze {run}"),
+        ({"steps": 4}, 3600, "rankscope capture {run} --flight-recorder"),
+        ({"steps": 4}, None, "It is over: record a run of more steps"),
+        ({"steps": 0}, None, "It is over: record a run of more steps"),
+        ({"steps": 0}, 3600, "rankscope capture {run} --flight-recorder"),
+        ({"signals": False}, 5, "rankscope capture {run} --steps 20"),
+        ({"signals": False}, 3600, "rankscope capture {run} --flight-recorder"),
+        ({"signals": False}, None, "It is over: record a run with more profiled steps"),
+        ({"lost_after": {0: 0, 1: 0, 2: 0}}, 5, "stderr of the other ranks"),
+        ({"lost_after": {0: 0, 1: 0, 2: 0}}, None, "stderr of the other ranks"),
+        ({"coordinates": {rank: {"pp": rank} for rank in range(4)}}, None, "rankscope dashboard {run}"),
+    ],
+    ids=str,
+)
+def test_with_too_little_data_what_to_do_fits_the_state_of_the_run(
+    synthetic: Synthetic, options: dict[str, Any], ago_s: float | None, says: str
+) -> None:
+    run = synthetic(**options).write()
+    if not options.get("steps", 1):
+        info = RankInfo(rank=0, world_size=4, host="n", pid=1, start_unix_ns=10**18, end_reason="exit")
+        write_record(rank_dir(run, 0, 0) / "rank.json", info)
+    began_ago(run, ago_s or 3600, goes_on=ago_s is not None)
+    verdict = analyze([run]).verdict
+    assert verdict.kind == "insufficient_data"
+    assert says.format(run=run) in verdict.next[0]
+    assert ("yet" in verdict.summary) == (options == {"steps": 0} and ago_s is not None)
+
+
+@pytest.mark.parametrize(("ago_s", "goes_on", "silent"), [(5, True, False), (3600, True, True), (3600, False, False)])
+def test_a_run_that_fell_silent_is_said_to_whatever_the_verdict(
+    synthetic: Synthetic, ago_s: float, goes_on: bool, silent: bool
+) -> None:
+    run = synthetic(plan=always(2, us=60_000)).write()
+    began_ago(run, ago_s, goes_on=goes_on)
+    analysis = analyze([run])
+    assert analysis.verdict.rank == 2
+    said = "ranks 0, 1, 2, 3 recorded no end, and no step lately: the job hangs, or has vanished with its nodes"
+    assert (said in analysis.source.warnings) == silent
+
+
+def test_long_steps_are_no_silence(synthetic: Synthetic) -> None:
+    run = synthetic(steps=2, phases={"forward": 300e6}).write()
+    began_ago(run, 2 * 300 + 1500, goes_on=True)
+    assert analyze([run]).verdict.next == [f"Let it train on, then: rankscope analyze {run}"]
+
+
+@pytest.mark.parametrize(("captured", "more"), [(3, 20), (20, 50)])
+def test_a_capture_that_shows_too_little_asks_for_a_longer_one(synthetic: Synthetic, captured: int, more: int) -> None:
+    run = synthetic().write()
+    verdict = analyze_captured(RunReader(run), 0, range(4), range(10, 10 + captured)).verdict
+    assert verdict.kind == "insufficient_data"
+    assert verdict.next == [f"While it trains, profile more steps: rankscope capture {run} --steps {more}"]
+    assert more > ENOUGH_STEPS
