@@ -11,8 +11,8 @@ import pytest
 from tests.dashboards import recorded_run
 from tests.dashboards.dash_client import Caller
 from tests.dashboards.memory_runs import MemoryRuns
-from tests.dashboards.recorded_run import SLOW_RANK, step_record
-from tests.dashboards.straggler import straggler_analysis
+from tests.dashboards.recorded_run import step_record
+from tests.dashboards.straggler import straggler_analysis, straggler_table
 
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.steps import StepTable
@@ -41,17 +41,7 @@ def a_step() -> StepRecord:
 @pytest.fixture
 def table() -> StepTable:
     """Step table of the straggler run; rank 1 has no record of steps 30 to 39."""
-    return StepTable.from_records(
-        0,
-        {
-            rank: [
-                step_record(rank, step, slow_rank=SLOW_RANK, noise=((step * 7 + rank) % 5) / 5)
-                for step in range(60)
-                if not (rank == 1 and 30 <= step < 40)
-            ]
-            for rank in range(4)
-        },
-    )
+    return straggler_table()
 
 
 @pytest.fixture

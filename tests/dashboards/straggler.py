@@ -1,8 +1,8 @@
-"""The analysis of a run whose rank 2 has a slow data loader, with every field there is."""
+"""Analysis and step table of a run whose rank 2 has a slow data loader."""
 
 from __future__ import annotations
 
-from tests.dashboards.recorded_run import SLOW_RANK
+from tests.dashboards.recorded_run import SLOW_RANK, step_record
 
 from rankscope.analysis.result import (
     Analysis,
@@ -15,6 +15,7 @@ from rankscope.analysis.result import (
     Source,
     Verdict,
 )
+from rankscope.analysis.steps import StepTable
 
 
 def _rank(rank: int) -> RankResult:
@@ -102,4 +103,19 @@ def straggler_analysis() -> Analysis:
                 ],
             )
         ],
+    )
+
+
+def straggler_table() -> StepTable:
+    """Its step table; rank 1 has no record of steps 30 to 39."""
+    return StepTable.from_records(
+        0,
+        {
+            rank: [
+                step_record(rank, step, slow_rank=SLOW_RANK, noise=((step * 7 + rank) % 5) / 5)
+                for step in range(60)
+                if not (rank == 1 and 30 <= step < 40)
+            ]
+            for rank in range(4)
+        },
     )

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from tests.dashboards.memory_runs import MemoryRuns
+from tests.dashboards.straggler import straggler_analysis, straggler_table
 
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.report.document import Report, report
@@ -19,10 +21,12 @@ pytestmark = pytest.mark.slow
 PATIENCE_MS = 60_000
 
 
-@pytest.fixture
-def plain(memory_runs: Any) -> Report:
+@pytest.fixture(scope="module")
+def plain() -> Report:
     """The report of the straggler run."""
-    run = RunData(memory_runs, memory_runs.summary("run-1"))
+    source = MemoryRuns()
+    source.put(straggler_analysis(), straggler_table())
+    run = RunData(source, source.summary("run-1"))
     return report(run, PageState(), made_unix_ns=1_795_000_000_000_000_000, tell=lambda _: None)
 
 

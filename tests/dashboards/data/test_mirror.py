@@ -161,5 +161,5 @@ def test_runs_at_a_url_are_served_and_followed_and_nothing_is_left_running(
             assert RunReader(copy / "b").info.name == "second"
         finally:
             server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=30) == 0
+        assert server.wait(timeout=120) == 0
         assert server.stderr.read() == "", "whoever copies has it open, too, and is gone"

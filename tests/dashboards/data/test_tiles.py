@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -36,7 +36,6 @@ def cells_of(tiles: Tiles) -> Cells:
 
 
 @given(st.lists(ADDED, min_size=1, max_size=12))
-@settings(max_examples=40, deadline=None)
 def test_what_was_written_last_is_read_in_whichever_order_ranks_and_steps_came(
     added: list[tuple[int, list[int], set[str], bool]],
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.alerts.alert import fingerprint
@@ -127,7 +127,6 @@ def test_hostile_names_are_inert_in_a_row() -> None:
 # The figure -------------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(st.integers(0, 400 * 86_400), st.sampled_from(["critical", "warning", "page", None])), min_size=1, max_size=20

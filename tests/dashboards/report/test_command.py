@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 from tests.full_disk import disk_with_room_for
 
-from rankscope.cli.main import main
 from rankscope.dashboards.figures.drawn import Drawn
 from rankscope.dashboards.pages.live import figure
 from rankscope.dashboards.report import contents, document
@@ -22,17 +20,9 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """``rankscope report …`` in this process."""
-
-    def invoke(*args: str | Path) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["rankscope", "report", *map(str, args)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        said = capfd.readouterr()
-        return subprocess.CompletedProcess(args, int(left.value.code or 0), said.out, said.err)
-
-    return invoke
+def command(cli: Command) -> Command:
+    """``command(run, …)`` runs ``rankscope report`` in this process."""
+    return lambda *args: cli("report", *args)
 
 
 @pytest.mark.slow
@@ -44,7 +34,8 @@ def test_the_command_writes_a_file_and_replaces_the_one_before(
     target.write_text("old")
     done = command(run, "-o", target, "--rank", "1", "--steps", "10-30", "--metric", "wall_us")
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.fullmatch(rf"Report of bert-base written to {re.escape(str(target))} \(\d\.\d MB\)\.\n", done.stdout)
+    assert done.stdout.count("\n") == 1
+    assert re.search(rf"bert-base .*{re.escape(str(target))} \(\d\.\d MB\)", done.stdout)
     text = target.read_text()
     assert "Selected: rank 1; metric wall_us; steps 10-30." in text
     assert "Made 2026-11-18 11:06:40 UTC" in text
@@ -128,6 +119,5 @@ def test_what_could_not_be_drawn_is_said_with_status_1(
     done = command(write_run(tmp_path / "run"), "-o", tmp_path / "a.html")
     assert done.returncode == 1
     assert (tmp_path / "a.html").exists()
-    assert done.stderr.splitlines() == [
-        "rankscope: the report is written, but not all of it could be drawn: Made up, figure one: ZeroDivisionError: by zero"
-    ]
+    assert done.stderr.count("\n") == 1
+    assert "Made up, figure one: ZeroDivisionError: by zero" in done.stderr

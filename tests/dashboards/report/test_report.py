@@ -44,8 +44,6 @@ from rankscope.runs.errors import RankscopeError
 
 MADE_NS = 1_795_000_000_000_000_000
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&"
-BROWSER_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-PATIENCE_MS = 60_000
 
 
 class Parsed(HTMLParser):
