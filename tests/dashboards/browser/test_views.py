@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 from tests.dashboards.browser.pages import Opened, all_drawn, fits, serious, view_drawn
 
 from rankscope.dashboards.url_state import run_path
@@ -12,7 +12,7 @@ from rankscope.dashboards.views.view import View
 
 pytestmark = pytest.mark.slow
 
-NARROW = {"width": 360, "height": 740}
+NARROW: ViewportSize = {"width": 360, "height": 740}
 by_slug = pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.slug or "overview")
 
 

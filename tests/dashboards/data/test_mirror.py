@@ -152,11 +152,11 @@ def test_runs_at_a_url_are_served_and_followed_and_nothing_is_left_running(
         assert server.stderr is not None
         url = server.stderr.readline().partition(": ")[2].split()[0]
         try:
-            assert httpx.get(f"{url}run/a").status_code == 200
+            assert httpx.get(f"{url}run/a", timeout=120).status_code == 200
             write_run(tmp_path / "runs" / "b", run_id="b", name="second")
             copy = next((tmp_path / "cache").rglob("a/run.json")).parents[1]
-            until = time.monotonic() + 60
-            while not (copy / "b" / "attempts").exists() and time.monotonic() < until:
+            until = time.monotonic() + 120
+            while not (copy / "b" / "run.json").exists() and time.monotonic() < until:
                 time.sleep(0.2)
             assert RunReader(copy / "b").info.name == "second"
         finally:

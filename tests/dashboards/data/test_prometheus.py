@@ -237,9 +237,9 @@ def test_an_answer_that_never_ends_is_cut_off(hostile: Hostile) -> None:
         Prometheus(Server(url=hostile.url), answer_s=2).query("up", at_unix_ns=SPAN[0])
 
 
-def test_nobody_there_is_said_with_what_to_do(free_port: Callable[[], int]) -> None:
+def test_nobody_there_is_said_with_what_to_do() -> None:
     with pytest.raises(PrometheusDownError, match=r"cannot be reached: .*refused; is Prometheus running there"):
-        Prometheus(Server(url=f"http://127.0.0.1:{free_port()}")).alerts()
+        Prometheus(Server(url="http://127.0.0.1:9")).alerts()
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ def test_warnings_of_an_answer_that_is_not_whole_are_kept(hostile: Hostile) -> N
     assert hardware_of(Prometheus(Server(url=hostile.url)), {"GPU-1": (0,)}, SPAN).warnings == ["store gone"]
 
 
-def test_without_prometheus_the_other_alerts_are_shown_and_its_absence_is_said(free_port: Callable[[], int]) -> None:
-    down = Prometheus(Server(url=f"http://127.0.0.1:{free_port()}"))
+def test_without_prometheus_the_other_alerts_are_shown_and_its_absence_is_said() -> None:
+    down = Prometheus(Server(url="http://127.0.0.1:9"))
 
     found = alerts_of([], root=None, prometheus=down, span_unix_ns=SPAN)
 

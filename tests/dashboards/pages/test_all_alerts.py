@@ -235,7 +235,7 @@ def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -
 
 
 def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
-    tmp_path: Path, write_run: Callable[..., Path], free_port: Callable[[], int]
+    tmp_path: Path, write_run: Callable[..., Path]
 ) -> None:
     # Given a run that goes on and one that has ended, a damaged one, and a Prometheus that is down
     root = tmp_path / "runs"
@@ -246,7 +246,7 @@ def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
     finding(live, "firing", AT, run_id="live", rank="1")
     finding(over, "firing", AT + SECOND, run_id="over", rank="0")
     finding(over, "resolved", AT + MINUTE, run_id="over", rank="0")
-    source = DiskRuns(root, prometheus=Prometheus(Server(url=f"http://127.0.0.1:{free_port()}")))
+    source = DiskRuns(root, prometheus=Prometheus(Server(url="http://127.0.0.1:9")))
 
     found = source.all_alerts()
 
