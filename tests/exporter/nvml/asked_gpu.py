@@ -132,7 +132,7 @@ def _nursery(library: Path) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         environment = {**os.environ, "LD_LIBRARY_PATH": str(library.parent)}
-        process = subprocess.Popen([sys.executable, "-c", _NURSERY], stdin=theirs, env=environment)
+        process = subprocess.Popen([sys.executable, "-c", _NURSERY], stdin=theirs.fileno(), env=environment)
     atexit.register(process.wait)
     atexit.register(ours.close)
     return ours

@@ -51,7 +51,6 @@ def test_a_user_with_too_many_files_costs_nobody_else(tmp_path: Path) -> None:
     assert sample.rejected == {"too_many_files": MAX_FILES - MAX_FILES_OF_USER, "empty": MAX_FILES_OF_USER}
 
 
-@pytest.mark.full
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
 def test_two_users_with_as_many_files_as_each_may_have_cost_nobody_else(tmp_path: Path) -> None:
     for number in range(MAX_FILES):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import Answer, RunningExporter
 from tests.exporter.fake_driver import FakeDriver
 from tests.exporter.web.conftest import Simulated
 
@@ -38,7 +38,7 @@ def test_the_command_releases_and_resumes_a_gpu(
 ) -> None:
     exporter = start_exporter(env=fake_nvml.env)
     control = tmp_path / "control.sock"
-    uuid = fake_nvml.gpus[1]["uuid"]
+    uuid = str(fake_nvml.gpus[1]["uuid"])
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
 
     released = cli("exporter", "release", uuid, "--ttl", "5m", "--socket", control)
@@ -124,15 +124,17 @@ def test_over_the_web_only_with_tls_and_the_token(
         assert exporter.get("/-/release?gpu=0", method="POST", authorization=wrong).status == 401
     assert exporter.values("gpu_up") == [1.0]
 
-    right = {"method": "POST", "authorization": f"Bearer {TOKEN}"}
-    answer = exporter.get("/-/release?gpu=0&ttl=10m", **right)
+    def post(path: str) -> Answer:
+        return exporter.get(path, method="POST", authorization=f"Bearer {TOKEN}")
+
+    answer = post("/-/release?gpu=0&ttl=10m")
 
     assert (answer.status, json.loads(answer.text)) == (200, {"gpu": "0", "released": True, "ttl_s": 600.0})
     assert exporter.values("gpu_up") == [0.0]
     assert exporter.get("/-/release?gpu=0", authorization=f"Bearer {TOKEN}").status == 405
-    assert exporter.get("/-/release?gpu=9", **right).status == 404
-    assert exporter.get("/-/release", **right).status == 400
-    assert exporter.get("/-/resume?gpu=0", **right).status == 200
+    assert post("/-/release?gpu=9").status == 404
+    assert post("/-/release").status == 400
+    assert post("/-/resume?gpu=0").status == 200
     assert exporter.values("gpu_up") == [1.0]
 
 

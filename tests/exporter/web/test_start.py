@@ -173,7 +173,7 @@ def _hiding(*modules: str) -> list[str]:
     ("missing", "arguments"), [("h11", ("--simulate", "1", "--listen", "127.0.0.1:0")), ("pynvml", ("--once",))]
 )
 def test_a_missing_extra_is_one_line(missing: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
-    command = [*_hiding(missing), *arguments, "--spool", tmp_path / "spool"]
+    command = [*_hiding(missing), *arguments, "--spool", str(tmp_path / "spool")]
 
     broken = subprocess.run(command, capture_output=True, text=True, check=False)
 
