@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -13,3 +14,12 @@ def torch_ranks(require_torch: None, tmp_path_factory: pytest.TempPathFactory) -
     """``torch_ranks.command(2, script)`` is the command that trains on two ranks."""
     with PreloadedTorch(tmp_path_factory.mktemp("torch")) as torch:
         yield torch
+
+
+@pytest.fixture
+def refusing_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that refuses connections until the test listens on it; no other process gets it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]

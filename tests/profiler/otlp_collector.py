@@ -56,7 +56,7 @@ class Collector:
 
     def wait(self, condition: Callable[[list[ReceivedSpan]], bool]) -> None:
         """Until what came is as ``condition`` wants it."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while not condition(self.spans()):
             assert time.monotonic() < until, f"it did not come: {self.spans()}"
             time.sleep(0.02)

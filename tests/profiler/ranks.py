@@ -72,7 +72,7 @@ def _serve(path: str) -> NoReturn:
         listening.listen()
         print("ready", flush=True)
         while True:
-            if 0 in select.select([listening, 0], [], [])[0]:
+            if 0 in select.select([listening.fileno(), 0], [], [])[0]:
                 os._exit(0)  # tidying up all of torch takes a second
             connection, _ = listening.accept()
             data, ancillary, _, _ = connection.recvmsg(1 << 20, socket.CMSG_SPACE(8))
@@ -136,7 +136,7 @@ def _run(count: int, words: list[str], connection: Any = None) -> int:
                 raise _Fork(words)
             ranks[os.pidfd_open(process)] = process
         if count:
-            from torch.distributed import TCPStore
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public all the same
 
             store = os.dup(listening.fileno())
             _STORES.append(TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=store))

@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.profiler.ring import Announcement, End, RingReader, RingWriter
@@ -26,7 +26,6 @@ Operation = tuple[int, bytes] | int
     slots=st.integers(1, 5),
     operations=st.lists(st.one_of(st.tuples(st.integers(0, 9), st.binary(max_size=ROOM + 4)), st.integers(1, 6)), max_size=60),
 )
-@settings(max_examples=150, deadline=None)
 def test_entries_come_out_in_order_or_are_counted(
     tmp_path_factory: pytest.TempPathFactory, slots: int, operations: list[Operation]
 ) -> None:

@@ -152,7 +152,7 @@ def test_two_agents_of_which_one_counts_a_restart_record_into_the_same_attempts(
     counts = [int((tmp_path / f"{name}-1").read_text().split()[1]) for name in "AB"]
     assert counts == [1, 0]
     # And each start is an attempt of both
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     reader = RunReader(run)
     while any(info is None or info.end_reason is None for info in [reader.rank(1, 0), reader.rank(1, 1)]):
         assert time.monotonic() < deadline, (said, reader.attempts(), [reader.ranks(one) for one in reader.attempts()])

@@ -38,4 +38,5 @@ def test_a_duty_that_fails_is_ended_and_said_once_and_the_others_go_on() -> None
     # It leaves nothing behind that would look as if the rank had vanished.
     assert [duty.ends for duty in failing] == [[False], [False]]
     assert len(ticks) == 2
-    assert said == ["Failing failed (ValueError: bad day); recording goes on without it"] * 2
+    assert len(said) == 2
+    assert all("Failing failed (ValueError: bad day)" in line for line in said)

@@ -1,24 +1,17 @@
-"""Flight Recorder dumps: those torch writes by itself, those people ask for, and a real job that hangs."""
+"""Flight Recorder dumps: those torch writes by itself, and those people ask for."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
-import pickle
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dump_file, write_file
 from rankscope.profiler.handover import Hello
@@ -348,7 +341,9 @@ def test_what_goes_wrong_beside_is_said_once_and_costs_only_the_dumps(rank: Rank
     monkeypatch.setattr(rank.duty._inbox, "pending", fail)
     for _ in range(5):
         rank.tick()
-    assert rank.said == ["FlightDumps failed (ZeroDivisionError: a bug); recording goes on without it"]
+    (said,) = rank.said
+    assert "FlightDumps" in said
+    assert "ZeroDivisionError: a bug" in said
 
 
 @pytest.mark.parametrize("variable", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
@@ -445,80 +440,8 @@ def test_dumps_are_open_to_whom_the_run_is_and_a_removed_run_is_not_made_again(t
     assert not (tmp_path / "run").exists()
 
 
-class _Plain(pickle.Unpickler):
-    """Nothing but containers, texts and numbers: a dump is untrusted."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name}")
-
-
 def test_what_a_rank_left_when_an_exception_ended_it_is_in_the_run(rank: Rank) -> None:
     rank.tick()
     rank.obey("crash", "gloo")
     rank.duty.end(vanished=False)
     assert rank.dumps() == {"rank-00005-crash-gloo.pickle": b"gloo of crash"}
-
-
-def recorded(torch: PreloadedTorch, run: Path, *args: str, windows: int = 0) -> subprocess.Popen[str]:
-    """The job, recorded, on two ranks of which rank 1 never comes to a collective."""
-    if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):
-        pytest.skip("this torch has no Flight Recorder for gloo")
-    told = ["run", "--run-dir", str(run), "--window-steps", str(windows), "--no-verdict", "--", *torch.command(2, JOB, *args)]
-    return subprocess.Popen([sys.executable, "-m", "rankscope", *told], stderr=subprocess.PIPE, text=True)
-
-
-def enqueued(path: Path) -> int:
-    """The number of the last collective that a dump knows of."""
-    last: int = max(entry["collective_seq_id"] for entry in _Plain(io.BytesIO(path.read_bytes())).load()["entries"])
-    return last
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("require_torch")
-def test_a_collective_whose_time_is_up_leaves_a_dump(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
-    if tuple(int(part) for part in version("torch").split("+")[0].split(".")[:2]) < (2, 11):
-        # Seen with 2.8; the two between were not looked at.
-        pytest.skip("gloo in this torch goes by the time that a process group began with, and the job waits for ever")
-    job = recorded(torch_ranks, tmp_path / "run", "--timeout", "2")
-    _, said = job.communicate(timeout=200)
-    assert job.returncode == 1
-    # three steps of two collectives, and the one that did not end
-    assert {path.name: enqueued(path) for path in flight_dir(tmp_path / "run", 0).iterdir()} == {
-        "rank-00000-crash-gloo.pickle": 7
-    }, said
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("require_torch")
-def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
-    # given two ranks, of which rank 1 never comes to a collective and rank 0 waits for it inside C++
-    run = tmp_path / "run"
-    job = recorded(torch_ranks, run, windows=1)
-    try:
-        ranks = [run / "attempts" / "000" / "ranks" / f"0000{rank}" / "steps-000000.jsonl" for rank in (0, 1)]
-        soon(lambda: all(path.exists() for path in ranks) or job.poll() is not None)
-        assert job.poll() is None
-
-        # when somebody asks, once it hangs
-        known: list[int] = []
-        for _ in range(5):
-            asked = cli("capture", run, "--flight-recorder", "--format", "json", "--wait", "60")
-            # then both answer, although one of them is inside C++
-            assert asked.returncode == 0, asked.stdout + asked.stderr
-            known = [enqueued(run / row["path"]) for row in json.loads(asked.stdout)["dumps"]]
-            if known == [7, 6]:
-                break
-            time.sleep(flight.REST_SECONDS)  # it has not come to the place yet
-        # and what they wrote shows that rank 0 is one collective ahead: three steps of two, and one
-        assert known == [7, 6]
-        # and who asks for a profile instead is told that there are no steps, and what to ask for
-        asked = cli("capture", run, "--format", "json", "--wait", "5")
-        assert asked.returncode == 1
-        assert "no rank has finished a step in the " in json.loads(asked.stdout)["reason"], asked.stderr
-        assert f"rankscope capture {run} --flight-recorder" in json.loads(asked.stdout)["reason"]
-    finally:
-        job.send_signal(signal.SIGTERM)
-        _, said = job.communicate(timeout=120)
-    # and nothing of it disturbed the job
-    assert "switched itself off" not in said
-    assert "FlightDumps failed" not in said

@@ -108,7 +108,7 @@ def samples(folder: Path) -> list[HardwareSample]:
 
 def eventually(condition: Callable[[], bool]) -> None:
     """Wait for something another process is about to do."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)
@@ -119,9 +119,9 @@ def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_
     fake_nvml: FakeDriver,
     start_exporter: Callable[..., RunningExporter],
     start_rank: StartRank,
-    free_port: Callable[[], int],
+    refusing_port: int,
 ) -> None:
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{refusing_port}"
     uuids = [uuid_of(0), uuid_of(1)]
 
     def values_since(count: int) -> set[str | None]:
@@ -154,8 +154,6 @@ def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_
     eventually(lambda: samples(tmp_path)[-1].gpu_uuid is None)
     before = len(samples(tmp_path))
     assert "no answer" in (samples(tmp_path)[-1].missing or "")
-    time.sleep(1)
-    assert len(samples(tmp_path)) == before, "said once, not with every try"
     start_exporter("--listen", address, "--control.socket", tmp_path / "again.sock", env=fake_nvml.env)
     eventually(lambda: values_since(before) == set(uuids))
 
@@ -170,11 +168,13 @@ def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_
     said = [rank.end() for rank in (writer, other)]
     assert "".join(said).count("no answer from the exporter") == 1
     assert not HostLock(str(tmp_path))._folder.exists()
-    assert all(row.unix_ns > 10**18 for row in samples(tmp_path))
+    rows = samples(tmp_path)
+    assert all(row.unix_ns > 10**18 for row in rows)
+    assert sum(row.gpu_uuid is None for row in rows) == 1, "recorded once, not with every try"
 
 
-def test_a_host_without_an_exporter_says_so_once(tmp_path: Path, start_rank: StartRank, free_port: Callable[[], int]) -> None:
-    url = f"http://me:secret@127.0.0.1:{free_port()}/metrics"
+def test_a_host_without_an_exporter_says_so_once(tmp_path: Path, start_rank: StartRank, refusing_port: int) -> None:
+    url = f"http://me:secret@127.0.0.1:{refusing_port}/metrics"
     ranks = [start_rank(rank, url) for rank in (0, 1)]
     eventually(lambda: len(samples(tmp_path)) >= 1 and all(rank.has_open("-host-") for rank in ranks))
     writer, other = sorted(ranks, key=Rank.writes, reverse=True)

@@ -93,7 +93,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 def eventually(condition: Callable[[], bool]) -> None:
     """Wait for another thread."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)
@@ -173,10 +173,9 @@ def test_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_collector_that_is_away_is_told_of_once_and_gets_the_next_steps_when_it_is_back(
-    monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int]
+    monkeypatch: pytest.MonkeyPatch, refusing_port: int
 ) -> None:
-    port = free_port()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{refusing_port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # time for a second try
     rank = Rank()
     rank.do(0)
@@ -184,7 +183,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_gets_the_next_steps_when_i
     assert "nobody takes the traces over OTLP" in rank.said[0]
     assert "refused" in rank.said[0]
     rank.do(2)
-    with collecting(port) as collector:
+    with collecting(refusing_port) as collector:
         rank.do(4)
         collector.wait(lambda spans: any(span.attributes.get("rankscope.step") == 4 for span in spans))
         eventually(lambda: len(rank.said) == 2)
@@ -278,7 +277,9 @@ def test_a_missing_sdk_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPa
     rank = Rank()
     rank.do(0)
     rank.duty.end(vanished=False)
-    assert rank.said == ["no traces over OTLP: they need opentelemetry.sdk.resources: pip install 'rankscope[otlp]'"]
+    (said,) = rank.said
+    assert "opentelemetry.sdk.resources" in said
+    assert "pip install 'rankscope[otlp]'" in said
 
 
 def test_traces_are_off_unless_asked_for_and_the_sdk_may_be_disabled(

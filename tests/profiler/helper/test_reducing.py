@@ -62,7 +62,7 @@ def gate() -> Iterator[threading.Event]:
 
 
 def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)

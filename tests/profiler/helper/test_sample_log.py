@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
 
 def eventually(condition: Callable[[], bool]) -> None:
     """Wait for the other thread."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)

@@ -93,9 +93,9 @@ def test_what_is_no_page_is_an_error_that_says_why(serve: Serve, answer: Answer,
         fetch(parse_target(serve(answer)))
 
 
-def test_nobody_there(free_port: Callable[[], int]) -> None:
+def test_nobody_there(refusing_port: int) -> None:
     with pytest.raises(ScrapeError, match="refused"):
-        fetch(parse_target(f"http://127.0.0.1:{free_port()}/metrics"))
+        fetch(parse_target(f"http://127.0.0.1:{refusing_port}/metrics"))
 
 
 @pytest.mark.parametrize("first", [b"HTTP/1.0 200 OK\r\n", b"HTTP/1.0 200 OK\r\n\r\n"], ids=["head", "body"])

@@ -31,7 +31,7 @@ WINDOW = SideWindow(500, 3, keep_trace=True)
 
 def eventually(condition: Callable[[], bool]) -> None:
     """Wait for what another thread is about to do."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)
