@@ -192,7 +192,7 @@ def test_a_straggler_alert_about_a_real_job_is_followed_by_the_rank_and_the_caus
     # asked for so many steps, of one collective each, that it cannot be by chance that it is the last at most of them
     run = tmp_path / "runs" / "real"
     run.parent.mkdir()
-    training = begin(run, pause_s=0.06)
+    training = begin(run, pause_s=0.3)
     receiver = ReceiverProcess(tmp_path, CONFIG.format(url=target.url, steps=30))
     try:
         receiver.start()
