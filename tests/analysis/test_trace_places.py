@@ -73,7 +73,7 @@ def test_a_trace_is_the_same_however_it_is_packed(tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "gzip", "zstd"])
+@pytest.mark.parametrize("kind", ["gzip", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("plain", "zstd"))])
 def test_of_a_torn_trace_every_complete_event_is_used_and_coverage_is_lower(tmp_path: Path, kind: str) -> None:
     # given traces of two ranks of which the second is cut off
     for rank in range(2):

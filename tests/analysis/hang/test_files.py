@@ -212,7 +212,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
     ],
 )
 def test_bombs_are_refused_within_bounds_of_memory(tmp_path: Path, names: list[str]) -> None:
-    command = [sys.executable, "-c", BOMBS, tmp_path / "dump_0", *names]
+    command = [sys.executable, "-c", BOMBS, str(tmp_path / "dump_0"), *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     *said, most = done.stdout.split("\n")[:-1]
     assert (done.returncode, done.stderr) == (0, "")
