@@ -202,7 +202,8 @@ def test_where_a_gpu_is_divided_a_number_is_an_undivided_one_or_cannot_be_told(
     series = jobs.read(divided)
     assert labels_of(series, gpu_uuid(1)) == ANN_7
     assert [_facts(series, uuid)[0] for uuid in (gpu_uuid(1), gpu_uuid(2), mig_uuid(0))] == [1, None, None]
-    assert [record.message for record in caplog.records] == ["job 8 holds a GPU that cannot be told: number 0"]
+    (record,) = caplog.records
+    assert ("job 8" in record.message, "number 0" in record.message) == (True, True)
 
 
 def test_what_is_private_is_not_shown(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:

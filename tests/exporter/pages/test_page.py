@@ -215,9 +215,8 @@ def test_gpus_without_a_name_are_a_problem_unless_they_are_somebody_elses(state:
     foreign = (("00000000:8a:00.0", "not_in_driver", "it is on the PCI bus, but bound to vfio-pci"),)
     state = msgspec.structs.replace(state, gpus=(), unidentified=3, unidentified_gpus=foreign)
 
-    assert page_of(state).problems() == [
-        ("gpu", "GPUs that the driver counts, and that have not said yet who or where they are: 2")
-    ]
+    ((about, text),) = page_of(state).problems()
+    assert (about, text.endswith(": 2")) == ("gpu", True)
 
 
 def test_a_driver_that_no_longer_answers_is_a_problem_even_if_all_gpus_go_on(state: FleetState) -> None:
@@ -227,7 +226,8 @@ def test_a_driver_that_no_longer_answers_is_a_problem_even_if_all_gpus_go_on(sta
     )
     page = page_of(state)
 
-    assert page.problems() == [("driver", "it does not answer who asks anew: NVML: nvmlInit hangs")]
+    ((about, text),) = page.problems()
+    assert (about, "NVML: nvmlInit hangs" in text) == ("driver", True)
     assert _of(page, "rankscope_exporter_driver_answers") == [0]
     never = page_of(msgspec.structs.replace(state, driver_answers=None))
     assert _of(never, "rankscope_exporter_driver_answers") == []
@@ -368,7 +368,8 @@ def test_a_metric_nobody_knows_costs_itself_only(caplog: pytest.LogCaptureFixtur
 
     for _ in range(3):
         assert _of(page, "gpu_allocated") == [1]
-    assert [record.getMessage() for record in caplog.records] == ["gpu_jobz is not in the catalogue: it is left out"]
+    (record,) = caplog.records
+    assert "gpu_jobz" in record.getMessage()
 
 
 READINGS = st.builds(
