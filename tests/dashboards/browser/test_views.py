@@ -19,7 +19,8 @@ by_slug = pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.slug or "
 def darken(page: Page) -> None:
     """The system turns dark, and everything follows."""
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function("() => document.documentElement.getAttribute('data-mantine-color-scheme') === 'dark'")
+    scheme = "document.documentElement.getAttribute('data-mantine-color-scheme')"
+    page.wait_for_function(f"() => [null, 'dark'].includes({scheme})")  # the page for logging in is not part of the app
     page.wait_for_function(FADED)
 
 
