@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from budget import budget
 
 ROOT = Path(__file__).resolve().parents[1]
 MINUTES_BUDGET = {"test": 8.0, "test-full": 40.0}
@@ -163,12 +162,9 @@ def busy(loops: int) -> Iterator[None]:
 
 def run(target: str, timing: Path) -> dict[str, Any]:
     """One run of a target of the Makefile: how long, and how it ended."""
-    arguments = f"-p suite --suite-timing {timing} {os.environ.get('TEST_ARGS', '')}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks")}
+    arguments = f"-p benchmarks.suite --suite-timing {timing} {os.environ.get('TEST_ARGS', '')}"
     begin = time.monotonic()
-    done = subprocess.run(
-        ["make", target, f"TEST_ARGS={arguments}"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["make", target, f"TEST_ARGS={arguments}"], cwd=ROOT, capture_output=True, text=True, check=False)
     took = time.monotonic() - begin
     last = next(
         (line for line in reversed(done.stdout.splitlines()) if re.search(r"\d+ (passed|failed)", line)), done.stderr[-500:]
@@ -182,6 +178,8 @@ def run(target: str, timing: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    from budget import budget  # beside this script; as a plugin of pytest it is another module's neighbour
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=[*MINUTES_BUDGET], default="test")
     parser.add_argument("--repeat", type=int, default=1)

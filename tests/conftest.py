@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,8 +102,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def require_torch() -> None:
     """Skip (fail in CI) without torch."""
-    found = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode == 0
-    if not found:
+    if importlib.util.find_spec("torch") is None:
         _skip_or_fail("torch is not installed: make install")
 
 

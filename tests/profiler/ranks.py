@@ -189,7 +189,8 @@ def _import_torch_modules_of(words: list[str]) -> None:
 def _become(words: list[str]) -> None:
     """Run the script as Python does that a launcher has started."""
     import builtins
-    from importlib.util import module_from_spec, spec_from_file_location
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
     from types import ModuleType
 
     script, *arguments = words
@@ -197,7 +198,7 @@ def _become(words: list[str]) -> None:
     sys.argv, sys.orig_argv = [script, *arguments], [sys.executable, *words]
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.path[:0] = ["" if script == "-c" else str(Path(script).parent), *folders]
-    site = folders and spec_from_file_location("sitecustomize", f"{folders[0]}/sitecustomize.py")
+    site = PathFinder.find_spec("sitecustomize", folders)
     if site and site.loader:
         site.loader.exec_module(module := module_from_spec(site))
         if os.environ.get("RANKSCOPE_RUN_DIR"):
