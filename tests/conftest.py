@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -114,16 +115,21 @@ def require_ray() -> None:
 
 
 @pytest.fixture
-def free_port() -> Callable[[], int]:
-    """``free_port()`` returns a port on 127.0.0.1 that nobody listened on a moment ago."""
+def free_port() -> Iterator[Callable[[], int]]:
+    """``free_port()`` returns a port on 127.0.0.1 at which nothing listens; no other program is given it until the test ends.
 
-    def find() -> int:
-        with socket.socket() as sock:
+    A socket that is bound and does not listen keeps it. Servers that are told the number bind beside it with SO_REUSEADDR, which
+    those of Go and Python set.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def reserve() -> int:
+            sock = stack.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(("127.0.0.1", 0))
-            port: int = sock.getsockname()[1]
-            return port
+            return int(sock.getsockname()[1])
 
-    return find
+        yield reserve
 
 
 @pytest.hookimpl(tryfirst=True)

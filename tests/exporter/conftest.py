@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import select
-import socket
 import ssl
 import subprocess
 import sys
@@ -185,20 +184,3 @@ def start_exporter(tmp_path: Path) -> Iterator[Callable[..., RunningExporter]]:
     """``start_exporter("--simulate", "2", env=…)`` runs the real command until the test ends."""
     with exporters(tmp_path) as start:
         yield start
-
-
-@pytest.fixture
-def reserved_port() -> Iterator[Callable[[], int]]:
-    """``reserved_port()`` returns a port on 127.0.0.1 that only programs which are given its number can listen on.
-
-    A socket that is bound and does not listen keeps it; Go's and Python's servers bind beside it with SO_REUSEADDR.
-    """
-    with contextlib.ExitStack() as stack:
-
-        def reserve() -> int:
-            sock = stack.enter_context(socket.socket())
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(("127.0.0.1", 0))
-            return int(sock.getsockname()[1])
-
-        yield reserve

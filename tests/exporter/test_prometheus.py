@@ -51,7 +51,7 @@ def test_promtool_finds_nothing_to_object_to(
 
 @pytest.fixture
 def prometheus(
-    require_program: Callable[[str], str], reserved_port: Callable[[], int], tmp_path: Path
+    require_program: Callable[[str], str], free_port: Callable[[], int], tmp_path: Path
 ) -> Iterator[Callable[[int], str]]:
     """``prometheus(port)`` starts a Prometheus that scrapes the port of this machine, both pages, and returns its URL."""
     program = require_program("prometheus")
@@ -65,7 +65,7 @@ def prometheus(
             f"  - {{job_name: rankscope, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}\n"
             f"  - {{job_name: dcgm, metrics_path: /dcgm/metrics, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}\n"
         )
-        url = f"127.0.0.1:{reserved_port()}"
+        url = f"127.0.0.1:{free_port()}"
         command = [program, f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}", f"--web.listen-address={url}"]
         with (tmp_path / "prometheus.log").open("wb") as log:
             processes.append(subprocess.Popen(command, stdout=log, stderr=log))

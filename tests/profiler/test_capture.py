@@ -17,13 +17,15 @@ from rankscope.runs.reader import RunReader
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 RANKS = [0, 1]
+PAUSE_S = 0.2
+"""Far more than ranks lose to other processes on a busy machine."""
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    job = begin(run)
+    job = begin(run, pause_s=PAUSE_S)
     try:
         for rank in RANKS:
             wait_for(rank_dir(run, 0, rank) / "steps-000000.jsonl", job)
@@ -43,8 +45,8 @@ def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> 
             assert row["communication_us"] > 0
             assert 0 <= row["overlap_ratio"] <= 1
         assert analysis["imposed_wait"][0]["rank"] == 1
-        # six times 30 ms, and what else a busy machine adds or hides
-        assert analysis["imposed_wait"][0]["imposed_us"] > 6 * 15_000
+        # six pauses, and what else a busy machine adds or hides
+        assert analysis["imposed_wait"][0]["imposed_us"] > 6 * PAUSE_S * 1e6 / 2
         for trace in result["traces"]:
             assert (run / trace).is_file()
         assert len(result["traces"]) == 2
@@ -55,7 +57,7 @@ def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> 
             row["rank"] for row in json.loads(dumps.stdout)["missing"]
         } == set(RANKS)
         deadline = time.monotonic() + 60
-        while len(list(RunReader(run).steps(0, 0))) <= before + 20:
+        while len(list(RunReader(run).steps(0, 0))) <= before + 5:
             assert job.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.2)

@@ -21,7 +21,6 @@ from rankscope.alerts.thresholds import thresholds
 
 build_fake_nvml = exporter.build_fake_nvml
 fake_nvml_library = exporter.fake_nvml_library
-reserved_port = exporter.reserved_port
 start_exporter = exporter.start_exporter
 
 pytestmark = pytest.mark.slow
@@ -71,7 +70,7 @@ def test_every_query_has_data_or_a_reason(
     start_exporter: Callable[..., RunningExporter],
     fake_nvml_library: Path,
     require_program: Callable[[str], str],
-    reserved_port: Callable[[], int],
+    free_port: Callable[[], int],
     tmp_path: Path,
 ) -> None:
     # given a node with GPUs of many kinds, a job, ranks that step, an exporter that is dead, and simulated GPUs
@@ -93,16 +92,14 @@ def test_every_query_has_data_or_a_reason(
             "--control.socket",
             tmp_path / "2.sock",
         )
-        dead = f"127.0.0.1:{reserved_port()}"
+        dead = f"127.0.0.1:{free_port()}"
         addresses = [f"127.0.0.1:{node.port}", dead]
         jobs = {
             "gpus": ("/metrics", [*addresses, f"127.0.0.1:{simulated.port}"]),
             "dcgm": ("/dcgm/metrics", addresses),
             "node": ("/metrics", [stack.enter_context(node_exporter())]),
         }
-        asked = stack.enter_context(
-            scraping(require_program("prometheus"), tmp_path, f"127.0.0.1:{reserved_port()}", jobs, rules)
-        )
+        asked = stack.enter_context(scraping(require_program("prometheus"), tmp_path, f"127.0.0.1:{free_port()}", jobs, rules))
         node.wait_until(lambda: len(node.values("gpu_up")) == len(driver.gpus))
         while not asked.instant(f'gpu_xid_errors_total{{xid="79", uuid="{uuid_of(0)}"}} == 0'):
             time.sleep(0.1)

@@ -378,14 +378,14 @@ QUESTIONS = {
 @pytest.mark.full
 @pytest.mark.slow
 def test_boards_and_rules_written_for_dcgm_get_their_answers(
-    served: int, require_program: Callable[[str], str], reserved_port: Callable[[], int], tmp_path: Path
+    served: int, require_program: Callable[[str], str], free_port: Callable[[], int], tmp_path: Path
 ) -> None:
     config = tmp_path / "prometheus.yml"
     config.write_text(
         "global: {scrape_interval: 500ms}\n"
         f"scrape_configs: [{{job_name: dcgm, honor_labels: true, static_configs: [{{targets: ['127.0.0.1:{served}']}}]}}]\n"
     )
-    address = f"127.0.0.1:{reserved_port()}"
+    address = f"127.0.0.1:{free_port()}"
     command = [require_program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
 
     def ask(question: str) -> list[Any]:

@@ -285,7 +285,7 @@ def test_a_collector_that_is_away_is_logged_once_and_gets_everything_when_it_is_
     pushing: Callable[[Page], OtlpPush],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    reserved_port: Callable[[], int],
+    free_port: Callable[[], int],
 ) -> None:
     caplog.set_level(logging.INFO)
     asked = threading.Event()
@@ -297,7 +297,7 @@ def test_a_collector_that_is_away_is_logged_once_and_gets_everything_when_it_is_
             asked.set()
         return node()
 
-    port = reserved_port()  # closed to clients until there is a collector
+    port = free_port()  # closed to clients until there is a collector
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # time for a second try
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
