@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -79,8 +80,10 @@ def _serve(path: str) -> NoReturn:
             while not data.endswith(b"\n"):
                 data += connection.recv(1 << 20)
             streams = array.array("i", ancillary[0][2])
+            server = os.getpid()
             if os.fork() == 0:
                 listening.close()
+                watched = [connection, os.pidfd_open(server)]
                 os.setsid()
                 null = os.open(os.devnull, os.O_RDONLY)
                 for descriptor, stream in enumerate((null, *streams)):
@@ -90,8 +93,9 @@ def _serve(path: str) -> NoReturn:
                 os.environ.clear()
                 os.environ.update(said["environment"])
                 os.chdir(said["folder"])
-                status = _run(int(said["words"][0]), said["words"][1:], connection)
-                connection.sendall(str(status).encode())
+                status = _run(int(said["words"][0]), said["words"][1:], watched)
+                with suppress(OSError):  # the client may have gone
+                    connection.sendall(str(status).encode())
                 os._exit(0)
             connection.close()
             for stream in streams:
@@ -115,7 +119,7 @@ def _ask(path: str, words: list[str]) -> int:
         return int(connection.recv(100) or 1)
 
 
-def _run(count: int, words: list[str], connection: Any = None) -> int:
+def _run(count: int, words: list[str], watched: list[Any] | None = None) -> int:
     """Be the agent: fork the ranks, serve their store, and wait for them. Returns the exit status."""
     import signal
     import socket
@@ -127,8 +131,8 @@ def _run(count: int, words: list[str], connection: Any = None) -> int:
         for rank in range(count or 1):
             if (process := os.fork()) == 0:
                 listening.close()
-                if connection is not None:
-                    connection.close()
+                if watched:
+                    watched[0].close()
                 if count:
                     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
                     os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
@@ -140,17 +144,17 @@ def _run(count: int, words: list[str], connection: Any = None) -> int:
 
             store = os.dup(listening.fileno())
             _STORES.append(TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=store))
-    if connection is None:
+    if not watched:
         signal.signal(signal.SIGTERM, lambda *_: _kill(ranks, signal.SIGTERM))
-    return _wait(ranks, connection)
+    return _wait(ranks, watched or [])
 
 
-def _wait(ranks: dict[int, int], connection: Any) -> int:
-    """Wait for all ranks; end them when one fails or the connection closes. Returns the exit status."""
+def _wait(ranks: dict[int, int], watched: list[Any]) -> int:
+    """Wait for all ranks; end them when one fails, or when the client or the server has gone. Returns the exit status."""
     import select
     import signal
 
-    watched, failed, ending = [connection] if connection is not None else [], 0, False
+    failed, ending = 0, False
     while ranks:
         ready = select.select([*watched, *ranks], [], [], END_SECONDS if ending else None)[0]
         for rank in ready:

@@ -36,6 +36,8 @@ def main() -> None:
             enough.fill_(args.stop.exists())
             dist.broadcast(enough, 0)
     print(f"steps {step}", flush=True)
+    # Gloo's thread needs the GIL to release ``enough``, and the end of the process group waits for that thread with the GIL.
+    time.sleep(0.5)
     dist.destroy_process_group()
 
 
