@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ Result = subprocess.CompletedProcess[str]
 def run_in_process(*args: str | Path, env: Mapping[str, str] | None = None) -> Result:
     """Run the command's ``main`` here, without the time that starting Python takes.
 
-    Everything that a verb changes in a process (descriptors 1 and 2, signal handlers, environment) is put back afterwards.
+    Everything that a verb changes in a process (descriptors 1 and 2, signal handlers, environment, logging) is put back.
     """
     with (
         tempfile.TemporaryFile() as out,
@@ -30,6 +31,7 @@ def run_in_process(*args: str | Path, env: Mapping[str, str] | None = None) -> R
         patch.dict(os.environ, env or {}),
         patch.object(sys, "argv", ["rankscope", *map(str, args)]),
         _signal_handlers_kept(),
+        logging_kept(),
         _written_to("stdout", 1, out),
         _written_to("stderr", 2, err),
     ):
@@ -87,3 +89,16 @@ def _signal_handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def logging_kept() -> Iterator[None]:
+    """Put back what ``rankscope exporter`` changes about logging."""
+    root, own = logging.getLogger(), logging.getLogger("rankscope.exporter")
+    before = (root.handlers[:], root.level, own.level, logging.raiseExceptions)
+    try:
+        yield
+    finally:
+        root.handlers[:], root_level, own_level, logging.raiseExceptions = before
+        root.setLevel(root_level)
+        own.setLevel(own_level)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.command_line import logging_kept
 
 from rankscope.exporter import logs
 from rankscope.exporter.log_writer import NeverWaitingHandler
@@ -20,9 +21,6 @@ HOSTILE = 'a\nlevel=error msg="forged" \x1b[31m \u202e \\ "'
 
 @pytest.fixture
 def written() -> Iterator[Callable[[LogFormat], str]]:
-    root, ours = logging.getLogger(), logging.getLogger(logs.ROOT)
-    before = (root.handlers[:], root.level, ours.level, logging.raiseExceptions)
-
     def write(style: LogFormat) -> str:
         stream = io.StringIO()
         logs.set_up("info", style, stream)
@@ -33,10 +31,8 @@ def written() -> Iterator[Callable[[LogFormat], str]]:
         logging.getLogger("somebody.else").info("nobody asked")
         return stream.getvalue()
 
-    yield write
-    root.handlers[:], logging.raiseExceptions = before[0], before[3]
-    root.setLevel(before[1])
-    ours.setLevel(before[2])
+    with logging_kept():
+        yield write
 
 
 def test_another_format_is_taken_over_by_the_thread_that_writes(written: Callable[[LogFormat], str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import IMPATIENT, RunningExporter
+from tests.exporter.conftest import IMPATIENT, WITHOUT_FIRST_SAMPLE, RunningExporter
 from tests.exporter.fake_driver import FakeDriver
 
 pytestmark = pytest.mark.slow  # each starts real processes
@@ -128,7 +128,7 @@ def test_a_hanging_driver_does_not_keep_the_exporter_from_ending(
     start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver
 ) -> None:
     fake_nvml.hang("nvmlInitWithFlags")
-    exporter = start_exporter(env=fake_nvml.env, prelude=IMPATIENT)
+    exporter = start_exporter(env=fake_nvml.env, prelude=WITHOUT_FIRST_SAMPLE)
     assert exporter.get("/-/healthy").status == 200
 
     assert exporter.stop(signal.SIGTERM) == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from tests.exporter.conftest import IMPATIENT, RunningExporter
+from tests.exporter.conftest import IMPATIENT, WITHOUT_FIRST_SAMPLE, RunningExporter
 from tests.exporter.fake_driver import FakeDriver
 from tests.exporter.web.conftest import Simulated
 
@@ -142,7 +142,7 @@ def test_a_gpu_that_hangs_from_the_start_is_not_ready_and_does_not_hold_up_the_e
     start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver
 ) -> None:
     fake_nvml.hang("nvmlDeviceGetUUID", gpu=1)
-    exporter = start_exporter("--expected-gpus", "3", env=fake_nvml.env, prelude=IMPATIENT)
+    exporter = start_exporter("--expected-gpus", "3", env=fake_nvml.env, prelude=f"{IMPATIENT}; {WITHOUT_FIRST_SAMPLE}")
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0])
 
     ready = exporter.get("/-/ready")
