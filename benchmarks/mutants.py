@@ -54,6 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if options.only in mutant.module]
     with tempfile.TemporaryDirectory(prefix="rankscope-mutants-") as folder:
+        Path(folder).chmod(0o755)  # some tests run the code as other users
         copy = Path(folder) / "copy"
         _copy(copy)
         healthy = _tests(copy, sorted({word for mutant in chosen for word in mutant.tests.split()}), stop=False)

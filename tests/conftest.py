@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import os
@@ -10,7 +11,7 @@ import signal
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,9 +79,22 @@ def require_program() -> Callable[[str], str]:
     return require
 
 
-@pytest.fixture(scope="module")
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Tests without a page may run an event loop of their own, though that of Playwright counts as running in this thread."""
+    if "browser" in getattr(item, "fixturenames", ()):
+        return (yield)
+    of_playwright = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return (yield)
+    finally:
+        asyncio._set_running_loop(of_playwright)
+
+
+@pytest.fixture(scope="session")
 def browser(require_program: Callable[[str], str]) -> Iterator[Browser]:
-    """The system's Chromium. Not for longer than a file of tests: while Playwright runs nobody else can run an event loop."""
+    """The system's Chromium, one for all tests of a worker."""
     path = require_program("chromium")
     from playwright.sync_api import expect, sync_playwright
 
