@@ -33,6 +33,12 @@ def test_always_the_same_rank_is_not_chance() -> None:
     assert p_value(scores, 1) <= LIMIT
 
 
+def test_as_many_draws_as_there_are_never_say_that_chance_is_impossible() -> None:
+    scores = np.zeros((32, 8))
+    scores[:, 5] = 1
+    assert 0 < p_value(scores, 5) < 0.001
+
+
 def test_one_block_alone_may_always_be_chance() -> None:
     scores = np.zeros((BLOCKS, 4))
     scores[3, 2] = 1000

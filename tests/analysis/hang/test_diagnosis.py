@@ -169,6 +169,14 @@ def test_culprits_of_different_groups_are_each_said_where_they_were_missed() -> 
     )
 
 
+def test_who_is_awaited_by_more_ranks_is_named_first() -> None:
+    groups = {"a": (0, 1), "b": (2, 3, 4)}
+    report = report_of(Job(groups, {0: [Call("a")], 1: [], 2: [Call("b")], 3: [], 4: [Call("b")]}).dumps())
+    assert [one.rank for one in report.evidence] == [3, 1]
+    assert report.group is not None
+    assert report.group.name == "b"
+
+
 def test_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
     groups = {"a": (0, 1), "b": (0, 1)}
     for ahead in (1, 2):
