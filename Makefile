@@ -27,6 +27,7 @@ SETUP = PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_ARGS="$(TORCH_ARGS)" VENV_ARGS
 BIN = .venv/bin
 FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+OF_TESTS = benchmarks/suite.py benchmarks/mutants.py
 CODE = $(FOLDERS) benchmarks profiler/examples scripts/cli_docs.py
 
 # Tests start hundreds of Python processes; without stored bytecode each of them compiles rankscope first.
@@ -66,7 +67,7 @@ format:
 
 bench:
 	@$(SETUP) .venv-bench bench
-	@status=0; for script in $(filter-out %_job.py,$(wildcard benchmarks/*.py)); do \
+	@status=0; for script in $(filter-out %_job.py $(OF_TESTS),$(wildcard benchmarks/*.py)); do \
 		echo "== $$script" >&2; .venv-bench/bin/python $$script || status=1; \
 	done; exit $$status
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 from tests.command_line import run_in_process, run_process
+from tests.needs import program, skip_or_fail
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -32,21 +32,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
-IN_CI = os.environ.get("CI", "").lower() == "true"
-
-INSTALL_HINTS = {
-    "prometheus": "apt-get install prometheus",
-    "promtool": "apt-get install prometheus",
-    "prometheus-alertmanager": "apt-get install prometheus-alertmanager",
-    "amtool": "apt-get install prometheus-alertmanager",
-    "chromium": "apt-get install chromium",
-    "gcc": "apt-get install gcc libc6-dev",
-    **dict.fromkeys(
-        ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "squeue", "srun"),
-        "apt-get install munge slurmctld slurmd slurm-client",
-    ),
-}
-
 BROWSER_ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -58,25 +43,10 @@ BROWSER_ARGUMENTS = [
 ]
 
 
-def _skip_or_fail(reason: str) -> None:
-    """On a developer's machine a missing part skips the test; in CI it is a failure."""
-    if IN_CI:
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def require_program() -> Callable[[str], str]:
     """``require_program("promtool")`` returns its path, or skips (fails in CI) with the install hint."""
-
-    def require(name: str) -> str:
-        path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
-        if path is None:
-            _skip_or_fail(f"{name} is not installed: {INSTALL_HINTS[name]}")
-        assert path is not None
-        return path
-
-    return require
+    return program
 
 
 @pytest.hookimpl(wrapper=True)
@@ -110,7 +80,7 @@ def shared_data() -> Path:
     """Folder of public reference data beside the checkout (``../shared/data``)."""
     path = ROOT.parent / "shared" / "data"
     if not path.is_dir():
-        _skip_or_fail("the reference data (../shared/data) is not here")
+        skip_or_fail("the reference data (../shared/data) is not here")
     return path
 
 
@@ -118,14 +88,14 @@ def shared_data() -> Path:
 def require_torch() -> None:
     """Skip (fail in CI) without torch."""
     if importlib.util.find_spec("torch") is None:
-        _skip_or_fail("torch is not installed: make install")
+        skip_or_fail("torch is not installed: make install")
 
 
 @pytest.fixture(scope="session")
 def require_ray() -> None:
     """Skip (fail in CI) without Ray."""
     if importlib.util.find_spec("ray") is None:
-        _skip_or_fail("ray is not installed: pip install 'rankscope[ray]'")
+        skip_or_fail("ray is not installed: pip install 'rankscope[ray]'")
 
 
 @pytest.fixture

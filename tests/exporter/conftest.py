@@ -34,14 +34,9 @@ WITHOUT_FIRST_SAMPLE = "from rankscope.exporter import serving; serving._FIRST_S
 
 
 @pytest.fixture(scope="session")
-def build_fake_nvml(require_program: Callable[[str], str]) -> Callable[..., Path]:
+def build_fake_nvml() -> Callable[..., Path]:
     """``build_fake_nvml("-DWITHOUT_ENERGY")`` compiles the fake driver and returns the library."""
-
-    def build(*flags: str) -> Path:
-        require_program("gcc")
-        return build_library(*flags)
-
-    return build
+    return build_library
 
 
 @pytest.fixture(scope="session")

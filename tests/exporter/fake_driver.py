@@ -32,12 +32,13 @@ State = dict[str, object]
 def build_library(*flags: str) -> Path:
     """The library, compiled once per process and flags (``-DDRIVER=470``, ``-DWITHOUT_ENERGY``).
 
-    Raises:
-        RuntimeError: there is no compiler.
+    Without a compiler the test that asks skips, or fails in CI.
     """
-    compiler = shutil.which("gcc") or shutil.which("cc")
+    compiler = shutil.which("cc")
     if compiler is None:
-        raise RuntimeError("the fake driver needs a C compiler")
+        from tests.needs import program  # benchmarks, too, use this module, and have no pytest
+
+        compiler = program("gcc")
     folder = Path(tempfile.mkdtemp(prefix="fake-nvml-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "libnvidia-ml.so.1"
