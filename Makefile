@@ -27,6 +27,7 @@ SETUP = PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_ARGS="$(TORCH_ARGS)" VENV_ARGS
 BIN = .venv/bin
 FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+# They measure the tests themselves, and need .venv.
 OF_TESTS = benchmarks/suite.py benchmarks/mutants.py
 CODE = $(FOLDERS) benchmarks profiler/examples scripts/cli_docs.py
 

@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def _copy(to: Path) -> None:
-    """What git has of the tree, as it is now; and the reference data beside it, by a link."""
+    """Copy the files that git tracks, with changes that are not committed, and link the reference data beside them."""
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in files.split("\0"):
         if name and (ROOT / name).is_file():

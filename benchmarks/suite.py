@@ -2,9 +2,9 @@
 
     python benchmarks/suite.py [--target test|test-full] [--repeat 10] [--busy 2] [--timing FILE]
 
-Runs ``make test`` (or ``make test-full``) as often as asked for, beside as many busy loops as asked for, with this module as a
-pytest plugin that notes for each test its seconds, its CPU seconds, the programs that it or its fixtures started, and the set-up
-time of each fixture. The tables are of the last run; ``--timing`` keeps the JSON Lines behind them.
+Runs ``make test`` or ``make test-full`` one or more times, if asked beside busy loops. This module is also the pytest plugin
+that measures. For each test it writes the seconds, the CPU seconds and the programs started; for each fixture, the set-up time.
+The tables show the last run. ``--timing`` keeps the JSON Lines behind them.
 """
 
 from __future__ import annotations
