@@ -17,6 +17,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import platform
 import re
 import socket
@@ -38,7 +39,6 @@ from boards_site import GPUS, alerts, site
 from remote_write import Filled, empty_prometheus, rests_on, rules_in_order
 from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, put_in, targets
 
-from rankscope.alerts.own_prometheus import find_programs
 from rankscope.alerts.rules import rules_text
 from rankscope.alerts.thresholds import thresholds
 
@@ -239,13 +239,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="does it work at all: no longer past of alerts, no waiting")
     args = parser.parse_args()
-    programs = find_programs()
+    program = shutil.which("prometheus", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    if program is None:
+        parser.error("needs the program prometheus: apt-get install prometheus")
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "thresholds.toml").write_text(PRICE)
         rules = rules_in_order(rules_text(settings=thresholds(folder / "thresholds.toml")))
-        with empty_prometheus(programs.prometheus, folder, f"127.0.0.1:{free_port()}") as prometheus:
+        with empty_prometheus(program, folder, f"127.0.0.1:{free_port()}") as prometheus:
             end_s = int(time.time()) // 60 * 60
             series = fill(prometheus, args, end_s, free_port())
             told(f"recording what {len(rules)} rules say of {args.hours} h")
@@ -263,7 +265,7 @@ def main() -> None:
     of_boards = {
         uid: of_board([one for one in found if one["question"].board == uid], rules, rule_seconds) for uid in sorted(boards)
     }
-    version = subprocess.run([programs.prometheus, "--version"], capture_output=True, text=True, check=True)
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     figures = {
         "hosts": args.hosts,
         "gpus": GPUS * args.hosts,

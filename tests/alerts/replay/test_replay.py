@@ -1,4 +1,4 @@
-"""Would it have fired: the watcher over a recorded run, Prometheus' rules over what it remembers."""
+"""Would it have fired: the watcher over a recorded run."""
 
 from __future__ import annotations
 
@@ -12,21 +12,16 @@ from typing import Any
 
 import jsonschema
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rankscope.alerts.alerted import WATCHER_ALERTS
 from rankscope.alerts.budgets import Budgets
 from rankscope.alerts.growing_run import GrowingRun
 from rankscope.alerts.hysteresis import Policy
 from rankscope.alerts.printing import progress_line
-from rankscope.alerts.prometheus import Rule, Series
 from rankscope.alerts.replay import How, replay_run
 from rankscope.alerts.replay_result import Replayed
 from rankscope.alerts.replay_text import replay_text
-from rankscope.alerts.spells import labels_of, spells_of
 from rankscope.alerts.watched_life import Patience
 from rankscope.runs.compact import compact_run
 from rankscope.runs.errors import InputError
@@ -255,73 +250,6 @@ def test_a_run_that_has_grown_to_its_end_is_the_run(make_run: Callable[..., Any]
         assert list(copy.steps(0, rank)) == list(whole.steps(0, rank))
 
 
-# From values to alerts ---------------------------------------------------------------------------------------------------------
-
-
-def spells(
-    present: list[bool], *, duration: float = 0.0, keep: float = 0.0, step: int = 10
-) -> list[tuple[int, int | None, int | None]]:
-    """(pending, fired, ended) in steps, of an expression that had a value at these evaluations."""
-    at = np.flatnonzero(present)
-    if not len(at):
-        return []
-    series = Series({}, at * step * SECOND, np.ones(len(at)))
-    rule = Rule(type="alerting", name="X", query="x", duration=duration, keep_firing_for=keep)
-    found = spells_of(series, rule, step_s=step, end_unix_ns=(len(present) - 1) * step * SECOND)
-
-    def steps(unix_ns: int | None) -> int | None:
-        return None if unix_ns is None else unix_ns // (step * SECOND)
-
-    return [(spell.pending_unix_ns // (step * SECOND), steps(spell.fired_unix_ns), steps(spell.ended_unix_ns)) for spell in found]
-
-
-def as_prometheus_does_it(
-    present: list[bool], *, duration: float, keep: float, step: int = 10
-) -> list[tuple[int, int | None, int | None]]:
-    """One evaluation after the other, as ``AlertingRule.Eval`` goes through its states."""
-    found: list[tuple[int, int | None, int | None]] = []
-    active: int | None = None
-    fired: int | None = None
-    absent: int | None = None
-    for at, there in enumerate(present):
-        if there:
-            active, absent = (at if active is None else active), None
-            if fired is None and (at - active) * step >= duration:
-                fired = at
-        elif active is not None:
-            if fired is not None and keep:
-                absent = at if absent is None else absent
-                if (at - absent) * step < keep:
-                    continue
-            found.append((active, fired, at))
-            active = fired = absent = None
-    if active is not None:
-        found.append((active, fired, None))
-    return found
-
-
-@given(
-    present=st.lists(st.booleans(), max_size=40),
-    duration=st.sampled_from([0.0, 5.0, 10.0, 25.0, 30.0]),
-    keep=st.sampled_from([0.0, 1.0, 10.0, 15.0, 30.0]),
-)
-def test_an_alert_is_pending_and_fires_when_prometheus_says_so(present: list[bool], duration: float, keep: float) -> None:
-    assert spells(present, duration=duration, keep=keep) == as_prometheus_does_it(present, duration=duration, keep=keep)
-
-
-def test_labels_of_an_alert_are_those_of_the_expression_and_of_the_rule() -> None:
-    rule = Rule(
-        type="alerting",
-        name="GpuDown",
-        query="",
-        labels={"severity": "critical", "gpu": "{{ $labels.uuid }}", "x": "{{ $value }}"},
-    )
-
-    assert labels_of(rule, {"__name__": "gpu_up", "uuid": "GPU-1", "empty": ""}) == {
-        "alertname": "GpuDown", "severity": "critical", "gpu": "GPU-1", "uuid": "GPU-1"
-    }  # fmt: skip
-
-
 # The command -------------------------------------------------------------------------------------------------------------------
 
 
@@ -330,10 +258,10 @@ def test_the_command_tells_people_and_programs(make_run: Callable[..., Any], cli
     run.grow(540)
     run.end(end_unix_ns=START_NS + 60 * SECOND)
 
-    replay = ("alerts", "replay", run.path, "--by", "watcher")
+    replay = ("alerts", "replay", run.path)
     text, json = cli(*replay), cli(*replay, "--rule", "TrainingStraggler", "--format", "json")
 
-    assert "TrainingStraggler (watcher): would have fired once; fires after 3 evaluations" in text.stdout
+    assert "TrainingStraggler: would have fired once; fires after 3 evaluations" in text.stdout
     assert "rank 2, host node1" in text.stdout
     assert (text.stderr, text.returncode) == ("", 0)
     told = msgspec.json.decode(json.stdout)
@@ -342,28 +270,12 @@ def test_the_command_tells_people_and_programs(make_run: Callable[..., Any], cli
     assert told["rules"][0]["spells"][0]["fired_unix_ns"] > START_NS
 
 
-def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Callable[..., Any], free_port: Callable[[], int]) -> None:
-    nobody = f"http://127.0.0.1:{free_port()}"
-    thresholds = tmp_path / "ours.toml"
-    thresholds.write_text("")
-
+def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Callable[..., Any]) -> None:
     for arguments, status, says in (
         ([tmp_path / "nothing"], 3, "no such file"),
-        ([nobody], 3, "cannot be reached"),
-        ([nobody, "--interval", "5s"], 2, "--interval is for a run"),
-        ([nobody, "--silent-after", "2m"], 2, "--silent-after is for a run"),
-        ([nobody, "--thresholds", thresholds, "--rule", "TrainingCrashed"], 2, "no rule 'TrainingCrashed' with thresholds"),
         ([tmp_path, "--budget", "input=lots"], 2, "input=lots: a share is a number"),
-        ([tmp_path, "--by", "watcher", "--rule", "GpuDown"], 2, "'GpuDown' with --by watcher; there are TrainingStraggler"),
         ([tmp_path, "--interval", "9" * 400], 2, "at most 36500d"),
-        ([tmp_path, "--start", "1h"], 2, "--start is for a Prometheus"),
-        ([nobody, "--start", "yesterday"], 2, "--start: 'yesterday' is neither a time"),
-        ([nobody, "--start", "2020"], 2, "--start: '2020' is neither a time"),
-        ([nobody, "--start", "1700000000"], 2, "--start: '1700000000' is neither a time"),
-        ([nobody, "--end", "0001-01-01"], 2, "--end: '0001-01-01' is neither a time"),
-        ([nobody, "--start", "1h", "--end", "2h"], 2, "--start is not before --end"),
-        ([tmp_path, "--rule", "Nope"], 2, "there are TrainingStraggler, "),
-        (["s3://bucket/run"], 2, "'RUN|PROMETHEUS_URL': expected an address"),
+        ([tmp_path, "--rule", "GpuDown"], 2, "TrainingStraggler, "),
     ):
         done = cli("alerts", "replay", *arguments)
         assert (done.returncode, done.stdout) == (status, ""), done.stderr

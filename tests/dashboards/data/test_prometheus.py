@@ -144,10 +144,9 @@ def test_an_expression_that_prometheus_cannot_read_is_its_own_words(real: str) -
 
 
 @pytest.mark.slow
-def test_rules_and_alerts_of_a_server_without_any_are_none(real: str) -> None:
+def test_a_server_without_alerts_has_none(real: str) -> None:
     client = Prometheus(Server(url=real))
 
-    assert client.rules() == []
     assert client.alerts() == []
 
 
@@ -225,9 +224,9 @@ def test_a_redirect_is_not_followed_and_no_credential_goes_with_it(hostile: Host
     hostile.answer = lambda it: respond(it, 302, Location=f"{hostile.url}/elsewhere")
 
     with pytest.raises(PrometheusError, match="answered 302; redirects are not followed"):
-        Prometheus(Server(url=hostile.url, token_file=tmp_path / "token")).rules()
+        Prometheus(Server(url=hostile.url, token_file=tmp_path / "token")).alerts()
 
-    assert [path for path, _, _ in hostile.requests] == ["/api/v1/rules"]
+    assert [path for path, _, _ in hostile.requests] == ["/api/v1/alerts"]
 
 
 def test_an_answer_that_never_ends_is_cut_off(hostile: Hostile) -> None:

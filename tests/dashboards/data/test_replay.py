@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from rankscope.alerts.alerted import WATCHER_ALERTS
 from rankscope.alerts.replay_result import Replay, Replayed, Spell
-from rankscope.alerts.run_replay import KNOWN
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.jobs import TASKS
@@ -45,13 +45,11 @@ def replayed(*spells: Spell, notes: list[str] | None = None) -> Replay:
     rules = [
         Replayed(
             rule=rule,
-            source="watcher",
             policy="fires after 3 evaluations",
             spells=[one for one in spells if one.labels["alertname"] == rule],
         )
         for rule in ("TrainingStraggler", "RankSilent")
     ]
-    rules.append(Replayed(rule="GpuDown", source="prometheus", policy="", not_evaluated="it rests on the exporter"))
     return Replay(
         path="runs/bert",
         start_unix_ns=AT,
@@ -76,7 +74,7 @@ def test_bars_show_when_it_was_pending_and_when_it_fired() -> None:
     assert (fires.name, list(fires.x), list(fires.y)) == ("Fires", [230_000, 90_000], [0, 1])
     assert pending.marker.pattern.shape != fires.marker.pattern.shape
     assert drawn.says == "Alerts that would have fired: 2; pending without firing: 1."
-    assert [row[6] for row in drawn.table.rows] == [70.0, None, 510.0]
+    assert [row[5] for row in drawn.table.rows] == [70.0, None, 510.0]
     assert all(len(row) == len(drawn.table.columns) for row in drawn.table.rows)
 
 
@@ -99,7 +97,6 @@ def test_one_alert_is_picked_out_of_all() -> None:
     shown = str(replay_list(told, "TrainingStraggler"))
     assert "1.17 min into the run" in shown
     assert "RankSilent" not in shown
-    assert "GpuDown (Prometheus): it rests on the exporter." in str(replay_list(told, None))
 
 
 def test_that_nothing_would_have_fired_is_said_with_what_limits_it() -> None:
@@ -108,13 +105,7 @@ def test_that_nothing_would_have_fired_is_said_with_what_limits_it() -> None:
     says = "TrainingStraggler would not have fired. nothing could be judged: too few steps"
     assert replay_times(told, "TrainingStraggler", COLORS).says == says
     assert says in str(replay_list(told, "TrainingStraggler"))
-    assert replay_times(told, None, COLORS).says.startswith("No alert would have fired. GpuDown (Prometheus): it rests on")
-
-
-def test_of_what_cannot_be_evaluated_it_is_not_said_that_it_would_not_have_fired() -> None:
-    says = replay_times(replayed(), "GpuDown", COLORS).says
-
-    assert says == "GpuDown could not be replayed. GpuDown (Prometheus): it rests on the exporter."
+    assert replay_times(told, None, COLORS).says.startswith("No alert would have fired.")
 
 
 def test_hostile_names_are_inert_in_the_figure() -> None:
@@ -135,10 +126,10 @@ def test_a_replay_of_a_run_finds_what_the_watcher_would_have_and_tells_how_far_i
     make_replay(run, tmp_path / "made", told.append)
 
     replay = read_replay(tmp_path / "made")
-    [straggler] = [one for one in replay.rules if (one.rule, one.source) == ("TrainingStraggler", "watcher")]
+    [straggler] = [one for one in replay.rules if one.rule == "TrainingStraggler"]
     assert straggler.spells[0].labels["rank"] == "2"
     assert straggler.spells[0].fired_unix_ns is not None
-    assert {one.rule for one in replay.rules} == set(KNOWN)
+    assert {one.rule for one in replay.rules} == set(WATCHER_ALERTS)
     counts = [progress.done for progress in told if progress.of]
     assert counts == sorted(counts)
     assert counts[-1] == 99

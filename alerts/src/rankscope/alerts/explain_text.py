@@ -28,7 +28,7 @@ def explain_text(explanation: Explanation) -> str:
     for one in explanation.explained:
         pages = later.pop(0)
         new = [page.rstrip() for page in pages if not any(page in others for others in later)]
-        parts.append("\n\n".join([_xid(one) if isinstance(one, XidExplained) else _alert(one), *new]))
+        parts.append("\n\n".join([_xid_text(one) if isinstance(one, XidExplained) else _alert_text(one), *new]))
     return "\n\n\n".join(parts)
 
 
@@ -37,7 +37,7 @@ def _pages(one: XidExplained | AlertExplained) -> list[str]:
     return [page for page in (one.runbook, *also) if page is not None]
 
 
-def _xid(xid: XidExplained) -> str:
+def _xid_text(xid: XidExplained) -> str:
     if xid.meaning is None or xid.action is None:
         rows = {
             "means": "not known here: it is in no source that was read, or none says anything certain",
@@ -56,7 +56,7 @@ def _xid(xid: XidExplained) -> str:
     return _table(f"Xid {xid.code}{f': {xid.name}' if xid.name else ''}", rows)
 
 
-def _alert(alert: AlertExplained) -> str:
+def _alert_text(alert: AlertExplained) -> str:
     rows = {name: str(value) for name, value in alert.settings.items() if name not in ("severity", "enabled")}
     if alert.xids:
         rows["Xids"] = ", ".join(map(str, alert.xids))

@@ -16,8 +16,8 @@ class ExternalMetric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     labels: tuple[str, ...]
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ExternalFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metric: tuple[ExternalMetric, ...]
 
 
-EXTERNAL: Final = msgspec.toml.decode((files("rankscope.alerts") / "rules" / "external.toml").read_bytes(), type=_File).metric
+EXTERNAL: Final = msgspec.toml.decode((files("rankscope.alerts") / "rules" / "external.toml").read_bytes(), type=_ExternalFile).metric

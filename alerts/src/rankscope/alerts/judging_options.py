@@ -45,7 +45,6 @@ _OPTIONS: Final = (
         help="Of the step: communication=30%, input=25%, host=35%; of the run's own past: slower=10%. Repeatable.",
     ),
 )
-JUDGING: Final = ("least_firing", "silent_after", "silent_steps", "budget")
 """Their parameters."""
 
 

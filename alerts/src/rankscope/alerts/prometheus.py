@@ -1,4 +1,4 @@
-"""Prometheus' HTTP API, as far as it is asked here: queries, alerts and rules.
+"""Prometheus' HTTP API, the part that is used here: queries and alerts.
 
 What it answers may be anybody's: it is bounded in size and time, no redirect is followed, and no credential gets into a message.
 """
@@ -92,32 +92,8 @@ class ActiveAlert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     value: str = ""
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A rule that the server evaluates. ``duration`` (``for``) and ``keep_firing_for`` in seconds, of an alerting rule only."""
-
-    type: str
-    name: str
-    query: str
-    duration: float = 0.0
-    keep_firing_for: float = 0.0
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-
-
-class RuleGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules that are evaluated one after the other, every ``interval`` seconds."""
-
-    name: str
-    rules: list[Rule]
-    interval: float = 0.0
-
-
 class _Alerts(msgspec.Struct, frozen=True):
     alerts: list[ActiveAlert]
-
-
-class _Rules(msgspec.Struct, frozen=True):
-    groups: list[RuleGroup]
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -173,11 +149,6 @@ class Prometheus:
         """What is pending or fires now."""
         data, _ = self._ask("GET", "alerts", {}, _Alerts)
         return data.alerts
-
-    def rules(self) -> list[RuleGroup]:
-        """The rules it evaluates, in their order."""
-        data, _ = self._ask("GET", "rules", {}, _Rules)
-        return data.groups
 
     def _query(self, what: str, asked: dict[str, str]) -> Answer:
         # Expressions may be longer than an address may be.

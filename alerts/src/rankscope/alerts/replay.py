@@ -155,7 +155,6 @@ class _Replaying:
             rules=[
                 Replayed(
                     rule=rule,
-                    source="watcher",
                     policy=policy,
                     spells=[spell for spell in spells if spell.labels["alertname"] == rule],
                 )

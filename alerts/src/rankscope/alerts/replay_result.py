@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -27,27 +27,21 @@ class Spell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule over one time."""
+    """One alert over the replayed time."""
 
     rule: str
-    source: Literal["watcher", "prometheus"]
-    """Who evaluates it: the watcher, which analyses the run itself, or Prometheus, which has the metrics."""
     policy: str
     """When it fires and ends, in words."""
-    expression: str | None = None
-    """Of a rule of Prometheus, in its language."""
     spells: list[Spell] = []
     """In order of time."""
-    not_evaluated: str | None = None
-    """Why nothing can be said of it; then there are no spells."""
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules over a recorded run, or over what a Prometheus remembers."""
+    """The watcher's alerts over a recorded run."""
 
     schema: str = REPLAY_SCHEMA
     path: str
-    """The run's folder, or the server without what may be secret of its address."""
+    """The run's folder."""
     run_id: str | None = None
     simulated: bool = False
     """The GPU readings of the run are made up."""

@@ -27,12 +27,9 @@ def replay_text(replay: Replay) -> str:
 
 
 def _rule(rule: Replayed) -> Iterator[str]:
-    if rule.not_evaluated is not None:
-        yield f"{rule.rule}: not evaluated: {rule.not_evaluated}"
-        return
     fired = sum(spell.fired_unix_ns is not None for spell in rule.spells)
     times = "once" if fired == 1 else f"{fired} times"
-    yield f"{rule.rule} ({rule.source}): would {f'have fired {times}' if fired else 'not have fired'}; {rule.policy}"
+    yield f"{rule.rule}: would {f'have fired {times}' if fired else 'not have fired'}; {rule.policy}"
     for spell in rule.spells[:_SHOWN]:
         yield from _spell(spell)
     if len(rule.spells) > _SHOWN:

@@ -18,11 +18,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     why: str
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _PolicyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: tuple[Policy, ...]
 
 
-POLICIES: Final = msgspec.toml.decode((files("rankscope.alerts") / "rules" / "xid_policy.toml").read_bytes(), type=_File).policy
+POLICIES: Final = msgspec.toml.decode((files("rankscope.alerts") / "rules" / "xid_policy.toml").read_bytes(), type=_PolicyFile).policy
 
 OTHERS: Final = Policy(
     alert="GpuXidRepeated", drain=False, codes=(), why="A single one needs nobody; one that comes again and again does."

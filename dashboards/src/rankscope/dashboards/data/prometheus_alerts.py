@@ -6,15 +6,16 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from rankscope.alerts.prometheus import ActiveAlert, Prometheus, PrometheusError, Rule, Series, step_for
+import numpy as np
+
+from rankscope.alerts.prometheus import ActiveAlert, Prometheus, PrometheusError, Series, step_for
 from rankscope.alerts.rules import runbooks
-from rankscope.alerts.spells import spells_of
 from rankscope.dashboards.data.alert_record import AlertRecord, State, alert_record
 
 MOST_POINTS: Final = 2000
 LEAST_STEP_S: Final = 15.0
-_AS_IT_IS: Final = Rule(type="alerting", name="", query="")
-"""``ALERTS`` has a value as long as the alert is what its label says."""
+_ROUNDING_NS: Final = 2_000_000
+"""Prometheus rounds times to milliseconds."""
 
 
 def prometheus_alerts(prometheus: Prometheus, span_unix_ns: tuple[int, int]) -> list[AlertRecord]:
@@ -61,13 +62,21 @@ def _past(series: Series, step_s: float, now_unix_ns: int) -> list[AlertRecord]:
         alert_record(
             labels,
             {},
-            state="resolved" if spell.ended_unix_ns is not None else "lost",
-            started_unix_ns=spell.pending_unix_ns,
-            ended_unix_ns=spell.ended_unix_ns,
+            state="lost" if ended is None else "resolved",
+            started_unix_ns=began,
+            ended_unix_ns=ended,
             teller="prometheus",
         )
-        for spell in spells_of(series, _AS_IT_IS, step_s=step_s, end_unix_ns=now_unix_ns)
+        for began, ended in _intervals(series, step_s, now_unix_ns)
     ]
+
+
+def _intervals(series: Series, step_s: float, now_unix_ns: int) -> list[tuple[int, int | None]]:
+    """Begin and end of each run of consecutive samples, in unix ns; the end is ``None`` where the last reaches to now."""
+    step_ns = int(step_s * 1e9)
+    gaps = np.flatnonzero(np.diff(series.unix_ns) >= 2 * step_ns - _ROUNDING_NS) + 1
+    ends = [(int(part[0]), int(part[-1]) + step_ns) for part in np.split(series.unix_ns, gaps) if len(part)]
+    return [(began, ended if ended <= now_unix_ns else None) for began, ended in ends]
 
 
 def _active(alert: ActiveAlert, prometheus: Prometheus) -> AlertRecord:

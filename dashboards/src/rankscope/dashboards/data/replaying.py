@@ -7,9 +7,8 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.replay import How
+from rankscope.alerts.replay import How, replay_run
 from rankscope.alerts.replay_result import Replay
-from rankscope.alerts.run_replay import replay_alerts
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.inert import inert_record
@@ -18,16 +17,13 @@ REPLAY: Final = "replay.json"
 
 
 def make_replay(run: Path, folder: Path, tell: Tell) -> None:
-    """Replay the watcher and the shipped rules of Prometheus over ``run``, into ``folder``.
+    """Replay the watcher over ``run``, into ``folder``.
 
     Raises ``RankscopeError``, and ``OSError`` for what cannot be written.
     """
     tell(Progress("replaying the watcher: reading the run"))
     how = How(progress=lambda percent: tell(Progress("replaying the watcher, percent of the run's time", percent, 100)))
-    result = replay_alerts(
-        run, [], by=None, how=how, progress=lambda what: tell(Progress(f"replaying Prometheus' rules: {what}"))
-    )
-    (folder / REPLAY).write_bytes(msgspec.json.encode(inert_record(result)))
+    (folder / REPLAY).write_bytes(msgspec.json.encode(inert_record(replay_run(run, how=how))))
 
 
 def read_replay(folder: Path) -> Replay:

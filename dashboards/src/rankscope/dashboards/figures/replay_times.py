@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -21,11 +20,9 @@ SHOWN: Final = 24
 _TICKS: Final = 4
 
 COLUMNS: Final = (
-    "alert", "told by", "about", "pending [unix ns]", "fired [unix ns]", "ended [unix ns]", "fired after the run began [s]",
+    "alert", "about", "pending [unix ns]", "fired [unix ns]", "ended [unix ns]", "fired after the run began [s]",
     "summary",
 )  # fmt: skip
-
-TELLERS: Final = {"watcher": "watcher", "prometheus": "Prometheus"}
 
 
 def spells_of(replay: Replay, rule: str | None) -> list[tuple[Replayed, Spell]]:
@@ -35,7 +32,7 @@ def spells_of(replay: Replay, rule: str | None) -> list[tuple[Replayed, Spell]]:
 
 
 def chosen(replay: Replay, rule: str | None) -> list[Replayed]:
-    """One alert, by whoever evaluates it, or all."""
+    """The results of one alert, or of all."""
     return [one for one in replay.rules if rule in (None, one.rule)]
 
 
@@ -48,22 +45,8 @@ def about(spell: Spell) -> str:
 
 def nothing_fired(replay: Replay, rule: str | None) -> str:
     """In words, with what limits it."""
-    asked = chosen(replay, rule)
-    what = rule or "No alert"
-    if all(one.not_evaluated is not None for one in asked):
-        says = f"{what} could be replayed." if rule is None else f"{what} could not be replayed."
-    else:
-        says = f"{what} would have fired." if rule is None else f"{what} would not have fired."
-    return " ".join([says, *not_evaluated(asked), *replay.notes])
-
-
-def not_evaluated(asked: Sequence[Replayed]) -> list[str]:
-    """Why nothing can be said of some, each reason once."""
-    reasons: dict[str, list[str]] = {}
-    for one in asked:
-        if one.not_evaluated is not None:
-            reasons.setdefault(one.not_evaluated, []).append(f"{one.rule} ({TELLERS[one.source]})")
-    return [f"{', '.join(rules)}: {reason}." for reason, rules in reasons.items()]
+    says = "No alert would have fired." if rule is None else f"{rule} would not have fired."
+    return " ".join([says, *replay.notes])
 
 
 def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepClock | None = None) -> Drawn:
@@ -134,14 +117,13 @@ def _step_ticks(clock: StepClock) -> dict[str, Any]:
 
 def _label(one: Replayed, spell: Spell) -> tuple[str, str]:
     """In two lines."""
-    return one.rule, f"{about(spell)} ({TELLERS[one.source]})"
+    return one.rule, about(spell)
 
 
 def _row(one: Replayed, spell: Spell, replay: Replay) -> tuple[str | int | float | None, ...]:
     fired = spell.fired_unix_ns
     return (
         one.rule,
-        TELLERS[one.source],
         about(spell),
         spell.pending_unix_ns,
         fired,

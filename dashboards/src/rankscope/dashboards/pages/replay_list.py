@@ -8,13 +8,13 @@ from dash import html
 from dash.development.base_component import Component
 
 from rankscope.alerts.replay_result import Replay, Replayed, Spell
-from rankscope.dashboards.figures.replay_times import TELLERS, about, chosen, not_evaluated, nothing_fired, spells_of
+from rankscope.dashboards.figures.replay_times import about, chosen, nothing_fired, spells_of
 from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.pages.pieces import table
 
 SHOWN: Final = 100
 _COLUMNS: Final = (
-    ("Alert (told by)", ""), ("About", ""), ("Pending", ""), ("Fired", ""), ("Ended", ""), ("What it says", "names"),
+    ("Alert", ""), ("About", ""), ("Pending", ""), ("Fired", ""), ("Ended", ""), ("What it says", "names"),
 )  # fmt: skip
 
 
@@ -22,7 +22,7 @@ def replay_list(replay: Replay, rule: str | None) -> list[Component]:
     """What limits it, how it was judged, and a row per time that something was seen."""
     asked = chosen(replay, rule)
     whole = duration((replay.end_unix_ns - replay.start_unix_ns) / 1e3)
-    policies = dict.fromkeys(f"{_tellers(one)}: {one.policy}." for one in asked if one.policy)
+    policies = dict.fromkeys(f"{one.rule}: {one.policy}." for one in asked if one.policy)
     how: list[Component] = [
         html.P(f"Replayed over {whole}, of the run as it was when it was read.", className="help"),
         html.Details([html.Summary("When they fire and end"), html.Ul([html.Li(policy) for policy in policies])]),
@@ -30,20 +30,16 @@ def replay_list(replay: Replay, rule: str | None) -> list[Component]:
     spells = spells_of(replay, rule)
     if not spells:
         return [html.P(nothing_fired(replay, rule)), *how]
-    parts: list[Component] = [html.P(line, className="reason", role="note") for line in (*replay.notes, *not_evaluated(asked))]
+    parts: list[Component] = [html.P(line, className="reason", role="note") for line in replay.notes]
     parts.append(table(_COLUMNS, (_row(one, spell, replay) for one, spell in spells[:SHOWN])))
     if len(spells) > SHOWN:
         parts.append(html.P(f"{len(spells) - SHOWN:,} later ones are in the figure's CSV.", className="help"))
     return [*parts, *how]
 
 
-def _tellers(one: Replayed) -> str:
-    return f"{one.rule} ({TELLERS[one.source]})"
-
-
 def _row(one: Replayed, spell: Spell, replay: Replay) -> tuple[str, ...]:
     return (
-        _tellers(one),
+        one.rule,
         about(spell),
         _after(spell.pending_unix_ns, replay, "-"),
         _after(spell.fired_unix_ns, replay, "would not have fired"),

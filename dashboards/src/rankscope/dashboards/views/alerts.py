@@ -8,7 +8,7 @@ from typing import Final
 
 from dash.development.base_component import Component
 
-from rankscope.alerts.run_replay import KNOWN
+from rankscope.alerts.alerted import WATCHER_ALERTS
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.figures.alert_times import alert_table, alert_times
 from rankscope.dashboards.figures.drawn import Drawn
@@ -27,7 +27,7 @@ ALL: Final = "all"
 """In the address: all alerts."""
 _CHOICES: Final = [
     {"value": ALL, "label": "All alerts"},
-    *({"value": rule, "label": rule} for rule in KNOWN),
+    *({"value": rule, "label": rule} for rule in WATCHER_ALERTS),
 ]
 
 
@@ -51,8 +51,8 @@ def _rule(state: PageState) -> str | None:
         raise RankscopeError("Nothing is replayed: choose an alert, or all.")
     if state.replay == ALL:
         return None
-    if state.replay not in KNOWN:
-        raise RankscopeError(f"There is no alert {shown(state.replay)!r}; there are {', '.join(KNOWN)}.")
+    if state.replay not in WATCHER_ALERTS:
+        raise RankscopeError(f"There is no alert {shown(state.replay)!r}; there are {', '.join(WATCHER_ALERTS)}.")
     return state.replay
 
 
@@ -69,7 +69,7 @@ def _replay(run: RunData, state: PageState) -> list[Component]:
     path = quote(run.summary.path)
     commands = [
         advice(f"The same on the command line: rankscope alerts replay {path}"),
-        advice(f"A watcher that is slower to fire: rankscope alerts replay {path} --by watcher --fire-after 6 --interval 10s"),
+        advice(f"A watcher that is slower to fire: rankscope alerts replay {path} --fire-after 6 --interval 10s"),
     ]
     if state.replay is None:
         return commands
@@ -94,8 +94,8 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
         section(
             "alert-replay",
             "Would it have fired?",
-            "The watcher and Prometheus' rules over this run, as it grew, also if nobody watched it then. Nobody is told, and "
-            "the run is not touched. Of a large run it takes minutes, beside this page; it is kept until the run changes.",
+            "Replays the watcher over this run as it grew. Nothing is delivered, and the run is not changed. A large run takes "
+            "minutes in the background; the result is kept until the run changes.",
             [
                 figure(
                     "replay-times", "Bars of the times at which alerts would have been pending and fired", height=160, long=True
