@@ -27,11 +27,11 @@ import httpx
 from budget import budget
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
-from rankscope.alerts.message import Message, messages_about
-from rankscope.alerts.outbox import Outbox
-from rankscope.alerts.secret import Secret
-from rankscope.alerts.sender import Sender
-from rankscope.alerts.target import Target
+from rankscope.alerts.deliver.message import Message, messages_about
+from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.sender import Sender
+from rankscope.alerts.deliver.signing import Secret
+from rankscope.alerts.deliver.target import Target
 
 DELIVERIES_BUDGET = 50.0
 """Per second, at least: a thousand messages at once are delivered within twenty seconds, also on a busy machine."""

@@ -34,7 +34,7 @@ from budget import budget
 from make_run import CHUNK, Shape, begin_run, walls_of, write_ranks
 from process_memory import peak_rss_bytes, tree
 
-from rankscope.alerts.growing_run import GrowingRun
+from rankscope.alerts.replay.growing_run import GrowingRun
 
 CORE_SHARE = 0.05
 PAST_STEPS = 500

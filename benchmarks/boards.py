@@ -17,9 +17,9 @@ import argparse
 import json
 import math
 import os
-import shutil
 import platform
 import re
+import shutil
 import socket
 import statistics
 import subprocess
@@ -39,8 +39,8 @@ from boards_site import GPUS, alerts, site
 from remote_write import Filled, empty_prometheus, rests_on, rules_in_order
 from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, put_in, targets
 
-from rankscope.alerts.rules import rules_text
-from rankscope.alerts.thresholds import thresholds
+from rankscope.alerts.rules.rule_file import rules_text
+from rankscope.alerts.rules.thresholds import thresholds
 
 QUERY_BUDGET_S = 1.0
 """The slowest query of a board: nobody waits for a panel."""

@@ -12,7 +12,7 @@ import msgspec
 from tests.local_http import answering, respond
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
-from rankscope.alerts.message import Message, messages_about
+from rankscope.alerts.deliver.message import Message, messages_about
 
 Behaviour = Callable[[BaseHTTPRequestHandler, Callable[[], None]], None]
 """Answers a request; one that accepts it first calls its second argument: who is killed while it reads the answer was heard."""

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import yaml
 
-from rankscope.alerts.rules import runbooks
-from rankscope.alerts.state import default_state_file, load_ledger
+from rankscope.alerts.rules.rule_file import runbooks
+from rankscope.alerts.watch.state import default_state_file, load_ledger
 from rankscope.runs.compact import compact_run
 
 

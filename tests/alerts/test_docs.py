@@ -8,12 +8,11 @@ from pathlib import Path
 import click
 import pytest
 
-from rankscope.alerts.alerted import EVERY
 from rankscope.alerts.commands import alerts
-from rankscope.alerts.external import EXTERNAL
-from rankscope.alerts.rules import rules_text, runbooks
-from rankscope.alerts.thresholds import DEFAULTS
-from rankscope.alerts.xid_policy import POLICIES
+from rankscope.alerts.owners import EVERY
+from rankscope.alerts.rules.rule_file import rules_text, runbooks
+from rankscope.alerts.rules.tables import EXTERNAL, POLICIES
+from rankscope.alerts.rules.thresholds import DEFAULTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = "\n".join((DOCS / name).read_text() for name in ("alerts.md", "rules.md", "webhooks.md", "receiver.md"))

@@ -22,12 +22,12 @@ import pytest
 from tests.alerts.deliver.test_sender_killed import check_delivered, send_killed
 from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
 
-from rankscope.alerts.message import messages_about
-from rankscope.alerts.outbox import Outbox
-from rankscope.alerts.secret import Secret
-from rankscope.alerts.sender import Sender
-from rankscope.alerts.target import Target, TemplateName
-from rankscope.alerts.templates import TEMPLATES
+from rankscope.alerts.deliver.message import messages_about
+from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.sender import Sender
+from rankscope.alerts.deliver.signing import Secret
+from rankscope.alerts.deliver.target import Target, TemplateName
+from rankscope.alerts.deliver.templates import TEMPLATES
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow]
 KILLS = int(os.environ.get("RANKSCOPE_CAMPAIGN_KILLS", "100"))
@@ -195,7 +195,7 @@ def slow_a_little(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -
 PUTTING = """
 import sys, pathlib
 from tests.webhook_receiver import about, notice
-from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.deliver.outbox import Outbox
 box = Outbox(pathlib.Path(sys.argv[1]))
 for rank in range(10_000):
     box.put(about(notice(rank)))

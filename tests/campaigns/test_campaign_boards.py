@@ -17,7 +17,7 @@ from tests.dashboards.grafana.grafana_model import Target, all_boards, boards, t
 from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
 
-from rankscope.alerts.rules import rules_text
+from rankscope.alerts.rules.rule_file import rules_text
 
 start_exporter = exporter.start_exporter
 

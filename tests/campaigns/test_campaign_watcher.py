@@ -20,7 +20,7 @@ from tests.alerts.conftest import RunOnDisk
 from tests.local_http import answering, respond
 from tests.watched_job import QUICK, Watch, training
 
-from rankscope.alerts.alerted import CRASHED, OF_LIFE
+from rankscope.alerts.owners import CRASHED, OF_LIFE
 from rankscope.runs.reader import RunReader
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from tests.dashboards.recorded_run import START_NS
 
-from rankscope.alerts.replay_result import Replay
+from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.steps import METRICS, StepTable
 from rankscope.dashboards.data.alert_record import AlertsFound

@@ -11,7 +11,7 @@ import pytest
 from dash.development.base_component import Component
 from tests.dashboards.bad_runs import BAD_RUNS
 
-from rankscope.alerts.growing_run import GrowingRun
+from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.dashboards.callbacks import drawing, many
 from rankscope.dashboards.callbacks.routing import page_for
 from rankscope.dashboards.config import DashboardConfig

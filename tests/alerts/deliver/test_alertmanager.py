@@ -17,14 +17,13 @@ from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import ReceiverProcess, Target
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
-from rankscope.alerts.alertmanager import Alertmanager
-from rankscope.alerts.client import http_client
-from rankscope.alerts.delivery import Delivery
-from rankscope.alerts.hysteresis import Policy
-from rankscope.alerts.ledger import Ledger
+from rankscope.alerts.deliver.delivery import Delivery
+from rankscope.alerts.deliver.http import http_client
+from rankscope.alerts.deliver.receivers import Alertmanager
 from rankscope.alerts.payload import NOT_ENDED
-from rankscope.alerts.rules import rules_text, runbooks
-from rankscope.alerts.watcher import Options, Watcher
+from rankscope.alerts.rules.rule_file import rules_text, runbooks
+from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.alerts.watch.watcher import Options, Watcher
 
 CONFIG = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
 EXAMPLE = CONFIG.read_text()

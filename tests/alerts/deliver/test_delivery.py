@@ -14,18 +14,15 @@ import msgspec
 import pytest
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
-from rankscope.alerts.alertmanager import Alertmanager
-from rankscope.alerts.client import PinnedTransport, http_client
-from rankscope.alerts.delivery import Delivery
-from rankscope.alerts.hysteresis import Track
-from rankscope.alerts.ledger import Entry, Ledger
-from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.deliver.delivery import Delivery
+from rankscope.alerts.deliver.http import PinnedTransport, http_client
+from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.post import DeliveryError, plain_words, post_json, receiver_key, redact
+from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
+from rankscope.alerts.deliver.sender import Sender
+from rankscope.alerts.deliver.target import webhook_target
 from rankscope.alerts.payload import MAX_ALERTS, Payload, build_payload
-from rankscope.alerts.post import DeliveryError, post_json, receiver_key
-from rankscope.alerts.redacted import plain_words, redact
-from rankscope.alerts.sender import Sender
-from rankscope.alerts.target import webhook_target
-from rankscope.alerts.webhook import Webhook
+from rankscope.alerts.watch.ledger import Entry, Ledger, Track
 
 SECRET = "s3cr3t-token"
 HERE = "http://127.0.0.1"
@@ -270,7 +267,7 @@ def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch
     clock = Elapsed()
     delivery = Delivery([Webhook(target, outbox, wake=lambda: None)], retry_after_s=1, report=reports.append, elapsed=clock)
     with monkeypatch.context() as patch:
-        patch.setattr("rankscope.alerts.outbox.MAX_WAITING", 0)
+        patch.setattr("rankscope.alerts.deliver.outbox.MAX_WAITING", 0)
         for second in range(5):
             clock.now_s = float(second)
             delivery.deliver(ledger, now_unix_ns=0, wait_s=5.0)

@@ -16,9 +16,8 @@ import httpx
 import pytest
 from tests.local_http import answering, respond
 
-from rankscope.alerts.client import PinnedTransport, http_client, proxy_for
-from rankscope.alerts.egress import EgressError, named_by_operator, resolve
-from rankscope.alerts.post import NoAnswerError, post
+from rankscope.alerts.deliver.http import EgressError, PinnedTransport, http_client, named_by_operator, proxy_for, resolve
+from rankscope.alerts.deliver.post import NoAnswerError, post
 from rankscope.runs.errors import RankscopeError
 
 
@@ -60,7 +59,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], list[str]
             asked.append(host)
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[min(len(asked), len(addresses)) - 1], port))]
 
-        monkeypatch.setattr("rankscope.alerts.egress.socket.getaddrinfo", getaddrinfo)
+        monkeypatch.setattr("rankscope.alerts.deliver.http.socket.getaddrinfo", getaddrinfo)
         return asked
 
     return answer
@@ -89,7 +88,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_connected_to(resolver: 
 def test_a_name_with_many_dead_addresses_takes_no_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = [f"127.0.0.{number}" for number in range(2, 7)]
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses]
-    monkeypatch.setattr("rankscope.alerts.egress.socket.getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr("rankscope.alerts.deliver.http.socket.getaddrinfo", lambda *_, **__: found)
     tried: list[tuple[str, float]] = []
 
     def dead(request: httpx.Request) -> httpx.Response:
@@ -104,7 +103,7 @@ def test_a_name_with_many_dead_addresses_takes_no_longer_than_one(monkeypatch: p
 
 def test_a_name_server_that_does_not_answer_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr("rankscope.alerts.egress.socket.getaddrinfo", lambda *_, **__: release.wait(30) and [])
+    monkeypatch.setattr("rankscope.alerts.deliver.http.socket.getaddrinfo", lambda *_, **__: release.wait(30) and [])
     with pytest.raises(EgressError, match="no answer from the name server in time"):
         resolve("slow.example", 80, timeout_s=0.05)
     release.set()

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from tests.full_disk import disk_with_room_for
 from tests.webhook_receiver import SimulatedClock, about, notice
 
-from rankscope.alerts import outbox as outbox_module
-from rankscope.alerts.message import MAX_PAYLOAD_BYTES
-from rankscope.alerts.outbox import Outbox
-from rankscope.alerts.outbox_file import OutboxError
-from rankscope.alerts.outbox_queue import Claimed, OutboxQueue, Outcome
+from rankscope.alerts.deliver import outbox as outbox_module
+from rankscope.alerts.deliver.message import MAX_PAYLOAD_BYTES
+from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.outbox_file import OutboxError
+from rankscope.alerts.deliver.outbox_queue import Claimed, OutboxQueue, Outcome
 from rankscope.runs.errors import InputError
 
 
@@ -193,7 +193,7 @@ def test_a_process_that_is_killed_after_it_put_has_put(tmp_path: Path) -> None:
     path = tmp_path / "o.outbox"
     code = (
         "import os, sys, pathlib\nfrom tests.webhook_receiver import about, notice\n"
-        "from rankscope.alerts.outbox import Outbox\n"
+        "from rankscope.alerts.deliver.outbox import Outbox\n"
         "Outbox(pathlib.Path(sys.argv[1])).put(about(*(notice(rank) for rank in range(20))))\nos.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, path], check=False, cwd=Path(__file__).parents[3])
@@ -205,7 +205,8 @@ def test_a_process_that_is_killed_after_it_put_has_put(tmp_path: Path) -> None:
 def test_many_processes_may_begin_an_outbox_at_once(tmp_path: Path) -> None:
     path = tmp_path / "o.outbox"
     code = (
-        "import pathlib, sys\nfrom tests.webhook_receiver import about, notice\nfrom rankscope.alerts.outbox import Outbox\n"
+        "import pathlib, sys\nfrom tests.webhook_receiver import about, notice\n"
+        "from rankscope.alerts.deliver.outbox import Outbox\n"
         "print(flush=True)\nsys.stdin.readline()\nbox = Outbox(pathlib.Path(sys.argv[1]))\n"
         "for rank in range(20): box.put(about(notice(rank, run=sys.argv[2] + str(rank))))\n"
     )
@@ -318,7 +319,7 @@ def test_more_than_it_may_hold_is_refused_as_a_whole(box: Outbox, monkeypatch: p
 
 
 def test_an_outbox_that_is_full_becomes_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope.alerts.outbox_file.MAX_FILE_BYTES", 2**20)
+    monkeypatch.setattr("rankscope.alerts.deliver.outbox_file.MAX_FILE_BYTES", 2**20)
     box = Outbox(tmp_path / "o.outbox", clock=SimulatedClock())
 
     def fill() -> None:
@@ -336,9 +337,9 @@ def test_an_outbox_that_is_full_becomes_empty(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_is_over_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch, box: Outbox) -> None:
-    monkeypatch.setattr("rankscope.alerts.outbox_queue.KEPT_DELIVERED", 5)
-    monkeypatch.setattr("rankscope.alerts.outbox_queue.KEPT_DEAD", 3)
-    monkeypatch.setattr("rankscope.alerts.outbox_queue.KEPT_ALERTS", 10)
+    monkeypatch.setattr("rankscope.alerts.deliver.outbox_queue.KEPT_DELIVERED", 5)
+    monkeypatch.setattr("rankscope.alerts.deliver.outbox_queue.KEPT_DEAD", 3)
+    monkeypatch.setattr("rankscope.alerts.deliver.outbox_queue.KEPT_ALERTS", 10)
     queue = OutboxQueue(box)
     box.put(about(*(notice(1, run=str(run)) for run in range(40))))
     claimed = claim(box, 30)

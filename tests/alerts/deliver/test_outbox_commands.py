@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from tests.webhook_receiver import WebhookReceiver, about, notice, receiving
 
-from rankscope.alerts import watching
 from rankscope.alerts.alert import rfc3339
-from rankscope.alerts.outbox import Outbox
-from rankscope.alerts.outbox_queue import OutboxQueue, Outcome
+from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.outbox_queue import OutboxQueue, Outcome
+from rankscope.alerts.watch import setup as watching
 
 SECRET = "s3cr3t"
 

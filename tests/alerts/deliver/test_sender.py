@@ -19,13 +19,13 @@ from click.testing import CliRunner
 from standardwebhooks import Webhook as Reference
 from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
 
-from rankscope.alerts.outbox import Outbox
-from rankscope.alerts.outbox_command import outbox
-from rankscope.alerts.outbox_file import OutboxError
-from rankscope.alerts.retrying import Judgement, judge_status, pause_s
-from rankscope.alerts.secret import Secret
-from rankscope.alerts.sender import Sender
-from rankscope.alerts.target import Rate, Target
+from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.outbox_command import outbox
+from rankscope.alerts.deliver.outbox_file import OutboxError
+from rankscope.alerts.deliver.retrying import Judgement, judge_status, pause_s
+from rankscope.alerts.deliver.sender import Sender
+from rankscope.alerts.deliver.signing import Secret
+from rankscope.alerts.deliver.target import Rate, Target
 
 SECRET = "s3cr3t-token"
 

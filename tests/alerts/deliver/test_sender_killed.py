@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.webhook_receiver import WebhookReceiver, about, notice, receiving
 
-from rankscope.alerts.outbox import Outbox
+from rankscope.alerts.deliver.outbox import Outbox
 
 JOB = Path(__file__).parents[2] / "campaigns" / "jobs" / "sending.py"
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from rankscope.alerts.signing import SecretError, SignatureError, parse_secret, sign, verify
+from rankscope.alerts.deliver.signing import SecretError, SignatureError, parse_secret, sign, verify
 
 KEY, OTHER = bytes(range(32)), bytes(range(32, 64))
 

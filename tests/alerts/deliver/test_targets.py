@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.alerts.courier import HttpCourier
-from rankscope.alerts.secret import Secret, SecretUnavailableError
-from rankscope.alerts.target import Rate
-from rankscope.alerts.targets import load_targets
+from rankscope.alerts.deliver.courier import HttpCourier
+from rankscope.alerts.deliver.signing import Secret, SecretUnavailableError
+from rankscope.alerts.deliver.target import Rate
+from rankscope.alerts.deliver.targets import load_targets
 from rankscope.runs.errors import InputError
 
 KEY = "whsec_" + "QUJD" * 12

@@ -14,10 +14,10 @@ from tests.local_http import answering, respond
 from tests.webhook_receiver import about, notice
 
 from rankscope.alerts.alert import Alert, Notice
-from rankscope.alerts.apprise_courier import AppriseCourier, text_message
-from rankscope.alerts.secret import Secret
-from rankscope.alerts.target import Target
-from rankscope.alerts.templates import TEMPLATES
+from rankscope.alerts.deliver.courier import AppriseCourier, text_message
+from rankscope.alerts.deliver.signing import Secret
+from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.deliver.templates import TEMPLATES
 
 FULL = {
     "summary": "[simulated GPUs] Rank 2 makes the others wait.",

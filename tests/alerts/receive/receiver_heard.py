@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from rankscope.alerts.alert import rfc3339
-from rankscope.alerts.outbox import Outbox
-from rankscope.alerts.receiver_config import ActionRule
-from rankscope.alerts.receiving.counters import Counters
-from rankscope.alerts.receiving.forwarding import Forwarding
-from rankscope.alerts.receiving.inbox import Inbox
-from rankscope.alerts.receiving.worker import Policy, Worker
-from rankscope.alerts.retrying import Judgement
-from rankscope.alerts.sender import Sender
-from rankscope.alerts.target import webhook_target
+from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.retrying import Judgement
+from rankscope.alerts.deliver.sender import Sender
+from rankscope.alerts.deliver.target import webhook_target
+from rankscope.alerts.receive.config import ActionRule
+from rankscope.alerts.receive.counters import Counters
+from rankscope.alerts.receive.forwarding import Forwarding
+from rankscope.alerts.receive.inbox import Inbox
+from rankscope.alerts.receive.worker import Policy, Worker
 
 S = 10**9
 STRAGGLER = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1", "run": "llama", "rank": "1"}

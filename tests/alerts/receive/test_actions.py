@@ -11,15 +11,15 @@ import pytest
 from tests.alerts.receive.receiver_heard import Heard
 from tests.played_ranks import two_ranks
 
-from rankscope.alerts.receiver_config import ActionRule
-from rankscope.alerts.receiving import actor as actor_module
-from rankscope.alerts.receiving.actor import Actor, _run_of, _Running
-from rankscope.alerts.receiving.bounded_child import Finished
-from rankscope.alerts.receiving.captured import steps_together
-from rankscope.alerts.receiving.counters import Counters
-from rankscope.alerts.receiving.facts import Facts
-from rankscope.alerts.receiving.known_runs import KnownRun, KnownRuns, UnknownRunError
-from rankscope.alerts.receiving.notification import Arrived
+from rankscope.alerts.receive import actor as actor_module
+from rankscope.alerts.receive.actor import Actor, _run_of, _Running
+from rankscope.alerts.receive.analyst import Finished
+from rankscope.alerts.receive.captured import steps_together
+from rankscope.alerts.receive.config import ActionRule
+from rankscope.alerts.receive.counters import Counters
+from rankscope.alerts.receive.facts import Facts
+from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, UnknownRunError
+from rankscope.alerts.receive.notification import Arrived
 
 CAPTURE = ActionRule(alert="TrainingStraggler", do="capture", at_most="1/10min per run", at_most_overall="2/1h")
 DUMP = ActionRule(alert="TrainingStraggler", do="dump")

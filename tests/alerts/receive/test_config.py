@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.alerts.receiver_config import ActionRule, ReceiverConfig, ReceiveSection, action_rate, load_config, unknown_alerts
-from rankscope.alerts.receiving.running import ways
-from rankscope.alerts.targets import load_targets
+from rankscope.alerts.deliver.targets import load_targets
+from rankscope.alerts.receive.config import ActionRule, ReceiverConfig, ReceiveSection, action_rate, load_config, unknown_alerts
+from rankscope.alerts.receive.setup import ways
 from rankscope.runs.errors import InputError
 
 GOOD = """

@@ -14,13 +14,13 @@ from tests.alerts.receive.receiver_heard import STRAGGLER, Heard, S
 from tests.played_ranks import end, two_ranks
 
 from rankscope.alerts.alert import fingerprint, unix_ns
-from rankscope.alerts.outbox import Outbox
-from rankscope.alerts.receiver_config import Route
-from rankscope.alerts.receiving import known_runs as known_runs_module
-from rankscope.alerts.receiving.episodes import Episode, next_episode
-from rankscope.alerts.receiving.forwarding import Forwarding
-from rankscope.alerts.receiving.known_runs import KnownRuns, RunName, UnknownRunError
-from rankscope.alerts.receiving.notification import MAX_ALERTS, read_notification
+from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.receive import known_runs as known_runs_module
+from rankscope.alerts.receive.config import Route
+from rankscope.alerts.receive.episodes import Episode, next_episode
+from rankscope.alerts.receive.forwarding import Forwarding
+from rankscope.alerts.receive.known_runs import KnownRuns, RunName, UnknownRunError
+from rankscope.alerts.receive.notification import MAX_ALERTS, read_notification
 from rankscope.runs.records import RunInfo
 from rankscope.runs.writer import create_run
 

@@ -8,8 +8,8 @@ import pytest
 from tests.alerts.receive.receiver_heard import STRAGGLER, Heard, S
 
 from rankscope.alerts.alert import fingerprint
-from rankscope.alerts.receiving import inbox as inbox_module
-from rankscope.alerts.receiving.inbox import Inbox
+from rankscope.alerts.receive import inbox as inbox_module
+from rankscope.alerts.receive.inbox import Inbox
 from rankscope.runs.errors import InputError
 
 

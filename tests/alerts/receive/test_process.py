@@ -20,7 +20,7 @@ from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler, until
 from tests.alerts.receive.receiver_senders import firing, send_while_killed
 
-from rankscope.alerts.serve import MOST_CONNECTIONS
+from rankscope.alerts.receive.server import MOST_CONNECTIONS
 
 pytestmark = pytest.mark.slow
 
@@ -157,7 +157,7 @@ def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_othe
     (tmp_path / "short").write_text("secret")
     receive = '[receive]\nruns = ["away"]\nbearer = [{ file = "short" }]\n[[action]]\nalert = "TrainingStragler"\ndo = "dump"\n'
     config = receive + CONFIG.format(url=target.url) + late
-    settings = "import rankscope.alerts.retrying as retrying; retrying.FIRST_PAUSE_S = 0.1"
+    settings = "import rankscope.alerts.deliver.retrying as retrying; retrying.FIRST_PAUSE_S = 0.1"
     with ReceiverProcess(tmp_path, config, settings=settings) as receiver:
         receiver.post(straggler("r1"), headers={"Authorization": "Bearer secret"})
         until(lambda: target.alerts)

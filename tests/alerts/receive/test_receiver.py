@@ -20,11 +20,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.full_disk import disk_with_room_for
 
-from rankscope.alerts import receiver as receiver_module
-from rankscope.alerts.receiver import MAX_BODY_BYTES, ReceiverApp
-from rankscope.alerts.receiving import inbox as inbox_module
-from rankscope.alerts.receiving import shown as shown_module
-from rankscope.alerts.receiving.inbox import MAX_KEPT, Inbox
+from rankscope.alerts.receive import app as receiver_module
+from rankscope.alerts.receive import counters as shown_module
+from rankscope.alerts.receive import inbox as inbox_module
+from rankscope.alerts.receive.app import MAX_BODY_BYTES, ReceiverApp
+from rankscope.alerts.receive.inbox import MAX_KEPT, Inbox
 
 PAYLOAD: dict[str, Any] = {
     "version": "4",
@@ -249,7 +249,7 @@ def test_lines_that_nobody_takes_hold_up_nobody(monkeypatch: pytest.MonkeyPatch)
 
 
 SHORT_DEADLINES = (
-    "import rankscope.alerts.serve as serve; serve.REQUEST_DEADLINE_S = serve.RESPONSE_DEADLINE_S = 0.5; "
+    "import rankscope.alerts.receive.server as serve; serve.REQUEST_DEADLINE_S = serve.RESPONSE_DEADLINE_S = 0.5; "
     "from rankscope.cli.main import main; main()"
 )
 

@@ -16,11 +16,11 @@ import pytest
 from standardwebhooks import Webhook
 from tests.alerts.receive.test_receiver import PAYLOAD, Client
 
-from rankscope.alerts.receiver import ReceiverApp
-from rankscope.alerts.receiver_config import ReceiveSection
-from rankscope.alerts.receiving import authentication
-from rankscope.alerts.receiving.inbox import Inbox
-from rankscope.alerts.receiving.running import ways
+from rankscope.alerts.receive import authentication
+from rankscope.alerts.receive.app import ReceiverApp
+from rankscope.alerts.receive.config import ReceiveSection
+from rankscope.alerts.receive.inbox import Inbox
+from rankscope.alerts.receive.setup import ways
 from rankscope.runs.errors import InputError
 
 BODY = msgspec.json.encode(PAYLOAD)

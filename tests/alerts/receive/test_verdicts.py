@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from tests.alerts.receive.receiver_heard import Heard, S
 
-from rankscope.alerts.alerted import WATCHER_ALERTS
-from rankscope.alerts.receiver_config import ActionRule
-from rankscope.alerts.receiving import late_verdicts as late_verdicts_module
-from rankscope.alerts.receiving.counters import Counters
-from rankscope.alerts.receiving.facts import Facts, annotations_of, facts_of
-from rankscope.alerts.receiving.late_verdicts import LateVerdicts
-from rankscope.alerts.target import TemplateName
-from rankscope.alerts.templates import TEMPLATES
+from rankscope.alerts.deliver.target import TemplateName
+from rankscope.alerts.deliver.templates import TEMPLATES
+from rankscope.alerts.owners import WATCHER_ALERTS
+from rankscope.alerts.receive import late_verdicts as late_verdicts_module
+from rankscope.alerts.receive.config import ActionRule
+from rankscope.alerts.receive.counters import Counters
+from rankscope.alerts.receive.facts import Facts, annotations_of, facts_of
+from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.analysis.result import Analysis, Verdict
 
 

@@ -14,15 +14,14 @@ import jsonschema
 import msgspec
 import pytest
 
-from rankscope.alerts.alerted import WATCHER_ALERTS
-from rankscope.alerts.budgets import Budgets
-from rankscope.alerts.growing_run import GrowingRun
-from rankscope.alerts.hysteresis import Policy
-from rankscope.alerts.printing import progress_line
-from rankscope.alerts.replay import How, replay_run
-from rankscope.alerts.replay_result import Replayed
-from rankscope.alerts.replay_text import replay_text
-from rankscope.alerts.watched_life import Patience
+from rankscope.alerts.output import progress_line
+from rankscope.alerts.owners import WATCHER_ALERTS
+from rankscope.alerts.replay.growing_run import GrowingRun
+from rankscope.alerts.replay.replay import How, replay_run
+from rankscope.alerts.replay.result import Replayed, replay_text
+from rankscope.alerts.watch.budgets import Budgets
+from rankscope.alerts.watch.ledger import Policy
+from rankscope.alerts.watch.life import Patience
 from rankscope.runs.compact import compact_run
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir

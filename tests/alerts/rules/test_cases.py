@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rankscope.alerts.rules import rules_text
+from rankscope.alerts.rules.rule_file import rules_text
 
 CASES = sorted(Path(__file__).parent.glob("*.tests.yaml"))
 KINDS = {"fires", "silent", "stale", "flapping"}

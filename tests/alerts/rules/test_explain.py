@@ -9,11 +9,10 @@ import jsonschema
 import msgspec
 import pytest
 
-from rankscope.alerts.explain import AlertExplained, Explanation, UnknownAlertError, XidExplained, explain
-from rankscope.alerts.explain_text import explain_text
-from rankscope.alerts.rules import runbooks
-from rankscope.alerts.thresholds import DEFAULTS
-from rankscope.alerts.xid_policy import OTHERS, POLICIES, policy_of
+from rankscope.alerts.rules.explain import AlertExplained, Explanation, UnknownAlertError, XidExplained, explain, explain_text
+from rankscope.alerts.rules.rule_file import runbooks
+from rankscope.alerts.rules.tables import OTHERS, POLICIES, policy_of
+from rankscope.alerts.rules.thresholds import DEFAULTS
 from rankscope.exporter.xids import ACTIONABLE, SOURCE, XIDS
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rankscope.alerts.rules import rules_text
+from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.runs.writer import write_atomically
 
 SLOW, SILENT = 2, 3

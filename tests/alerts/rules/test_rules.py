@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from rankscope.alerts.alerted import EVERY
-from rankscope.alerts.external import EXTERNAL
-from rankscope.alerts.rules import rules_text, runbooks
-from rankscope.alerts.rules_export import WRITTEN_FILE, export
-from rankscope.alerts.thresholds import DEFAULTS, Tables, thresholds
-from rankscope.alerts.watcher_page import Watched, WatcherPage
+from rankscope.alerts.owners import EVERY
+from rankscope.alerts.rules.export import WRITTEN_FILE, export
+from rankscope.alerts.rules.rule_file import rules_text, runbooks
+from rankscope.alerts.rules.tables import EXTERNAL
+from rankscope.alerts.rules.thresholds import DEFAULTS, Tables, thresholds
+from rankscope.alerts.watch.page import Watched, WatcherPage
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.errors import InputError
 from rankscope.runs.links import overview_url

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rankscope.alerts.budgets import Budgets
-from rankscope.alerts.rules import rules_text
-from rankscope.alerts.thresholds import DEFAULTS, SEVERITIES, SHARED, default_text, duration_seconds, in_words, thresholds
+from rankscope.alerts.rules.rule_file import rules_text
+from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITIES, SHARED, default_text, duration_seconds, in_words, thresholds
+from rankscope.alerts.watch.budgets import Budgets
 from rankscope.runs.errors import InputError
 
 

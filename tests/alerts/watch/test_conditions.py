@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 from tests.alerts.watch.watched_world import Told, World, past_of
 
-from rankscope.alerts.alerted import STALLED, STRAGGLER
-from rankscope.alerts.budgets import Budgets, budgets_of
-from rankscope.alerts.candidate import Candidate, Loss, Subject
-from rankscope.alerts.findings import candidates
-from rankscope.alerts.hysteresis import Policy
-from rankscope.alerts.ledger import Ledger
-from rankscope.alerts.pace import LONGEST_PAUSE_S, Pace
-from rankscope.alerts.regressions import Regressions
-from rankscope.alerts.storm import FEW_RANKS, MOST_RANKS, collapsed
+from rankscope.alerts.owners import STALLED, STRAGGLER
+from rankscope.alerts.watch.budgets import Budgets, budgets_of
+from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.findings import FEW_RANKS, MOST_RANKS, candidates, collapsed
+from rankscope.alerts.watch.following import LONGEST_PAUSE_S, Pace
+from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.alerts.watch.regressions import Regressions
 from rankscope.analysis.result import Analysis, Cost, Evidence, Finding
 from rankscope.analysis.waterfall_result import MEANING, Waterfall, WaterfallPart
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rankscope.alerts.alert import fingerprint, rfc3339
-from rankscope.alerts.findings import candidates, reading
+from rankscope.alerts.watch.findings import candidates, reading
 from rankscope.analysis.result import Analysis, Evidence
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.flight_dumps import Job, write
 
-from rankscope.alerts.following import Following
+from rankscope.alerts.watch.following import Following
 from rankscope.analysis import hung_run
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.result import HangReport

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.alerts.hysteresis import Policy, Track, advance
+from rankscope.alerts.watch.ledger import Policy, Track, advance
 
 policies = st.builds(Policy, fire_after=st.integers(1, 5), resolve_after=st.integers(1, 5))
 histories = st.lists(st.booleans(), max_size=60)

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from tests.alerts.watch.watched_world import Told, World
 
-from rankscope.alerts import announcing
-from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
-from rankscope.alerts.ledger import Ledger
-from rankscope.alerts.state import hold
+from rankscope.alerts.watch import announcements as announcing
+from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
+from rankscope.alerts.watch.ledger import Ledger
+from rankscope.alerts.watch.state import hold
 from rankscope.runs.errors import InputError
 
 

@@ -12,12 +12,12 @@ import pytest
 from tests.alerts.watch.watched_world import Told, World, past_of
 from tests.flight_dumps import Job, write
 
-from rankscope.alerts.dumps import AGAIN_S, WAIT_S
-from rankscope.alerts.ledger import Ledger
-from rankscope.alerts.message import messages_about
-from rankscope.alerts.watched_life import Patience
-from rankscope.alerts.watched_run import RESTART_GRACE_S
-from rankscope.alerts.watcher import CRASH_TOLD_S, FORGET_AFTER_S, FORGET_LIFE_AFTER_S
+from rankscope.alerts.deliver.message import messages_about
+from rankscope.alerts.watch.dumps import AGAIN_S, WAIT_S
+from rankscope.alerts.watch.ledger import Ledger
+from rankscope.alerts.watch.life import Patience
+from rankscope.alerts.watch.runs import RESTART_GRACE_S
+from rankscope.alerts.watch.watcher import CRASH_TOLD_S, FORGET_AFTER_S, FORGET_LIFE_AFTER_S
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.runs.control import ControlAnswer, answer
 from rankscope.runs.paths import attempt_dir, control_dir, flight_dir, rank_dir

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.watched_job import QUICK, Watch, training
 
-from rankscope.alerts.state import load_ledger
+from rankscope.alerts.watch.state import load_ledger
 from rankscope.runs.reader import RunReader
 
 

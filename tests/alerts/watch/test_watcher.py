@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from tests.alerts.watch.watched_world import Told, World
 
-from rankscope.alerts.following import Following
-from rankscope.alerts.ledger import Ledger
-from rankscope.alerts.state import load_ledger, save_ledger
-from rankscope.alerts.watched_run import RESTART_GRACE_S, SHOWN, Glance, Glances
-from rankscope.alerts.watcher import FINAL_TRIES, FORGET_AFTER_S
+from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.ledger import Ledger
+from rankscope.alerts.watch.runs import RESTART_GRACE_S, SHOWN, Glance, Glances
+from rankscope.alerts.watch.state import load_ledger, save_ledger
+from rankscope.alerts.watch.watcher import FINAL_TRIES, FORGET_AFTER_S
 from rankscope.analysis.result import Analysis
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir, segment

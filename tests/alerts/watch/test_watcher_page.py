@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from rankscope.alerts.watcher_page import STUCK_AFTER_S, Watched, WatcherPage
+from rankscope.alerts.watch.page import STUCK_AFTER_S, Watched, WatcherPage
 from rankscope.runs.errors import InputError
 
 SEEN = Watched(runs=3, firing=1, troubles=0, untold=2)

@@ -10,13 +10,12 @@ import msgspec
 import numpy as np
 
 from rankscope.alerts.alert import Notice
-from rankscope.alerts.delivery import Delivery
-from rankscope.alerts.events import Event
-from rankscope.alerts.hysteresis import Policy
-from rankscope.alerts.ledger import Ledger
-from rankscope.alerts.past import StepPast
-from rankscope.alerts.post import DeliveryError
-from rankscope.alerts.watcher import Options, Watcher
+from rankscope.alerts.deliver.delivery import Delivery
+from rankscope.alerts.deliver.post import DeliveryError
+from rankscope.alerts.output import Event
+from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.alerts.watch.past import StepPast
+from rankscope.alerts.watch.watcher import Options, Watcher
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.result import Analysis

@@ -6,10 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from rankscope.alerts.outbox import Outbox
-from rankscope.alerts.secret import Secret
-from rankscope.alerts.sender import Sender
-from rankscope.alerts.target import Target
+from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.sender import Sender
+from rankscope.alerts.deliver.signing import Secret
+from rankscope.alerts.deliver.target import Target
 
 
 def main(path: Path, url: str) -> None:

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from tests.dashboards.browser.pages import Opened, saved_rows
 
 from rankscope.alerts.alert import fingerprint
-from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding
+from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
 
 pytestmark = pytest.mark.slow
 

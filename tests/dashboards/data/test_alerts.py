@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.alerts.alert import Alert, fingerprint
-from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding
-from rankscope.alerts.hysteresis import Track
-from rankscope.alerts.ledger import Entry, Ledger
-from rankscope.alerts.state import default_state_file, save_ledger
+from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
+from rankscope.alerts.watch.ledger import Entry, Ledger, Track
+from rankscope.alerts.watch.state import default_state_file, save_ledger
 from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.data.alerts import about_run, alerts_of, merged
 from rankscope.dashboards.data.source import RunSummary

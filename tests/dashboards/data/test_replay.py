@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope.alerts.alerted import WATCHER_ALERTS
-from rankscope.alerts.replay_result import Replay, Replayed, Spell
+from rankscope.alerts.owners import WATCHER_ALERTS
+from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.jobs import TASKS

@@ -25,7 +25,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from tests.dashboards.grafana.grafana_model import BUILT_IN, Json, Target, all_boards, panels, put_in, targets
 from tests.dashboards.grafana.promql_selectors import Selector, functions, selectors
 
-from rankscope.alerts.rules import rules_text
+from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.dashboards.grafana.boards.generate import FOLDER, texts
 from rankscope.dashboards.grafana.boards.marks import NOT_AVAILABLE
 from rankscope.exporter.catalogue import CATALOGUE

@@ -16,8 +16,8 @@ from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import uuid_of
 
-from rankscope.alerts.rules import rules_text
-from rankscope.alerts.thresholds import thresholds
+from rankscope.alerts.rules.rule_file import rules_text
+from rankscope.alerts.rules.thresholds import thresholds
 
 build_fake_nvml = exporter.build_fake_nvml
 fake_nvml_library = exporter.fake_nvml_library

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.alerts.alert import fingerprint
-from rankscope.alerts.findings_log import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.alerts.prometheus import Prometheus, Server
+from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.many import FIGURES
 from rankscope.dashboards.config import DashboardConfig

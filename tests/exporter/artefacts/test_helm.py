@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from rankscope.alerts.rules import RULES_FILE, rules_text
+from rankscope.alerts.rules.rule_file import RULES_FILE, rules_text
 from rankscope.exporter.commands import exporter as command
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,1 +1,10 @@
-"""From findings to somebody's attention: Prometheus rules, runbooks, the run watcher, Alertmanager and webhooks."""
+"""Alerts about training runs and GPUs: their rules, the run watcher, the receiver of webhooks, and delivery.
+
+``owners`` names every alert and the one program that may emit it. An alert takes one of two ways::
+
+    metrics ─ rules/ (a Prometheus evaluates them) ─────────────┐
+                                                                ├─ Alertmanager ─ receive/ ─ deliver/ ─ chat, pager, webhook
+    run directory ─ watch/ (analysis of the steps) ─ deliver/ ──┘
+
+``replay/`` runs the watcher over a recorded run. ``prometheus`` is a client of Prometheus' HTTP API, which dashboards use.
+"""

@@ -1,37 +1,15 @@
-"""``rankscope alerts``: the rules, the watcher, the receiver. What needs an extra is imported when it is used."""
+"""``rankscope alerts``: the group of its commands. What needs an extra is imported when it is used."""
 
 from __future__ import annotations
 
-import signal
-import time
-from pathlib import Path
-from types import FrameType
-from typing import Literal
-
 import click
 
-from rankscope.alerts.address import Address, host_port
-from rankscope.alerts.explain_command import explain
-from rankscope.alerts.judging_options import budgets, judging_options
-from rankscope.alerts.options import format_option, http_url, link_url, seconds, targets_option
-from rankscope.alerts.outbox_command import outbox
-from rankscope.alerts.printing import print_line
-from rankscope.alerts.replay_command import replay
-from rankscope.alerts.rules_command import rules
-from rankscope.alerts.serve_command import serve
-from rankscope.alerts.trial_command import test_webhook
-from rankscope.analysis.locations import local_path
-from rankscope.runs.errors import InputError
-
-
-class _Stop(BaseException):
-    """SIGTERM or SIGINT. Not an ``Exception``, so that nothing on the way handles it."""
-
-
-def _stop(_signal: int, _frame: FrameType | None) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # one is enough: the clean-up that follows must not be interrupted
-    raise _Stop
+from rankscope.alerts.deliver.outbox_command import outbox
+from rankscope.alerts.deliver.trial import test_webhook
+from rankscope.alerts.receive.command import serve
+from rankscope.alerts.replay.command import replay
+from rankscope.alerts.rules.command import explain, rules
+from rankscope.alerts.watch.command import watch
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,146 +17,5 @@ def alerts() -> None:
     """Prometheus rules, the watcher, webhooks."""
 
 
-alerts.add_command(explain)
-alerts.add_command(replay)
-alerts.add_command(rules)
-alerts.add_command(serve)
-alerts.add_command(outbox)
-alerts.add_command(test_webhook)
-
-
-@alerts.command()
-@click.argument("path", metavar="RUN|ROOT", callback=lambda _context, _option, value: local_path(value))
-@click.option(
-    "--alertmanager", multiple=True, type=http_url, metavar="URL", help="Alertmanager to send to, http://host:9093. Repeatable."
-)
-@click.option(
-    "--webhook",
-    multiple=True,
-    type=http_url,
-    metavar="URL",
-    envvar="RANKSCOPE_ALERTS_WEBHOOK",
-    help="Webhook to send to (Alertmanager's payload, version 4). Repeatable; RANKSCOPE_ALERTS_WEBHOOK hides it from ps.",
-)
-@targets_option
-@click.option(
-    "--once",
-    is_flag=True,
-    help="Evaluate and deliver once, also a run that is over, and leave. Silence takes watching: it is not judged.",
-)
-@click.option("--interval", type=seconds, metavar="DURATION", default="5s", show_default=True, help="Time between evaluations.")
-@click.option("--fire-after", type=click.IntRange(1), help="Consecutive evaluations to fire.  [default: 3; 1 with --once]")
-@click.option("--resolve-after", type=click.IntRange(1), default=3, show_default=True, help="Consecutive evaluations to resolve.")
-@judging_options
-@click.option(
-    "--ask-for-dumps/--no-ask-for-dumps",
-    default=True,
-    show_default=True,
-    help="Whether ranks of a stalled run are asked, once, for their Flight Recorders.",
-)
-@click.option("--dashboard-url", type=link_url, metavar="URL", help="Dashboard that alerts link to, http://host:8050.")
-@click.option(
-    "--runbook-url", type=link_url, metavar="URL", help="Where the runbooks are served; without, alerts say how to print them."
-)
-@click.option(
-    "--state", type=click.Path(path_type=Path, dir_okay=False), help="State file.  [default: under ~/.local/state/rankscope]"
-)
-@click.option(
-    "--listen",
-    type=Address(),
-    help="Serve /metrics and /-/healthy there: whether the watcher still watches.  [default: nowhere]",
-)
-@format_option("json: one object per line.")
-@click.pass_context
-def watch(
-    ctx: click.Context,
-    path: Path,
-    *,
-    alertmanager: tuple[str, ...],
-    webhook: tuple[str, ...],
-    config: Path | None,
-    once: bool,
-    interval: float,
-    fire_after: int | None,
-    resolve_after: int,
-    least_firing: float,
-    silent_after: float,
-    silent_steps: float,
-    budget: tuple[str, ...],
-    ask_for_dumps: bool,
-    dashboard_url: str | None,
-    runbook_url: str | None,
-    state: Path | None,
-    listen: tuple[str, int] | None,
-    format_: Literal["text", "json"],
-) -> None:
-    """Follow a run, or every run in a folder, and send an alert for what lasts.
-
-    A run that has ended resolves its alerts. Following a single run, the command ends with it. With nothing to deliver to, it
-    prints what it finds.
-
-    \b
-    Examples:
-      rankscope alerts watch runs/llama --alertmanager http://127.0.0.1:9093
-      rankscope alerts watch runs --webhook https://hooks.example/T0/B0
-      rankscope alerts watch runs --config alerts.toml
-      rankscope alerts watch runs/llama --once --format json
-
-    Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
-    """  # noqa: D301 - \b is for click
-    from rankscope.alerts.hysteresis import Policy
-    from rankscope.alerts.pace import Pace
-    from rankscope.alerts.target import webhook_target
-    from rankscope.alerts.targets import load_targets
-    from rankscope.alerts.watched_life import Patience
-    from rankscope.alerts.watched_run import discover
-    from rankscope.alerts.watcher import Options
-    from rankscope.alerts.watching import Addresses, prepare
-
-    try:
-        runs = discover(path)
-    except OSError as error:
-        raise InputError(path, error.strerror or str(error)) from error
-    configured = () if config is None else load_targets(config, absent=lambda line: print_line(f"rankscope: {line}", err=True))
-    targets = (*map(webhook_target, dict.fromkeys(webhook)), *configured)
-    watch = prepare(
-        path,
-        addresses=Addresses(alertmanagers=alertmanager, targets=targets, dashboard=dashboard_url, runbooks=runbook_url),
-        options=Options(
-            policy=Policy(fire_after or (1 if once else 3), resolve_after, least_firing),
-            patience=Patience(silent_after_s=silent_after, silent_steps=silent_steps),
-            budgets=budgets(budget),
-            interval_s=interval,
-            ask_for_dumps=ask_for_dumps,
-            pace=Pace(),
-            once=once,
-        ),
-        state=state,
-        json_lines=format_ == "json",
-    )
-    if not once:
-        there = "" if runs == [path] else f", {len(runs)} run{'' if len(runs) == 1 else 's'} in it by now"
-        print_line(f"rankscope: watching {path}{there}", err=True)
-    if listen is not None:
-        port = watch.watcher.page.serve(*listen)
-        print_line(f"rankscope: metrics at http://{host_port(listen[0], port)}/metrics", err=True)
-    previous = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        watch.sender.start()
-        began = time.monotonic()
-        while not watch.watcher.evaluate() and not once:
-            # At most half of the time goes into analysing, however large the run has become.
-            time.sleep(max(interval, time.monotonic() - began))
-            began = time.monotonic()
-        undelivered = watch.finish()
-    except _Stop:
-        watch.watcher.remember()
-        ctx.exit(0)
-    finally:
-        watch.sender.stop()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    if undelivered:
-        print_line(f"rankscope: not delivered to {', '.join(undelivered)}", err=True)
-    if undelivered or watch.watcher.troubled:
-        ctx.exit(1)
+for command in (explain, replay, rules, serve, outbox, test_webhook, watch):
+    alerts.add_command(command)

@@ -18,9 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.alerts.deadline import Deadline
-from rankscope.alerts.events import plain
-from rankscope.alerts.redacted import plain_words, redact
+from rankscope.alerts.deliver.post import Deadline, plain_words, redact
+from rankscope.alerts.output import plain
 from rankscope.runs.errors import InputError
 from rankscope.runs.segments import open_regular
 

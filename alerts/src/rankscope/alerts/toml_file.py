@@ -2,17 +2,123 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 import msgspec
+import msgspec.inspect
 
 from rankscope.alerts.options import seconds
-from rankscope.alerts.toml_mistakes import in_words, name_at
+from rankscope.alerts.output import plain
 from rankscope.runs.errors import InputError
 from rankscope.runs.segments import open_regular
+
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`")
+_MISSING: Final = re.compile(r"Object missing required field `(.*)`")
+_NONE_OF: Final = re.compile(r"Invalid enum value '(.*)'")
+_OTHER_KIND: Final = re.compile(r"Expected `([^`]+)`(.*?)(?:, got `([^`]+)`)?")
+_KINDS: Final = {
+    "object": "a table",
+    "array": "a list",
+    "str": "a text in quotes",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def in_words(reason: str, place: str, kind: object, *, section: str = "") -> str:
+    """What ``msgspec`` says is wrong at ``place`` (``.target[0].name``) of the ``section`` of a file that should be ``kind``."""
+    reason = plain(reason)
+    meant = list(_types_at(msgspec.inspect.type_info(kind), place))
+    if unknown := _UNKNOWN.fullmatch(reason):
+        return f"no such setting: {unknown[1]}{_instead(unknown[1], _settings(meant))}"
+    if missing := _MISSING.fullmatch(reason):
+        return f"{missing[1]} is missing"
+    if wrong := _NONE_OF.fullmatch(reason):
+        values = [str(value) for one in meant if isinstance(one, msgspec.inspect.LiteralType) for value in one.values]
+        return f"{wrong[1]!r} is none of {', '.join(values)}{did_you_mean(wrong[1], values)}"
+    if other := _OTHER_KIND.fullmatch(reason):
+        wanted = " or ".join(_KINDS.get(one, one) for one in other[1].split(" | ") if one != "null")
+        settings = _settings(meant)
+        of = f" with {', '.join(settings)}" if other[1].startswith("object") and settings else ""
+        found = f", found {_KINDS.get(other[3], other[3])}" if other[3] else ""
+        return f"expected {wanted}{of}{other[2]}{found}{_brackets(meant, f'{section}{place}', other[3])}"
+    return reason
+
+
+def name_at(value: object, place: str) -> str:
+    """The ``name`` of the table that ``place`` leads through, if it has a plain one: `` (oncall)``."""
+    name = ""
+    for _, step in _steps(place):
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        said = value.get("name") if isinstance(value, dict) else None
+        if isinstance(said, str) and _NAME.fullmatch(said):
+            name = f" ({said})"
+    return name
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean slack?``; empty where nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _instead(name: str, known: list[str]) -> str:
+    return did_you_mean(name, known) or (f"; there are {', '.join(known)}" if known else "")
+
+
+def _brackets(meant: list[Any], place: str, found: str | None) -> str:
+    """How a list of tables is begun, where somebody wrote one table."""
+    tables = any(isinstance(one, msgspec.inspect.ListType) and _settings([*_flat(one.item_type)]) for one in meant)
+    return f"; begin each with [[{place.removeprefix('.')}]]" if tables and found == "object" and place else ""
+
+
+def _settings(meant: Iterable[object]) -> list[str]:
+    return [field.encode_name for one in meant if isinstance(one, msgspec.inspect.StructType) for field in one.fields]
+
+
+def _types_at(node: Any, place: str) -> Iterator[Any]:
+    """What may stand at ``place`` of ``node``."""
+    nodes = list(_flat(node))
+    for is_key, step in _steps(place):
+        nodes = [inner for one in nodes for outer in _inside(one, step, is_key=is_key) for inner in _flat(outer)]
+    yield from nodes
+
+
+def _inside(node: Any, step: str, *, is_key: bool) -> Iterator[Any]:
+    if isinstance(node, msgspec.inspect.StructType) and is_key:
+        yield from (field.type for field in node.fields if field.encode_name == step)
+    elif isinstance(node, msgspec.inspect.ListType):
+        yield node.item_type
+    elif isinstance(node, msgspec.inspect.DictType):
+        yield node.value_type
+
+
+def _flat(node: Any) -> Iterator[Any]:
+    if isinstance(node, msgspec.inspect.UnionType):
+        yield from node.types
+    elif isinstance(node, msgspec.inspect.Metadata):
+        yield from _flat(node.type)
+    else:
+        yield node
+
+
+def _steps(place: str) -> Iterator[tuple[bool, str]]:
+    """``.target[0].name`` -> keys and indices: ``(True, "target"), (False, "0"), (True, "name")``."""
+    for match in _STEP.finditer(place):
+        yield (True, match[1]) if match[1] is not None else (False, match[2])
+
 
 MOST_BYTES: Final = 1 << 20
 

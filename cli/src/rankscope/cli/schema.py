@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 import msgspec
 
-from rankscope.alerts.explain import Explanation
-from rankscope.alerts.findings_log import FindingRecord
-from rankscope.alerts.outbox_result import Listings
-from rankscope.alerts.replay_result import Replay
-from rankscope.alerts.trial_result import Trial
+from rankscope.alerts.deliver.outbox import Listings
+from rankscope.alerts.deliver.trial import Trial
+from rankscope.alerts.replay.result import Replay
+from rankscope.alerts.rules.explain import Explanation
+from rankscope.alerts.watch.announcements import FindingRecord
 from rankscope.analysis.compare.result import CompareResult
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.perfetto.result import ExportResult

@@ -13,7 +13,7 @@ import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
 from rankscope.alerts.options import http_url, prometheus_access
-from rankscope.alerts.printing import progress_line
+from rankscope.alerts.output import progress_line
 from rankscope.analysis.locations import Location, local_path, location
 from rankscope.runs.errors import MissingError, RankscopeError
 

@@ -27,7 +27,7 @@ class AlertRecord:
     run_id: str | None
     rank: int | None
     runbook_url: str | None
-    """``http`` or ``https``; ``None``: not served anywhere. The page itself is in ``rankscope.alerts.rules.runbooks``."""
+    """``http`` or ``https``; ``None``: not served anywhere. The page itself: ``rankscope.alerts.rules.rule_file.runbooks``."""
     tellers: tuple[Teller, ...]
     evidence: str | None = None
     """Address of the page that shows it, within this dashboard; ``None`` when it is about none of its runs."""

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from rankscope.alerts.replay_result import Replay
+from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.result import Analysis
 from rankscope.dashboards.data.alert_record import AlertsFound
 from rankscope.dashboards.data.blame import BlameBook

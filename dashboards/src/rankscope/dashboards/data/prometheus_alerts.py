@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from rankscope.alerts.prometheus import ActiveAlert, Prometheus, PrometheusError, Series, step_for
-from rankscope.alerts.rules import runbooks
+from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.dashboards.data.alert_record import AlertRecord, State, alert_record
 
 MOST_POINTS: Final = 2000

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.replay import How, replay_run
-from rankscope.alerts.replay_result import Replay
+from rankscope.alerts.replay.replay import How, replay_run
+from rankscope.alerts.replay.result import Replay
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.inert import inert_record

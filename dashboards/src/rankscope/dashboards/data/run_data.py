@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from rankscope.alerts.replay_result import Replay
+from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.result import Analysis
 from rankscope.dashboards.data.alert_record import AlertsFound
 from rankscope.dashboards.data.alerts import about_run

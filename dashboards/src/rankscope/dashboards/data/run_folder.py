@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rankscope.alerts.watched_run import discover
+from rankscope.alerts.watch.runs import discover
 from rankscope.dashboards.data.footprint import Footprint, footprint, leads_out
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError

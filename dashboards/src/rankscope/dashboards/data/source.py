@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.alerts.replay_result import Replay
+from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.result import Analysis
 from rankscope.dashboards.data.alert_record import AlertsFound
 from rankscope.dashboards.data.blame import BlameBook

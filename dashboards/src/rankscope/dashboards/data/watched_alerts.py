@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.findings_log import FindingRecord
-from rankscope.alerts.ledger import LEDGER_SCHEMA, Entry, Ledger
-from rankscope.alerts.state import default_state_file
+from rankscope.alerts.watch.announcements import FindingRecord
+from rankscope.alerts.watch.ledger import LEDGER_SCHEMA, Entry, Ledger
+from rankscope.alerts.watch.state import default_state_file
 from rankscope.dashboards.data.alert_record import AlertRecord, alert_record
 from rankscope.runs.errors import InputError
 from rankscope.runs.paths import findings_file

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.alerts.replay_result import Replay, Replayed, Spell
+from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.figures.drawn import Drawn, Table
 from rankscope.dashboards.figures.frame import framed, hatched, legend_above, note, rows_axis

@@ -7,7 +7,7 @@ from typing import Final
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from rankscope.alerts.rules import runbooks
+from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound, State
 from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.pages.pieces import badge

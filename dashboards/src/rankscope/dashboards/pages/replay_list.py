@@ -7,7 +7,7 @@ from typing import Final
 from dash import html
 from dash.development.base_component import Component
 
-from rankscope.alerts.replay_result import Replay, Replayed, Spell
+from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.dashboards.figures.replay_times import about, chosen, nothing_fired, spells_of
 from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.pages.pieces import table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from rankscope.alerts.findings import reading
+from rankscope.alerts.watch.findings import reading
 from rankscope.analysis.result import Analysis, Finding, Source, Verdict
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.pages import wording

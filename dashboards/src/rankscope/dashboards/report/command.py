@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from rankscope.alerts.printing import progress_line
+from rankscope.alerts.output import progress_line
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.making import MadeHere
 from rankscope.dashboards.data.progress import Progress

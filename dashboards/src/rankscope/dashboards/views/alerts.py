@@ -8,7 +8,7 @@ from typing import Final
 
 from dash.development.base_component import Component
 
-from rankscope.alerts.alerted import WATCHER_ALERTS
+from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.figures.alert_times import alert_table, alert_times
 from rankscope.dashboards.figures.drawn import Drawn

@@ -20,7 +20,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-from rankscope.alerts.rules import DEFAULT_DASHBOARD
+from rankscope.alerts.rules.rule_file import DEFAULT_DASHBOARD
 from rankscope.dashboards.grafana.boards.dialect import SCOPE, Dialect
 from rankscope.dashboards.grafana.boards.kinds import DATASOURCE
 

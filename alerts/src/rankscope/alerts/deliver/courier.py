@@ -1,0 +1,194 @@
+"""One attempt to deliver one message to a target over HTTP: rendered, signed, and judged by its answer."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import click
+import httpx
+import msgspec
+
+from rankscope.alerts.deliver.http import CONNECT_S, http_client
+from rankscope.alerts.deliver.post import DeliveryError, NoAnswerError, post
+from rankscope.alerts.deliver.retrying import Judgement, judge_status, not_answered
+from rankscope.alerts.deliver.signing import ID_HEADER, SecretError, SecretUnavailableError, parse_secret, sign
+from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.deliver.templates import TEMPLATES
+from rankscope.alerts.deliver.templates.facts import Facts, facts, headline
+from rankscope.alerts.options import http_url
+from rankscope.alerts.payload import Payload
+from rankscope.runs.errors import MissingError, RankscopeError
+
+
+class Courier(Protocol):
+    """Brings messages to one target."""
+
+    def attempt(self, message_id: str, payload: bytes) -> Judgement:
+        """Try once. Never raises for what a receiver, the network or a secret's file can do wrong."""
+
+
+class HttpCourier:
+    """Brings messages to a target over HTTP. ``wall``: seconds since 1970."""
+
+    def __init__(self, target: Target, *, wall: Callable[[], float] = time.time) -> None:
+        self._target = target
+        self._wall = wall
+        self._known: tuple[object, ...] = ()
+        self._client: httpx.Client | None = None
+
+    def attempt(self, message_id: str, payload: bytes) -> Judgement:
+        """POST it; secrets are read anew, so that they can be replaced while we run."""
+        target = self._target
+        try:
+            url = self._url()
+            key = "" if target.routing_key is None else target.routing_key.read()
+            body = TEMPLATES[target.template](payload, key)
+            headers = self._headers(message_id, body)
+        except (SecretUnavailableError, SecretError) as error:
+            return not_answered(str(error), sent=False)
+        try:
+            client = self._client_for(url)
+        except RankscopeError as error:  # a proxy
+            return not_answered(f"cannot connect: {error}", sent=False)
+        except (OSError, ValueError) as error:  # the file of authorities
+            return not_answered(f"cannot connect: {getattr(error, 'strerror', None) or type(error).__name__}", sent=False)
+        try:
+            answer = post(client, url, body, headers=headers, attempt_s=target.timeout_s)
+        except NoAnswerError as error:
+            return not_answered(str(error), sent=error.sent, late=error.late)
+        except DeliveryError as error:
+            return not_answered(str(error), sent=False)
+        return judge_status(answer.status, retry_after=answer.retry_after, date=answer.date, wall_s=self._wall())
+
+    def _url(self) -> str:
+        url = self._target.url
+        try:
+            return http_url(url.read())
+        except click.BadParameter as error:  # which the next reading of its file may mend
+            raise SecretUnavailableError(f"{url.where}: {error.message}") from error
+
+    def _headers(self, message_id: str, body: bytes) -> dict[str, str]:
+        target = self._target
+        headers = {"Content-Type": "application/json"}
+        if target.secrets:
+            keys = [parse_secret(secret.read()) for secret in target.secrets]
+            headers |= sign(keys, message_id=message_id, timestamp_s=int(self._wall()), body=body)
+        else:
+            headers[ID_HEADER] = message_id
+        if target.bearer is not None:
+            headers["Authorization"] = f"Bearer {target.bearer.read()}"
+        if target.basic is not None:
+            headers["Authorization"] = f"Basic {base64.b64encode(target.basic.read().encode()).decode()}"
+        return headers
+
+    def _client_for(self, url: str) -> httpx.Client:
+        """The client for this address; a new one when the address or the file of authorities has changed."""
+        ca_file = self._target.ca_file
+        stat = None if ca_file is None else ca_file.stat()
+        known = (url, None if stat is None else (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+        if self._client is not None and known != self._known:
+            self._client.close()
+            self._client = None
+        if self._client is None:
+            seconds = self._target.timeout_s
+            timeout = httpx.Timeout(seconds, connect=min(CONNECT_S, seconds))
+            self._client = http_client(url, timeout=timeout, ca_file=ca_file, proxy=self._target.proxy)
+            self._known = known
+        return self._client
+
+
+_CAP: Final = 300
+_MOST_BYTES: Final = 15_000
+_START_S: Final = 15.0
+"""Loading Apprise may take that long on a busy machine, on top of the time for an attempt."""
+_REFUSED: Final = 3
+_CHILD: Final = """
+import sys, msgspec, logging
+logging.disable(logging.CRITICAL)
+order = msgspec.json.decode(sys.stdin.buffer.read())
+import apprise
+service = apprise.Apprise()
+if not service.add(order["url"]):
+    sys.exit(3)
+kind = {
+    "firing": apprise.NotifyType.WARNING,
+    "critical": apprise.NotifyType.FAILURE,
+    "resolved": apprise.NotifyType.SUCCESS,
+    "ended": apprise.NotifyType.INFO,
+}
+done = service.notify(
+    title=order["title"], body=order["body"], notify_type=kind[order["kind"]], body_format=apprise.NotifyFormat.TEXT
+)
+sys.exit(0 if done else 1)
+"""
+
+
+def require_apprise() -> None:
+    """Raises ``MissingError`` where Apprise is not installed."""
+    if importlib.util.find_spec("apprise") is None:
+        raise MissingError("Apprise is not installed; run: pip install 'rankscope[apprise]'")
+
+
+class AppriseCourier:
+    """Brings messages to the service that an Apprise address names."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def attempt(self, message_id: str, payload: bytes) -> Judgement:
+        """Hand it to Apprise once. What the service answered is not known, only whether it took it."""
+        del message_id
+        try:
+            url = self._target.url.read()
+        except SecretUnavailableError as error:
+            return not_answered(str(error), sent=False)
+        order = {"url": url, **text_message(payload)}
+        try:
+            done = subprocess.run(
+                # -P: a module of its name in the current folder is not Apprise.
+                [sys.executable, "-P", "-c", _CHILD],
+                input=msgspec.json.encode(order),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=self._target.timeout_s + _START_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return not_answered("no answer in time", sent=True, late=True)
+        except OSError as error:
+            return not_answered(f"cannot start a process: {error.strerror or error}", sent=False)
+        if done.returncode == 0:
+            return Judgement(kind="delivered", reason="taken by Apprise", heard=True)
+        if done.returncode == _REFUSED:
+            return Judgement(kind="dead", reason="Apprise knows no service of such an address")
+        return not_answered("Apprise could not deliver it", sent=True)
+
+
+def text_message(payload: bytes) -> dict[str, str]:
+    """Title, body and kind of a payload in plain text."""
+    told = msgspec.json.decode(payload, type=Payload)
+    parts = [_text(facts(alert, _CAP)) for alert in told.alerts]
+    critical = any(alert.status == "firing" and alert.labels.get("severity") == "critical" for alert in told.alerts)
+    mended = not any(alert.annotations.get("ended_because") for alert in told.alerts)
+    over = "resolved" if mended else "ended"
+    kind = over if told.status == "resolved" else "critical" if critical else "firing"
+    body = "\n\n".join(parts)
+    while len(body.encode(errors="replace")) > _MOST_BYTES:
+        parts.pop()
+        body = "\n\n".join([*parts, f"… and {len(told.alerts) - len(parts)} more"])
+    return {"title": headline(told, 100), "body": body, "kind": kind}
+
+
+def _text(told: Facts) -> str:
+    lines = [told.heading, told.summary, *(f"{name}: {text}" for name, text in told.said)]
+    if not told.brief:
+        lines += [f"next: {step}" for step in told.next]
+        lines += [told.description, told.deciding]
+    lines += [f"{words}: {address}" for words, address in told.links]
+    return "\n".join(line for line in lines if line)

@@ -1,0 +1,207 @@
+"""The sender: one thread per target, so that a slow receiver holds up no other, and one process per outbox file."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from rankscope.alerts.deliver.courier import AppriseCourier, Courier, HttpCourier
+from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.outbox_file import OutboxError
+from rankscope.alerts.deliver.outbox_queue import OutboxQueue
+from rankscope.alerts.deliver.retrying import RETRY_FOR_S
+from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.deliver.target_sender import TargetSender
+from rankscope.alerts.lock_file import lock_file
+from rankscope.runs.decoders import make_decoders
+
+LOOK_S: Final = 1.0
+"""What other processes put is found after that long; what this one puts at once, with ``wake``."""
+SHORTEST_S: Final = 0.01
+TIDY_S: Final = 60.0
+
+
+def courier_for(target: Target) -> Courier:
+    """Who brings messages to a target."""
+    return AppriseCourier(target) if target.template == "apprise" else HttpCourier(target)
+
+
+class Sender:
+    """Sends what waits in an outbox to ``targets``. ``start``/``stop`` run it in threads; ``run_due`` once, in this one.
+
+    While another process sends from the same file, this one stands by. ``report`` takes one line when something changes.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        targets: Sequence[Target],
+        *,
+        report: Callable[[str], None],
+        courier: Callable[[Target], Courier] = courier_for,
+        chance: Callable[[], float] | None = None,
+    ) -> None:
+        self._outbox = outbox
+        self._queue = OutboxQueue(outbox)
+        self._report = report
+        self._stopping = threading.Event()
+        more = {} if chance is None else {"chance": chance}
+        self._senders = {
+            target.name: TargetSender(
+                target,
+                self._queue,
+                courier(target),
+                clock=outbox.now_ns,
+                report=report,
+                stopping=self._stopping.is_set,
+                **more,
+            )
+            for target in targets
+        }
+        self._wakes = {name: threading.Event() for name in self._senders}
+        self._threads: list[threading.Thread] = []
+        self._lock_file: int | None = None
+        self._locking = threading.Lock()
+        self._said: dict[str, str] = {}
+        self._tidied_s: float | None = None
+
+    def start(self) -> None:
+        """Begin to send."""
+        make_decoders()
+        for name in self._senders:
+            thread = threading.Thread(target=self._run, args=(name,), name=f"rankscope-send-{name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Begin nothing new, and wait so long for what is under way; what was not delivered stays in the outbox."""
+        self._stopping.set()
+        self.wake()
+        patience = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, patience - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self._unlock()
+
+    def wake(self) -> None:
+        """Something was put."""
+        for wake in self._wakes.values():
+            wake.set()
+
+    def run_due(self) -> int:
+        """Send everything that is due by the outbox's clock; returns how many attempts that took. Raises ``OutboxError``."""
+        if not self._is_ours():
+            return 0
+        total = 0
+        for sender in self._senders.values():
+            while attempts := sender.run_due():
+                total += attempts
+        self._tidy()
+        return total
+
+    def next_ns(self) -> int | None:
+        """When something is due next, by the outbox's clock; ``None``: nothing waits. Raises ``OutboxError``."""
+        return min((due for sender in self._senders.values() if (due := sender.next_ns()) is not None), default=None)
+
+    def waiting(self) -> list[str]:
+        """Labels of the targets for which something waits. Raises ``OutboxError``."""
+        return [sender.target.label for name, sender in self._senders.items() if sender.busy or self._queue.has_waiting(name)]
+
+    def lost(self) -> list[str]:
+        """Labels of the targets for which something was given up since the start."""
+        return [sender.target.label for sender in self._senders.values() if sender.lost]
+
+    def drain(self, timeout_s: float) -> list[str]:
+        """Wait until everything is delivered or given up, at most so long; returns for whom something still waits, by label."""
+        patience = time.monotonic() + timeout_s
+        self.wake()
+        while True:
+            try:
+                waiting = self.waiting()
+            except OutboxError as error:
+                self._complain(str(error))
+                waiting = [sender.target.label for sender in self._senders.values()]
+            if not waiting or time.monotonic() >= patience:
+                return waiting
+            time.sleep(0.02)
+
+    def _run(self, name: str) -> None:
+        sender, wake = self._senders[name], self._wakes[name]
+        while not self._stopping.is_set():
+            wake.clear()
+            pause_s = LOOK_S
+            try:
+                if self._is_ours():
+                    if sender.run_due():
+                        pause_s = 0.0
+                    else:
+                        due = sender.next_ns()
+                        if due is not None:
+                            pause_s = min(LOOK_S, max(SHORTEST_S, (due - self._outbox.now_ns()) / 1e9))
+                    self._tidy()
+                    self._said.pop(name, None)
+            except OutboxError as error:
+                self._complain(str(error), name)
+            except Exception as error:  # noqa: BLE001 - a thread that ends would leave its target untold
+                self._complain(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}", name)
+            if pause_s:
+                wake.wait(pause_s)
+
+    def _is_ours(self) -> bool:
+        """Whether this process is the one that sends from the file; tries to become it."""
+        path = self._outbox.file.path
+        with self._locking:
+            if self._lock_file is not None or path is None:
+                self._begin_once()
+                return True
+            self._lock_file = _lock(path.with_name(f"{path.name}.lock"))
+            if self._lock_file is None:
+                self._complain(f"{path}: another process sends from it; this one stands by")
+                return False
+            self._begin_once()
+            return True
+
+    def _begin_once(self) -> None:
+        if self._tidied_s is None:
+            self._queue.enable_all()
+            self._tidied_s = 0.0
+
+    def _unlock(self) -> None:
+        with self._locking:
+            if self._lock_file is not None:
+                os.close(self._lock_file)
+                self._lock_file = None
+
+    def _tidy(self) -> None:
+        """Now and then: forget what is old, and give up what is for targets that are not configured any more."""
+        now_s = self._outbox.now_ns() / 1e9
+        with self._locking:
+            if self._tidied_s is not None and 0 < now_s - self._tidied_s < TIDY_S:
+                return
+            self._tidied_s = now_s
+        self._queue.prune()
+        before_ns = self._outbox.now_ns() - int(RETRY_FOR_S * 1e9)
+        for target, count in self._queue.waiting().items():
+            if target not in self._senders:
+                self._complain(f"{count} messages wait for {target}, which is not configured{self._queue.see}", target)
+                self._queue.expire(target, entered_before_ns=before_ns, reason="no such target is configured")
+
+    def _complain(self, line: str, about: str = "") -> None:
+        """Once, until something else is to be said about it, or that target worked again."""
+        if self._said.get(about) != line:
+            self._said[about] = line
+            # Several targets may have the same trouble, a full disk above all.
+            if list(self._said.values()).count(line) == 1:
+                self._report(line)
+
+
+def _lock(path: Path) -> int | None:
+    """Lock a file for as long as this process lives; ``None``: another one has it, or it cannot be had."""
+    try:
+        return lock_file(path)
+    except OSError as error:
+        raise OutboxError(f"{path}: cannot be locked: {error.strerror or error}") from error

@@ -1,0 +1,229 @@
+"""Sends what waits for one target: in order, no faster than it wants, again when it failed, and never for ever."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from rankscope.alerts.deliver.courier import Courier
+from rankscope.alerts.deliver.outbox_queue import Claimed, OutboxQueue, Outcome
+from rankscope.alerts.deliver.retrying import Judgement, pause_s
+from rankscope.alerts.deliver.target import Rate, Target
+from rankscope.analysis.duration import duration
+
+
+class TokenBucket:
+    """``rate.count`` tokens that come back evenly within ``rate.per_s``; without a rate there is always one.
+
+    Times are nanoseconds of a clock that only goes forward.
+    """
+
+    def __init__(self, rate: Rate | None, *, now_ns: int) -> None:
+        self._rate = rate
+        self._tokens = rate.count if rate else math.inf
+        self._filled_ns = now_ns
+
+    def available(self, now_ns: int) -> float:
+        """How many may go now; infinitely many without a rate."""
+        if self._rate is not None:
+            came = (now_ns - self._filled_ns) / 1e9 * self._rate.count / self._rate.per_s
+            self._tokens = min(self._rate.count, self._tokens + max(0.0, came))
+            self._filled_ns = now_ns
+        return math.floor(self._tokens + 1e-9) if self._rate is not None else math.inf
+
+    def take(self) -> None:
+        """One went."""
+        self._tokens -= 1
+
+    def next_ns(self) -> int:
+        """When the next one may go, where none may now."""
+        if self._rate is None:
+            return self._filled_ns
+        missing = max(0.0, 1.0 - self._tokens)
+        return self._filled_ns + math.ceil(missing * self._rate.per_s / self._rate.count * 1e9)
+
+
+BATCH: Final = 32
+"""So many messages are claimed, and their outcomes written down, at once."""
+TOLERATED: Final = 3
+"""After so many failures in a row, whatever the message, it is the target that fails, not a message."""
+RECORD_AFTER_S: Final = 1.0
+"""However slow the receiver is, what it accepted is written down after that long."""
+
+
+class TargetSender:
+    """One target's messages. While it fails as a whole, one message at a time tries whether it is back.
+
+    ``clock``: steady nanoseconds, which is what attempts are planned by. ``report`` takes one line when something changes.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        queue: OutboxQueue,
+        courier: Courier,
+        *,
+        clock: Callable[[], int],
+        report: Callable[[str], None],
+        chance: Callable[[], float] = random.random,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.target = target
+        self.lost = 0
+        """Messages given up since the start."""
+        self.busy = False
+        self._queue = queue
+        self._courier = courier
+        self._clock = clock
+        self._report = report
+        self._chance = chance
+        self._stopping = stopping
+        self._bucket = TokenBucket(target.rate, now_ns=clock())
+        self._failures = 0
+        self._pauses = 0
+        self._not_before_ns = 0
+        self._reason = ""
+        self._said = ""
+        self._unrecorded: list[Outcome] = []
+
+    def run_due(self) -> int:
+        """Send what is due by now; returns how many attempts that took. Raises ``OutboxError``."""
+        self.busy = True
+        try:
+            return self._run_due()
+        finally:
+            self.busy = False
+
+    def next_ns(self) -> int | None:
+        """When there is something to do again; ``None``: when something is put. Raises ``OutboxError``."""
+        due = self._queue.next_due_ns(self.target.name)
+        if due is None:
+            return None
+        due = max(due, self._not_before_ns)
+        return due if self._bucket.available(self._clock()) >= 1 else max(due, self._bucket.next_ns())
+
+    def _run_due(self) -> int:
+        if self._unrecorded:
+            self._record()
+        reason = self._queue.disabled(self.target.name)
+        if reason is not None:
+            self._expire(self._clock() + 1, reason)
+            return 0
+        now = self._clock()
+        if now < self._not_before_ns:
+            return 0
+        probe = self._pauses > 0
+        most = int(min(BATCH, self._bucket.available(now)))
+        if most < 1:
+            return 0
+        batch = self._queue.claim(self.target.name, now_ns=now, most=most, probe=probe)
+        attempts = self._send(batch)
+        if batch:
+            self._record()
+        if self._pauses:
+            self._expire(self._clock() - int(self.target.retry_for_s * 1e9), self._too_long())
+        return attempts
+
+    def _send(self, batch: Sequence[Claimed]) -> int:
+        """Try one after the other, until it is the target that fails; none after one of its group that failed."""
+        attempts, recorded = 0, time.monotonic()
+        failed_groups: set[str] = set()
+        stopped = False
+        for message in batch:
+            if stopped or message.group in failed_groups or self._stopping():
+                self._unrecorded.append(Outcome(message=message, state="unsent"))
+                continue
+            self._bucket.take()
+            attempts += 1
+            judgement = self._attempt(message)
+            self._take_in(message, judgement)
+            if judgement.kind == "retry":
+                failed_groups.add(message.group)
+            stopped = self._clock() < self._not_before_ns or judgement.kind == "gone"
+            if time.monotonic() - recorded > RECORD_AFTER_S:
+                self._record()
+                recorded = time.monotonic()
+        return attempts
+
+    def _attempt(self, message: Claimed) -> Judgement:
+        try:
+            return self._courier.attempt(message.id, message.body)
+        except msgspec.DecodeError:
+            return Judgement(kind="dead", reason="cannot be sent: not to be read")
+        except Exception as error:  # noqa: BLE001 - a fault of ours in one message must not end the sending of the others
+            # It may be this machine that is short of something: in a while it may work.
+            return Judgement(kind="retry", reason=f"cannot be sent: {type(error).__name__}", heard=True)
+
+    def _take_in(self, message: Claimed, judgement: Judgement) -> None:
+        match judgement.kind:
+            case "delivered":
+                if self._failures and self._said:
+                    self._report(f"{self.target.label}: delivered after {self._failures} failed attempts")
+                self._works()
+                self._said = ""
+                self._unrecorded.append(Outcome(message=message, state="delivered", heard=True))
+            case "retry":
+                self._failed(message, judgement)
+            case _:
+                # It answers: that it does not want this one says nothing about the others.
+                self._works()
+                self._give_up(message, judgement.reason, heard=judgement.heard)
+                if judgement.kind == "gone":
+                    self._queue.disable(self.target.name, judgement.reason)
+
+    def _works(self) -> None:
+        self._failures = 0
+        self._pauses = 0
+        self._not_before_ns = 0
+
+    def _failed(self, message: Claimed, judgement: Judgement) -> None:
+        now = self._clock()
+        self._failures += 1
+        self._reason = judgement.reason
+        if judgement.throttle or self._pauses or self._failures >= TOLERATED:
+            self._pauses += 1
+            self._not_before_ns = now + self._wait_ns(self._pauses, judgement)
+        if now - message.entered_ns > self.target.retry_for_s * 1e9:
+            self._give_up(message, self._too_long(), heard=judgement.heard)
+            return
+        next_ns = now + self._wait_ns(message.attempts, judgement)
+        self._unrecorded.append(
+            Outcome(message=message, state="waiting", reason=self._reason, heard=judgement.heard, next_attempt_ns=next_ns)
+        )
+        self._say(f"not delivered so far: {self._reason}")
+
+    def _give_up(self, message: Claimed, reason: str, *, heard: bool) -> None:
+        self.lost += 1
+        self._unrecorded.append(Outcome(message=message, state="dead", reason=reason, heard=heard))
+        self._say_lost(reason)
+
+    def _expire(self, entered_before_ns: int, reason: str) -> None:
+        given_up = self._queue.expire(self.target.name, entered_before_ns=entered_before_ns, reason=reason)
+        if given_up:
+            self.lost += given_up
+            self._say_lost(reason)
+
+    def _say_lost(self, reason: str) -> None:
+        self._say(f"not delivered: {reason}" + (f"; kept{self._queue.see}" if self._queue.see else ""))
+
+    def _too_long(self) -> str:
+        return f"not accepted within {duration(self.target.retry_for_s * 1e6)}: {self._reason}"
+
+    def _wait_ns(self, failures: int, judgement: Judgement) -> int:
+        wait_s = pause_s(failures, chance=self._chance())
+        return int(max(wait_s, judgement.wait_s or 0.0) * 1e9)
+
+    def _record(self) -> None:
+        self._queue.record(self._unrecorded)
+        self._unrecorded = []
+
+    def _say(self, words: str) -> None:
+        """Once, until something else happens."""
+        if words != self._said:
+            self._said = words
+            self._report(f"{self.target.label}: {words}")

@@ -1,0 +1,29 @@
+"""What a target is sent: the payload as it is, or in the words of a service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from rankscope.alerts.deliver.templates.pagerduty import pagerduty
+from rankscope.alerts.deliver.templates.slack import slack
+from rankscope.alerts.deliver.templates.teams import teams
+
+if TYPE_CHECKING:
+    from rankscope.alerts.deliver.target import TemplateName
+
+Template = Callable[[bytes, str], bytes]
+"""Payload and routing key to the body of a request. Raises ``msgspec.DecodeError`` for what is no payload."""
+
+
+def _generic(payload: bytes, _routing_key: str) -> bytes:
+    return payload
+
+
+TEMPLATES: Final[dict[TemplateName, Template]] = {
+    "generic": _generic,
+    "slack": slack,
+    "teams": teams,
+    "pagerduty": pagerduty,
+}
+"""Those that are sent by HTTP; Apprise speaks for itself."""

@@ -1,0 +1,237 @@
+"""What every template says about an alert: severity, place and time, cause, cost, what to do next, where the evidence is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
+from rankscope.alerts.deliver.message import cut
+from rankscope.alerts.output import plain
+from rankscope.alerts.payload import Payload, PayloadAlert
+from rankscope.alerts.watch.standstill import span
+from rankscope.analysis.wording import first_of
+
+MAX_BODY_BYTES: Final = 20_000
+_CAPS: Final = (1000, 400, 150, 60)
+"""Characters of each text, the first with which everything fits."""
+_PLACE: Final = (
+    ("run", ("run", "run_id")),
+    ("rank", ("rank", "culprit", "verdict_rank", "ranks")),
+    ("host", ("host", "culprit_host", "verdict_host", "hosts", "node", "instance")),
+    ("GPU", ("gpu", "gpu_uuid", "uuid")),
+)
+_SEVERAL: Final = frozenset({"culprit", "culprit_host", "ranks", "hosts"})
+"""Of these there may be many, between commas."""
+_TEXTS: Final = (
+    ("verdict", ("verdict",)),
+    ("no verdict", ("no_verdict",)),
+    ("cause", ("cause",)),
+    ("explained by", ("explained_by",)),
+    ("phase", ("phase",)),
+    ("collective", ("collective", "collectives")),
+    ("group", ("group", "process_group")),
+    ("who waits for whom", ("chain",)),
+    ("slowdown", ("slowdown",)),
+    ("confidence", ("confidence",)),
+    ("cost", ("cost",)),
+    ("GPU-hours lost", ("gpu_hours_lost",)),
+    ("waiting", ("imposed_wait",)),
+    ("overlap", ("overlap",)),
+    ("missing", ("missing",)),
+    ("capture", ("capture_asked",)),
+    ("dump", ("dump_asked",)),
+)
+_LINKS: Final = (("evidence", "dashboard_url"), ("runbook", "runbook_url"))
+_STEPS: Final = 8
+_LONGEST_LINK: Final = 1000
+_LONGEST_WHY: Final = 60
+_SHOWN: Final = 4
+"""Ranks and hosts by name, where there are many."""
+_DECIDING: Final = 3
+"""Pieces of evidence that are read in a chat: the first ones decide."""
+_COMMANDS: Final = ("rankscope", "py-spy", "nvidia-smi", "dmesg", "scontrol", "kubectl")
+"""A step that begins with one of these programs is a command; any other is prose, commands in it included."""
+
+State = Literal["firing", "update", "follow_up", "still_firing", "resolved", "ended"]
+"""``ended``: nobody saw it mended; ``update``: more became known; ``follow_up``: what a capture or a dump showed."""
+_WORDS: Final[dict[State, str]] = {
+    "firing": "FIRING",
+    "update": "UPDATE",
+    "follow_up": "FOLLOW-UP",
+    "still_firing": "STILL FIRING",
+    "resolved": "RESOLVED",
+    "ended": "ENDED",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One alert in words, none of them longer than was asked for, on one line each except ``description``."""
+
+    state: State
+    over: bool
+    """Whether it fires no more."""
+    why_ended: str
+    """Where nobody saw it mended."""
+    name: str
+    severity: str
+    simulated: bool
+    summary: str
+    description: str
+    when: str
+    """Since when, or from when to when and how long; empty where the sender does not say."""
+    place: tuple[tuple[str, str], ...]
+    run_id: str
+    """Where the run's name is another: two runs may have one name."""
+    details: tuple[tuple[str, str], ...]
+    evidence: str
+    deciding: str
+    """The evidence, as much of it as is read in a chat."""
+    next: tuple[str, ...]
+    """What to do, one step each."""
+    links: tuple[tuple[str, str], ...]
+    """Words and address; only http and https."""
+
+    @property
+    def brief(self) -> bool:
+        """Whether it says that something is over, which needs no advice. A follow-up is told for what it says."""
+        return self.state in ("resolved", "ended")
+
+    @property
+    def where(self) -> str:
+        """``run llama (llama-20231114-221320-7f53a2), rank 2, host node1``."""
+        return _joined((name, f"{text} ({self.run_id})" if name == "run" and self.run_id else text) for name, text in self.place)
+
+    @property
+    def said(self) -> tuple[tuple[str, str], ...]:
+        """Where, when, and unless it is brief all details: what they are, and the words."""
+        about = (("where", self.where), ("when", self.when), *(() if self.brief else self.details))
+        return tuple((name, text) for name, text in about if text)
+
+    @property
+    def heading(self) -> str:
+        """``FIRING warning TrainingStraggler: run llama, rank 2, host node1``, marked where GPUs were simulated."""
+        state = _WORDS[self.state] + (f" ({cut(self.why_ended, _LONGEST_WHY)})" if self.why_ended else "")
+        words = [state, *([self.severity] if self.severity else []), self.name]
+        where = _joined(self.place)
+        return ("[simulated] " if self.simulated else "") + " ".join(words) + (f": {where}" if where else "")
+
+
+def facts(alert: PayloadAlert, cap: int) -> Facts:
+    """The words for an alert."""
+    known = {**alert.annotations, **alert.labels}
+    summary, evidence = (alert.annotations.get(name, "") for name in ("summary", "evidence"))
+    links = tuple((words, known[name]) for words, name in _LINKS if _is_link(known.get(name, "")))
+    return Facts(
+        state=_state(alert),
+        over=alert.status == "resolved",
+        why_ended=_line(alert.annotations.get("ended_because", ""), cap) if alert.status == "resolved" else "",
+        name=_line(alert.labels.get("alertname", "(no alertname)"), cap),
+        severity=_line(alert.labels.get("severity", ""), cap),
+        simulated=known.get("simulated", "").lower() in ("true", "1", "yes") or summary.startswith("[simulated"),
+        summary=_line(summary, cap),
+        description="\n".join(_line(line, cap) for line in cut(alert.annotations.get("description", ""), cap).splitlines()),
+        when=_when(alert),
+        place=_found(_PLACE, known, cap),
+        run_id=_line(known.get("run_id", ""), cap) if known.get("run", "") not in ("", known.get("run_id")) else "",
+        details=_found(_TEXTS, alert.annotations, cap),
+        evidence=_line(evidence, cap),
+        deciding=_deciding(evidence, cap, paged="evidence" in dict(links)),
+        next=tuple(_line(step, cap) for step in alert.annotations.get("next", "").splitlines()[:_STEPS] if step.strip()),
+        links=links,
+    )
+
+
+def command_in(step: str) -> str:
+    """The command that a step of what to do next is, remarks as a comment: ``py-spy dump --pid 7  # rank 2``; empty for prose."""
+    command, _, remark = step.partition("   ")
+    if command.split(" ", 1)[0] not in _COMMANDS:
+        return ""
+    return f"{command}  # {remark.strip(' ()')}" if remark else command
+
+
+def fitted(build: Callable[[Payload, int], object], payload: bytes) -> bytes:
+    """What ``build`` makes of a payload and a number of characters, as JSON that no receiver refuses for its size."""
+    whole = msgspec.json.decode(payload, type=Payload)
+    count = len(whole.alerts)
+    while True:
+        part = msgspec.structs.replace(
+            whole, alerts=whole.alerts[:count], truncated_alerts=whole.truncated_alerts + len(whole.alerts) - count
+        )
+        for cap in _CAPS:
+            body = msgspec.json.encode(build(part, cap))
+            if len(body) <= MAX_BODY_BYTES:
+                return body
+        assert count > 1, "one alert with short texts fits"
+        count = (count + 1) // 2
+
+
+def headline(payload: Payload, cap: int) -> str:
+    """A whole payload in one line."""
+    first = facts(payload.alerts[0], cap)
+    more = len(payload.alerts) + payload.truncated_alerts - 1
+    return first.heading + (f" and {more} more" if more else "")
+
+
+def _state(alert: PayloadAlert) -> State:
+    said = alert.annotations
+    if "capture_outcome" in said or "dump_outcome" in said:
+        return "follow_up"
+    if alert.status == "resolved":
+        return "ended" if said.get("ended_because") else "resolved"
+    return "still_firing" if "reminder" in said else "update" if UPDATED_AT in said else "firing"
+
+
+def _when(alert: PayloadAlert) -> str:
+    began, ended = unix_ns(alert.starts_at), unix_ns(alert.ends_at)
+    if began <= 0:
+        return ""
+    if alert.status == "firing" or ended < began:
+        return f"since {_moment(began)} UTC"
+    return f"{_moment(began)} to {_moment(ended)} UTC, {span((ended - began) / 1e9)}"
+
+
+def _moment(moment_unix_ns: int) -> str:
+    """``2023-11-14 22:13:20``."""
+    return rfc3339(moment_unix_ns)[:19].replace("T", " ")
+
+
+def _found(table: tuple[tuple[str, tuple[str, ...]], ...], known: Mapping[str, str], cap: int) -> tuple[tuple[str, str], ...]:
+    found = ((words, next((name for name in names if known.get(name)), "")) for words, names in table)
+    return tuple((words, _line(_few(known[name]) if name in _SEVERAL else known[name], cap)) for words, name in found if name)
+
+
+def _deciding(evidence: str, cap: int, *, paged: bool) -> str:
+    pieces = evidence.split("; ")
+    if len(pieces) <= _DECIDING + 1:
+        return _line(evidence, cap)
+    rest = f" … and {len(pieces) - _DECIDING} more figures{' on the page' if paged else ''}"
+    return _line("; ".join(pieces[:_DECIDING]), cap) + rest
+
+
+def _few(text: str) -> str:
+    """``0, 1, 2, 3 and 40 more``."""
+    return first_of([one.strip() for one in text.split(",")], _SHOWN)
+
+
+def _joined(place: Iterable[tuple[str, str]]) -> str:
+    """``run llama, ranks 2, 3, host node1``."""
+    return ", ".join(f"{name}{'s' if ', ' in text and name in ('rank', 'host') else ''} {text}" for name, text in place)
+
+
+def _line(text: str, cap: int) -> str:
+    return cut(plain(text), cap)
+
+
+def _is_link(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    usable = text.isascii() and text.isprintable() and len(text) <= _LONGEST_LINK and not set(text) & set(" <>|\"'`\\^{}[]()")
+    return usable and parts.scheme in ("http", "https") and bool(parts.hostname)

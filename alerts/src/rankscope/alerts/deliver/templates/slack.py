@@ -1,0 +1,77 @@
+"""Slack's incoming webhooks: Block Kit. Text of alerts is plain text, which can neither link, nor mention anybody, nor format.
+
+Only commands and our own links are in Slack's markup: the former as code, in which nothing but a backtick means anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rankscope.alerts.deliver.message import cut
+from rankscope.alerts.deliver.templates.facts import Facts, State, command_in, facts, fitted, headline
+from rankscope.alerts.payload import Payload
+
+_MOST_OF_BLOCK: Final = 2_900
+"""Slack takes 3,000 characters."""
+_MOST_OF_HEADER: Final = 150
+_SIGN: Final = {"critical": "🔴", "warning": "🟠", "info": "🔵"}
+_SIGN_OF_STATE: Final[dict[State, str]] = {"resolved": "✅", "ended": "⬜"}
+
+
+def slack(payload: bytes, _routing_key: str = "") -> bytes:
+    """A message for the payload."""
+    return fitted(_message, payload)
+
+
+def _message(payload: Payload, cap: int) -> dict[str, Any]:
+    blocks: list[dict[str, Any]] = []
+    for alert in payload.alerts:
+        blocks += _blocks(facts(alert, cap))
+    if payload.truncated_alerts:
+        blocks.append(_section(_plain(f"… and {payload.truncated_alerts} more", _MOST_OF_BLOCK)))
+    # What notifications show: not read as markup, and escaped for whoever reads it as such.
+    text = _escaped(headline(payload, cap))
+    return {"text": text, "mrkdwn": False, "blocks": blocks, "unfurl_links": False, "unfurl_media": False}
+
+
+def _blocks(told: Facts) -> list[dict[str, Any]]:
+    sign = _SIGN_OF_STATE.get(told.state) or _SIGN.get(told.severity, "⚪")
+    lines = [told.summary, *(f"{name}: {text}" for name, text in told.said)]
+    commands: list[str] = []
+    if not told.brief:
+        for step in told.next:
+            if command := command_in(step):
+                commands.append(f"`{_escaped(command)}`")
+            else:
+                lines.append(f"next: {step}")
+        # What may be long comes last: it is the end that is cut.
+        lines += [told.description, told.deciding]
+    links = " · ".join(f"<{address.replace('&', '&amp;')}|{words}>" for words, address in told.links)
+    texts = (_plain("\n".join(filter(None, lines)), _MOST_OF_BLOCK), _ours(commands, links))
+    return [
+        {"type": "header", "text": _plain(f"{sign} {told.heading}", _MOST_OF_HEADER)},
+        *(_section(text) for text in texts if text["text"]),
+    ]
+
+
+def _section(text: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "section", "text": text}
+
+
+def _plain(text: str, most: int) -> dict[str, Any]:
+    return {"type": "plain_text", "text": cut(text, most), "emoji": False}
+
+
+def _ours(commands: list[str], links: str) -> dict[str, Any]:
+    """As many commands as there is room for, and the links: cut, a line would not be what it is any more."""
+    lines, left = [], _MOST_OF_BLOCK - len(links)
+    for command in commands:
+        left -= len(command) + 1
+        if left >= 0:
+            lines.append(command)
+    return {"type": "mrkdwn", "text": "\n".join(filter(None, [*lines, links])), "verbatim": True}
+
+
+def _escaped(text: str) -> str:
+    """As Slack asks; and no backtick, which would end the code that a command is shown as."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "ˋ")  # noqa: RUF001

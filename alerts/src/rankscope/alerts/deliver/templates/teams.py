@@ -1,0 +1,63 @@
+"""Microsoft Teams: an Adaptive Card in the envelope that the webhook of a workflow takes.
+
+Text of alerts is in runs of text, which Teams shows as they are; only text blocks are read as Markdown.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rankscope.alerts.deliver.templates.facts import Facts, State, command_in, facts, fitted, headline
+from rankscope.alerts.payload import Payload
+
+_COLOUR: Final = {"critical": "attention", "warning": "warning", "info": "accent"}
+_COLOUR_OF_STATE: Final[dict[State, str]] = {"resolved": "good", "ended": "default"}
+_MOST_ACTIONS: Final = 6
+
+
+def teams(payload: bytes, _routing_key: str = "") -> bytes:
+    """A message for the payload."""
+    return fitted(_message, payload)
+
+
+def _message(payload: Payload, cap: int) -> dict[str, Any]:
+    told = [facts(alert, cap) for alert in payload.alerts]
+    body = [block for one in told for block in _blocks(one)]
+    if payload.truncated_alerts:
+        body.append(_text(f"… and {payload.truncated_alerts} more"))
+    links = [(f"{words}: {one.name}", address) for one in told for words, address in one.links]
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "fallbackText": _inert(headline(payload, cap)),
+        "msteams": {"width": "Full"},
+        "body": body,
+        "actions": [
+            {"type": "Action.OpenUrl", "title": title, "url": address}
+            for title, address in list(dict.fromkeys(links))[:_MOST_ACTIONS]
+        ],
+    }
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+    return {"type": "message", "attachments": [attachment]}
+
+
+def _blocks(told: Facts) -> list[dict[str, Any]]:
+    colour = _COLOUR_OF_STATE.get(told.state) or _COLOUR.get(told.severity, "default")
+    blocks = [_text(told.heading, weight="bolder", color=colour), _text(told.summary)]
+    blocks += [_text(f"{name}: {text}") for name, text in told.said]
+    if not told.brief:
+        for step in told.next:
+            command = command_in(step)
+            blocks.append(_text(command, fontType="monospace") if command else _text(f"next: {step}"))
+        blocks += [_text(told.description), _text(told.deciding)]
+    return [block for block in blocks if block["inlines"][0]["text"]]
+
+
+def _text(text: str, **how: str) -> dict[str, Any]:
+    return {"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": _inert(text), **how}]}
+
+
+def _inert(text: str) -> str:
+    """Without the braces of ``{{DATE(…)}}``, the one thing that is evaluated everywhere in a card."""
+    return text.replace("{{", "{ {")

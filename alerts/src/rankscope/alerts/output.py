@@ -1,0 +1,110 @@
+"""What the watcher says on standard output: one line per event, for people or for programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Literal
+
+import click
+import msgspec
+
+from rankscope.alerts.alert import rfc3339
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``verdict``: the conclusion about a run that is over or evaluated once; ``firing`` and ``resolved``: an alert changed."""
+
+    event: Literal["verdict", "firing", "resolved"]
+    time_unix_ns: int
+    run: str
+    """Folder of the run."""
+    run_id: str
+    summary: str
+    fingerprint: str | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    kind: str | None = None
+    """Of a verdict."""
+
+
+def as_json(event: Event) -> str:
+    """One JSON object on one line."""
+    return msgspec.json.encode(event).decode()
+
+
+def as_text(event: Event) -> str:
+    """One line; an alert that fires is followed by what to do next, indented."""
+    head = f"{rfc3339(event.time_unix_ns)} {event.event.upper():<8}"
+    if event.event == "verdict":
+        return plain(f"{head} {event.run_id}: {event.summary}")
+    lines = [alert_line(head, event.labels, event.annotations)]
+    if event.event == "firing":
+        lines += [f"    next: {plain(step)}" for step in event.annotations.get("next", "").splitlines()]
+        lines += [f"    {name}: {plain(event.annotations[name])}" for name in ("dashboard_url",) if name in event.annotations]
+    return "\n".join(lines)
+
+
+def alert_line(head: str, labels: dict[str, str], annotations: dict[str, str]) -> str:
+    """An alert in one line: name, run, rank, host, summary, cause."""
+    where = [f"{name} {labels[name]}" for name in ("rank", "host") if labels.get(name)]
+    run = labels.get("run") or labels.get("run_id")
+    details = [
+        f"{name} {annotations[name]}" for name in ("cause", "phase", "confidence", "ended_because") if annotations.get(name)
+    ]
+    parts = [head, labels.get("alertname", "(no alertname)"), *([f"run {run}"] if run else []), *where]
+    tail = f" [{', '.join(details)}]" if details else ""
+    return plain(f"{' '.join(parts)}: {annotations.get('summary') or '(no summary)'}{tail}")
+
+
+def plain(text: str) -> str:
+    """Without control characters: text that arrived from elsewhere must not steer a terminal or break a line."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def print_line(line: str, *, err: bool = False) -> OSError | None:
+    """Print a line at once; returns why that was not possible. Such a line is lost; the next one is tried again."""
+    try:
+        click.echo(line, err=err)
+    except OSError as error:
+        _drop_buffered(err=err)
+        return error
+    return None
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """Takes what is being done; on a terminal it is one line of standard error, written over each time and gone in the end."""
+
+    def write(text: str) -> None:
+        with suppress(OSError):
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    if not sys.stderr.isatty():
+        yield lambda _what: None
+        return
+    # A line that wraps could not be written over.
+    longest = shutil.get_terminal_size().columns - 3
+    try:
+        yield lambda what: write(f"{plain(what)[:longest]} …")
+    finally:
+        write("")
+
+
+def _drop_buffered(*, err: bool) -> None:
+    """Forget what could not be written: kept, it would make the end of the process fail as well."""
+    stream = sys.stderr if err else sys.stdout
+    with suppress(OSError, ValueError):  # not a file, or closed: then nothing is kept either
+        number = stream.fileno()
+        kept = os.dup(number)
+        try:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+            stream.flush()
+        finally:
+            os.dup2(kept, number)
+            os.close(kept)

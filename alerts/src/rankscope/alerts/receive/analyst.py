@@ -1,0 +1,187 @@
+"""Verdicts: one run after the other is analysed in a process of its own, and who asks is never kept waiting."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Final
+
+import msgspec
+
+from rankscope.alerts.child import end_with_parent
+from rankscope.alerts.receive.facts import Facts, facts_of
+from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError
+from rankscope.analysis.result import Analysis
+
+MEMORY_BYTES: Final = 8 * 2**30
+"""Of address space."""
+OUTPUT_BYTES: Final = 64 * 2**20
+_END_S: Final = 5.0
+"""A process that hangs on a dead disk does not even end when it is killed; it is not waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What came of it."""
+
+    status: int | None
+    """Exit status; ``None``: it was ended when its time was up."""
+    output: bytes
+    said: str
+    """The last line of its standard error."""
+
+
+class BoundedChild:
+    """``rankscope ARGUMENTS…``, begun at once and ended after ``limit_s``, or when the thread that made it ends."""
+
+    def __init__(self, arguments: Sequence[str], *, limit_s: float) -> None:
+        self._until = time.monotonic() + limit_s
+        self._finished: Finished | None = None
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by whoever polls for the end
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rankscope", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._errors,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            preexec_fn=_bounded,  # noqa: PLW1509 - three system calls that take no lock
+        )
+
+    def poll(self) -> Finished | None:
+        """What came of it; ``None`` while it runs."""
+        if self._finished is None:
+            status = self._process.poll()
+            if status is None:
+                if time.monotonic() < self._until:
+                    return None
+                self.end()
+            output, errors = (_all_of(file) for file in (self._output, self._errors))
+            lines = errors.decode(errors="replace").strip().splitlines()
+            self._finished = Finished(status, output, lines[-1].removeprefix("rankscope: ") if lines else "")
+        return self._finished
+
+    def wait(self) -> Finished:
+        """What came of it, when it is over."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, self._until - time.monotonic()))
+        while (finished := self.poll()) is None:
+            time.sleep(0.01)
+        return finished
+
+    def end(self) -> None:
+        """End it now."""
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+
+
+def _all_of(file: IO[bytes]) -> bytes:
+    with file:
+        file.seek(0)
+        return file.read(OUTPUT_BYTES)
+
+
+def _bounded() -> None:
+    end_with_parent()
+    for what, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_FSIZE, OUTPUT_BYTES), (resource.RLIMIT_CORE, 0)):
+        _, hard = resource.getrlimit(what)
+        resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+FRESH_S: Final = 30.0
+"""A verdict is good for so long: the alerts of one trouble arrive together. Or for as long as alerts wait: one delivery may be
+about many runs, and the first verdict has to be good until the last is there.
+"""
+LIMIT_S: Final = 60.0
+"""For one run: others wait meanwhile. What takes longer than alerts wait is told when it is there."""
+MAX_ASKED: Final = 64
+_KEPT: Final = 64
+
+
+class Analyst:
+    """Analyses the runs that are asked for, for alerts that wait ``waits_s`` for it.
+
+    ``ready`` is called, from its thread, whenever there is something new.
+    """
+
+    def __init__(self, runs: KnownRuns, *, waits_s: float, ready: Callable[[], object]) -> None:
+        self._runs = runs
+        self._limit_s = max(LIMIT_S, waits_s)
+        self._fresh_s = max(FRESH_S, waits_s)
+        self._ready = ready
+        self._changed = threading.Condition()
+        self._asked: dict[RunName, None] = {}
+        self._known: OrderedDict[RunName, tuple[float, Facts]] = OrderedDict()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="analyst", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take up nothing more; what is being analysed ends with the process."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def facts(self, named: RunName) -> Facts | None:
+        """What is known of a run; ``None``: not yet, ask again."""
+        with self._changed:
+            known = self._known.get(named)
+            if known is not None and time.monotonic() - known[0] < self._fresh_s:
+                return known[1]
+            if named not in self._asked:
+                if len(self._asked) >= MAX_ASKED:
+                    return Facts(problem="alerts about too many runs arrived at once to analyse them all", late=True)
+                self._asked[named] = None
+                self._changed.notify()
+        return None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._asked and not self._stopping:
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                named = next(iter(self._asked))
+            try:
+                facts = self._looked_at(named)
+            except Exception as error:  # noqa: BLE001 - whatever a run holds, the next one is analysed
+                facts = Facts(problem=f"the run cannot be analysed: {type(error).__name__}")
+            with self._changed:
+                del self._asked[named]
+                self._known.pop(named, None)
+                self._known[named] = (time.monotonic(), facts)
+                while len(self._known) > _KEPT:
+                    self._known.popitem(last=False)
+            self._ready()
+
+    def _looked_at(self, named: RunName) -> Facts:
+        try:
+            run = self._runs.find(named)
+        except UnknownRunError as error:
+            return Facts(problem=str(error), unknown=True)
+        return msgspec.structs.replace(self._analysed(run), by_name=not named.run_id)
+
+    def _analysed(self, run: KnownRun) -> Facts:
+        done = BoundedChild(["analyze", str(run.path), "--format", "json"], limit_s=self._limit_s).wait()
+        if done.status is None:
+            return Facts(problem=f"the run could not be analysed within {self._limit_s:g} s", run_id=run.run_id)
+        if done.status != 0:
+            return Facts(problem=f"the run cannot be analysed: {done.said or f'status {done.status}'}", run_id=run.run_id)
+        facts = facts_of(msgspec.json.decode(done.output, type=Analysis))
+        if facts.run_id and facts.run_id != run.run_id:
+            return Facts(problem="the run was replaced by another while it was analysed")
+        return facts

@@ -1,0 +1,200 @@
+"""What a run answered to an action, as words of an alert: which rank, why, what it cost the others, and where to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from rankscope.alerts.output import plain
+from rankscope.alerts.receive.analyst import Finished
+from rankscope.alerts.receive.facts import MAX_TEXT, by_name_only
+from rankscope.alerts.receive.known_runs import KnownRun
+from rankscope.alerts.watch.findings import reading
+from rankscope.alerts.watch.standstill import PIDS, concrete, is_stack, stacks
+from rankscope.analysis.duration import duration
+from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.result import Analysis
+from rankscope.runs.errors import InputError
+from rankscope.runs.links import overview_url, window_url
+from rankscope.runs.reader import RunReader
+
+Outcome = Literal["shown", "incomplete", "refused", "unanswered", "impossible"]
+"""``incomplete``: not all ranks did it; ``impossible``: there was nobody to ask."""
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an action."""
+
+    outcome: Outcome
+    annotations: dict[str, str]
+    """``summary`` is the sentence."""
+
+
+class _Missing(msgspec.Struct, frozen=True, kw_only=True):
+    rank: int
+    reason: str
+
+
+class _Captured(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the JSON of ``rankscope capture`` what is used here."""
+
+    accepted: bool | None = None
+    reason: str | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    missing: list[_Missing] = []
+    analysis: Analysis | None = None
+    dumps: list[Any] = []
+
+
+def impossible(what: str, why: str) -> Said:
+    """There was nothing to be had."""
+    return Said(outcome="impossible", annotations=_texts({"summary": f"No {what}: {why}"}))
+
+
+def is_marked(annotations: dict[str, str]) -> bool:
+    """Whether an alert says that its GPUs are simulated: the watcher's in a field, that of a rule of Prometheus in its words."""
+    return annotations.get("simulated") == "true" or annotations.get("summary", "").startswith("[simulated")
+
+
+def marked(said: Said) -> Said:
+    """The same of a run whose GPUs are simulated."""
+    return said if is_marked(said.annotations) else _led(said, "[simulated GPUs] ", simulated="true")
+
+
+def of_run(said: Said, run: KnownRun, *, by_name: bool) -> Said:
+    """What a run answered, with what has to be said of the run itself."""
+    if by_name:
+        said = _led(said, by_name_only(run.run_id), found_by_name=run.run_id)
+    return marked(said) if run.simulated else said
+
+
+def _led(said: Said, lead: str, **more: str) -> Said:
+    return msgspec.structs.replace(
+        said, annotations={**said.annotations, **more, "summary": f"{lead}{said.annotations.get('summary', '')}"}
+    )
+
+
+def steps_together(before: str, found: str) -> str:
+    """``next`` of a follow-up: which process to look at now, then what the alert said, and what else is new."""
+    new = found.splitlines()
+    return "\n".join(concrete([*filter(is_stack, new), *before.splitlines(), *new]))
+
+
+def said_by_capture(done: Finished, *, dashboard_url: str | None) -> Said:
+    """What the profiled steps show."""
+    result = _decoded(done)
+    if result is None:
+        return impossible("capture", done.said or "the command that asks for it failed")
+    found = result.analysis
+    if found is None or result.first_step is None:
+        outcome: Outcome = "unanswered" if result.accepted is None else "refused"
+        return Said(
+            outcome=outcome,
+            annotations=_texts({"summary": f"The capture was {outcome}: {result.reason}"}),
+        )
+    verdict = found.verdict
+    lead = "[simulated GPUs] " if found.source.simulated else ""
+    steps = f"{result.first_step}-{result.last_step}"
+    texts = {
+        "summary": f"{lead}Captured steps {steps}: {verdict.summary}",
+        "simulated": "true" if found.source.simulated else "",
+        "capture_steps": steps,
+        "cause": verdict.cause or "",
+        "explained_by": verdict.explained_by or "",
+        "phase": verdict.phase or "",
+        "process_group": verdict.group or "",
+        "confidence": "" if verdict.confidence is None else f"{verdict.confidence:.0%}",
+        "coverage": "" if found.source.coverage is None else f"{found.source.coverage:.0%}",
+        "next": "\n".join(verdict.next),
+        "overlap": _overlap(found),
+        "imposed_wait": _imposed(found),
+        "collectives": _collectives(found),
+        "evidence": "; ".join(" ".join(reading(item)) for finding in found.findings[:1] for item in finding.evidence),
+        "missing": "; ".join(f"rank {row.rank}: {row.reason}" for row in result.missing[:8]),
+    }
+    if verdict.rank is not None:
+        row = next((row for row in found.ranks if row.rank == verdict.rank), None)
+        texts["verdict_rank"] = str(verdict.rank)
+        texts |= {"verdict_host": row.host or "", "gpu_uuid": row.gpu_uuid or ""} if row is not None else {}
+    if dashboard_url is not None and found.source.run_id:
+        texts["dashboard_url"] = window_url(dashboard_url, found.source.run_id, first_step=result.first_step, rank=verdict.rank)
+    return Said(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
+
+
+def said_by_dump(dumped: Finished, hang: Finished | None, *, run: KnownRun, dashboard_url: str | None) -> Said:
+    """What the Flight Recorders of the ranks show."""
+    result = _decoded(dumped)
+    if result is None or hang is None:
+        return impossible("dump", dumped.said or "the command that asks for it failed")
+    missing = "; ".join(f"rank {row.rank}: {row.reason}" for row in result.missing[:8])
+    if not result.dumps:
+        return Said(outcome="unanswered", annotations=_texts({"summary": f"No rank wrote a dump: {missing}", "missing": missing}))
+    try:
+        report = msgspec.json.decode(hang.output, type=HangReport)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return impossible("verdict about the dumps", hang.said or "they cannot be read")
+    texts = {
+        "summary": f"Flight Recorders: {report.summary}",
+        "missing": missing,
+        "verdict_rank": ", ".join(map(str, report.culprits[:8])),
+        "verdict_host": ", ".join(one.host for one in report.evidence[:8] if one.host),
+        "collectives": "" if report.collective is None else report.collective.op,
+        "process_group": "" if report.group is None else report.group.name,
+        "next": "\n".join(concrete([*_stacks(run.path, report.culprits), *report.next])),
+    }
+    if dashboard_url is not None:
+        texts["dashboard_url"] = overview_url(dashboard_url, run.run_id, rank=report.culprits[0] if report.culprits else None)
+    return Said(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
+
+
+def _stacks(run: Path, ranks: Sequence[int]) -> list[str]:
+    try:
+        reader = RunReader(run)
+        attempts = reader.attempts()
+        infos = [reader.rank(attempts[-1], rank) for rank in ranks[:PIDS]] if attempts else []
+    except InputError:
+        return []
+    return stacks(info for info in infos if info is not None)
+
+
+def _decoded(done: Finished) -> _Captured | None:
+    try:
+        return msgspec.json.decode(done.output, type=_Captured)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _overlap(found: Analysis) -> str:
+    """``rank 3 hides 12% of its communication, the others 64%``."""
+    known = {row.rank: row.overlap_ratio for row in found.ranks if row.overlap_ratio is not None}
+    others = [ratio for rank, ratio in known.items() if rank != found.verdict.rank]
+    parts = []
+    if found.verdict.rank in known:
+        parts.append(f"rank {found.verdict.rank} hides {known[found.verdict.rank]:.0%} of its communication")
+    if others:
+        mean = f"{sum(others) / len(others):.0%}"
+        parts.append(f"the others {mean}" if parts else f"the ranks hide {mean} of their communication")
+    return ", ".join(parts)
+
+
+def _imposed(found: Analysis) -> str:
+    if not found.imposed_wait:
+        return ""
+    worst = found.imposed_wait[0]
+    share = "" if worst.share is None else f", {worst.share:.0%} of all waiting"
+    steps = max(1, found.source.steps)
+    return f"the others waited {duration(worst.imposed_us / steps)} per step for rank {worst.rank}{share}"
+
+
+def _collectives(found: Analysis) -> str:
+    """Those that took longest."""
+    ops = dict.fromkeys(row.op for row in found.collectives.by_op)
+    return ", ".join(list(ops)[:4])
+
+
+def _texts(texts: dict[str, str]) -> dict[str, str]:
+    return {name: "\n".join(map(plain, text.split("\n")))[:MAX_TEXT] for name, text in texts.items() if text}

@@ -1,0 +1,157 @@
+"""The receiver's part of ``alerts.toml``: ``[receive]``, ``[[route]]`` and ``[[action]]``; ``[[target]]`` is the sender's."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeVar
+
+import click
+import msgspec
+
+from rankscope.alerts.address import Address
+from rankscope.alerts.deliver.signing import SecretPlace
+from rankscope.alerts.options import link_url, rate
+from rankscope.alerts.rules.rule_file import runbooks
+from rankscope.alerts.toml_file import converted, duration, read_toml
+from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
+from rankscope.runs.errors import InputError
+
+SECTIONS: Final = ("receive", "route", "action", "target")
+
+_T = TypeVar("_T")
+
+
+def action_rate(text: str) -> tuple[int, float]:
+    """``1/10min per run``: how many in how many seconds. Raises ``ValueError``."""
+    return rate(text.removesuffix(" per run").strip())
+
+
+def _checked(check: Callable[[str], _T], text: str) -> _T:
+    try:
+        return check(text)
+    except click.BadParameter as error:
+        raise ValueError(error.message) from error
+
+
+class BasicSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A user, and where the password is."""
+
+    user: Annotated[str, msgspec.Meta(min_length=1, pattern="^[^:]*$")]
+    password: SecretPlace
+
+
+class ReceiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[receive]``: where, from whom, and how alerts are enriched. Options of the command line come before it."""
+
+    listen: str | None = None
+    runs: list[str] = []
+    """Folders with runs; an alert that names a run is enriched from there, and actions ask runs there."""
+    state: str | None = None
+    dashboard_url: str | None = None
+    repeat_after: str = "4h"
+    """An alert that still fires, and comes again, is passed on again after this long."""
+    enrich_within: str = "20s"
+    """An alert goes on without a verdict when there is none after this long."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    bearer: list[SecretPlace] = []
+    basic: list[BasicSource] = []
+    webhook_secrets: list[SecretPlace] = []
+    """Standard Webhooks, ``whsec_…``: what rankscope's own sender signs with."""
+    grafana_secrets: list[SecretPlace] = []
+    grafana_timestamp_header: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("repeat_after", "enrich_within"):
+            duration(getattr(self, name))
+        if self.listen is not None:
+            _checked(lambda text: Address().convert(text, None, None), self.listen)
+        if self.dashboard_url is not None:
+            _checked(link_url, self.dashboard_url)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key are given together")
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[[route]]``: alerts whose labels are ``match`` go to ``targets``; the first that matches decides."""
+
+    match: dict[str, str | list[str]] = {}
+    targets: list[str]
+
+    def matches(self, labels: dict[str, str]) -> bool:
+        """Whether all labels are as it says; a label that is not there is empty, as in Alertmanager."""
+        return all(
+            labels.get(name, "") in (wanted if isinstance(wanted, list) else (wanted,)) for name, wanted in self.match.items()
+        )
+
+
+class ActionRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[[action]]``: what a firing alert of that name makes the receiver ask of its run."""
+
+    alert: Annotated[str, msgspec.Meta(min_length=1)]
+    do: Literal["capture", "dump"]
+    match: dict[str, str | list[str]] = {}
+    steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 3
+    at_most: str = "1/10min per run"
+    at_most_overall: str = "10/1h"
+    wait: str = "10m"
+    """For the result, at most."""
+
+    def __post_init__(self) -> None:
+        action_rate(self.at_most)
+        action_rate(self.at_most_overall)
+        if duration(self.wait) > 86_400:
+            raise ValueError(f"wait: a result is waited for at most a day, and a request is void after {MAX_AGE_SECONDS:.0f} s")
+
+    def meets(self, labels: dict[str, str]) -> bool:
+        """Whether it is for an alert with these labels."""
+        return labels.get("alertname") == self.alert and Route(match=self.match, targets=[]).matches(labels)
+
+
+class ReceiverConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The receiver's part of the file."""
+
+    receive: ReceiveSection = ReceiveSection()
+    routes: list[Route] = []
+    actions: list[ActionRule] = []
+    targets: list[str] = []
+    """Names of the ``[[target]]`` tables."""
+
+
+def load_config(path: Path) -> ReceiverConfig:
+    """The receiver's part of the file at ``path``. Raises ``InputError``, with the place in the file."""
+    read = read_toml(path)
+    unknown = sorted(read.keys() - set(SECTIONS))
+    if unknown:
+        raise InputError(path, f"no such section: {unknown[0]}; known are {', '.join(SECTIONS)}")
+    config = ReceiverConfig(
+        receive=converted(path, read.get("receive", {}), ReceiveSection, section="receive"),
+        routes=converted(path, read.get("route", []), list[Route], section="route"),
+        actions=converted(path, read.get("action", []), list[ActionRule], section="action"),
+        targets=_names(read.get("target")),
+    )
+    for number, route in enumerate(config.routes):
+        for target in route.targets:
+            if target not in config.targets:
+                raise InputError(path, f"there is no [[target]] of the name {target!r}", place=f"route[{number}].targets")
+    return config
+
+
+def unknown_alerts(config: ReceiverConfig) -> list[str]:
+    """A line for each action of an alert that is none of ours: the operator may have such, or have mistyped one."""
+    known = runbooks()
+    lines = []
+    for number, rule in enumerate(config.actions):
+        if rule.alert not in known:
+            close = difflib.get_close_matches(rule.alert, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "right if it is one of your own"
+            lines.append(f"action[{number}].alert: rankscope has no alert {rule.alert!r}; {hint}")
+    return lines
+
+
+def _names(targets: object) -> list[str]:
+    """What is wrong with a target is for the sender to say."""
+    tables = targets if isinstance(targets, list) else []
+    return [table["name"] for table in tables if isinstance(table, dict) and isinstance(table.get("name"), str)]

@@ -1,0 +1,89 @@
+"""What the receiver says of itself: counts since it started, as Prometheus reads them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+_HELP: Final = {
+    "rankscope_receiver_deliveries_total": ("counter", "Deliveries accepted, by sender: alertmanager, grafana."),
+    "rankscope_receiver_duplicates_total": ("counter", "Deliveries that had been accepted before, by their webhook-id."),
+    "rankscope_receiver_refused_total": ("counter", "Requests refused, by reason."),
+    "rankscope_receiver_alerts_total": ("counter", "Alerts looked at, by what they were: change, update, reminder, repeated."),
+    "rankscope_receiver_truncated_alerts_total": ("counter", "Alerts that were left out of deliveries."),
+    "rankscope_receiver_enriched_total": ("counter", "Alerts that name a run, by outcome: verdict, no_verdict."),
+    "rankscope_receiver_late_verdicts_total": ("counter", "Verdicts that were looked for after their alerts, by outcome."),
+    "rankscope_receiver_forwarded_total": ("counter", "Messages put into the outbox."),
+    "rankscope_receiver_actions_total": ("counter", "Actions, by kind and outcome."),
+    "rankscope_receiver_waiting": ("gauge", "Accepted deliveries that have not been dealt with."),
+    "rankscope_receiver_oldest_waiting_seconds": ("gauge", "Age of the oldest of them; 0 when there is none."),
+    "rankscope_receiver_writable": ("gauge", "Whether the inbox could be written at the last look."),
+}
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class Counters:
+    """Counts, from any thread. Names and labels are ours, so there are few, and nothing in them needs escaping."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[_Key] = Counter()
+
+    def add(self, name: str, by: int = 1, /, **labels: str) -> None:
+        """Count; ``name`` is without ``rankscope_receiver_`` and ``_total``."""
+        with self._lock:
+            self._counts[f"rankscope_receiver_{name}_total", tuple(sorted(labels.items()))] += by
+
+    def page(self, **gauges: float) -> bytes:
+        """Everything in Prometheus' text format."""
+        values: dict[_Key, float] = {(f"rankscope_receiver_{name}", ()): value for name, value in gauges.items()}
+        with self._lock:
+            values |= self._counts
+        lines = []
+        for name, (kind, text) in _HELP.items():
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+            for (_, labels), value in sorted(item for item in values.items() if item[0][0] == name):
+                pairs = ",".join(f'{label}="{said}"' for label, said in labels)
+                lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
+        return ("\n".join(lines) + "\n").encode()
+
+
+MAX_WAITING: Final = 10_000
+"""Lines; more are lost, and how many is said."""
+CLOSE_S: Final = 2.0
+
+
+class Shown:
+    """Takes lines from any thread and never waits; ``write`` takes them one after the other."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
+        self._lost = 0
+        self._thread = threading.Thread(target=self._run, name="shown", daemon=True)
+        self._thread.start()
+
+    def __call__(self, line: str) -> None:
+        """Show a line, some time."""
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._lost += 1
+
+    def close(self) -> None:
+        """Write what waits, for a moment at most."""
+        try:
+            self._lines.put(None, timeout=CLOSE_S)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            self._write(line)
+            if self._lost:
+                lost, self._lost = self._lost, 0
+                self._write(f"… {lost} lines were lost: they came faster than they could be shown")

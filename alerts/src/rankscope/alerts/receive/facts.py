@@ -1,0 +1,124 @@
+"""What is known of a run when an alert about it goes on, and what of that the alert says."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rankscope.alerts.output import plain
+from rankscope.alerts.owners import ALERTED, STALLED
+from rankscope.analysis.result import Analysis, Finding, Verdict
+from rankscope.analysis.wording import hours_text
+from rankscope.runs.links import overview_url
+
+MAX_TEXT: Final = 2_000
+"""Characters of an annotation: what is in a run, anybody may have written."""
+_FINDINGS: Final = 64
+_TELL_OF: Final[dict[str, tuple[str, ...]]] = {
+    **{kind: (rule.alertname,) for kind, rule in ALERTED.items()},
+    "hang": (STALLED.alertname, "TrainingHangSuspected"),
+}
+"""Kinds of findings, and the alerts that are about them."""
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an analysis what alerts say; or why there is none."""
+
+    problem: str = ""
+    unknown: bool = False
+    """There is no such run here, so there is nobody to ask for anything either."""
+    late: bool = False
+    """There may be a verdict: it was not there in time."""
+    run_id: str = ""
+    by_name: bool = False
+    """The alert did not give the id: the run is the only live one of that name."""
+    simulated: bool = False
+    coverage: float | None = None
+    verdict: Verdict | None = None
+    findings: list[Finding] = []
+    gpu_uuids: dict[int, str] = {}
+    hosts: dict[int, str] = {}
+
+
+def facts_of(analysis: Analysis) -> Facts:
+    """The part of an analysis that is kept."""
+    findings = analysis.findings[:_FINDINGS]
+    named = {analysis.verdict.rank, *(finding.rank for finding in findings)}
+    ranks = [row for row in analysis.ranks if row.rank in named]
+    return Facts(
+        run_id=analysis.source.run_id or "",
+        simulated=analysis.source.simulated,
+        coverage=analysis.source.coverage,
+        verdict=analysis.verdict,
+        findings=findings,
+        gpu_uuids={row.rank: row.gpu_uuid for row in ranks if row.gpu_uuid},
+        hosts={row.rank: row.host for row in ranks if row.host},
+    )
+
+
+def by_name_only(run_id: str) -> str:
+    """What comes before words about a run of which the alert gave only the name."""
+    return f"Run {run_id}, the only live one of that name: "
+
+
+def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str | None) -> dict[str, str]:
+    """What the facts add to an alert with these labels.
+
+    ``verdict`` is the sentence about the run; ``no_verdict`` says why there is none. Cause, cost, rank and what to do next are
+    added where it is what the alert is about: why one rank is slow does not explain that another is gone.
+    """
+    verdict = facts.verdict
+    by_name = {"found_by_name": facts.run_id} if facts.by_name and facts.run_id else {}
+    lead = by_name_only(facts.run_id) if by_name else ""
+    if verdict is None:
+        return {name: _text(text) for name, text in {"no_verdict": f"{lead}{facts.problem}", **by_name}.items()}
+    if facts.simulated:
+        lead = f"[simulated GPUs] {lead}"
+    texts = {
+        **by_name,
+        "verdict": f"{lead}{verdict.summary}",
+        "simulated": "true" if facts.simulated else "",
+        "coverage": "" if facts.coverage is None else f"{facts.coverage:.0%}",
+    }
+    said = labels.get("rank", "")
+    rank = int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else None
+    found = _about(facts, labels.get("alertname", ""), rank)
+    if found is not None:
+        texts |= {
+            "cause": found.cause or "",
+            "explained_by": found.explained_by or "",
+            "phase": found.phase or "",
+            "pattern": found.pattern or "",
+            "confidence": "" if found.confidence is None else f"{found.confidence:.0%}",
+            "slowdown": "" if found.slowdown is None else f"{found.slowdown:.3g}x",
+            "gpu_hours_lost": "" if found.gpu_hours_lost is None else hours_text(found.gpu_hours_lost),
+        }
+        if found.rank is not None:
+            texts |= {
+                "verdict_rank": str(found.rank),
+                "verdict_host": facts.hosts.get(found.rank, ""),
+                "gpu_uuid": facts.gpu_uuids.get(found.rank, ""),
+            }
+            rank = found.rank if rank is None else rank
+    if found is verdict:
+        texts |= {
+            "cost": f"{verdict.cost.amount:.2f} {verdict.cost.currency}" if verdict.cost else "",
+            "next": "\n".join(verdict.next),
+        }
+    if dashboard_url is not None and facts.run_id:
+        texts["dashboard_url"] = overview_url(dashboard_url, facts.run_id, rank=rank)
+    return {name: _text(text) for name, text in texts.items() if text}
+
+
+def _about(facts: Facts, alertname: str, rank: int | None) -> Verdict | Finding | None:
+    """The verdict, or else the costliest finding, that an alert of this name tells of; of its rank where it names one."""
+    verdict = facts.verdict
+    if verdict is not None and alertname in _TELL_OF.get(verdict.kind, ()) and rank in (None, verdict.rank, *verdict.ranks):
+        return verdict
+    of_kind = (finding for finding in facts.findings if alertname in _TELL_OF.get(finding.kind, ()))
+    return next((finding for finding in of_kind if rank in (None, finding.rank)), None)
+
+
+def _text(text: str) -> str:
+    return "\n".join(map(plain, text.split("\n")))[:MAX_TEXT]

@@ -1,0 +1,89 @@
+"""Verdicts that were not there when their alerts had to go on: what is found later follows under the alert's own identity.
+
+That one is owed is in the inbox, so that it is told after a restart, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from rankscope.alerts.alert import UPDATED_AT, rfc3339
+from rankscope.alerts.receive.analyst import Analyst
+from rankscope.alerts.receive.counters import Counters
+from rankscope.alerts.receive.episodes import Episode
+from rankscope.alerts.receive.facts import annotations_of
+from rankscope.alerts.receive.forwarding import Forwarding, forwarded
+from rankscope.alerts.receive.inbox import Action, Inbox
+from rankscope.alerts.receive.known_runs import run_named
+from rankscope.alerts.receive.notification import Arrived
+
+MOST_OWED: Final = 200
+"""Each holds its alert, and is looked at whenever anything happens; beyond that, alerts stay without."""
+TOO_LATE_S: Final = 1800.0
+"""After that nobody waits for it any more."""
+
+
+class LateVerdicts:
+    """The verdicts that are owed. Everything here raises ``InboxError``, and ``run_due`` also ``OutboxError``."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        analyst: Analyst,
+        forwarding: Forwarding,
+        *,
+        counters: Counters,
+        dashboard_url: str | None,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._inbox = inbox
+        self._analyst = analyst
+        self._forwarding = forwarding
+        self._counters = counters
+        self._dashboard_url = dashboard_url
+        self._clock = clock
+
+    def owed(self, alert: Arrived, episode: Episode, *, besides: int) -> Action | None:
+        """What has to be in the inbox so that the verdict follows; ``besides`` so many of the same delivery."""
+        if self._inbox.verdicts_owed_count() + besides >= MOST_OWED:
+            return None
+        return Action(
+            kind="verdict",
+            fingerprint=alert.fingerprint,
+            starts_unix_ns=episode.starts_unix_ns,
+            run_id=alert.labels.get("run_id", ""),
+            created_unix_ns=self._clock(),
+            steps=0,
+            alert=msgspec.json.encode(alert),
+        )
+
+    def run_due(self) -> None:
+        """Tell what is known by now."""
+        for action in self._inbox.verdicts_owed():
+            if self._settled(action):
+                self._inbox.forget(action)
+
+    def _settled(self, action: Action) -> bool:
+        """Whether there is nothing more to wait for: it was told, the alert is over, or there is no verdict to be had."""
+        if abs(self._clock() - action.created_unix_ns) > TOO_LATE_S * 1e9:
+            return True
+        episode = self._inbox.episode(action.fingerprint)
+        if episode is None or episode.status == "resolved" or episode.starts_unix_ns != action.starts_unix_ns:
+            return True
+        alert = msgspec.json.decode(action.alert, type=Arrived)
+        named = run_named(alert.labels)
+        assert named is not None, "a verdict is owed about a run"
+        facts = self._analyst.facts(named)
+        if facts is None or facts.late:
+            return False
+        self._counters.add("late_verdicts", outcome="no_verdict" if facts.verdict is None else "verdict")
+        if facts.verdict is not None:
+            words = annotations_of(facts, alert.labels, dashboard_url=self._dashboard_url)
+            words[UPDATED_AT] = rfc3339(self._clock())
+            follow_up = forwarded(alert, episode, words, revision=f"verdict-{action.number}")
+            self._counters.add("forwarded", self._forwarding.put([follow_up]))
+        return True

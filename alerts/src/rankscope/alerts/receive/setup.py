@@ -1,0 +1,264 @@
+"""Putting a receiver together from its file and the command line, and serving."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from rankscope.alerts.address import Address, bind, host_port, is_loopback
+from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.outbox_file import OutboxError
+from rankscope.alerts.deliver.signing import SecretError, SecretPlace, SecretUnavailableError, parse_secret
+from rankscope.alerts.output import plain, print_line
+from rankscope.alerts.receive.actor import Actor
+from rankscope.alerts.receive.analyst import Analyst
+from rankscope.alerts.receive.app import ReceiverApp
+from rankscope.alerts.receive.authentication import UNGUESSABLE, Known, Ways
+from rankscope.alerts.receive.config import ReceiverConfig, ReceiveSection, load_config, unknown_alerts
+from rankscope.alerts.receive.counters import Counters, Shown
+from rankscope.alerts.receive.forwarding import Forwarding
+from rankscope.alerts.receive.inbox import Inbox
+from rankscope.alerts.receive.known_runs import KnownRuns, absent
+from rankscope.alerts.receive.late_verdicts import LateVerdicts
+from rankscope.alerts.receive.server import serve as serve_app
+from rankscope.alerts.receive.worker import Policy, Worker
+from rankscope.alerts.toml_file import duration
+from rankscope.alerts.watch.state import state_home
+from rankscope.runs.decoders import make_decoders
+from rankscope.runs.errors import InputError
+
+DEFAULT_LISTEN: Final = "127.0.0.1:9099"
+STOP_S: Final = 10.0
+"""What is being dealt with at the end gets this long; the rest is in the inbox."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that was said about a receiver."""
+
+    config: ReceiverConfig
+    config_file: Path | None
+    folder: Path
+    """Paths in the file are meant from here."""
+    listen: tuple[str, int]
+    runs: tuple[Path, ...]
+    dashboard_url: str | None
+    state: Path | None
+    """``None``: in memory."""
+    out: Path | None
+
+    @property
+    def certificate(self) -> tuple[Path, Path] | None:
+        """Files of the certificate and its key."""
+        receive = self.config.receive
+        if receive.tls_cert is None or receive.tls_key is None:
+            return None
+        return self.folder / receive.tls_cert, self.folder / receive.tls_key
+
+
+def settings(
+    file: Path | None,
+    *,
+    listen: tuple[str, int] | None,
+    runs: Sequence[Path],
+    dashboard_url: str | None,
+    state: Path | None,
+    out: Path | None,
+) -> Settings:
+    """What the file and the command line say; the latter comes first. Raises ``InputError``, and usage errors of click."""
+    config = ReceiverConfig() if file is None else load_config(file)
+    receive = config.receive
+    folder = Path() if file is None else file.parent
+    folders = tuple(runs) or tuple(folder / root for root in receive.runs)
+    for root in folders:
+        try:
+            os.scandir(root).close()
+        except NotADirectoryError as error:
+            raise InputError(root, f"cannot look for runs here: {error.strerror}") from error
+        except OSError:  # a file server may come back, and who is on call has to hear of the rest
+            pass
+    if config.actions and not folders:
+        raise click.UsageError("there are actions, and no runs to ask: name folders of runs with --runs")
+    if state is None and file is not None:
+        state = state_home() / "receiver" if receive.state is None else folder / receive.state
+    return Settings(
+        config=config,
+        config_file=file,
+        folder=folder,
+        listen=listen or Address().convert(receive.listen or DEFAULT_LISTEN, None, None),
+        runs=folders,
+        dashboard_url=dashboard_url or receive.dashboard_url,
+        state=state,
+        out=out,
+    )
+
+
+class Receiving:
+    """A receiver: the application, and the threads that deal with what it accepts."""
+
+    def __init__(self, chosen: Settings) -> None:
+        self._chosen = chosen
+        self._show: Callable[[str], object] = print_line
+        self._reported: Callable[[str], None] = _report
+        self._counters = Counters()
+        self._ways = ways(chosen.config.receive, folder=chosen.folder, report=self._report)
+        host, _ = chosen.listen
+        if not self._ways.any and not is_loopback(host):
+            raise click.UsageError(
+                f"{host} can be reached from other machines, where anyone could send and read alerts; say in [receive] of "
+                "--config who may: bearer, basic, webhook_secrets or grafana_secrets"
+            )
+
+    def _report(self, line: str) -> None:
+        self._reported(line)
+
+    def serve(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises ``InputError``."""
+        chosen = self._chosen
+        host, port = chosen.listen
+        with ExitStack() as stack:
+            shown, reported = Shown(print_line), Shown(_report)
+            for lines in (shown, reported):
+                stack.callback(lines.close)
+            self._show, self._reported = shown, reported
+            for line in unknown_alerts(chosen.config):
+                self._reported(f"{chosen.config_file}: {line}")
+            for where in self._ways.guessable:
+                short = f"fewer than {UNGUESSABLE} characters"
+                self._reported(f"{where}: {short}: nobody who sends it is heard while others guess from the same address")
+            for root, reason in absent(chosen.runs).items():
+                self._reported(f"{root}: cannot look for runs here: {reason}; tried again with every alert")
+            inbox = stack.enter_context(Inbox(chosen.state, report=self._reported))
+            forwarding = self._forwarding(stack)
+            sock = bind(host, port)
+            # Threads end before the files are closed.
+            woken = self._begin(stack, inbox, forwarding)
+            app = ReceiverApp(
+                inbox,
+                show=self._show,
+                report=self._reported,
+                out=chosen.out,
+                ways=self._ways,
+                counters=self._counters,
+                accepted=woken.set,
+            )
+            scheme = "http" if chosen.certificate is None else "https"
+            said = f"listening on {scheme}://{host_port(host, sock.getsockname()[1])}/webhook"
+            serve_app(app, sock, certificate=chosen.certificate, report=self._reported, begins=lambda: click.echo(said, err=True))
+
+    def _begin(self, stack: ExitStack, inbox: Inbox, forwarding: Forwarding | None) -> threading.Event:
+        chosen, receive = self._chosen, self._chosen.config.receive
+        woken, asked, stopping = threading.Event(), threading.Event(), threading.Event()
+        runs = KnownRuns(chosen.runs)
+        within_s = duration(receive.enrich_within)
+        analyst = Analyst(runs, waits_s=within_s, ready=woken.set) if chosen.runs else None
+        late = None
+        if analyst is not None and forwarding is not None:
+            late = LateVerdicts(inbox, analyst, forwarding, counters=self._counters, dashboard_url=chosen.dashboard_url)
+        worker = Worker(
+            inbox,
+            policy=Policy(
+                repeat_after_s=duration(receive.repeat_after),
+                enrich_within_s=within_s,
+                dashboard_url=chosen.dashboard_url,
+                rules=chosen.config.actions,
+            ),
+            counters=self._counters,
+            report=self._reported,
+            forwarding=forwarding,
+            analyst=analyst,
+            late=late,
+            acted=asked.set,
+        )
+        threads = [threading.Thread(target=worker.run, args=(woken, stopping), name="worker", daemon=True)]
+        if chosen.config.actions:
+            actor = Actor(
+                inbox,
+                runs=KnownRuns(chosen.runs),
+                rules=chosen.config.actions,
+                counters=self._counters,
+                show=self._show,
+                report=self._reported,
+                forwarding=forwarding,
+                dashboard_url=chosen.dashboard_url,
+            )
+            threads.append(threading.Thread(target=actor.run, args=(asked, stopping), name="actor", daemon=True))
+
+        def end() -> None:
+            stopping.set()
+            for event in (woken, asked):
+                event.set()
+            if analyst is not None:
+                analyst.stop()
+            for thread in threads:
+                thread.join(STOP_S)
+
+        stack.callback(end)
+        make_decoders()
+        if analyst is not None:
+            analyst.start()
+        for thread in threads:
+            thread.start()
+        woken.set()
+        return woken
+
+    def _forwarding(self, stack: ExitStack) -> Forwarding | None:
+        """With a sender of its own; ``None`` without targets."""
+        chosen = self._chosen
+        if chosen.config_file is None or not chosen.config.targets:
+            return None
+        from rankscope.alerts.deliver.sender import Sender
+        from rankscope.alerts.deliver.targets import load_targets
+
+        targets = load_targets(chosen.config_file, absent=self._reported)
+        try:
+            outbox = Outbox(None if chosen.state is None else chosen.state / "receiver.outbox", report=self._reported)
+        except OutboxError as error:
+            raise InputError(chosen.state or "the outbox", str(error)) from error
+        stack.callback(outbox.close)
+        sender = Sender(outbox, targets, report=self._reported)
+        stack.callback(sender.stop)
+        sender.start()
+        return Forwarding(
+            outbox,
+            targets={target.name: target.most_alerts for target in targets},
+            routes=chosen.config.routes,
+            external_url=chosen.dashboard_url or "",
+            woken=sender.wake,
+        )
+
+
+def ways(receive: ReceiveSection, *, folder: Path, report: Callable[[str], object]) -> Ways:
+    """Who may send; files are looked for in ``folder``. Raises ``InputError`` for a secret that is not there, or is none."""
+
+    def known(place: SecretPlace) -> Known:
+        secret = place.secret(folder)
+        try:
+            return Known(secret, report=report)
+        except SecretUnavailableError as error:
+            raise InputError(secret.where, str(error).removeprefix(f"{secret.where}: ")) from error
+
+    signed = [known(place) for place in receive.webhook_secrets]
+    for one in signed:
+        try:
+            parse_secret(one.value.decode())
+        except SecretError as error:
+            raise InputError(one.where, f"no secret of Standard Webhooks: {error}") from error
+    return Ways(
+        bearer=[known(place) for place in receive.bearer],
+        basic=[(source.user, known(source.password)) for source in receive.basic],
+        signed=signed,
+        grafana=[known(place) for place in receive.grafana_secrets],
+        grafana_timestamp_header=receive.grafana_timestamp_header,
+    )
+
+
+def _report(line: str) -> None:
+    print_line(f"rankscope: {plain(' '.join(line.split()))}", err=True)

@@ -1,0 +1,249 @@
+"""What is done about accepted deliveries: find what is news, enrich it, pass it on, note what to ask runs for.
+
+A delivery is dealt with when its messages are in the outbox and then, in one transaction, what we know of its alerts is in
+the inbox. A process that is killed in between does it again, and the outbox knows the messages by their ids.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
+from rankscope.alerts.deliver.outbox_file import OutboxError
+from rankscope.alerts.receive.analyst import Analyst
+from rankscope.alerts.receive.config import ActionRule
+from rankscope.alerts.receive.counters import Counters
+from rankscope.alerts.receive.episodes import Episode, News, next_episode, wanted_actions
+from rankscope.alerts.receive.facts import Facts, annotations_of
+from rankscope.alerts.receive.forwarding import Forwarded, Forwarding, forwarded
+from rankscope.alerts.receive.inbox import Action, Delivery, Inbox, InboxError, settle
+from rankscope.alerts.receive.known_runs import run_named
+from rankscope.alerts.receive.late_verdicts import LateVerdicts
+from rankscope.alerts.receive.notification import Arrived, Notification, NotUnderstoodError, read_notification
+
+BATCH: Final = 64
+"""Deliveries that are read at a time."""
+LOOK_S: Final = 0.5
+TROUBLE_S: Final = 5.0
+"""Until the next try after something could not be written."""
+PRUNE_S: Final = 600.0
+PRUNE_DELIVERIES: Final = 100
+POISON_S: Final = 60.0
+"""Until a delivery that we fail at is tried again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How alerts are dealt with."""
+
+    repeat_after_s: float = 4 * 3600.0
+    enrich_within_s: float = 20.0
+    dashboard_url: str | None = None
+    rules: Sequence[ActionRule] = ()
+
+
+@dataclass(slots=True)
+class _News:
+    """Of one delivery: the alerts that somebody has to hear of, and the episodes after it."""
+
+    episodes: dict[str, Episode] = field(default_factory=dict)
+    alerts: list[tuple[Arrived, Episode, News]] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+
+
+class Worker:
+    """Deals with what is in the inbox. Without ``forwarding`` nobody is told; without ``analyst`` nothing is enriched.
+
+    What is not analysed in time is told by ``late``, if there is that.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        *,
+        policy: Policy,
+        counters: Counters,
+        report: Callable[[str], object],
+        forwarding: Forwarding | None = None,
+        analyst: Analyst | None = None,
+        late: LateVerdicts | None = None,
+        acted: Callable[[], object] = lambda: None,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._inbox = inbox
+        self._policy = policy
+        self._counters = counters
+        self._report = report
+        self._forwarding = forwarding
+        self._analyst = analyst
+        self._late = late
+        self._acted = acted
+        self._clock = clock
+        self._began_unix_ns = clock()
+        self._waits: dict[int, float] = {}
+        """Deliveries that wait for an analysis, and when they were first looked at, by a clock that nobody sets."""
+        self._pruned = -math.inf
+        self._since_pruned = 0
+        self._poison: dict[int, float] = {}
+        """Deliveries that we failed at, and when."""
+        self._trouble = ""
+
+    def run(self, woken: threading.Event, stopping: threading.Event) -> None:
+        """Until it is to stop; ``woken`` says that there may be something to do."""
+        while not stopping.is_set():
+            woken.wait(LOOK_S)
+            woken.clear()
+            try:
+                while not stopping.is_set() and self.run_due():
+                    pass
+                self._trouble = ""
+            except (InboxError, OutboxError, OSError) as error:
+                self._troubled(str(error), stopping)
+            except Exception as error:  # noqa: BLE001 - a fault of ours costs one try, not all alerts to come
+                self._troubled(f"internal fault: {type(error).__name__}: {error}", stopping)
+
+    def _troubled(self, what: str, stopping: threading.Event) -> None:
+        if what != self._trouble:
+            self._trouble = what
+            self._report(f"{what}; what was accepted is kept, and tried again")
+        stopping.wait(TROUBLE_S)
+
+    def run_due(self) -> bool:
+        """Deal with what can be dealt with now; returns whether that was anything. Raises ``InboxError`` and ``OutboxError``."""
+        held: set[str] = set()
+        done = 0
+        last = 0
+        while batch := self._inbox.waiting(BATCH, after=last):
+            done += sum([self._looked_at(delivery, held) for delivery in batch])
+            last = batch[-1].number
+        if self._late is not None:
+            self._late.run_due()
+        self._since_pruned += done
+        if self._since_pruned >= PRUNE_DELIVERIES or time.monotonic() - self._pruned > PRUNE_S:
+            self._inbox.prune(now_unix_ns=self._clock())
+            self._pruned, self._since_pruned = time.monotonic(), 0
+        return done > 0
+
+    def _looked_at(self, delivery: Delivery, held: set[str]) -> bool:
+        """Deal with a delivery, unless it has to wait; then nothing else about its alerts may overtake it."""
+        try:
+            said = read_notification(delivery.body)
+        except NotUnderstoodError as error:  # accepted by another version of ours
+            self._report(f"delivery {delivery.number} was accepted and is not understood: {error}")
+            said = Notification(source="alertmanager", receiver="", group_key="", external_url="", truncated_alerts=0, alerts=[])
+        about = {alert.fingerprint for alert in said.alerts}
+        if about & held or not self._tried(delivery, said):
+            held |= about
+            return False
+        self._waits.pop(delivery.number, None)
+        return True
+
+    def _tried(self, delivery: Delivery, said: Notification) -> bool:
+        """Deal with it; one that we fail at, which is a fault of ours, stays where it is and does not keep the others."""
+        if time.monotonic() - self._poison.get(delivery.number, -math.inf) < POISON_S:
+            return False
+        try:
+            done = self._deal_with(delivery, said)
+        except (InboxError, OutboxError, OSError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, alerts of others must go out
+            if delivery.number not in self._poison:
+                self._report(f"internal fault: delivery {delivery.number} is left for later: {type(error).__name__}: {error}")
+            self._poison[delivery.number] = time.monotonic()
+            return False
+        self._poison.pop(delivery.number, None)
+        return done
+
+    def _deal_with(self, delivery: Delivery, said: Notification) -> bool:
+        now = self._clock()
+        news = self._news(said.alerts, now)
+        facts = self._facts(delivery, news)
+        if facts is None:
+            return False
+        actions: list[Action] = []
+        told: list[Forwarded] = []
+        for alert, episode, what in news.alerts:
+            words = self._words(alert, episode, facts.get(alert.fingerprint), actions)
+            if what == "reminder":
+                words |= {"reminder": str(episode.told - 1), UPDATED_AT: rfc3339(episode.told_unix_ns)}
+            told.append(forwarded(alert, episode, words))
+        if self._forwarding is not None and told:
+            self._counters.add("forwarded", self._forwarding.put(told))
+        with self._inbox.transaction() as db:
+            settle(db, delivery.number, list(news.episodes.values()), actions, now_unix_ns=now)
+        for kind in news.kinds:
+            self._counters.add("alerts", what=kind)
+        self._counters.add("truncated_alerts", said.truncated_alerts)
+        if actions:
+            self._acted()
+        return True
+
+    def _words(self, alert: Arrived, episode: Episode, known: Facts | None, actions: list[Action]) -> dict[str, str]:
+        """What we say about an alert; what it makes us do is added to ``actions``."""
+        words: dict[str, str] = {}
+        if known is not None:
+            words = annotations_of(known, alert.labels, dashboard_url=self._policy.dashboard_url)
+            self._counters.add("enriched", outcome="no_verdict" if known.verdict is None else "verdict")
+            if known.late and self._late is not None and (owed := self._late.owed(alert, episode, besides=len(actions))):
+                words["no_verdict"] += "; it follows when it is there"
+                actions.append(owed)
+        rules = () if known is not None and known.unknown else self._policy.rules
+        run_id = "" if known is None else known.run_id
+        now = self._clock()
+        for kind, text, action in wanted_actions(rules, alert, episode, self._inbox, actions, run_id=run_id, now_unix_ns=now):
+            words[f"{kind}_asked"] = text
+            if action is None:
+                self._counters.add("actions", kind=kind, outcome="rate_limited")
+            else:
+                actions.append(action)
+        return words
+
+    def _news(self, alerts: Sequence[Arrived], now_unix_ns: int) -> _News:
+        news = _News()
+        for alert in alerts:
+            known = news.episodes.get(alert.fingerprint) or self._inbox.episode(alert.fingerprint)
+            episode, what = next_episode(
+                known,
+                fingerprint=alert.fingerprint,
+                status=alert.status,
+                starts_unix_ns=alert.starts_unix_ns,
+                now_unix_ns=now_unix_ns,
+                repeat_after_s=self._policy.repeat_after_s,
+                updated_unix_ns=unix_ns(alert.annotations.get(UPDATED_AT, "")),
+            )
+            news.episodes[alert.fingerprint] = episode
+            news.kinds.append(what or "repeated")
+            if what is not None:
+                news.alerts.append((alert, episode, what))
+        return news
+
+    def _waited_s(self, delivery: Delivery) -> float:
+        """For how long a delivery has waited since it came, or since we are here; no less when the clock is set back."""
+        since = self._waits.setdefault(delivery.number, time.monotonic())
+        came = max(delivery.received_unix_ns, self._began_unix_ns)
+        return max(time.monotonic() - since, (self._clock() - came) / 1e9)
+
+    def _facts(self, delivery: Delivery, news: _News) -> dict[str, Facts] | None:
+        """What is known, by fingerprint, for the alerts that name a run and fire; ``None``: wait."""
+        if self._analyst is None:
+            return {}
+        late = self._waited_s(delivery) >= self._policy.enrich_within_s
+        found: dict[str, Facts] = {}
+        waits = False
+        for alert, _, _ in news.alerts:
+            named = run_named(alert.labels)
+            if named is None or alert.status != "firing":
+                continue
+            facts = self._analyst.facts(named)
+            if facts is None:
+                if not late:
+                    waits = True
+                    continue
+                facts = Facts(problem=f"the run was not analysed within {self._policy.enrich_within_s:g} s", late=True)
+            found[alert.fingerprint] = facts
+        return None if waits else found

@@ -1,0 +1,73 @@
+"""``rankscope alerts replay``. What needs an extra is imported when it is used."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Literal
+
+import click
+import msgspec
+
+from rankscope.alerts.options import format_option, seconds
+from rankscope.alerts.output import progress_line
+from rankscope.alerts.watch.budgets import budgets, judging_options
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--rule", "rules", multiple=True, metavar="NAME", help="Alert to replay. Repeatable.  [default: all of the watcher's]"
+)
+@click.option("--interval", type=seconds, metavar="DURATION", help="Time between evaluations.  [default: 5s]")
+@click.option("--fire-after", type=click.IntRange(1), help="Consecutive evaluations to fire.  [default: 3]")
+@click.option("--resolve-after", type=click.IntRange(1), help="Consecutive evaluations to resolve.  [default: 3]")
+@judging_options
+@format_option("json: one object, of the schema that `rankscope schema replay` prints.")
+def replay(
+    run: Path,
+    *,
+    rules: tuple[str, ...],
+    interval: float | None,
+    fire_after: int | None,
+    resolve_after: int | None,
+    least_firing: float,
+    silent_after: float,
+    silent_steps: float,
+    budget: tuple[str, ...],
+    format_: Literal["text", "json"],
+) -> None:
+    """Would the watcher have fired over a recorded RUN, when, for which rank, and when would it have ended?
+
+    The run grows before the watcher as it did when it was recorded. Nothing is delivered, and nothing is written into the run.
+    --least-firing, --silent-after, --silent-steps and --budget are those of `rankscope alerts watch`.
+
+    Prometheus rules are not replayed: test thresholds with `promtool test rules`, or query the rule's expression in Grafana.
+
+    \b
+    Examples:
+      rankscope alerts replay runs/llama
+      rankscope alerts replay runs/llama --budget input=40%
+      rankscope alerts replay runs/llama --rule TrainingStraggler --format json
+
+    Exit status: 0 done, whether anything would have fired or not, 2 no such alert, 3 the run cannot be read.
+    """  # noqa: D301 - \b is for click
+    from rankscope.alerts.replay.replay import INTERVAL_S, WATCHER_RULES, How, replay_run
+    from rankscope.alerts.replay.result import replay_text
+    from rankscope.alerts.watch.ledger import Policy
+    from rankscope.alerts.watch.life import Patience
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: the copy of the run is removed, too
+        signal.signal(number, signal.default_int_handler)
+    if unknown := [rule for rule in rules if rule not in WATCHER_RULES]:
+        raise click.UsageError(f"the watcher has no alert {unknown[0]!r}; it has {', '.join(WATCHER_RULES)}")
+    with progress_line() as say:
+        how = How(
+            interval_s=interval or INTERVAL_S,
+            policy=Policy(fire_after or 3, resolve_after or 3, least_firing),
+            patience=Patience(silent_after_s=silent_after, silent_steps=silent_steps),
+            budgets=budgets(budget),
+            progress=lambda percent: say(f"replaying the watcher: {percent} % of the run"),
+        )
+        result = replay_run(run, rules, how=how)
+    click.echo(msgspec.json.encode(result).decode() if format_ == "json" else replay_text(result))

@@ -1,0 +1,248 @@
+"""A recorded run as it was at a moment: a folder that grows as the run's folder did while it was recorded.
+
+A record counts as written the moment that what it is about was over; in truth the recorder takes up to a second longer, and for
+a profiled step some seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from rankscope.runs.follow import is_compacted
+from rankscope.runs.paths import RankStream, Stream, attempt_dir, host_dir, rank_dir, segment
+from rankscope.runs.reader import RunReader
+from rankscope.runs.segments import MAX_LINE_BYTES, list_segments, open_regular
+from rankscope.runs.writer import JsonLinesWriter, append_whole, create_run, make_folder, write_record
+
+READ_BYTES: Final = 32 * 1024
+"""At once: a thousand ranks have three streams each."""
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class LinesInTime(Generic[_T]):
+    """Lines of ``segments``, in their order. ``moment`` tells when a record of ``kind`` was there, in unix nanoseconds.
+
+    A line that is no record comes with the one before it: whoever reads it finds the same damage. Segments that cannot be read
+    are added to ``unreadable``.
+    """
+
+    def __init__(self, segments: Sequence[Path], kind: type[_T], moment: Callable[[_T], int], *, unreadable: list[Path]) -> None:
+        self._unreadable = unreadable
+        self._segments = deque(segments)
+        self._at = 0
+        self._decoder = msgspec.json.Decoder(kind)
+        self._moment = moment
+        self._last_unix_ns = 0
+        self._ready: deque[tuple[int, bytes]] = deque()
+
+    @property
+    def next_unix_ns(self) -> int | None:
+        """When the next line is there; ``None`` when there is none."""
+        while not self._ready and self._segments:
+            self._read()
+        return self._ready[0][0] if self._ready else None
+
+    def until(self, unix_ns: int) -> bytes:
+        """The lines that come by then, each with its newline."""
+        taken: list[bytes] = []
+        while (moment := self.next_unix_ns) is not None and moment <= unix_ns:
+            taken.append(self._ready.popleft()[1])
+        return b"".join(taken)
+
+    def _read(self) -> None:
+        """Read on in the first segment that is left; drop it when there is no whole line any more."""
+        try:
+            with open_regular(self._segments[0]) as file:
+                file.seek(self._at)
+                data = file.read(READ_BYTES)
+                if len(data) == READ_BYTES and b"\n" not in data:
+                    data += file.read(MAX_LINE_BYTES)
+        except OSError:
+            self._unreadable.append(self._segments[0])
+            data = b""
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        if not whole:
+            self._segments.popleft()
+            self._at = 0
+        for line in whole.split(b"\n")[:-1]:
+            self._ready.append((self._when(line), line + b"\n"))
+
+    def _when(self, line: bytes) -> int:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            self._last_unix_ns = max(self._last_unix_ns, self._moment(self._decoder.decode(line)))
+        return self._last_unix_ns
+
+
+KEPT_BYTES: Final = 256 * 1024
+"""Of each stream of a rank: who follows a run has read what is older."""
+
+_AT_START: Final[dict[str, Any]] = {
+    "end_unix_ns": None,
+    "end_reason": None,
+    "dropped_records": 0,
+    "unconfirmed_records": 0,
+    "missed_windows": 0,
+    "recorder_cost_us": None,
+    "window_cost_us": None,
+    "windows": 0,
+    "disabled_reason": None,
+}
+"""What a rank's ``rank.json`` says only when it has ended."""
+
+
+class _Step(msgspec.Struct):
+    start_unix_ns: int
+    wall_us: float
+
+
+class _Window(msgspec.Struct):
+    start_unix_ns: int
+    window_us: float
+
+
+class _Collective(msgspec.Struct):
+    end_unix_ns: int
+
+
+class _Sample(msgspec.Struct):
+    unix_ns: int
+
+
+_OF_RANKS: Final[tuple[RankStream, ...]] = ("steps", "windows", "collectives")
+_ALL: Final = 1 << 80
+"""Nanoseconds: later than any record can say."""
+_LONGEST_US: Final = 1e18
+"""Of a record; what says more is damaged."""
+_ROWS_AT_ONCE: Final = 512
+
+
+def _end_ns(start_unix_ns: int, us: float) -> int:
+    return start_unix_ns + int(max(-_LONGEST_US, min(us, _LONGEST_US)) * 1000)
+
+
+_KINDS: Final[dict[Stream, tuple[type[Any], Any]]] = {
+    "steps": (_Step, lambda one: _end_ns(one.start_unix_ns, one.wall_us)),
+    "windows": (_Window, lambda one: _end_ns(one.start_unix_ns, one.window_us)),
+    "collectives": (_Collective, lambda one: one.end_unix_ns),
+    "gpu": (_Sample, lambda one: one.unix_ns),
+}
+"""When a record was there. Kernels, which tell no time, only make for more advice, and are left out."""
+
+
+class GrowingRun:
+    """``run``, growing in ``folder``, which is empty. Raises ``RankscopeError`` when ``run`` cannot be read, and ``OSError``.
+
+    ``latest_unix_ns``: nothing was there later, whatever a damaged record says.
+    """
+
+    def __init__(self, run: Path, folder: Path, *, latest_unix_ns: int) -> None:
+        reader = RunReader(run)
+        # With a space, so that commands quote it: then they can be told from messages when they are to name the run instead.
+        self.path = folder / "growing run" / run.resolve().name
+        self.unreadable: list[Path] = []
+        """Files and folders of which nothing could be read so far."""
+        self.info = reader.info
+        self._latest_unix_ns = latest_unix_ns
+        self._files: deque[tuple[int, Path, msgspec.Struct]] = deque()
+        self._copies: list[_Copy] = []
+        create_run(self.path, reader.info)
+        for attempt in reader.attempts():
+            whole = run
+            if is_compacted(run, attempt):
+                whole = folder / "whole"
+                _unpack(reader, attempt, whole)
+            self._add_attempt(reader, attempt, whole)
+        for host in reader.hosts():
+            self._add(host_dir(run, host), host_dir(self.path, host), "gpu")
+        self._files = deque(sorted(self._files, key=lambda one: one[0]))
+        self.end_unix_ns = self._files[-1][0] if self._files else self.info.start_unix_ns
+        """When the last rank that said so ended, or began."""
+
+    @property
+    def next_unix_ns(self) -> int | None:
+        """When it grows next; ``None`` when it is as the run is."""
+        moments = [copy.lines.next_unix_ns for copy in self._copies]
+        if self._files:
+            moments.append(self._files[0][0])
+        known = [moment for moment in moments if moment is not None]
+        return min(*known, self._latest_unix_ns) if known else None
+
+    def advance(self, unix_ns: int) -> None:
+        """Let it be as it was at a moment. Raises ``OSError``."""
+        until = unix_ns if unix_ns < self._latest_unix_ns else _ALL
+        while self._files and self._files[0][0] <= until:
+            _, path, record = self._files.popleft()
+            write_record(path, record)
+        for copy in self._copies:
+            copy.advance(until)
+
+    def _add_attempt(self, reader: RunReader, attempt: int, whole: Path) -> None:
+        about = reader.attempt(attempt)
+        began = self.info.start_unix_ns if about is None else about.start_unix_ns
+        if about is not None:
+            self._files.append((began, attempt_dir(self.path, attempt) / "attempt.json", about))
+        for rank in reader.ranks(attempt):
+            folder = rank_dir(self.path, attempt, rank)
+            info = reader.rank(attempt, rank)
+            if info is not None:
+                at_start = msgspec.structs.replace(info, **_AT_START)
+                self._files.append((info.start_unix_ns, folder / "rank.json", at_start))
+                if info.end_unix_ns is not None:
+                    self._files.append((max(info.start_unix_ns, info.end_unix_ns), folder / "rank.json", info))
+            for stream in _OF_RANKS:
+                self._add(rank_dir(whole, attempt, rank), folder, stream)
+
+    def _add(self, source: Path, folder: Path, stream: Stream) -> None:
+        try:
+            segments = list_segments(source, stream)
+        except FileNotFoundError:
+            return
+        except OSError:
+            self.unreadable.append(source)
+            return
+        lines = LinesInTime(segments, *_KINDS[stream], unreadable=self.unreadable)
+        self._copies.append(_Copy(lines, folder, stream))
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A stream, and where it goes."""
+
+    lines: LinesInTime[Any]
+    folder: Path
+    stream: Stream
+    number: int = 0
+    size: int = 0
+
+    def advance(self, unix_ns: int) -> None:
+        data = self.lines.until(unix_ns)
+        if not data:
+            return
+        if self.size >= KEPT_BYTES:
+            segment(self.folder, self.stream, self.number - 1).unlink(missing_ok=True)
+            self.number, self.size = self.number + 1, 0
+        make_folder(self.folder)
+        append_whole(segment(self.folder, self.stream, self.number), data)
+        self.size += len(data)
+
+
+def _unpack(reader: RunReader, attempt: int, folder: Path) -> None:
+    """The records of a compacted attempt as JSON Lines: what grows does so line by line."""
+    for rank in reader.ranks(attempt):
+        rows = {"steps": reader.steps, "windows": reader.windows, "collectives": reader.collectives}
+        for stream in _OF_RANKS:
+            writer = JsonLinesWriter(rank_dir(folder, attempt, rank), stream)
+            left = rows[stream](attempt, rank)
+            while some := list(islice(left, _ROWS_AT_ONCE)):
+                writer.append(*some)
+            writer.close()

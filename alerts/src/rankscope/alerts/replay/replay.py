@@ -1,0 +1,269 @@
+"""Would it have fired? The watcher over a recorded run, which grows before it as it grew when it was recorded.
+
+The watcher is the real one, with a clock that is put forward; nobody is told anything, and nothing is written into the run.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.alerts.deliver.delivery import Delivery
+from rankscope.alerts.output import Event
+from rankscope.alerts.owners import WATCHER_ALERTS
+from rankscope.alerts.replay.growing_run import GrowingRun
+from rankscope.alerts.replay.result import Replay, Replayed, Spell
+from rankscope.alerts.watch.budgets import Budgets
+from rankscope.alerts.watch.findings import candidates
+from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.alerts.watch.life import Patience
+from rankscope.alerts.watch.runs import RESTART_GRACE_S, why_unreadable
+from rankscope.alerts.watch.watcher import FORGET_AFTER_S, Options, Watcher
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.result import Analysis, Evidence, Finding
+from rankscope.runs.errors import InputError
+
+INTERVAL_S: Final = 5.0
+"""Between evaluations, as of ``rankscope alerts watch``."""
+LEAST_FIRING_S: Final = 60.0
+LOOKED_ON_S: Final = 1200.0
+"""So long a run that does not grow is looked at as often as if it did; what lasts longer than that lasts."""
+
+WATCHER_RULES: Final = WATCHER_ALERTS
+"""Names of the alerts that the watcher knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """How the watcher watches: as ``rankscope alerts watch`` does unless told otherwise.
+
+    ``progress`` gets how much of the run has passed, in percent.
+    """
+
+    interval_s: float = INTERVAL_S
+    policy: Policy = field(default_factory=lambda: Policy(least_firing_s=LEAST_FIRING_S))
+    patience: Patience = field(default_factory=Patience)
+    budgets: Budgets = field(default_factory=Budgets)
+    progress: Callable[[int], None] = lambda _percent: None
+
+
+def replay_run(run: Path, rules: Sequence[str] = (), *, how: How | None = None) -> Replay:
+    """Those of ``WATCHER_RULES`` (all of them when there are none) over a run. Raises ``RankscopeError``."""
+    with naming_the_folder(), tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
+        growing = GrowingRun(run, Path(folder), latest_unix_ns=time.time_ns())
+        replaying = _Replaying(run, growing, how or How())
+        replaying.go()
+    return replaying.result(rules or WATCHER_RULES)
+
+
+@contextmanager
+def naming_the_folder() -> Iterator[None]:
+    """What a full disk says, with where the room is missing. Raises ``InputError`` for ``OSError``."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            error.filename or tempfile.gettempdir(),
+            f"{error.strerror or error}; a copy of the run lies there meanwhile: TMPDIR names another place",
+        ) from error
+
+
+class _Replaying:
+    """A watcher, its clock, and what it has said so far."""
+
+    def __init__(self, run: Path, growing: GrowingRun, how: How) -> None:
+        self._run = run
+        self._growing = growing
+        self._how = how
+        self._interval_ns = int(how.interval_s * 1e9)
+        self._start_unix_ns = self._now = min(growing.info.start_unix_ns, growing.next_unix_ns or growing.info.start_unix_ns)
+        self._evaluations = 0
+        self._spells: dict[str, list[Spell]] = {}
+        """Fingerprint to its spells; of these the last may go on."""
+        self._findings: dict[str, Finding] = {}
+        self._judged = False
+        self._grown_unix_ns = self._now
+        """When it last had grown."""
+        self._notes: dict[str, None] = {}
+        self._watcher = Watcher(
+            growing.path,
+            analyse=self._analyse,
+            follow=_Seen(lambda: self._now / 1e9, self._remember),
+            delivery=Delivery([], retry_after_s=how.interval_s, report=self._note),
+            ledger=Ledger(),
+            options=Options(
+                policy=how.policy,
+                patience=how.patience,
+                budgets=how.budgets,
+                interval_s=how.interval_s,
+                ask_for_dumps=False,
+            ),
+            report=self._note,
+            emit=self._take,
+            save=lambda _ledger: None,
+            clock=lambda: self._now,
+            elapsed=lambda: self._now / 1e9,
+        )
+
+    def go(self) -> None:
+        """From the run's first record to its last, and as far beyond as the watcher waits for more."""
+        over = False
+        while not over or self._growing.next_unix_ns is not None:
+            moment = self._next_moment()
+            if moment is None:
+                return
+            self._now = moment
+            if (grows := self._growing.next_unix_ns) is not None and grows <= moment:
+                self._grown_unix_ns = moment
+            self._growing.advance(moment)
+            over = self._watcher.evaluate()
+            self._evaluations += 1
+            self._look_at_pending()
+            self._how.progress(self._percent())
+
+    def result(self, rules: Sequence[str]) -> Replay:
+        """What came of it."""
+        how = self._how.policy
+        least = f" and at least {how.least_firing_s:g} s" if how.least_firing_s else ""
+        policy = (
+            f"fires after {how.fire_after} evaluations in a row with the finding, {self._how.interval_s:g} s apart; "
+            f"ends after {how.resolve_after} without it{least}, or with the run"
+        )
+        info = self._growing.info
+        spells = sorted((spell for each in self._spells.values() for spell in each), key=lambda spell: spell.pending_unix_ns)
+        self._note_unreadable(self._growing.unreadable)
+        if not self._judged:
+            self._note("nothing could be judged: too few steps of too few ranks are recorded")
+        return Replay(
+            path=str(self._run),
+            run_id=info.run_id,
+            simulated=info.simulated,
+            start_unix_ns=self._start_unix_ns,
+            end_unix_ns=self._now,
+            interval_s=self._how.interval_s,
+            evaluations=self._evaluations,
+            rules=[
+                Replayed(
+                    rule=rule,
+                    policy=policy,
+                    spells=[spell for spell in spells if spell.labels["alertname"] == rule],
+                )
+                for rule in rules
+            ],
+            notes=list(self._notes),
+        )
+
+    def _percent(self) -> int:
+        """Never all: a watcher waits for more after the last record."""
+        whole = max(1, self._growing.end_unix_ns - self._start_unix_ns)
+        return max(0, min(99, 100 * (self._now - self._start_unix_ns) // whole))
+
+    def _next_moment(self) -> int | None:
+        """The next evaluation at which anything can change; ``None`` when none is left."""
+        grows = self._growing.next_unix_ns
+        if grows is not None and grows <= self._now + self._interval_ns:
+            return self._now + self._interval_ns
+        if self._now - self._grown_unix_ns < LOOKED_ON_S * 1e9 and self._now + self._interval_ns <= time.time_ns():
+            return self._now + self._interval_ns  # that nothing grows is what alerts may be about
+        waits = [self._grown_unix_ns + int(seconds * 1e9) for seconds in (RESTART_GRACE_S, FORGET_AFTER_S)]
+        moments = [moment for moment in waits if self._now < moment <= time.time_ns()]
+        if grows is not None:
+            moments.append(grows)
+        if not moments:
+            return None
+        evaluations = -(-(min(moments) - self._start_unix_ns) // self._interval_ns)
+        return max(self._now + self._interval_ns, self._start_unix_ns + evaluations * self._interval_ns)
+
+    def _analyse(self, paths: Sequence[Path]) -> Analysis:
+        """Of a run that is over, all there is; of an attempt that another one followed, what is kept of it."""
+        if self._growing.next_unix_ns is not None:
+            return self._remember(analyze(paths))
+        whole = analyze([self._run])
+        # The watcher would look in what grew for the reasons, and what cannot be read is not there.
+        self._note_unreadable([self._run / path for path in whole.source.unreadable])
+        source = msgspec.structs.replace(whole.source, unreadable=[])
+        return self._remember(msgspec.structs.replace(whole, source=source))
+
+    def _remember(self, analysis: Analysis) -> Analysis:
+        self._judged = self._judged or analysis.verdict.kind != "insufficient_data"
+        self._findings = {one.fingerprint: one.finding for one in candidates(analysis) if one.finding is not None}
+        return analysis
+
+    def _take(self, event: Event) -> None:
+        if event.fingerprint is None:
+            return  # a verdict
+        spells = self._spells.setdefault(event.fingerprint, [])
+        if event.event == "resolved":
+            spells[-1] = msgspec.structs.replace(spells[-1], ended_unix_ns=self._now)
+            return
+        began = spells.pop().pending_unix_ns if spells and spells[-1].ended_unix_ns is None else self._now
+        finding = self._findings.get(event.fingerprint)
+        spells.append(
+            Spell(
+                labels=event.labels,
+                annotations=self._in_place(event.annotations),
+                pending_unix_ns=began,
+                fired_unix_ns=self._now,
+                values=[] if finding is None else _values(finding),
+            )
+        )
+
+    def _look_at_pending(self) -> None:
+        pending = {entry.fingerprint: entry.alert for entry in self._watcher.ledger.entries if entry.track.state == "pending"}
+        for fingerprint, alert in pending.items():
+            spells = self._spells.setdefault(fingerprint, [])
+            if not spells or spells[-1].ended_unix_ns is not None:
+                spells.append(
+                    Spell(labels=alert.labels, annotations=self._in_place(alert.annotations), pending_unix_ns=self._now)
+                )
+        for fingerprint, spells in self._spells.items():
+            last = spells[-1]
+            if last.fired_unix_ns is None and last.ended_unix_ns is None and fingerprint not in pending:
+                spells[-1] = msgspec.structs.replace(last, ended_unix_ns=self._now)
+
+    def _in_place(self, annotations: dict[str, str]) -> dict[str, str]:
+        return {name: self._of_run(text) for name, text in annotations.items()}
+
+    def _note_unreadable(self, paths: Sequence[Path]) -> None:
+        everything = set(paths)
+        for path in paths:
+            if everything.isdisjoint(path.parents):
+                self._note(f"{path}: {why_unreadable(path)}; left out")
+
+    def _note(self, line: str) -> None:
+        self._notes[self._of_run(line)] = None
+
+    def _of_run(self, text: str) -> str:
+        """What grew is gone by now: the commands and messages are about the run."""
+        growing, run = str(self._growing.path), str(self._run)
+        return text.replace(shlex.quote(growing), shlex.quote(run)).replace(growing, run)
+
+
+class _Seen(Following):
+    """Shows what was found."""
+
+    def __init__(self, clock: Callable[[], float], seen: Callable[[Analysis], Analysis]) -> None:
+        super().__init__(clock=clock)
+        self._seen = seen
+
+    def update(self, run: Path) -> Analysis:
+        """As the watcher sees it."""
+        return self._seen(super().update(run))
+
+
+def _values(finding: Finding) -> list[Evidence]:
+    numbers = (
+        ("slowdown", finding.slowdown, "x"),
+        ("gpu_hours_lost", finding.gpu_hours_lost, "GPU-hours"),
+        ("confidence", finding.confidence, "ratio"),
+    )
+    return [Evidence(name=name, value=value, unit=unit) for name, value, unit in numbers if value is not None] + finding.evidence

@@ -1,0 +1,130 @@
+"""``rankscope alerts rules``: the rule file, its thresholds, the runbooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import click
+import msgspec
+
+from rankscope.alerts.options import format_option, http_url
+
+_dashboard: Final = click.option(
+    "--dashboard-url",
+    type=http_url,
+    metavar="URL",
+    default="http://127.0.0.1:8050",
+    show_default=True,
+    help="Dashboard that alerts link to.",
+)
+_runbooks: Final = click.option(
+    "--runbook-url", default="runbooks", show_default=True, help="Where the runbooks are served: https://wiki.example/rankscope"
+)
+thresholds_option: Final = click.option(
+    "--thresholds",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="TOML file with what is to be otherwise: numbers, durations, severities, alerts to leave out, the price of a GPU.",
+)
+
+
+def _addressed(command: Callable[..., Any]) -> Callable[..., Any]:
+    return thresholds_option(_dashboard(_runbooks(command)))
+
+
+@click.group()
+def rules() -> None:
+    """Prometheus rules, their runbooks and thresholds."""
+
+
+@rules.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@_addressed
+@click.option("--force", is_flag=True, help="Replace also files that are not as an export left them.")
+def export(folder: Path, *, thresholds: Path | None, dashboard_url: str, runbook_url: str, force: bool) -> None:
+    """Write the rule file and one runbook per alert into DIR.
+
+    What an earlier export left there is replaced. Where somebody changed a file since, nothing is written: --force replaces it.
+
+    \b
+    Examples:
+      rankscope alerts rules export rules
+      rankscope alerts rules export rules --thresholds ours.toml
+      rankscope alerts rules export rules --dashboard-url https://gpu.example
+
+    Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong, DIR cannot be written, or somebody changed what is there.
+    """  # noqa: D301 - \b is for click
+    from rankscope.alerts.rules.export import export as write
+    from rankscope.alerts.rules.thresholds import thresholds as read
+
+    settings = read(thresholds)
+    try:
+        written = write(folder, dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings, force=force)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    for path in written:
+        click.echo(f"wrote {path}", err=True)
+
+
+@rules.command()
+@_addressed
+def show(thresholds: Path | None, dashboard_url: str, runbook_url: str) -> None:
+    """Print the rule file.
+
+    \b
+    Example:
+      rankscope alerts rules show --thresholds ours.toml > rankscope.rules.yaml
+    """  # noqa: D301 - \b is for click
+    from rankscope.alerts.rules.rule_file import rules_text
+    from rankscope.alerts.rules.thresholds import thresholds as read
+
+    settings = read(thresholds)
+    try:
+        click.echo(rules_text(dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings), nl=False)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@rules.command("thresholds")
+def default_thresholds() -> None:
+    """Print the default thresholds, a file to start from.
+
+    Each with what it means and in which unit.
+
+    \b
+    Example:
+      rankscope alerts rules thresholds > ours.toml
+    """  # noqa: D301 - \b is for click
+    from rankscope.alerts.rules.thresholds import default_text
+
+    click.echo(default_text(), nl=False)
+
+
+@click.command()
+@click.argument("questions", metavar="XID|ALERT...", nargs=-1, required=True)
+@format_option("json: one object, of the schema that `rankscope schema explain` prints.")
+def explain(questions: tuple[str, ...], format_: Literal["text", "json"]) -> None:
+    """What an Xid error or an alert means, and what to do about it.
+
+    Of an Xid: its meaning, where it mostly comes from, the usual action, the source and when it was read; then our policy, which
+    is which alert tells of it and whether the node is drained, and the runbook. Of an alert: what it compares with by default,
+    and its runbook.
+
+    \b
+    Examples:
+      rankscope alerts explain 79
+      rankscope alerts explain GpuDown
+      rankscope alerts explain 13 31 94 --format json
+
+    Exit status: 0 done, also for an Xid that nothing is known about, 2 no such alert.
+    """  # noqa: D301 - \b is for click
+    from rankscope.alerts.rules.explain import UnknownAlertError, explain_text
+    from rankscope.alerts.rules.explain import explain as explained
+
+    try:
+        explanation = explained(questions)
+    except UnknownAlertError as error:
+        raise click.UsageError(str(error)) from error
+    click.echo(msgspec.json.encode(explanation).decode() if format_ == "json" else explain_text(explanation))

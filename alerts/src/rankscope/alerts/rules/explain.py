@@ -1,0 +1,175 @@
+"""What an Xid or an alert means, where it comes from, and what is done about it: ``rankscope.explain/1``."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from rankscope.alerts.owners import EVERY
+from rankscope.alerts.rules.rule_file import runbooks
+from rankscope.alerts.rules.tables import policy_of
+from rankscope.alerts.rules.thresholds import DEFAULTS
+from rankscope.exporter.xids import SOURCE, XIDS
+from rankscope.runs.errors import RankscopeError
+
+EXPLAIN_SCHEMA: Final = "rankscope.explain/1"
+_CODE: Final = re.compile(r"(?:xid[ _-]?)?([0-9]{1,9})", re.IGNORECASE | re.ASCII)
+
+
+class AlertExplained(msgspec.Struct, frozen=True, kw_only=True, tag="alert", tag_field="kind"):
+    """An alert, with the defaults of what it compares with."""
+
+    name: str
+    severity: str
+    settings: dict[str, bool | int | float | str]
+    xids: list[int]
+    """Codes that it tells of."""
+    runbook: str
+    """Markdown."""
+
+
+class XidExplained(msgspec.Struct, frozen=True, kw_only=True, tag="xid", tag_field="kind"):
+    """A code. What is ``None`` is not known about it."""
+
+    code: int
+    name: str | None
+    meaning: str | None
+    cause: str | None
+    action: str | None
+    source: str | None
+    source_url: str | None
+    read_on: str | None
+    """When the source was read, year first."""
+    alert: str
+    """The alert that tells of it; ``none``: nobody is told of a single one."""
+    severity: str | None
+    drain: bool
+    """Whether the node is to be taken out of service."""
+    why: str
+    """The reason for this policy."""
+    runbook: str | None
+    """Markdown."""
+    also: list[AlertExplained] = []
+    """Alerts that may tell of it instead."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """In the order of the questions."""
+
+    schema: str = EXPLAIN_SCHEMA
+    explained: list[XidExplained | AlertExplained]
+
+
+class UnknownAlertError(RankscopeError):
+    """There is no alert of this name."""
+
+
+def explain(questions: Sequence[str]) -> Explanation:
+    """Each a code (``79``, ``xid79``) or the name of an alert, in any case. Raises ``UnknownAlertError``."""
+    return Explanation(explained=[_one(question.strip()) for question in questions])
+
+
+def _one(question: str) -> XidExplained | AlertExplained:
+    if match := _CODE.fullmatch(question):
+        return _xid(int(match[1]))
+    names = {name.lower(): name for name in runbooks()}
+    if question.lower() in names:
+        return _alert(names[question.lower()])
+    close = difflib.get_close_matches(question.lower(), names, n=1)
+    hint = f"did you mean {names[close[0]]}?" if close else "a number is an Xid, and docs/rules.md lists the alerts"
+    raise UnknownAlertError(f"there is no alert {question!r}; {hint}")
+
+
+def _xid(code: int) -> XidExplained:
+    known = XIDS.get(code)
+    policy = policy_of(code)
+    alert = None if policy.alert == "none" else policy.alert
+    return XidExplained(
+        code=code,
+        name=None if known is None else known.name,
+        meaning=None if known is None else known.meaning,
+        cause=None if known is None else known.cause,
+        action=None if known is None else known.action,
+        source=None if known is None else SOURCE.title,
+        source_url=None if known is None else SOURCE.url,
+        read_on=None if known is None else SOURCE.read_on.isoformat(),
+        alert=policy.alert,
+        severity=None if alert is None else str(DEFAULTS[alert]["severity"]),
+        drain=policy.drain,
+        why=policy.why,
+        runbook=None if alert is None else runbooks()[alert],
+        also=[_alert(name) for name in policy.also],
+    )
+
+
+def _alert(name: str) -> AlertExplained:
+    codes = [code for code in XIDS if name in (policy_of(code).alert, *policy_of(code).also)]
+    # Of what only the watcher tells there are no thresholds of a rule.
+    settings = dict(DEFAULTS[name]) if name in DEFAULTS else {}
+    severity = str(settings["severity"]) if settings else next(one.severity for one in EVERY if one.alertname == name)
+    return AlertExplained(name=name, severity=severity, settings=settings, xids=codes, runbook=runbooks()[name])
+
+
+_ACTIONS: Final = {
+    "none": "nothing at once",
+    "restart_app": "restart the application",
+    "restart_vm": "restart the virtual machine",
+    "reset_gpu": "reset the GPU",
+    "reboot": "reboot the machine",
+    "check_nvlink": "find the failing end of the NVLink, then reset the GPU",
+    "check_power": "look at the power cables",
+    "update_software": "update driver or firmware",
+    "contact_vendor": "have it looked at by the vendor",
+    "see_recovery_action": "see what the driver asks for: gpu_recovery_action",
+}
+
+
+def explain_text(explanation: Explanation) -> str:
+    """A paragraph about each, and its runbook; a runbook that several share stands behind the last of them."""
+    parts: list[str] = []
+    later = [_pages(one) for one in explanation.explained]
+    for one in explanation.explained:
+        pages = later.pop(0)
+        new = [page.rstrip() for page in pages if not any(page in others for others in later)]
+        parts.append("\n\n".join([_xid_text(one) if isinstance(one, XidExplained) else _alert_text(one), *new]))
+    return "\n\n\n".join(parts)
+
+
+def _pages(one: XidExplained | AlertExplained) -> list[str]:
+    also = [alert.runbook for alert in one.also] if isinstance(one, XidExplained) else []
+    return [page for page in (one.runbook, *also) if page is not None]
+
+
+def _xid_text(xid: XidExplained) -> str:
+    if xid.meaning is None or xid.action is None:
+        rows = {
+            "means": "not known here: it is in no source that was read, or none says anything certain",
+            "do": f"look it up in {SOURCE.url}, keep the kernel's words (dmesg -T | grep -i xid), ask the vendor",
+        }
+    else:
+        rows = {
+            "means": xid.meaning,
+            "cause": f"mostly {xid.cause}",
+            "do": _ACTIONS[xid.action],
+            "source": f"{xid.source}, read on {xid.read_on}: {xid.source_url}",
+        }
+    told = "nobody is told of a single one" if xid.severity is None else f"alert {xid.alert} ({xid.severity})"
+    told += "".join(f", or {alert.name} ({alert.severity})" for alert in xid.also)
+    rows["policy"] = f"{told}{'; drain the node' if xid.drain else ''}. {xid.why}"
+    return _table(f"Xid {xid.code}{f': {xid.name}' if xid.name else ''}", rows)
+
+
+def _alert_text(alert: AlertExplained) -> str:
+    rows = {name: str(value) for name, value in alert.settings.items() if name not in ("severity", "enabled")}
+    if alert.xids:
+        rows["Xids"] = ", ".join(map(str, alert.xids))
+    return _table(f"{alert.name} ({alert.severity})", rows)
+
+
+def _table(title: str, rows: dict[str, str]) -> str:
+    width = max(map(len, rows), default=0)
+    return "\n".join([title, *(f"  {name:{width}}  {text}" for name, text in rows.items())])

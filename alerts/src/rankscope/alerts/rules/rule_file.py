@@ -1,0 +1,168 @@
+"""The Prometheus rule file and the runbooks that come with it.
+
+The rules are written in several files of ``rules/``, each valid YAML with ``${...}`` where a threshold stands; one file is made
+of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any, Final
+
+from rankscope.alerts.owners import EVERY
+from rankscope.alerts.rules.tables import POLICIES
+from rankscope.alerts.rules.thresholds import SHARED, Tables, Value, duration_seconds, in_words, thresholds
+from rankscope.exporter.xids import XIDS
+
+RULES_FILE: Final = "rankscope.rules.yaml"
+PARTS: Final = (
+    "nodes.rules.yaml",
+    "ranks.rules.yaml",
+    "gpus.rules.yaml",
+    "xids.rules.yaml",
+    "boards.rules.yaml",
+    "training.alerts.yaml",
+    "gpus.alerts.yaml",
+    "states.alerts.yaml",
+    "xids.alerts.yaml",
+    "links.alerts.yaml",
+    "nodes.alerts.yaml",
+)
+DEFAULT_DASHBOARD: Final = "http://127.0.0.1:8050"
+DEFAULT_RUNBOOKS: Final = "runbooks"
+"""Relative to the exported rule file; ``--runbook-url`` says where the pages are served."""
+
+_SAFE_BASE: Final = re.compile(r"[A-Za-z0-9._~:/\[\]@%+-]+")
+_HEAD: Final = """\
+# Rules over the metrics of the training ranks and of the node exporter, made by `rankscope alerts rules export`: change
+# thresholds in a file (`rankscope alerts rules thresholds` prints one to start from) rather than here.
+#
+# Aggregations name the labels they keep, so that it does not matter how many exporters or scrape jobs see the same rank. In a
+# path a space is %20, not the + that urlquery makes of it (of a + it makes %2B).
+groups:
+"""
+_ALERT: Final = re.compile(r"^      - alert: (\w+)\n(?:(?!      - |  - ).*\n)*", re.MULTILINE)
+_GROUP: Final = re.compile(r"^  - name: .*\n    rules:\n(?!      )", re.MULTILINE)
+_NOT_KEPT: Final = "        keep_firing_for: 0s\n"
+_SETTING: Final = re.compile(r"\$\{([\w.]+)\}")
+
+
+def rules_text(
+    *, dashboard_url: str = DEFAULT_DASHBOARD, runbook_url: str = DEFAULT_RUNBOOKS, settings: Tables | None = None
+) -> str:
+    """The rule file, with the addresses of the dashboard and of the runbooks and the thresholds put in.
+
+    ``settings`` are the defaults unless given. Raises ``ValueError`` for a bad address, which it does not repeat.
+    """
+    for name, base in (("dashboard", dashboard_url), ("runbook", runbook_url)):
+        if "@" in (base.partition("//")[2] or base).partition("/")[0]:
+            raise ValueError(f"the {name} URL has a user in it, who would stand in every alert: leave out what is before the @")
+        # It is put into YAML and into Prometheus's templates: nothing that either could read as more than text.
+        if not _SAFE_BASE.fullmatch(base):
+            raise ValueError(f"the {name} URL is not a plain address: letters, digits and ._~:/[]@%+- only")
+    text = _with_settings(_parts(), thresholds() if settings is None else settings)
+    text = text.replace(f"dashboard_url: {DEFAULT_DASHBOARD}", f"dashboard_url: {dashboard_url.rstrip('/')}")
+    return _HEAD + text.replace(f"runbook_url: {DEFAULT_RUNBOOKS}/", f"runbook_url: {runbook_url.rstrip('/')}/")
+
+
+def runbooks(settings: Tables | None = None) -> Mapping[str, str]:
+    """Alert name to its runbook page (Markdown), with the numbers of ``settings``, which are the defaults unless given."""
+    return _default_runbooks() if settings is None else _filled_runbooks(settings)
+
+
+@functools.cache
+def _default_runbooks() -> Mapping[str, str]:
+    return MappingProxyType(_filled_runbooks(thresholds()))
+
+
+def _filled_runbooks(tables: Tables) -> dict[str, str]:
+    shared = _shared(tables) | _phrases()["runbook"]
+    of_watcher = {rule.alertname: rule.severity for rule in EVERY}
+    filled = {}
+    folder = files("rankscope.alerts") / "runbooks"
+    for page in sorted(folder.iterdir(), key=lambda page: page.name):
+        if page.name.endswith(".md"):
+            name = page.name.removesuffix(".md")
+            watchers = of_watcher.get(name)
+            severity = tables[name]["severity"] if name in tables else watchers
+            if watchers not in (None, severity):
+                severity = f"{severity} ({watchers} from the watcher)"
+            values = {**shared, **_measured(tables.get(name, {})), "alert": name, "severity": str(severity)}
+            filled[name] = _filled(page.read_text(encoding="utf-8"), values)
+    return filled
+
+
+def _parts() -> str:
+    return "\n".join(_rule_file(part).partition("groups:\n")[2] for part in PARTS)
+
+
+def _rule_file(name: str) -> str:
+    return (files("rankscope.alerts") / "rules" / name).read_text(encoding="utf-8")
+
+
+def _with_settings(text: str, tables: Tables) -> str:
+    """What is left out is gone; ``${name}`` is a setting of the alert or a phrase, ``${table.name}`` a setting that is shared."""
+    phrases = {name: text for name, text in _phrases().items() if name != "runbook"}
+    shared = _shared(tables) | phrases | _of_xids() | {"price": _price(tables["price"])}
+
+    def alert(match: re.Match[str]) -> str:
+        mine = tables[match[1]]
+        return _filled(match[0], {**shared, **_measured(mine), "alert": match[1]}) if mine["enabled"] else ""
+
+    return _filled(_GROUP.sub("", _ALERT.sub(alert, text)), shared).replace(_NOT_KEPT, "")
+
+
+def _filled(text: str, values: Mapping[str, Value]) -> str:
+    while _SETTING.search(text):  # phrases are made of phrases
+        text = _SETTING.sub(lambda match: _written(values[match[1]]), text)
+    return text
+
+
+def _written(value: Value) -> str:
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def _phrases() -> dict[str, Any]:
+    return tomllib.loads(_rule_file("phrases.toml"))
+
+
+def _shared(tables: Tables) -> dict[str, Value]:
+    return {f"{table}.{name}": value for table in SHARED for name, value in _measured(tables[table]).items()}
+
+
+def _measured(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Besides every duration how many seconds it is, for arithmetic; durations and shares also as people say them."""
+    lengths = {name: duration_seconds(value) for name, value in settings.items() if isinstance(value, str)}
+    known = {name: length for name, length in lengths.items() if length is not None}
+    told = {name: value for name, value in settings.items() if name.endswith("seconds") and not isinstance(value, str)}
+    return {
+        **settings,
+        **{f"{name}_seconds": length for name, length in known.items()},
+        **{f"{name}.words": in_words(float(length)) for name, length in {**known, **told}.items()},
+        **{f"{name}.percent": f"{100 * float(value):.15g} %" for name, value in settings.items() if name.endswith("_ratio")},
+    }
+
+
+def _of_xids() -> dict[str, Value]:
+    """Per alert the codes it is about, as a regular expression, and as a template what each means."""
+    by_alert = {policy.alert: policy.codes for policy in POLICIES}
+    codes = {f"xids.{alert}": "|".join(map(str, codes)) for alert, codes in by_alert.items()}
+    meanings = {f"meanings.{alert}": _meanings(codes) for alert, codes in by_alert.items()}
+    return {**codes, **meanings}
+
+
+def _meanings(codes: Sequence[int]) -> str:
+    cases = [f'if eq $labels.xid "{code}" }}}}{XIDS[code].meaning}' for code in codes]
+    return "{{ " + "\n            {{- else ".join(cases) + "{{ end }}"
+
+
+def _price(settings: Mapping[str, Value]) -> str:
+    """An expression without a value where no price is known."""
+    if "per_gpu_hour" not in settings:
+        return "vector(0) > 0"
+    return f'label_replace(vector({settings["per_gpu_hour"]}), "currency", "{settings["currency"]}", "", "")'

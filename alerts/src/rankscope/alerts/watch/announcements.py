@@ -1,0 +1,163 @@
+"""Saying that an alert fires or has ended: an event for whoever reads along, and a line in the run's ``findings.jsonl``.
+
+The ledger is saved before, and remembers what has been said: killed in between, the watcher says it when it comes back, once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from rankscope.alerts.output import Event
+from rankscope.alerts.watch.ledger import Entry, Ledger, Status
+from rankscope.analysis.result import Finding
+from rankscope.runs.paths import findings_file
+from rankscope.runs.segments import open_regular
+
+FINDING_SCHEMA: Final = "rankscope.finding/1"
+TAIL_BYTES: Final = 4 * 2**20
+"""Of a ``findings.jsonl``: more than a watcher writes between two saves of its state."""
+
+
+class FindingRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of ``findings.jsonl``."""
+
+    schema: str
+    time_unix_ns: int
+    status: Literal["firing", "resolved"]
+    fingerprint: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    finding: Finding | None = None
+    """With its evidence when it fires; nothing when it is resolved, or where no finding of the analysis is behind it."""
+
+
+def append_finding(run: Path, record: FindingRecord) -> None:
+    """Append one line in one write, so that lines of two watchers never mix. Raises ``OSError``."""
+    line = msgspec.json.encode(record) + b"\n"
+    # Never creates the folder: a run that has been removed stays removed.
+    handle = os.open(findings_file(run), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        size = os.fstat(handle).st_size
+        # What a full disk cut short must not take this line with it.
+        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+        os.write(handle, b"\n" + line if torn else line)
+    finally:
+        os.close(handle)
+
+
+def is_logged(run: Path, record: FindingRecord) -> bool:
+    """Whether that line is there, among the last ones. Raises ``OSError``."""
+    try:
+        with open_regular(findings_file(run)) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            tail = file.read(TAIL_BYTES)
+    except FileNotFoundError:
+        return False
+    wanted = (record.fingerprint, record.status, record.time_unix_ns)
+    for line in tail.splitlines():
+        try:
+            there = msgspec.json.decode(line, type=_Identity)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # the first is mostly a part of one
+        if (there.fingerprint, there.status, there.time_unix_ns) == wanted:
+            return True
+    return False
+
+
+class _Identity(msgspec.Struct):
+    fingerprint: str
+    status: str
+    time_unix_ns: int
+
+
+class Announcer:
+    """``emit`` takes events, ``report`` problems, one line each; ``save`` persists the ledger."""
+
+    def __init__(
+        self, ledger: Ledger, *, emit: Callable[[Event], None], report: Callable[[str], None], save: Callable[[Ledger], None]
+    ) -> None:
+        self._ledger = ledger
+        self._emit = emit
+        self._report = report
+        self._save = save
+        self._doubtful = {id(entry) for entry in ledger.unlogged()}
+        """Those that may have been said before a watcher was killed."""
+        self._emitted: set[tuple[str, str, int]] = set()
+        self._failed: set[str] = set()
+
+    def announce(self) -> None:
+        """Say what has not been said yet."""
+        news = self._ledger.unlogged()
+        if not news:
+            self._emitted.clear()
+            return
+        self._save(self._ledger)
+        for entry in news:
+            self._say(entry)
+
+    def _say(self, entry: Entry) -> None:
+        status: Status = "resolved" if entry.ends_at_unix_ns is not None else "firing"
+        # Whatever happened to it last; None comes before any of them.
+        moment = entry.ends_at_unix_ns or entry.revised_unix_ns or entry.starts_at_unix_ns
+        assert moment is not None
+        alert = entry.alert_now()
+        record = FindingRecord(
+            schema=FINDING_SCHEMA,
+            time_unix_ns=moment,
+            status=status,
+            fingerprint=entry.fingerprint,
+            labels=alert.labels,
+            annotations=alert.annotations,
+            finding=entry.finding if status == "firing" else None,
+        )
+        run = Path(entry.run)
+        if id(entry) in self._doubtful and _is_logged(run, record):
+            self._said(entry, status)
+            return
+        self._emit_once(entry, status, moment)
+        try:
+            append_finding(run, record)
+        except FileNotFoundError:
+            pass  # of a run that has been removed nobody expects it
+        except OSError as error:
+            if entry.run not in self._failed:
+                self._report(f"{run}: findings.jsonl cannot be written: {error.strerror or error}; alerts are not affected")
+                self._failed.add(entry.run)
+            return
+        self._said(entry, status)
+
+    def _said(self, entry: Entry, status: Status) -> None:
+        entry.logged, entry.finding = status, None
+        self._doubtful.discard(id(entry))
+
+    def _emit_once(self, entry: Entry, status: Status, moment: int) -> None:
+        """The file may be written later than the event was emitted, and is tried again meanwhile."""
+        key = (entry.run, f"{status} {entry.fingerprint}", moment)
+        if key in self._emitted:
+            return
+        alert = entry.alert_now()
+        self._emit(
+            Event(
+                event=status,
+                time_unix_ns=moment,
+                run=entry.run,
+                run_id=alert.labels["run_id"],
+                summary=alert.annotations.get("summary", ""),
+                fingerprint=entry.fingerprint,
+                labels=alert.labels,
+                annotations=alert.annotations,
+            )
+        )
+        self._emitted.add(key)
+
+
+def _is_logged(run: Path, record: FindingRecord) -> bool:
+    try:
+        return is_logged(run, record)
+    except OSError:
+        return False

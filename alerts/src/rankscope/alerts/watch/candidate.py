@@ -1,0 +1,104 @@
+"""What deserves an alert, if it lasts: who it is about in labels, what may change in annotations, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from rankscope.alerts.alert import Alert, fingerprint
+from rankscope.alerts.owners import FindingRule
+from rankscope.analysis.result import Finding
+from rankscope.analysis.wording import hours_text
+from rankscope.runs.links import overview_url
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """What something costs while it lasts."""
+
+    gpu_hours: float
+    """Lost by the time that it was seen."""
+    per_hour: float
+    """GPU-hours that are lost in an hour."""
+    price: float | None = None
+    """Of a GPU-hour."""
+    currency: str | None = None
+
+    def annotations(self, gpu_hours: float) -> dict[str, str]:
+        """In words, when so much has been lost."""
+        texts = {
+            "gpu_hours_lost": hours_text(gpu_hours),
+            "gpu_hours_lost_per_hour": hours_text(self.per_hour) if self.per_hour > 0 else "",
+        }
+        if self.price is not None:
+            money = f"{{:.2f}} {self.currency or 'USD'}"
+            texts["cost"] = money.format(gpu_hours * self.price)
+            texts["cost_per_hour"] = money.format(self.per_hour * self.price) if self.per_hour > 0 else ""
+        return {name: text for name, text in texts.items() if text}
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """What deserves an alert, if it lasts."""
+
+    alert: Alert
+    fingerprint: str
+    finding: Finding | None = None
+    """What the analysis found; ``None`` where nothing but files that do not grow tells."""
+    loss: Loss | None = None
+    """``None``: not known, or nothing that is paid for."""
+
+    @property
+    def name(self) -> str:
+        """Of the alert."""
+        return self.alert.labels["alertname"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The run that alerts are about, and where they link to."""
+
+    run_id: str
+    name: str | None = None
+    simulated: bool = False
+    dashboard_url: str | None = None
+    runbook_url: str | None = None
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return self.name or self.run_id
+
+    def candidate(
+        self,
+        rule: FindingRule,
+        annotations: Mapping[str, str],
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        finding: Finding | None = None,
+        loss: Loss | None = None,
+    ) -> Candidate:
+        """The alert about this run, or about one of its ranks; empty annotations are left out."""
+        labels = {
+            "alertname": rule.alertname,
+            "severity": rule.severity,
+            "run_id": self.run_id,
+            "run": self.name or "",
+            "rank": "" if rank is None else str(rank),
+            "host": host or "",
+        }
+        labels = {name: value for name, value in labels.items() if value}
+        texts = {**annotations, **({} if loss is None else loss.annotations(loss.gpu_hours))}
+        if self.simulated:
+            texts["summary"] = f"[simulated GPUs] {texts['summary']}"
+            texts["simulated"] = "true"
+        if self.runbook_url is not None:
+            texts["runbook_url"] = f"{self.runbook_url.rstrip('/')}/{rule.alertname}.md"
+        else:
+            # Where the runbooks are not served, the command has them.
+            texts["next"] = "\n".join(filter(None, (texts.get("next"), f"rankscope alerts explain {rule.alertname}")))
+        link = "" if self.dashboard_url is None else overview_url(self.dashboard_url, self.run_id, rank=rank)
+        texts["dashboard_url"] = link
+        alert = Alert(labels=labels, annotations={name: text for name, text in texts.items() if text}, generator_url=link)
+        return Candidate(alert=alert, fingerprint=fingerprint(labels), finding=finding, loss=loss)

@@ -1,0 +1,236 @@
+"""From an analysis to alerts: which findings deserve one, and what it says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from rankscope.alerts.alert import Alert, fingerprint
+from rankscope.alerts.owners import ALERTED
+from rankscope.alerts.watch.budgets import PARTS, SAYS, Budgets
+from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
+from rankscope.analysis.duration import duration
+from rankscope.analysis.result import Analysis, Cost, Evidence, Finding, Verdict
+from rankscope.analysis.wording import first_of
+
+_HOUR_US: Final = 3.6e9
+
+_NEITHER: Final = "of the step goes neither into the model's compute nor into waiting for data or other ranks"
+"""Host time, where there is no device that could be idle meanwhile."""
+
+
+def candidates(
+    analysis: Analysis,
+    *,
+    dashboard_url: str | None = None,
+    runbook_url: str | None = None,
+    budgets: Budgets | None = None,
+    price: Cost | None = None,
+    rare_share: float = 0.0,
+) -> list[Candidate]:
+    """The alerts an analysis speaks for, at most one per identity, most costly first.
+
+    ``dashboard_url`` and ``runbook_url`` are the bases of the links; ``price`` is that of a GPU-hour. ``rare_share``: of the
+    time of the steps, what a few very long ones took; a mean speaks of these, too, and a budget is about the others.
+    """
+    subject = subject_of(analysis, dashboard_url=dashboard_url, runbook_url=runbook_url)
+    found: dict[str, Candidate] = {}
+    for finding in (*_of_each_rank(analysis), *_over_budget(analysis, budgets or Budgets(), rare_share)):
+        rule = ALERTED.get(finding.kind)
+        if rule is None:
+            continue
+        # Who hangs may become clear later: it must not make another alert of it.
+        rank, host = (None, None) if finding.kind == "hang" else (finding.rank, finding.host)
+        candidate = subject.candidate(
+            rule,
+            _annotations(analysis, finding),
+            rank=rank,
+            host=host,
+            finding=finding,
+            loss=_loss(analysis, finding, price),
+        )
+        found.setdefault(candidate.fingerprint, candidate)
+    return list(found.values())
+
+
+def subject_of(analysis: Analysis, *, dashboard_url: str | None, runbook_url: str | None) -> Subject:
+    """The run that was analysed."""
+    source = analysis.source
+    return Subject(
+        run_id=source.run_id or source.path,
+        name=source.name,
+        simulated=source.simulated,
+        dashboard_url=dashboard_url,
+        runbook_url=runbook_url,
+    )
+
+
+def _of_each_rank(analysis: Analysis) -> Iterator[Finding]:
+    """The findings that speak for themselves; of one about several ranks one each, for which is the worst of them changes."""
+    hosts = {rank.rank: rank.host for rank in analysis.ranks}
+    verdict = analysis.verdict
+    for finding in analysis.findings:
+        if finding.kind in {kind for _, kind in PARTS.values()}:
+            continue  # their budgets decide
+        yield finding
+        if finding.rank is not None and (verdict.kind, verdict.rank) == (finding.kind, finding.rank):
+            others = [rank for rank in verdict.ranks if rank != finding.rank]
+            yield from (msgspec.structs.replace(finding, rank=rank, host=hosts.get(rank)) for rank in others)
+
+
+def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Iterator[Finding]:
+    """Parts of the step that take more than they may, the largest first; in the analysis' own words where it has any."""
+    told = {finding.kind: finding for finding in analysis.findings}
+    shares: list[tuple[float, str]] = []
+    for name, (part, kind) in PARTS.items():
+        share = None if analysis.waterfall is None else analysis.waterfall.share(part)  # type: ignore[arg-type]
+        if share is None and kind in told:
+            # Not a part of the waterfall by itself: idle time of a device, say, that nothing explains.
+            share = next((one.value for one in told[kind].evidence if one.name.startswith("share.")), None)
+        if share is not None and share - rare_share >= getattr(budgets, name):
+            shares.append((share, name))
+    for share, name in sorted(shares, reverse=True):
+        part, kind = PARTS[name]
+        budget: float = getattr(budgets, name)
+        evidence = [
+            Evidence(name=f"share.{part}", value=share, unit="ratio", detail="of the step"),
+            Evidence(name="budget", value=budget, unit="ratio", detail="of the step"),
+        ]
+        own = told.get(kind)
+        if own is not None:
+            # What decided comes first: of a long list people are shown the beginning.
+            decisive = [one for one in own.evidence if one.name == f"share.{part}"]
+            rest = [one for one in own.evidence if one not in decisive]
+            yield msgspec.structs.replace(own, evidence=[*decisive, evidence[1], *rest])
+        else:
+            on_cpus = part == "host" and all(rank.device_kind == "cpu" for rank in analysis.ranks)
+            summary = f"{share:.0%} {_NEITHER if on_cpus else SAYS[part]}, more than {budget:.0%}."
+            yield Finding(kind=kind, steps=analysis.verdict.steps, summary=summary, evidence=evidence)
+
+
+def _annotations(analysis: Analysis, finding: Finding) -> dict[str, str]:
+    verdict = analysis.verdict
+    # What makes one of several wait is known of the worst of them, and of the others no less.
+    about = verdict.kind == finding.kind and (verdict.rank == finding.rank or finding.rank in verdict.ranks)
+    return {
+        "summary": finding.summary,
+        "gpu_uuid": next((rank.gpu_uuid or "" for rank in analysis.ranks if rank.rank == finding.rank), ""),
+        "cause": finding.cause or "",
+        "phase": finding.phase or "",
+        "pattern": finding.pattern or "",
+        "steps": f"{finding.steps[0]}-{finding.steps[1] - 1}" if finding.steps else "",
+        "slowdown": _number(finding.slowdown, "x"),
+        "gpu_hours_lost": _number(finding.gpu_hours_lost),
+        "confidence": "" if finding.confidence is None else f"{finding.confidence:.0%}",
+        "evidence": "; ".join(_evidence(finding)),
+        **(_from_verdict(verdict) if about else {"next": "\n".join(_advice(analysis, finding))}),
+    }
+
+
+def _from_verdict(verdict: Verdict) -> dict[str, str]:
+    """What only the verdict knows, for the finding it is about."""
+    return {
+        "explained_by": verdict.explained_by or "",
+        "cost": f"{verdict.cost.amount:.2f} {verdict.cost.currency}" if verdict.cost else "",
+        "culprit": ",".join(map(str, verdict.ranks)) if verdict.kind == "hang" else "",
+        "group": verdict.group or "",
+        "next": "\n".join(verdict.next),
+    }
+
+
+def _advice(analysis: Analysis, finding: Finding) -> list[str]:
+    """What is advised on a part of the step that is not what the verdict is about."""
+    figures = {f"share.{part}" for part, kind in PARTS.values() if kind == finding.kind}
+    return [one.action for one in analysis.advice if figures & {evidence.name for evidence in one.evidence}]
+
+
+def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | None:
+    """``None`` where no GPU time is lost, and where it is not known how much."""
+    world = analysis.source.world_size or analysis.source.ranks
+    amount, currency = (None, None) if price is None else (price.amount, price.currency)
+    if finding.slowdown is not None and finding.gpu_hours_lost is not None:
+        per_hour = world * (1 - 1 / finding.slowdown) if finding.slowdown > 1 else 0.0
+        return Loss(gpu_hours=finding.gpu_hours_lost, per_hour=per_hour, price=amount, currency=currency)
+    part = next((part for part, kind in PARTS.values() if kind == finding.kind), None)
+    share = next((one.value for one in finding.evidence if one.name == f"share.{part}"), None)
+    accelerated = any(rank.device_kind not in (None, "cpu") for rank in analysis.ranks)
+    if share is None or analysis.waterfall is None or not (accelerated or price is not None):
+        return None
+    hours = share * analysis.waterfall.step_us * analysis.waterfall.steps * world / _HOUR_US
+    return Loss(gpu_hours=hours, per_hour=share * world, price=amount, currency=currency)
+
+
+def reading(item: Evidence) -> tuple[str, str]:
+    """Name and value of a piece of evidence for people: ``("imposed wait", "77 ms")``, ``("p =", "0.0005")``."""
+    name = item.name.replace("_", " ").replace(".", " ")
+    match item.unit:
+        case "us":
+            sign = "-" if item.value < 0 else ""
+            # Less than the clocks can tell: no length to speak of.
+            return name, f"{sign}{duration(abs(item.value))}" if abs(item.value) >= 0.5 else "none"
+        case "ratio":
+            return name, f"{item.value:.1%}" if 0 < abs(item.value) < 0.0995 else f"{item.value:.0%}"
+        case "probability":
+            return f"{name.removesuffix(' value')} =", f"{item.value:.2g}"
+        case "steps":  # the names of counts say what they count
+            return name, f"{item.value:,.0f}"
+    return name, f"{item.value:,.4g} {item.unit}".rstrip()
+
+
+def _evidence(finding: Finding) -> list[str]:
+    return [" ".join(reading(item)) + (f" ({item.detail})" if item.detail else "") for item in finding.evidence]
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return "" if value is None else f"{value:.3g}{unit}"
+
+
+MOST_RANKS: Final = 32
+"""More ranks of a run with the same alert have one together."""
+FEW_RANKS: Final = 16
+"""Once they have, as few must be left before each has its own again."""
+_SHOWN: Final = 8
+
+
+def collapsed(found: Iterable[Candidate], *, together: Collection[str] = ()) -> list[Candidate]:
+    """``found``, in its order; ``together``: names of alerts that were told together before."""
+    by_name: dict[str, list[Candidate]] = defaultdict(list)
+    for candidate in found:
+        by_name[candidate.name].append(candidate)
+    kept: list[Candidate] = []
+    for name, candidates in by_name.items():
+        of_ranks = [one for one in candidates if "rank" in one.alert.labels]
+        most = FEW_RANKS if name in together else MOST_RANKS
+        if len(of_ranks) <= most:
+            kept += candidates
+            continue
+        kept += [one for one in candidates if "rank" not in one.alert.labels]
+        kept.append(_of_all(of_ranks))
+    return kept
+
+
+def _of_all(candidates: list[Candidate]) -> Candidate:
+    """One without a rank, of all: what is said of the first, and what the dearest costs."""
+    first = candidates[0]
+    labels = {name: value for name, value in first.alert.labels.items() if name not in ("rank", "host")}
+    ranks = sorted(int(one.alert.labels["rank"]) for one in candidates)
+    hosts = sorted({one.alert.labels["host"] for one in candidates if "host" in one.alert.labels})
+    where = f" on {len(hosts)} hosts" if len(hosts) > 1 else f" on {hosts[0]}" if hosts else ""
+    texts = dict(first.alert.annotations)
+    texts["summary"] = f"{len(ranks)} ranks{where}: {first_of(ranks, _SHOWN)}. Of one of them: {texts.get('summary', '')}"
+    texts["ranks"] = ",".join(map(str, ranks))
+    if hosts:
+        texts["hosts"] = ",".join(hosts)
+    losses = [one.loss for one in candidates if one.loss is not None]
+    loss = None
+    if losses:
+        # What one rank costs the others may be the same hours again: the most is what is sure.
+        hours, per_hour = max(one.gpu_hours for one in losses), max(one.per_hour for one in losses)
+        loss = msgspec.structs.replace(losses[0], gpu_hours=hours, per_hour=per_hour)
+    alert = Alert(labels=labels, annotations=texts, generator_url=first.alert.generator_url.partition("?")[0])
+    if "dashboard_url" in texts:
+        texts["dashboard_url"] = alert.generator_url
+    return Candidate(alert=alert, fingerprint=fingerprint(labels), finding=first.finding, loss=loss)

@@ -1,0 +1,114 @@
+"""Whether a run has become slower than it was: its step time, and what it gets done, against its own past."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.alerts.owners import REGRESSION, THROUGHPUT, FindingRule
+from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.past import StepPast
+from rankscope.analysis.change_points import change_points
+from rankscope.analysis.duration import duration
+
+REMEMBERED_S: Final = 6 * 3600.0
+"""What has been so for longer is how the run is."""
+LEAST_STEPS: Final = 20
+"""On either side: less is a moment, not a past, and not yet a change of it."""
+ENOUGH: Final = 64
+"""Steps: of fewer nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """From one step on a run takes longer."""
+
+    step: int
+    before_us: float
+    after_us: float
+    since_s: float
+    """How long ago that is, by the steps since."""
+
+    @property
+    def rise(self) -> float:
+        """As a share of before."""
+        return self.after_us / self.before_us - 1
+
+    @property
+    def lost(self) -> float:
+        """The share of the time that this costs."""
+        return 1 - self.before_us / self.after_us
+
+
+def slower(values_us: NDArray[np.floating[Any]], walls_us: NDArray[np.floating[Any]], steps: NDArray[np.int64]) -> Slower | None:
+    """By how much ``values_us`` [steps] are higher now than at their lowest of late, if a lasting change says so."""
+    changes = change_points(values_us)
+    edges = [0, *(change.at for change in changes), len(values_us)]
+    lasting = [last - first >= LEAST_STEPS for first, last in pairwise(edges)]
+    if not changes or not lasting[-1] or not np.isfinite(walls_us).any():
+        return None
+    known = np.where(np.isfinite(walls_us), walls_us, np.nanmedian(walls_us))
+    since_us = np.cumsum(known[::-1])[::-1]
+    pasts = [
+        change
+        for change, lasted in zip(changes, lasting[:-1], strict=True)
+        if lasted and change.before > 0 and since_us[change.at] <= REMEMBERED_S * 1e6
+    ]
+    lowest = min(pasts, key=lambda change: change.before, default=None)
+    now_us = changes[-1].after
+    if lowest is None or now_us <= lowest.before:
+        return None
+    return Slower(int(steps[lowest.at]), lowest.before, now_us, float(since_us[lowest.at]) / 1e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regressions:
+    """Of one run. ``gpus``: what all its GPUs cost in an hour; ``None``: nothing that is paid for."""
+
+    run: Path
+    subject: Subject
+    gpus: Loss | None
+
+    def found(self, past: StepPast, *, at_least: float) -> list[Candidate] | None:
+        """The alert about its step time, or else about what it gets done, when either is worse by ``at_least`` of what it was.
+
+        ``None``: too few steps to tell.
+        """
+        if len(past) < ENOUGH:
+            return None
+        walls, steps = past.walls_us(), past.steps
+        found = slower(walls, walls, steps)
+        if found is not None and found.rise >= at_least:
+            what = f"Steps take {duration(found.after_us)}, {found.rise:.0%} longer than the {duration(found.before_us)} before"
+            return [self._candidate(REGRESSION, what, found)]
+        work = past.us_per_work()
+        found = None if work is None else slower(work[1], walls, steps)
+        if work is None or found is None or found.lost < at_least:
+            return []
+        what = f"{found.lost:.0%} fewer {work[0]} a second than before, in steps that take no longer: there is less in each"
+        return [self._candidate(THROUGHPUT, what, found)]
+
+    def _candidate(self, rule: FindingRule, what: str, found: Slower) -> Candidate:
+        loss = None
+        if self.gpus is not None:
+            per_hour = self.gpus.per_hour * found.lost
+            loss = msgspec.structs.replace(self.gpus, gpu_hours=per_hour * found.since_s / 3600, per_hour=per_hour)
+        return self.subject.candidate(
+            rule,
+            {
+                "summary": f"{what}, since step {found.step}.",
+                "steps": f"{found.step}-",
+                "slowdown": f"{found.after_us / found.before_us:.3g}x",
+                "evidence": f"lasting change at step {found.step}, beyond the run's own noise (p <= 0.001)",
+                "next": f"rankscope analyze {shlex.quote(str(self.run))}\n"
+                f"See what changed at step {found.step}: the script's own log, other jobs on the hosts, clocks of the GPUs",
+            },
+            loss=loss,
+        )

@@ -1,0 +1,188 @@
+"""Alerts about ranks that are silent, and about a run in which nobody makes a step."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.alerts.owners import CRASHED, DISABLED, SILENT, STALLED
+from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.life import Signs
+from rankscope.analysis.duration import duration
+from rankscope.analysis.endings import endings, listed
+from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.hang.wording import operation_text
+from rankscope.runs.records import RankInfo
+
+
+def span(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``2.5 h``: as exact as a wait need be told."""
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+CHAIN: Final = 4
+"""Links of the chain of who waits for whom that are told."""
+PIDS: Final = 3
+"""Ranks whose stacks it is worth to look at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A run of which something does not move."""
+
+    run: Path
+    subject: Subject
+    infos: Mapping[int, RankInfo]
+    usual_us: float | None = None
+    """What a step takes as a rule."""
+    gpus: Loss | None = None
+    """What all its GPUs cost in an hour; ``None``: nothing that is paid for."""
+
+    def silent(self, signs: Signs) -> list[Candidate]:
+        """One alert for each rank that is gone or silent while others are not."""
+        found: list[Candidate] = []
+        for rank in sorted({*signs.silent, *signs.gone}):
+            how = {"crash": "crashed", "killed": "was killed"}.get(signs.gone.get(rank, ""))
+            says = f"{how}, and others of the run have not ended" if how else "no longer records a step, and others go on"
+            found.append(self._of_rank(rank, says, "ended" if how else "silent"))
+        return found
+
+    def _of_rank(self, rank: int, says: str, cause: str) -> Candidate:
+        info = self.infos.get(rank)
+        where = "" if info is None else f" on {info.host}"
+        summary = f"Rank {rank}{where} of run {self.subject.title} {says}."
+        return self.subject.candidate(
+            SILENT,
+            {
+                "summary": summary,
+                "cause": cause,
+                "gpu_uuid": "" if info is None else info.gpu_uuid or "",
+                "next": "\n".join(
+                    [
+                        *self._stacks([rank]),
+                        f"On that host: is the process there, and what does the kernel say? {_KERNEL}",
+                        f"rankscope analyze {self._quoted}",
+                    ]
+                ),
+            },
+            rank=rank,
+            host=None if info is None else info.host,
+        )
+
+    def disabled(self) -> list[Candidate]:
+        """One alert for each rank whose recorder switched itself off while training goes on."""
+        return [
+            self.subject.candidate(
+                DISABLED,
+                {
+                    "summary": f"The recorder of rank {rank} on {info.host} switched itself off: {info.disabled_reason}. "
+                    "Training goes on, and this rank is no longer observed.",
+                    "gpu_uuid": info.gpu_uuid or "",
+                    "next": f"rankscope analyze {self._quoted}",
+                },
+                rank=rank,
+                host=info.host,
+            )
+            for rank, info in self.infos.items()
+            if info.disabled_reason is not None
+        ]
+
+    def stalled(self, signs: Signs, report: HangReport | None, *, missing: str = "") -> Candidate:
+        """The alert about all of it. ``missing``: why no dumps tell who the culprit is."""
+        usual = "" if self.usual_us is None else f" (usually {duration(self.usual_us)} each)"
+        lost = None
+        if self.gpus is not None:
+            lost = msgspec.structs.replace(self.gpus, gpu_hours=self.gpus.per_hour * signs.standing_s / 3600)
+        summary = f"No rank of run {self.subject.title} has finished a step for {span(signs.standing_s)}{usual}"
+        reason = report.summary if report is not None else f"its {len(signs.live)} ranks hang, or are gone."
+        texts = {
+            "summary": f"{summary}: {reason}",
+            **({} if report is None else self._culprit(report)),
+            "evidence": missing if report is None else "; ".join(one.detail for one in report.evidence[:PIDS]),
+            "next": "\n".join(self._next(signs, report)),
+        }
+        return self.subject.candidate(STALLED, texts, loss=lost)
+
+    def _culprit(self, report: HangReport) -> dict[str, str]:
+        hosts = dict.fromkeys(one.host for one in report.evidence if one.host is not None)
+        return {
+            "culprit": ",".join(map(str, report.culprits)),
+            "culprit_host": ",".join(hosts),
+            "cause": report.cause or "",
+            "collective": "" if report.collective is None else operation_text(report.collective),
+            "group": "" if report.group is None else report.group.description or report.group.name,
+            "chain": "; ".join(
+                f"rank {link.rank} waits for rank {link.waits_for} in {operation_text(link.operation)}"
+                for link in report.chain[:CHAIN]
+            ),
+            "confidence": "" if not report.evidence else "certain" if all(one.certain for one in report.evidence) else "probable",
+        }
+
+    def _next(self, signs: Signs, report: HangReport | None) -> list[str]:
+        if report is None:
+            return [*self._stacks(signs.live), f"rankscope capture {self._quoted} --flight-recorder"]
+        told = [step for step in report.next if not step.startswith(("rankscope analyze", "rankscope hang"))]
+        return concrete([f"rankscope hang {self._quoted}", *self._stacks(report.culprits), *told])
+
+    def _stacks(self, ranks: list[int]) -> list[str]:
+        return stacks(self.infos[rank] for rank in ranks if rank in self.infos)
+
+    @property
+    def _quoted(self) -> str:
+        return shlex.quote(str(self.run))
+
+    def crashed(self) -> Candidate | None:
+        """The alert about a run that is over because ranks died; ``None`` where all ended at once, as when it is cancelled."""
+        ended = endings(self.infos)
+        if not ended.crashed and ended.first is None:
+            return None
+        first = ended.first
+        info = None if first is None else self.infos.get(first)
+        died = sorted({*ended.crashed, *ended.killed})
+        where = "" if info is None else f" of rank {first} on {info.host}"
+        said = "; ".join(ended.warnings())
+        return self.subject.candidate(
+            CRASHED,
+            {
+                "summary": f"Run {self.subject.title} ended early: {said}.",
+                "culprit": "" if first is None else str(first),
+                "culprit_host": "" if info is None else info.host,
+                "gpu_uuid": "" if info is None else info.gpu_uuid or "",
+                "cause": "crash" if ended.crashed else "killed",
+                "evidence": f"{listed(died)} of {len(self.infos)} did not come to the end of training",
+                "next": "\n".join(
+                    [
+                        f"Look at the job's own error output{where}",
+                        *([] if ended.crashed else [f"On that host: {_KERNEL}"]),
+                        f"rankscope analyze {self._quoted}",
+                    ]
+                ),
+            },
+        )
+
+
+_STACK: Final = "py-spy dump --pid "
+_KERNEL: Final = "dmesg -T | grep -i -E 'oom|killed process|xid'"
+
+
+def stacks(infos: Iterable[RankInfo]) -> list[str]:
+    """What shows where the first few of these ranks are in their Python."""
+    return [f"{_STACK}{info.pid}   (rank {info.rank}, on {info.host})" for info in islice(infos, PIDS)]
+
+
+def is_stack(step: str) -> bool:
+    """Whether a step is one of ``stacks``."""
+    return re.match(f"{_STACK}[0-9]", step) is not None
+
+
+def concrete(steps: list[str]) -> list[str]:
+    """Each step once, and none that asks for a stack without saying of which process, where another does."""
+    known = any(map(is_stack, steps))
+    return [step for step in dict.fromkeys(steps) if not (known and f"{_STACK}PID" in step)]

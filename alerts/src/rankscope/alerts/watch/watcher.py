@@ -1,0 +1,388 @@
+"""Follows runs: looks at them again and again, turns what lasts into alerts, and has them delivered.
+
+Whatever goes wrong with one run is reported in one line and costs only that run, only this time: its alerts stay as they are,
+because what cannot be read is neither well nor ill.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from rankscope.alerts.deliver.delivery import Delivery
+from rankscope.alerts.output import Event
+from rankscope.alerts.owners import CRASHED, OF_LIFE, OF_PAST, OF_RECORDS
+from rankscope.alerts.watch.announcements import Announcer
+from rankscope.alerts.watch.budgets import Budgets
+from rankscope.alerts.watch.candidate import Candidate, Subject
+from rankscope.alerts.watch.dumps import Dumps
+from rankscope.alerts.watch.findings import candidates, collapsed
+from rankscope.alerts.watch.following import Pace
+from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.alerts.watch.life import Lives, Patience, gpus_of
+from rankscope.alerts.watch.page import Watched, WatcherPage
+from rankscope.alerts.watch.past import StepPast
+from rankscope.alerts.watch.regressions import Regressions
+from rankscope.alerts.watch.runs import Glance, Glances, Unreadable, discover, ranks_within
+from rankscope.alerts.watch.standstill import Standing, span
+from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.online import RECENT_STEPS
+from rankscope.analysis.result import Analysis, Cost
+from rankscope.runs.errors import InputError, RankscopeError
+
+FINAL_TRIES: Final = 5
+"""So often is a run that is over evaluated when that fails, one evaluation after the other: a file server may be back soon."""
+FORGET_AFTER_S: Final = 3600.0
+"""Alerts of a run that has been gone, unreadable or without a new record for this long are ended: nothing else would end them."""
+FORGET_LIFE_AFTER_S: Final = 24 * 3600.0
+"""Those that say just that, that nothing is recorded any more."""
+CRASH_TOLD_S: Final = 600.0
+"""So long it is told that a run crashed: what is over as soon as it fires nobody gets to see."""
+
+
+class Analyse(Protocol):
+    """``rankscope.analysis.engine.analyze``, as far as the watcher is concerned. Raises ``RankscopeError``."""
+
+    def __call__(self, paths: Sequence[Path], /) -> Analysis:
+        """Analyse one run."""
+
+
+class Follow(Protocol):
+    """``rankscope.alerts.watch.following.Following``: analyses of runs that go on. Raises ``RankscopeError``."""
+
+    def update(self, run: Path) -> Analysis:
+        """Analyse a run, of which only what is new need be read."""
+
+    def past(self, run: Path, /, *, read: bool = False) -> StepPast | None:
+        """How its steps went so far; ``None``: nothing is known. ``read``: also of a run that is not followed."""
+
+    def hang(self, run: Path, fresh: bool, /) -> HangReport | None:
+        """Who hung it, from the dumps in it."""
+
+    def keep(self, runs: Collection[Path]) -> None:
+        """These go on; nothing of any other run need be kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to watch. ``dashboard_url`` and ``runbook_url`` are the bases of the links in alerts."""
+
+    policy: Policy = field(default_factory=Policy)
+    patience: Patience = field(default_factory=Patience)
+    budgets: Budgets = field(default_factory=Budgets)
+    interval_s: float = 5.0
+    """From one evaluation to the next, as far as they do not take longer."""
+    ask_for_dumps: bool = True
+    """Whether ranks of a run that stands still are asked for their Flight Recorders."""
+    pace: Pace = field(default_factory=lambda: Pace(0.0, 0.0))
+    once: bool = False
+    """Evaluate everything there is, also runs that are over, and end no alert because its run is over."""
+    dashboard_url: str | None = None
+    runbook_url: str | None = None
+
+
+class Watcher:
+    """Follows ``path``: one run, or a folder of runs that come and go.
+
+    Runs that go on are analysed by ``follow``, those that are over as a whole by ``analyse``.
+    ``report`` takes problems, one line each; ``emit`` takes events; ``save`` persists the ledger; ``clock`` tells unix
+    nanoseconds, ``elapsed`` seconds of a clock that is never set.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        analyse: Analyse,
+        follow: Follow,
+        delivery: Delivery,
+        ledger: Ledger,
+        options: Options,
+        report: Callable[[str], None],
+        emit: Callable[[Event], None],
+        save: Callable[[Ledger], None],
+        clock: Callable[[], int] = time.time_ns,
+        elapsed: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._analyse = analyse
+        self._follow = follow
+        self._delivery = delivery
+        self.ledger = ledger
+        self._options = options
+        self._report = report
+        self._emit = emit
+        self._save = save
+        self._clock = clock
+        self._elapsed = elapsed
+        self.page = WatcherPage()
+        """What others may see of it."""
+        self._announcer = Announcer(ledger, emit=emit, report=report, save=save)
+        self._glances = Glances()
+        dumps = Dumps(follow.hang, ask=options.ask_for_dumps, report=report)
+        self._lives = Lives(patience=options.patience, interval_s=options.interval_s, dumps=dumps, elapsed=elapsed)
+        self._seen: dict[Path, Glance] = {}
+        self._over: dict[Path, Glance] = {}
+        self._final_failures: Counter[Path] = Counter()
+        self._trouble: dict[tuple[str, Path], str] = {}
+        self._fresh_s: dict[str, float] = {}
+        """When something new was seen of a run, by ``elapsed``."""
+        self._unreadable = Unreadable(report)
+        self._single: Path | None = None
+
+    def evaluate(self) -> bool:
+        """One evaluation of everything. Returns whether there is nothing left to follow: a single run that is over."""
+        self._announcer.announce()  # what a watcher that was killed had no time to say
+        self._lives.tick()
+        runs = self._runs()
+        ended = [run for run in runs if self._evaluate_run(run, runs)]
+        going = {run for run in runs if run not in self._over}
+        for keeping in (self._follow, self._glances, self._lives, self._options.pace, self._unreadable):
+            keeping.keep(going)
+        self._forget_lost()
+        # Deliver before ending anything: who is told of an end must have heard of the beginning.
+        self._announcer.announce()
+        self._deliver()
+        if ended and not self._options.once:
+            for run in ended:
+                crashed = CRASHED.alertname in self.ledger.names(str(run))
+                because = "the run ended early" if crashed else "the run is over"
+                self.ledger.resolve(str(run), now_unix_ns=self._clock(), because=because, but=[CRASHED.alertname])
+            self._announcer.announce()
+            self._deliver()
+        self._save(self.ledger)
+        self.page.evaluated(
+            Watched(
+                runs=len(going),
+                firing=sum(entry.track.state == "firing" for entry in self.ledger.entries),
+                troubles=len(self._trouble),
+                untold=len(self._delivery.undelivered(self.ledger)),
+            )
+        )
+        return self._single is not None and self._single in self._over
+
+    @property
+    def troubled(self) -> bool:
+        """Whether a run could not be evaluated the last time it was tried."""
+        return bool(self._trouble)
+
+    def remember(self) -> None:
+        """Save what is known so far, before an untimely end."""
+        self._save(self.ledger)
+
+    def flush(self) -> list[str]:
+        """Deliver what is still outstanding; returns the names of the receivers that could not be told."""
+        self._deliver()
+        self._save(self.ledger)
+        return self._delivery.undelivered(self.ledger)
+
+    def _runs(self) -> list[Path]:
+        try:
+            runs = discover(self._path)
+        except OSError as error:
+            self._complain("list", self._path, f"{self._path}: {error.strerror or error}")
+            return []
+        if runs == [self._path]:
+            self._single = self._path
+        if self._single is not None and not runs:
+            self._complain("list", self._path, f"{self._path}: the run is gone; its alerts stay as they are")
+        elif self._trouble.pop(("list", self._path), None) is not None:
+            self._report(f"{self._path}: there again")
+        if self._options.once and not runs:
+            raise InputError(self._path, "no run in it (no run.json)")
+        return runs
+
+    def _evaluate_run(self, run: Path, runs: Sequence[Path]) -> bool:
+        """Evaluate one run; returns whether it is over, and was not before. Never raises for what a run can do wrong."""
+        seen = self._glance(run)
+        if seen is None:
+            return False
+        known = str(run) in self.ledger.alive or not self.ledger.names(str(run)) <= {CRASHED.alertname}
+        followed = run == self._single or str(run) in self._fresh_s or known
+        if seen.ended and not followed and not self._options.once:
+            # It was over before anybody watched it: history, not news.
+            self._over[run] = seen
+            return False
+        before = self._seen.get(run)
+        if before is not None and before.attempt != seen.attempt:
+            self.ledger.restart(str(run))
+        changed = before != seen
+        if changed:
+            self._fresh_s[str(run)] = self._elapsed()
+        if (seen.ended or (changed and self._due(run, runs))) and not self._judged(run, seen):
+            return False
+        if seen.ended:
+            self._over[run] = seen
+            self._seen.pop(run, None)
+            del self._final_failures[run]
+            self._set_alive(run, alive=False)
+        elif not self._options.once:
+            self._look_for_life(run, seen, news=run == self._single or known)
+        return seen.ended
+
+    def _judged(self, run: Path, seen: Glance) -> bool:
+        """Judge a run; returns whether to go on with it: one that is over is tried again a few times."""
+        if self._judge(run, seen):
+            self._trouble.pop(("analyse", run), None)
+            self._seen[run] = seen
+        elif seen.ended:
+            self._final_failures[run] += 1
+            return self._final_failures[run] >= FINAL_TRIES
+        return True
+
+    def _due(self, run: Path, runs: Sequence[Path]) -> bool:
+        going = max(1, len(runs) - len(self._over))
+        return self._options.pace.due(run, self._elapsed(), runs=going, pending=self.ledger.has_pending(str(run)))
+
+    def _glance(self, run: Path) -> Glance | None:
+        """Look at a run; ``None`` when it cannot be read, or was over before and still is."""
+        try:
+            # One that is over wakes up only by a new attempt; its many files need no second look.
+            if run in self._over and self._glances.is_resting(run, self._over[run].attempt):
+                return None
+            seen = self._glances.glance(run, now_unix_ns=self._clock(), elapsed_s=self._elapsed())
+        except (RankscopeError, OSError) as error:
+            problem = InputError(run, error.strerror or str(error)) if isinstance(error, OSError) else error
+            self._complain("read", run, str(problem), problem)
+            return None
+        self._over.pop(run, None)
+        self._trouble.pop(("read", run), None)
+        return seen
+
+    def _judge(self, run: Path, seen: Glance) -> bool:
+        """Analyse a run and take in what was found; returns whether that worked."""
+        began = time.process_time()
+        try:
+            analysis = self._analyse([run]) if seen.ended or self._options.once else self._follow.update(run)
+        except RankscopeError as error:
+            self._complain("analyse", run, str(error), error)
+            return False
+        except Exception as error:  # noqa: BLE001 - a fault of ours in one run must not end the watch over the others
+            self._complain("analyse", run, f"{run}: cannot be analysed: {type(error).__name__}: {error}")
+            return False
+        self._take_in(run, analysis, seen)
+        self._options.pace.analysed(run, self._elapsed(), time.process_time() - began)
+        return True
+
+    def _take_in(self, run: Path, analysis: Analysis, seen: Glance) -> None:
+        now = self._clock()
+        self._unreadable.report(run, analysis.source.unreadable)
+        if seen.ended or self._options.once:
+            self._emit(
+                Event(
+                    event="verdict",
+                    time_unix_ns=now,
+                    run=str(run),
+                    run_id=analysis.source.run_id or str(run),
+                    summary=("[simulated GPUs] " if analysis.source.simulated else "") + analysis.verdict.summary,
+                    kind=analysis.verdict.kind,
+                )
+            )
+        found, told = self._found(run, analysis, seen)
+        if not seen.ended and not self._options.once:
+            # While it goes on, that it moves or does not is told by looking at it, which is quicker.
+            found = [one for one in found if one.name not in OF_LIFE]
+        policy = self._options.policy
+        if seen.ended:
+            # All evidence is in: nothing can become clearer by waiting.
+            policy = Policy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
+        attempt = analysis.ranks[0].attempt if analysis.ranks else 0
+        unknown = ranks_within(run, attempt, analysis.source.unreadable)
+        self._update(run, found, policy=policy, unknown=unknown, of=told | {one.name for one in found})
+
+    def _found(self, run: Path, analysis: Analysis, seen: Glance) -> tuple[list[Candidate], set[str]]:
+        """What the records say deserves an alert, and the names of the alerts of which they say anything."""
+        options, price = self._options, seen.info.price_per_gpu_hour
+        subject = self._subject(seen)
+        found: list[Candidate] = []
+        told = {CRASHED.alertname}
+        past = self._follow.past(run, read=seen.ended or options.once)
+        if analysis.verdict.kind != "insufficient_data":
+            told |= {*OF_RECORDS} - {one.alertname for one in OF_PAST}
+            found += candidates(
+                analysis,
+                dashboard_url=options.dashboard_url,
+                runbook_url=options.runbook_url,
+                budgets=options.budgets,
+                price=None if price is None else Cost(amount=price, currency=seen.info.currency or "USD"),
+                rare_share=0.0 if past is None else past.rare_share(RECENT_STEPS),
+            )
+        regressions = Regressions(run=run, subject=subject, gpus=gpus_of(seen))
+        slower = None if past is None else regressions.found(past, at_least=options.budgets.slower)
+        if slower is not None:
+            told |= {one.alertname for one in OF_PAST}
+            found += slower
+        standing = Standing(run=run, subject=subject, infos=seen.infos)
+        if seen.ended and (crashed := standing.crashed()) is not None:
+            found.append(crashed)
+        if options.once:
+            found += standing.disabled()
+        return found, told
+
+    def _look_for_life(self, run: Path, seen: Glance, *, news: bool) -> None:
+        try:
+            told = self._lives.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
+        except Exception as error:  # noqa: BLE001 - as when it is analysed
+            self._complain("look", run, f"{run}: cannot be looked at: {type(error).__name__}: {error}")
+            return
+        self._trouble.pop(("look", run), None)
+        if told.moved:
+            self._set_alive(run, alive=True)
+        self._update(run, told.found, policy=self._options.policy, unknown=told.unknown, of=told.of)
+
+    def _update(
+        self, run: Path, found: Sequence[Candidate], *, policy: Policy, unknown: Collection[int], of: Collection[str]
+    ) -> None:
+        found = collapsed(found, together=self.ledger.names(str(run), together=True))
+        self.ledger.update(str(run), found, now_unix_ns=self._clock(), policy=policy, unknown=unknown, of=of)
+
+    def _subject(self, seen: Glance) -> Subject:
+        return Subject(
+            run_id=seen.run_id,
+            name=seen.info.name,
+            simulated=seen.info.simulated,
+            dashboard_url=self._options.dashboard_url,
+            runbook_url=self._options.runbook_url,
+        )
+
+    def _set_alive(self, run: Path, *, alive: bool) -> None:
+        there = str(run) in self.ledger.alive
+        if alive and not there:
+            self.ledger.alive.append(str(run))
+        elif there and not alive:
+            self.ledger.alive.remove(str(run))
+
+    def _deliver(self) -> None:
+        # Saved before anybody is told: killed in between, we must tell of the same alert, not of another that began later.
+        self._save(self.ledger)
+        self._delivery.deliver(self.ledger, now_unix_ns=self._clock())
+
+    def _complain(self, doing: str, path: Path, reason: str, error: RankscopeError | None = None) -> None:
+        """Report trouble once, and again when it changes; evaluating one run once, trouble is the result."""
+        if error is not None and self._options.once and path == self._path:
+            raise error
+        if self._trouble.get((doing, path)) != reason:
+            self._trouble[doing, path] = reason
+            self._report(reason)
+
+    def _forget_lost(self) -> None:
+        """End the alerts of runs that have been gone, unreadable or without a new record for too long."""
+        now_s = self._elapsed()
+        for run in self.ledger.runs() | set(self.ledger.alive):
+            silent_s = now_s - self._fresh_s.setdefault(run, now_s)
+            named = self.ledger.names(run)
+            if silent_s >= FORGET_LIFE_AFTER_S:
+                over = named
+                self._set_alive(Path(run), alive=False)
+            elif silent_s >= FORGET_AFTER_S:
+                over = named - set(OF_LIFE)
+            else:
+                over = named & {CRASHED.alertname} if Path(run) in self._over and silent_s >= CRASH_TOLD_S else set()
+            if over:
+                because = f"nothing new from the run for {span(silent_s)}"
+                self._report(f"{run}: {because}; its alerts are ended: {', '.join(sorted(over))}")
+                self.ledger.resolve(run, now_unix_ns=self._clock(), because=because, of=over)
