@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -11,119 +11,9 @@ from rankscope.alerts.owners import DISABLED, SILENT, STALLED
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.dumps import Dumps
 from rankscope.alerts.watch.past import StepPast
-from rankscope.alerts.watch.runs import RESTART_GRACE_S, Glance, RankSeen
+from rankscope.alerts.watch.runs import Glance
+from rankscope.alerts.watch.signs import Life, Signs, WatchedTime
 from rankscope.alerts.watch.standstill import Standing
-
-LONGEST_LOOK_S: Final = 30.0
-"""As much time passes between two looks at most, or two intervals: what is beyond was no watching."""
-GOING: Final = 0.25
-"""Who has grown within this share of the patience goes on."""
-
-
-class WatchedTime:
-    """Seconds that were watched, of a monotonic clock."""
-
-    def __init__(self, interval_s: float) -> None:
-        self._most_s = max(LONGEST_LOOK_S, 2 * interval_s)
-        self._last_s: float | None = None
-        self.s = 0.0
-
-    def tick(self, monotonic_s: float) -> None:
-        """A look is taken."""
-        if self._last_s is not None:
-            self.s += max(0.0, min(self._most_s, monotonic_s - self._last_s))
-        self._last_s = monotonic_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signs:
-    """What can be told of the ranks of a run that has not ended."""
-
-    stalled: bool | None
-    """No rank has finished a step for longer than the patience; ``None``: not known (yet)."""
-    standing_s: float
-    """How long all of them have been seen without a step."""
-    silent: list[int]
-    """Without a step for longer than that, while others go on."""
-    gone: dict[int, str]
-    """Ranks that crashed or were killed while others have not ended, and how."""
-    unknown: frozenset[int]
-    """Ranks of which it cannot be told."""
-    live: list[int]
-    """Ranks that have not ended and are observed."""
-
-
-@dataclass(slots=True)
-class _Rank:
-    steps: tuple[str, int] | None
-    moved_s: float
-    """Watched time when its steps grew last, or when it was seen first."""
-    moved: bool = False
-    gone_s: float | None = None
-
-
-@dataclass(slots=True)
-class Life:
-    """The ranks of one attempt while they are watched."""
-
-    attempt: int
-    _ranks: dict[int, _Rank] = field(default_factory=dict)
-    moved: bool = False
-    """Whether any rank has made a step meanwhile."""
-
-    def look(self, seen: Mapping[int, RankSeen], now_s: float) -> None:
-        """Take in what is there at ``now_s`` of the watched time."""
-        for rank, one in seen.items():
-            known = self._ranks.get(rank)
-            if known is None:
-                known = self._ranks[rank] = _Rank(one.steps, now_s)
-            elif one.steps != known.steps:
-                known.steps, known.moved_s = one.steps, now_s
-                known.moved = self.moved = True
-            if known.gone_s is None and _is_gone(one):
-                known.gone_s = now_s
-
-    def judge(self, seen: Mapping[int, RankSeen], patience_s: float, now_s: float) -> Signs:
-        """Who is silent; ``seen`` as last looked at."""
-        live = [rank for rank, one in seen.items() if _is_live(one)]
-        there = [rank for rank in live if seen[rank].readable]
-        silence = {rank: now_s - self._ranks[rank].moved_s for rank in there}
-        going = [rank for rank in there if self._ranks[rank].moved and silence[rank] <= GOING * patience_s]
-        quiet = [rank for rank in there if silence[rank] >= patience_s]
-        standing = min(silence.values(), default=0.0)
-        stalled: bool | None = None
-        if any(self._ranks[rank].moved and silence[rank] < patience_s for rank in there):
-            stalled = False
-        elif live and len(quiet) == len(live):
-            # That none has ever made a step is a job that starts, however long it takes.
-            stalled = True if any(seen[rank].steps is not None for rank in live) else None
-        gone = {
-            rank: str(one.info.end_reason)
-            for rank, one in seen.items()
-            if live and one.info is not None and _is_gone(one) and now_s - (self._ranks[rank].gone_s or now_s) >= RESTART_GRACE_S
-        }
-        silent = quiet if going else []
-        others = (rank for rank, one in seen.items() if one.info is not None and not _is_live(one) and not _is_gone(one))
-        certain = {*going, *silent, *gone, *others}
-        return Signs(
-            stalled=stalled,
-            standing_s=standing,
-            silent=silent,
-            gone=gone,
-            unknown=frozenset(seen.keys() - certain),
-            live=live,
-        )
-
-
-def _is_gone(one: RankSeen) -> bool:
-    return one.info is not None and one.info.end_reason in ("crash", "killed")
-
-
-def _is_live(one: RankSeen) -> bool:
-    """Neither ended nor without a recorder. One that has left no word yet who it is may be anything."""
-    info = one.info
-    return info is not None and info.end_unix_ns is None and info.end_reason is None and info.disabled_reason is None
-
 
 SILENT_AFTER_S: Final = 120.0
 """Longer than file servers show what is old, which is a minute as a rule."""

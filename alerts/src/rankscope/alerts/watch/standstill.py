@@ -14,18 +14,13 @@ import msgspec
 
 from rankscope.alerts.owners import CRASHED, DISABLED, SILENT, STALLED
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.life import Signs
+from rankscope.alerts.watch.signs import Signs
 from rankscope.analysis.duration import duration
 from rankscope.analysis.endings import endings, listed
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.hang.wording import operation_text
+from rankscope.base.text import span
 from rankscope.runs.records import RankInfo
-
-
-def span(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``2.5 h``: as exact as a wait need be told."""
-    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
 
 CHAIN: Final = 4
 """Links of the chain of who waits for whom that are told."""

@@ -28,10 +28,11 @@ from rankscope.alerts.watch.page import Watched, WatcherPage
 from rankscope.alerts.watch.past import StepPast
 from rankscope.alerts.watch.regressions import Regressions
 from rankscope.alerts.watch.runs import Glance, Glances, Unreadable, discover, ranks_within
-from rankscope.alerts.watch.standstill import Standing, span
+from rankscope.alerts.watch.standstill import Standing
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result import Analysis, Cost
+from rankscope.base.text import span
 from rankscope.runs.errors import InputError, RankscopeError
 
 FINAL_TRIES: Final = 5

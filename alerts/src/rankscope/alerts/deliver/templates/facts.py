@@ -13,8 +13,8 @@ from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
 from rankscope.alerts.deliver.message import cut
 from rankscope.alerts.output import plain
 from rankscope.alerts.payload import Payload, PayloadAlert
-from rankscope.alerts.watch.standstill import span
 from rankscope.analysis.wording import first_of
+from rankscope.base.text import span
 
 MAX_BODY_BYTES: Final = 20_000
 _CAPS: Final = (1000, 400, 150, 60)

@@ -1,0 +1,39 @@
+"""Text for people: escaped, and with durations and rank lists in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters but line breaks: names in runs, traces and dumps may hold escape sequences."""
+    return "\n".join(map(one_line, text.split("\n")))
+
+
+def one_line(text: str, replacement: str = "\N{REPLACEMENT CHARACTER}") -> str:
+    """``text`` with each character that is not printable, line breaks included, replaced."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else replacement for letter in text)
+
+
+def duration(us: float) -> str:
+    """Microseconds in words: ``217 µs``, ``61 ms``, ``1.3 s``, ``16.7 h``."""
+    for limit, divisor, unit in ((1e3, 1, "µs"), (1e6, 1e3, "ms"), (7.2e9, 1e6, "s"), (float("inf"), 3.6e9, "h")):
+        if us < limit * 0.9995:
+            value = us / divisor
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "µs" else f"{value:.1f} {unit}"
+    raise AssertionError(us)
+
+
+def span(seconds: float) -> str:
+    """A waiting time in words: ``45 s``, ``12 min``, ``2.5 h``."""
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def ranks_text(ranks: Sequence[int], *, count: int | None = None, most: int = 8) -> str:
+    """``rank 3``, ``ranks 0, 2``, ``ranks 0, 1, … and 12 more``. ``count``: of how many ``ranks`` are the first."""
+    shown = ranks[:most]
+    more = (len(ranks) if count is None else count) - len(shown)
+    text = ", ".join(map(str, shown)) + (f" and {more:,} more" if more else "")
+    return f"rank {text}" if len(shown) + more == 1 else f"ranks {text}"
