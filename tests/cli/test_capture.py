@@ -448,17 +448,17 @@ def test_how_long_to_wait_is_a_number(cli: Cli, run: Path) -> None:
     assert "'nan' is no number" in done.stderr
 
 
-REQUEST = f"{time.time_ns():019d}-0123abcd"
-
-
 def test_a_request_that_was_settled_before_is_asked_once(run: Path, cli: Cli) -> None:
+    # A request is good for some minutes: made here, for a slow suite may come here long after this file was loaded.
+    request_id = f"{time.time_ns():019d}-0123abcd"
+
     def serve(run: Path, request: ControlRequest) -> None:
         accept(run, request)
         profile(run, 0, request.steps)
         profile(run, 1, request.steps)
 
     # given somebody who asks under an id of his own, and is ended and asks again
-    asked = ("capture", run, "--request", REQUEST, "--wait", "60", "--format", "json")
+    asked = ("capture", run, "--request", request_id, "--wait", "60", "--format", "json")
     with job(run, serve) as seen:
         first = json.loads(cli(*asked).stdout)
         again = json.loads(cli(*asked).stdout)
@@ -467,8 +467,8 @@ def test_a_request_that_was_settled_before_is_asked_once(run: Path, cli: Cli) ->
         end(run, 1)
         last = cli(*asked)
     # then the job did it once, and the answer is the same
-    assert [request.id for request in seen] == [REQUEST]
-    assert first["request"] == REQUEST
+    assert [request.id for request in seen] == [request_id]
+    assert first["request"] == request_id
     assert first == again
     assert last.returncode == 0, last.stderr
     assert json.loads(last.stdout)["analysis"]["verdict"] == first["analysis"]["verdict"]

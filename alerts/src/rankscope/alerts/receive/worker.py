@@ -18,7 +18,8 @@ from rankscope.alerts.deliver.outbox_file import OutboxError
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
-from rankscope.alerts.receive.episodes import Episode, News, next_episode, wanted_actions
+from rankscope.alerts.receive.decisions import wanted_actions
+from rankscope.alerts.receive.episodes import Episode, News, next_episode
 from rankscope.alerts.receive.facts import Facts, annotations_of
 from rankscope.alerts.receive.forwarding import Forwarded, Forwarding, forwarded
 from rankscope.alerts.receive.inbox import Action, Delivery, Inbox, InboxError, settle
