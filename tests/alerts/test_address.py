@@ -8,7 +8,7 @@ import click
 import pytest
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from rankscope.alerts.rules.rule_file import rules_text, runbooks
 from rankscope.alerts.rules.tables import EXTERNAL
 from rankscope.alerts.rules.thresholds import DEFAULTS, Tables, thresholds
 from rankscope.alerts.watch.page import Watched, WatcherPage
+from rankscope.base.errors import InputError
 from rankscope.exporter.catalogue import CATALOGUE
-from rankscope.runs.errors import InputError
 from rankscope.runs.links import overview_url
 from rankscope.runs.metrics import RANK_LABELS, RANK_METRICS
 

@@ -16,7 +16,7 @@ from rankscope.alerts.watch.runs import RESTART_GRACE_S, SHOWN, Glance, Glances
 from rankscope.alerts.watch.state import load_ledger, save_ledger
 from rankscope.alerts.watch.watcher import FINAL_TRIES, FORGET_AFTER_S
 from rankscope.analysis.result import Analysis
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.writer import JsonLinesWriter
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from rankscope.alerts.watch.page import STUCK_AFTER_S, Watched, WatcherPage
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 SEEN = Watched(runs=3, firing=1, troubles=0, untold=2)
 

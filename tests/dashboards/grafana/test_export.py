@@ -12,10 +12,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from rankscope.base.errors import InputError
 from rankscope.dashboards.grafana.commands import grafana
 from rankscope.dashboards.grafana.export import export
 from rankscope.dashboards.grafana.shipped import COMPATS, shipped
-from rankscope.runs.errors import InputError
 
 PROVIDER, SOURCE = "provisioning/dashboards/rankscope.yaml", "provisioning/datasources/rankscope.yaml.example"
 

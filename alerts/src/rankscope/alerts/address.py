@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 _BACKLOG: Final = 128
 

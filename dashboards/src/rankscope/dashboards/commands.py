@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rankscope.alerts.address import Address, bind, host_port, is_loopback
-from rankscope.alerts.options import http_url, prometheus_access
+from rankscope.alerts.options import prometheus_access
 from rankscope.alerts.output import progress_line
 from rankscope.analysis.locations import Location, local_path, location
-from rankscope.runs.errors import MissingError, RankscopeError
+from rankscope.base.errors import MissingError, RankscopeError
+from rankscope.base.options import http_url
 
 if TYPE_CHECKING:
     from rankscope.dashboards.config import DashboardConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rankscope.alerts.address import Address
-from rankscope.alerts.options import link_url
+from rankscope.base.options import link_url
 
 
 @click.command(

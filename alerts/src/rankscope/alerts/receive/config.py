@@ -12,11 +12,11 @@ import msgspec
 
 from rankscope.alerts.address import Address
 from rankscope.alerts.deliver.signing import SecretPlace
-from rankscope.alerts.options import link_url, rate
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.toml_file import converted, duration, read_toml
+from rankscope.base.errors import InputError
+from rankscope.base.options import link_url, parse_rate
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
-from rankscope.runs.errors import InputError
 
 SECTIONS: Final = ("receive", "route", "action", "target")
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 def action_rate(text: str) -> tuple[int, float]:
     """``1/10min per run``: how many in how many seconds. Raises ``ValueError``."""
-    return rate(text.removesuffix(" per run").strip())
+    return parse_rate(text.removesuffix(" per run").strip())
 
 
 def _checked(check: Callable[[str], _T], text: str) -> _T:

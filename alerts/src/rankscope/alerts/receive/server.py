@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rankscope.alerts.receive.app import ReceiverApp
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 _OUT_OF_DATE: Final = {9: "not valid yet", 10: "expired"}
 """OpenSSL's codes of what is wrong with the dates of a certificate."""

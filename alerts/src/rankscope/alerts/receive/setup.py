@@ -16,7 +16,7 @@ from rankscope.alerts.address import Address, bind, host_port, is_loopback
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.outbox_file import OutboxError
 from rankscope.alerts.deliver.signing import SecretError, SecretPlace, SecretUnavailableError, parse_secret
-from rankscope.alerts.output import plain, print_line
+from rankscope.alerts.output import print_line
 from rankscope.alerts.receive.actor import Actor
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.app import ReceiverApp
@@ -31,8 +31,9 @@ from rankscope.alerts.receive.server import serve as serve_app
 from rankscope.alerts.receive.worker import Policy, Worker
 from rankscope.alerts.toml_file import duration
 from rankscope.alerts.watch.state import state_home
+from rankscope.base.errors import InputError
+from rankscope.base.text import one_line
 from rankscope.runs.decoders import make_decoders
-from rankscope.runs.errors import InputError
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9099"
 STOP_S: Final = 10.0
@@ -261,4 +262,4 @@ def ways(receive: ReceiveSection, *, folder: Path, report: Callable[[str], objec
 
 
 def _report(line: str) -> None:
-    print_line(f"rankscope: {plain(' '.join(line.split()))}", err=True)
+    print_line(f"rankscope: {one_line(' '.join(line.split()))}", err=True)

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import click
 import msgspec
 
-from rankscope.alerts.options import format_option, http_url
+from rankscope.base.options import format_option, http_url
 
 _dashboard: Final = click.option(
     "--dashboard-url",

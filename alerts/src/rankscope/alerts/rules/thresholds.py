@@ -14,7 +14,7 @@ from typing import Final, cast
 import msgspec
 
 from rankscope.alerts.toml_file import read_toml
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 Value = bool | int | float | str
 Tables = Mapping[str, Mapping[str, Value]]

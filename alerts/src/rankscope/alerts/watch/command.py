@@ -11,11 +11,12 @@ from typing import Literal
 import click
 
 from rankscope.alerts.address import Address, host_port
-from rankscope.alerts.options import format_option, http_url, link_url, seconds, targets_option
+from rankscope.alerts.options import targets_option
 from rankscope.alerts.output import print_line
-from rankscope.alerts.watch.budgets import budgets, judging_options
+from rankscope.alerts.watch.options import budgets, judging_options
 from rankscope.analysis.locations import local_path
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
+from rankscope.base.options import Duration, format_option, http_url, link_url
 
 
 class _Stop(BaseException):
@@ -47,7 +48,9 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
     is_flag=True,
     help="Evaluate and deliver once, also a run that is over, and leave. Silence takes watching: it is not judged.",
 )
-@click.option("--interval", type=seconds, metavar="DURATION", default="5s", show_default=True, help="Time between evaluations.")
+@click.option(
+    "--interval", type=Duration(), metavar="DURATION", default="5s", show_default=True, help="Time between evaluations."
+)
 @click.option("--fire-after", type=click.IntRange(1), help="Consecutive evaluations to fire.  [default: 3; 1 with --once]")
 @click.option("--resolve-after", type=click.IntRange(1), default=3, show_default=True, help="Consecutive evaluations to resolve.")
 @judging_options

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from rankscope.base.options import parse_duration
 from rankscope.exporter.errors import ExporterCheckError, ExporterInputError
-from rankscope.exporter.options import parse_duration
 from rankscope.exporter.source import Fleet
 from rankscope.exporter.web.http_connection import Request, Response
 
