@@ -140,6 +140,11 @@ def test_a_file_nobody_writes_any_more_is_stale_and_then_forgotten(tmp_path: Pat
     sample = spool_of(tmp_path).read()
     assert (sample.families, sample.stale_files, sample.ok_files) == ((), 1, 0)
 
+    path.write_text("nccl_bus")
+    os.utime(path, (time.time() - 400,) * 2)
+    sample = spool_of(tmp_path, users_of_gpu=lambda _: {os.getuid() + 1}).read()
+    assert (sample.families, sample.stale_files, sample.rejected) == ((), 1, {})
+
     os.utime(path, (1000, 1000))
     sample = spool_of(tmp_path).read()
     assert (sample.stale_files, sample.rejected) == (0, {})

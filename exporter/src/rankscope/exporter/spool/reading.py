@@ -226,7 +226,7 @@ class Spool:
             raise RejectedError(cached.outcome)
         outcome = cached.outcome
         if isinstance(outcome, InspectorFile):
-            users = self._users_of_gpu(outcome.uuid)
+            users = self._users_of_gpu(outcome.uuid) if file.age_s <= self._stale_s else ()
             if users and cached.owner not in users:
                 raise RejectedError("foreign_owner")
         elif seen.owners.setdefault(outcome.run_id, self._owners.get(outcome.run_id, cached.owner)) != cached.owner:
@@ -274,6 +274,8 @@ class Spool:
         if cached is not None and cached.settled and cached.key == _key(file.status):
             return cached
         if (uuid := gpu_of(file.name)) is not None:
+            if file.age_s > self._stale_s:  # left by a job that was killed, perhaps while it wrote
+                return _Cached(_key(file.status), file.status.st_uid, InspectorFile(uuid, ()), None, file.age_s, now_s)
             return _load_inspector(file, uuid, cached, now_s)
         content, status = read_regular(file.name, file.folder_fd)
         outcome: SpoolFile | str | None = None
