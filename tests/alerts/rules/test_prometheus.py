@@ -136,7 +136,7 @@ def test_prometheus_records_the_slow_rank_reports_the_silent_one_and_nothing_els
     excess = "query?query=run_id_rank:rank_own_excess:ratio_rate5m > 0.3"
     [slow] = eventually(lambda: (prometheus(excess) or {"result": []})["result"])
     assert slow["metric"]["rank"] == str(SLOW)
-    assert prometheus("alerts")["alerts"] == []
+    assert {alert["labels"]["alertname"] for alert in prometheus("alerts")["alerts"] if alert["state"] == "firing"} == set()
 
     # When another rank no longer writes, then it is reported as silent, with its host
     ranks.silent.set()
