@@ -132,7 +132,7 @@ def test_prometheus_records_the_slow_rank_reports_the_silent_one_and_nothing_els
         alerts = [alert for alert in (prometheus("alerts") or {"alerts": []})["alerts"] if alert["state"] == "firing"]
         return alerts if name in {alert["labels"]["alertname"] for alert in alerts} else []
 
-    # When Prometheus has watched four ranks for a while, then it has recorded which one is slow; the alert about that is the watcher's
+    # When Prometheus has watched four ranks for a while, then it has recorded which is slow; the alert is for the watcher to send
     excess = "query?query=run_id_rank:rank_own_excess:ratio_rate5m > 0.3"
     [slow] = eventually(lambda: (prometheus(excess) or {"result": []})["result"])
     assert slow["metric"]["rank"] == str(SLOW)

@@ -302,9 +302,7 @@ def test_exporting_puts_the_operators_addresses_in(tmp_path: Path) -> None:
         for rule in group["rules"]
         if rule.get("alert") == "RankSilent"
     ]
-    rendered = (
-        link.replace('{{ reReplaceAll "[+]" "%20" (urlquery $labels.run_id) }}', "r1").replace("{{ $labels.rank }}", "2")
-    )
+    rendered = link.replace('{{ reReplaceAll "[+]" "%20" (urlquery $labels.run_id) }}', "r1").replace("{{ $labels.rank }}", "2")
     assert rendered == overview_url("https://rankscope.example", "r1", rank=2)
     assert "runbook_url: https://wiki.example/gpu/GpuDown.md" in text
     assert "127.0.0.1" not in text.partition("groups:")[2]

@@ -44,7 +44,7 @@ def thresholds(path: Path | None = None) -> Tables:
     if path is not None:
         for name, settings in _read(path).items():
             if name in WATCHER_ALERTS:
-                raise InputError(path, "an alert of the watcher: options of `rankscope alerts watch` adjust it", place=f"[{name}]")
+                raise InputError(path, "an alert of the watcher, adjusted by `rankscope alerts watch`", place=f"[{name}]")
             if name not in tables:
                 raise InputError(path, f"no such alert or table{_instead(name, tables)}", place=f"[{name}]")
             known = DEFAULTS[name] | _WITHOUT_DEFAULT.get(name, {})
