@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.owners import ALERTED, STALLED
+from rankscope.alerts.owners import ALERT_OF_KIND, HANG
 from rankscope.analysis.result import Analysis, Finding, Verdict
 from rankscope.analysis.wording import hours_text
 from rankscope.base.text import one_line
@@ -16,8 +16,8 @@ MAX_TEXT: Final = 2_000
 """Characters of an annotation: what is in a run, anybody may have written."""
 _FINDINGS: Final = 64
 _TELL_OF: Final[dict[str, tuple[str, ...]]] = {
-    **{kind: (rule.alertname,) for kind, rule in ALERTED.items()},
-    "hang": (STALLED.alertname, "TrainingHangSuspected"),
+    **{kind: (rule.alertname,) for kind, rule in ALERT_OF_KIND.items()},
+    "hang": (HANG.alertname, "TrainingStalled", "TrainingHangSuspected"),
 }
 """Kinds of findings, and the alerts that are about them."""
 

@@ -98,7 +98,7 @@ class _Replaying:
             growing.path,
             analyse=self._analyse,
             follow=_Seen(lambda: self._now / 1e9, self._remember),
-            delivery=Delivery([], retry_after_s=how.interval_s, report=self._note),
+            delivery=Delivery(interval_s=how.interval_s, report=self._note),
             ledger=Ledger(),
             options=Options(
                 policy=how.policy,

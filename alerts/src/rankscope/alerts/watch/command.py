@@ -18,6 +18,9 @@ from rankscope.analysis.locations import local_path
 from rankscope.base.errors import InputError
 from rankscope.base.options import Duration, format_option, http_url, link_url
 
+LAST_SCRAPE_S = 120.0
+"""How long a watcher whose run is over stays for a last scrape, when something scrapes it."""
+
 
 class _Stop(BaseException):
     """SIGTERM or SIGINT. Not an ``Exception``, so that nothing on the way handles it."""
@@ -155,6 +158,8 @@ def watch(
             time.sleep(max(interval, time.monotonic() - began))
             began = time.monotonic()
         undelivered = watch.finish()
+        if listen is not None and not once and not watch.watcher.page.finish(LAST_SCRAPE_S):
+            print_line("rankscope: the end of the run was not scraped in time: silence WatcherSilent for this instance", err=True)
     except _Stop:
         watch.watcher.remember()
         ctx.exit(0)

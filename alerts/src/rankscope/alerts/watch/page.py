@@ -41,8 +41,11 @@ _HELP: Final = {
     "alerts_firing": "Alerts that fire.",
     "troubles": "Runs and folders that could not be read or evaluated the last time.",
     "untold_receivers": "Alertmanagers and webhooks that have not accepted what they should know.",
+    "finished": "1 when the one run that this watcher followed is over and the watcher is about to exit, 0 before.",
     "evaluated_timestamp_seconds": "When the last evaluation ended, in seconds since 1970.",
 }
+_SCRAPED_WITHIN_S: Final = 300.0
+"""A client that has not scraped for longer is not expected to scrape again."""
 
 
 class WatcherPage:
@@ -53,6 +56,10 @@ class WatcherPage:
         self._elapsed = elapsed
         self._began_s = elapsed()
         self._last: tuple[Watched, float, float] | None = None
+        self._finished = False
+        self._scrapes = threading.Condition()
+        self._scraped_s: dict[str, float] = {}
+        """Clients that have not scraped since the end, and when they did last."""
 
     def evaluated(self, watched: Watched) -> None:
         """An evaluation is over."""
@@ -63,12 +70,34 @@ class WatcherPage:
         """Whether the last evaluation, or the start, is not long ago."""
         return self._elapsed() - (self._began_s if self._last is None else self._last[2]) < STUCK_AFTER_S
 
+    def finish(self, patience_s: float) -> bool:
+        """Report that the followed run is over, and wait until every client that scrapes has been told; returns whether all were.
+
+        Prometheus cannot tell a watcher that ended from one that was killed, unless its last sample says so.
+        """
+        now_s = self._elapsed()
+        with self._scrapes:
+            self._finished = True
+            self._scraped_s = {client: at for client, at in self._scraped_s.items() if now_s - at < _SCRAPED_WITHIN_S}
+            return self._scrapes.wait_for(lambda: not self._scraped_s, timeout=patience_s)
+
+    def scrape(self, client: str) -> str:
+        """``metrics`` for a client, by its address."""
+        with self._scrapes:
+            text = self.metrics()
+            if self._finished:
+                self._scraped_s.pop(client, None)
+                self._scrapes.notify_all()
+            else:
+                self._scraped_s[client] = self._elapsed()
+        return text
+
     def metrics(self) -> str:
         """In Prometheus' text format; nothing before the first evaluation is over."""
         if self._last is None:
             return ""
         watched, at, _ = self._last
-        values = (watched.runs, watched.firing, watched.troubles, watched.untold, f"{at:.3f}")
+        values = (watched.runs, watched.firing, watched.troubles, watched.untold, int(self._finished), f"{at:.3f}")
         lines = []
         for (name, text), value in zip(_HELP.items(), values, strict=True):
             full = f"rankscope_watcher_{name}"
@@ -84,7 +113,7 @@ class WatcherPage:
 
             def do_GET(self) -> None:
                 if self.path == "/metrics":
-                    self._answer(HTTPStatus.OK, _PROMETHEUS, page.metrics())
+                    self._answer(HTTPStatus.OK, _PROMETHEUS, page.scrape(self.client_address[0]))
                 elif self.path == "/-/healthy":
                     status = HTTPStatus.OK if page.healthy else HTTPStatus.SERVICE_UNAVAILABLE
                     self._answer(status, _TEXT, "ok\n" if page.healthy else f"no evaluation for {STUCK_AFTER_S:.0f} s\n")
