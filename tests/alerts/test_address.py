@@ -18,7 +18,7 @@ from rankscope.runs.errors import InputError
         ("localhost:80", ("localhost", 80)),
         ("[::1]:0", ("::1", 0)),
         ("[fe80::1%br-1]:80", ("fe80::1%br-1", 80)),
-        (":8050", ("0.0.0.0", 8050)),
+        (":8050", ("::", 8050)),
     ],
 )
 def test_addresses(text: str, parsed: tuple[str, int]) -> None:

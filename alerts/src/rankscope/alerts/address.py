@@ -5,17 +5,16 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from typing import Any, Final
+from typing import Any
 
 import click
 
+from rankscope.base import http
 from rankscope.runs.errors import InputError
-
-_BACKLOG: Final = 128
 
 
 class Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """``HOST:PORT``, ``:PORT`` for all addresses of this machine, ``[IPV6]:PORT``; the value is (host, port)."""
+    """``HOST:PORT``, ``:PORT`` for all IPv4 and IPv6 addresses of this machine, ``[IPV6]:PORT``; the value is (host, port)."""
 
     name = "host:port"
 
@@ -26,7 +25,7 @@ class Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[^%\[\]]+)?)\]|([^:\[\]]*)):([0-9]{1,5})", str(value))
         if match is None or int(match[3]) > 65535:
             self.fail(f"{value!r} is not HOST:PORT, :PORT or [IPV6]:PORT", param, ctx)
-        return match[1] or match[2] or "0.0.0.0", int(match[3])  # noqa: S104  what :PORT means; whether it is let in is asked later
+        return match[1] or match[2] or "::", int(match[3])
 
 
 def is_loopback(host: str) -> bool:
@@ -48,16 +47,7 @@ def bind(host: str, port: int) -> socket.socket:
     It listens before the server runs: then an address in use is one line here, not many of the server's.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            sock.listen(_BACKLOG)
-        except OSError:
-            sock.close()
-            raise
-    except (OSError, UnicodeError) as error:  # the latter for a host that could never be a name
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return http.bind(host, port)
+    except OSError as error:
+        reason = error.strerror or str(error)
         raise InputError(host_port(host, port), f"cannot listen there: {reason}; choose another with --listen") from error
-    return sock

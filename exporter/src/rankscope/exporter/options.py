@@ -57,7 +57,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
 
 
 class ListenAddress(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """``HOST:PORT``, ``:PORT`` for all addresses, ``[IPV6]:PORT``."""
+    """``HOST:PORT``, ``:PORT`` for all IPv4 and IPv6 addresses, ``[IPV6]:PORT``."""
 
     name = "host:port"
 
@@ -68,7 +68,7 @@ class ListenAddress(click.ParamType):  # type: ignore[type-arg,unused-ignore]  #
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[^%\[\]]+)?)\]|([^:\[\]]*)):([0-9]{1,5})", value, re.ASCII)
         if match is None or int(match[3]) > 65535:
             self.fail(f"{value!r} is not HOST:PORT, :PORT or [IPV6]:PORT", param, ctx)
-        return match[1] or match[2] or "0.0.0.0", int(match[3])  # noqa: S104  a node exporter is there to be reached
+        return match[1] or match[2] or "::", int(match[3])
 
 
 class SimulatedGpus(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
