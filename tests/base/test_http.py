@@ -76,3 +76,22 @@ def test_changed_files_are_read_again_and_an_unusable_version_leaves_the_last_on
     file.write_text("23")
     assert [followed.get(), followed.get()] == [23, 23]
     assert changed == [23]
+
+
+def test_a_file_that_is_named_before_it_is_there_is_read_when_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "LOOK_EVERY_S", 0)
+    config, first, second = (tmp_path / name for name in ("config", "first", "second"))
+    config.write_text("first")
+    first.write_text("1")
+
+    def read() -> tuple[int, list[Path]]:
+        named = tmp_path / config.read_text()
+        return int(named.read_text()), [config, named]
+
+    followed = FollowedFiles(read, changed=lambda _: None, failed=lambda _: None)
+    config.write_text("second")
+    assert followed.get() == 1
+    second.write_text("2")
+    assert followed.get() == 2
+    second.write_text("33")
+    assert followed.get() == 33

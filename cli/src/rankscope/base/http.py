@@ -112,7 +112,7 @@ class FollowedFiles(Generic[T]):
         now_s = time.monotonic()
         if now_s - self._checked_s >= LOOK_EVERY_S:
             self._checked_s = now_s
-            # An unusable version may become usable without a change of its files, such as with a new permission of a folder.
+            # An unusable version may name files that are not known here, and that may appear.
             if self._unusable or _stamp(self._files) != self._stamp:
                 self.read_again()
         return self._value

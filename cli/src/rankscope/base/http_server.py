@@ -108,15 +108,16 @@ class _JoinedWrites(asyncio.Transport):
         """Send it before the next turn of the loop."""
         if data:
             if not self._pieces:
-                self._loop.call_soon(self._flush)
+                self._loop.call_soon(self.flush)
             self._pieces.append(data)
 
     def close(self) -> None:
         """Send what is written and close."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what is written."""
         if self._pieces:
             data = b"".join(self._pieces)
             self._pieces.clear()
@@ -186,6 +187,8 @@ class Connection(H11Protocol):
         """Start the deadline of the next request; a response that is not taken by then is given up, too."""
         self.answered += 1
         self.active_at_s = self.loop.time()
+        assert isinstance(self.transport, _JoinedWrites)
+        self.transport.flush()
         super().on_response_complete()  # may begin with a request that already waits
         if self.busy or self.transport.is_closing():
             return
