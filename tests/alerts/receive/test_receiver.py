@@ -249,7 +249,7 @@ def test_lines_that_nobody_takes_hold_up_nobody(monkeypatch: pytest.MonkeyPatch)
 
 
 SHORT_DEADLINES = (
-    "import rankscope.alerts.receive.server as serve; serve.REQUEST_DEADLINE_S = serve.RESPONSE_DEADLINE_S = 0.5; "
+    "import rankscope.base.http_server as serve; serve.REQUEST_DEADLINE_S = serve.RESPONSE_DEADLINE_S = 0.5; "
     "from rankscope.cli.main import main; main()"
 )
 

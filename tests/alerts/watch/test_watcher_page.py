@@ -57,15 +57,17 @@ def test_the_end_is_reported_to_every_client_that_scraped() -> None:
     assert page.finish(0.0)  # nothing scrapes it
     page = WatcherPage()
     page.evaluated(SEEN)
+    assert FINISHED not in page.metrics()
     for client in ("10.0.0.1", "10.0.0.2"):  # two Prometheus servers, as where one may fail
-        assert FINISHED not in page.scrape(client)
+        page.scraped(client, finished=False)
     told: list[bool] = []
     ending = threading.Thread(target=lambda: told.append(page.finish(300)))
     ending.start()
-    while FINISHED not in page.scrape("10.0.0.1"):
+    while FINISHED not in page.metrics():
         pass
+    page.scraped("10.0.0.1", finished=True)
     assert ending.is_alive()
-    assert FINISHED in page.scrape("10.0.0.2")
+    page.scraped("10.0.0.2", finished=True)
     ending.join()
     assert told == [True]
 
@@ -74,11 +76,11 @@ def test_a_client_that_does_not_come_back_is_not_waited_for_without_end() -> Non
     now_s = [0.0]
     page = WatcherPage(elapsed=lambda: now_s[0])
     page.evaluated(SEEN)
-    page.scrape("10.0.0.1")
+    page.scraped("10.0.0.1", finished=False)
     assert not page.finish(0.0)
     page = WatcherPage(elapsed=lambda: now_s[0])
     page.evaluated(SEEN)
-    page.scrape("10.0.0.1")
+    page.scraped("10.0.0.1", finished=False)
     now_s[0] = 3600.0
     assert page.finish(0.0)
 

@@ -66,7 +66,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
 
 
 class ListenAddress(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """``HOST:PORT``, ``:PORT`` for every address of this machine, ``[IPV6]:PORT``; the value is (host, port)."""
+    """``HOST:PORT``, ``:PORT`` for every IPv4 and IPv6 address here, ``[IPV6]:PORT``; the value is (host, port)."""
 
     name = "host:port"
 
@@ -77,7 +77,7 @@ class ListenAddress(click.ParamType):  # type: ignore[type-arg,unused-ignore]  #
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[^%\[\]]+)?)\]|([^:\[\]]*)):([0-9]{1,5})", str(value), re.ASCII)
         if match is None or int(match[3]) > 65535:
             self.fail(f"{value!r} is not HOST:PORT, :PORT or [IPV6]:PORT", param, ctx)
-        return match[1] or match[2] or "0.0.0.0", int(match[3])  # noqa: S104  what :PORT means
+        return match[1] or match[2] or "::", int(match[3])
 
 
 def http_url(text: str) -> str:

@@ -15,21 +15,6 @@ ENVIRONMENT_PREFIX: Final = "RANKSCOPE_EXPORTER_"
 C = TypeVar("C", bound=Callable[..., Any])
 
 
-class ListenAddress(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """``HOST:PORT``, ``:PORT`` for all addresses, ``[IPV6]:PORT``."""
-
-    name = "host:port"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Host and port."""
-        if isinstance(value, tuple):
-            return value[0], value[1]
-        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[^%\[\]]+)?)\]|([^:\[\]]*)):([0-9]{1,5})", value, re.ASCII)
-        if match is None or int(match[3]) > 65535:
-            self.fail(f"{value!r} is not HOST:PORT, :PORT or [IPV6]:PORT", param, ctx)
-        return match[1] or match[2] or "0.0.0.0", int(match[3])  # noqa: S104  a node exporter is there to be reached
-
-
 class SimulatedGpus(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
     """``8`` or ``8xH100``: how many, and of which model."""
 

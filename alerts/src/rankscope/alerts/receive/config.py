@@ -10,12 +10,11 @@ from typing import Annotated, Final, Literal, TypeVar
 import click
 import msgspec
 
-from rankscope.alerts.address import Address
 from rankscope.alerts.deliver.signing import SecretPlace
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.toml_file import converted, duration, read_toml
 from rankscope.base.errors import InputError
-from rankscope.base.options import link_url, parse_rate
+from rankscope.base.options import ListenAddress, link_url, parse_rate
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
 
 SECTIONS: Final = ("receive", "route", "action", "target")
@@ -67,7 +66,7 @@ class ReceiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("repeat_after", "enrich_within"):
             duration(getattr(self, name))
         if self.listen is not None:
-            _checked(lambda text: Address().convert(text, None, None), self.listen)
+            _checked(lambda text: ListenAddress().convert(text, None, None), self.listen)
         if self.dashboard_url is not None:
             _checked(link_url, self.dashboard_url)
         if (self.tls_cert is None) != (self.tls_key is None):

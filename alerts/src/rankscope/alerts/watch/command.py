@@ -10,13 +10,13 @@ from typing import Literal
 
 import click
 
-from rankscope.alerts.address import Address, host_port
 from rankscope.alerts.options import targets_option
 from rankscope.alerts.output import print_line
 from rankscope.alerts.watch.options import budgets, judging_options
 from rankscope.analysis.locations import local_path
 from rankscope.base.errors import InputError
-from rankscope.base.options import Duration, format_option, http_url, link_url
+from rankscope.base.http import host_port
+from rankscope.base.options import Duration, ListenAddress, format_option, http_url, link_url
 
 LAST_SCRAPE_S = 120.0
 """How long a watcher whose run is over stays for a last scrape, when something scrapes it."""
@@ -72,7 +72,7 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 )
 @click.option(
     "--listen",
-    type=Address(),
+    type=ListenAddress(),
     help="Serve /metrics and /-/healthy there: whether the watcher still watches.  [default: nowhere]",
 )
 @format_option("json: one object per line.")
