@@ -430,3 +430,19 @@ def test_frames_survive_any_cut() -> None:
     theirs.close()
 
     assert messages == [Opened(_identity(0)), Failed("lost", "é")]
+
+
+def test_a_new_process_without_readings_takes_the_old_ones_away() -> None:
+    # given readings of a process that has ended
+    readings = (Reading("gpu_power_watts", 300.0),)
+    identity = _identity(0)
+    before = merged((), Changes().of(GpuSample(identity, 1.0, 1.0, readings), 0.1).sample.readings, None)
+    assert before == readings
+
+    # when the first sample of the next process has none
+    changes = Changes()
+    message = changes.of(GpuSample(identity, 2.0, 2.0), 0.1)
+
+    assert merged(before, message.sample.readings, message.places) == ()
+    again = changes.of(GpuSample(identity, 3.0, 3.0, readings), 0.1)
+    assert merged((), again.sample.readings, again.places) == readings
