@@ -22,12 +22,13 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.exporter.pages import golden_node
 from tests.exporter.pages.golden_node import DIVIDED, GOLDEN, H100, HUNG
 
-from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS
+from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS, DEFAULT_COLLECTORS
 from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.loop import Snapshot
 from rankscope.exporter.pages.dcgm import DcgmPage
-from rankscope.exporter.pages.dcgm_counters import default_counters, read_counters
+from rankscope.exporter.pages.dcgm_counters import counters_of, default_counters, read_counters, with_collectors
 from rankscope.exporter.pages.page import Page
+from rankscope.exporter.settings import Settings
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import Absent, FleetState, Reading, Series
 
@@ -212,6 +213,15 @@ def test_a_collector_that_is_off_is_named() -> None:
 
     assert "# DCGM_FI_DEV_ENC_UTIL not available: it needs --collector.encoder\n" in body
     assert default_counters().collectors >= {"encoder", "gpm", "power", "xid"}
+
+
+def test_counters_switch_no_collector_on_that_the_user_switched_off() -> None:
+    asked = Settings(collectors=DEFAULT_COLLECTORS - {"gpm"}, collectors_off=frozenset({"gpm"}), host="node1", compat_dcgm=True)
+
+    collectors = with_collectors(asked, counters_of(asked)).collectors
+
+    assert "encoder" in collectors
+    assert "gpm" not in collectors
 
 
 COUNTERS = """\
