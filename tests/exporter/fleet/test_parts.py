@@ -185,6 +185,28 @@ def test_a_full_disk_is_said_once_and_leaves_the_old_file_and_no_other(
     assert len(Inventory(tmp_path)) == 3
 
 
+def test_the_file_is_for_the_exporters_user_only(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    mask = os.umask(0)
+    try:
+        inventory = Inventory(folder)
+        inventory.see(_identity(0))
+        inventory.save()
+        inventory.wait(10)
+        written = (folder / "gpus.json").stat().st_mode & 0o777
+        inventory.see(_identity(1))
+        (folder / "gpus.json").chmod(0o644)  # as an older exporter left it
+        inventory.save()
+        inventory.wait(10)
+        forget(folder, "GPU-1")
+    finally:
+        os.umask(mask)
+
+    assert written == 0o600
+    assert (folder / "gpus.json").stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o007 == 0
+
+
 def test_what_somebody_takes_out_of_the_file_is_forgotten_unless_it_is_there(tmp_path: Path) -> None:
     inventory = Inventory(tmp_path)
     for number in range(3):
