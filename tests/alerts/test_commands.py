@@ -54,6 +54,18 @@ def test_rules_and_runbooks_are_exported(cli: Callable[..., Any], tmp_path: Path
     assert {path.stem for path in (tmp_path / "rules" / "runbooks").iterdir()} == set(runbooks())
 
 
+def test_links_that_work_only_here_are_warned_about(cli: Callable[..., Any], tmp_path: Path) -> None:
+    warned = cli("alerts", "rules", "export", tmp_path / "a")
+    good = cli(
+        *("alerts", "rules", "export", tmp_path / "b"),
+        *("--dashboard-url", "https://rankscope.example", "--runbook-url", "https://wiki.example/rankscope"),
+    )
+
+    warnings = [line for line in warned.stderr.splitlines() if line.startswith("warning")]
+    assert ["--dashboard-url" in warnings[0], "--runbook-url" in warnings[1], len(warnings)] == [True, True, 2]
+    assert (good.returncode, "warning" in good.stderr) == (0, False)
+
+
 def test_what_somebody_changed_is_replaced_only_when_told(cli: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "runbooks").mkdir()
     (tmp_path / "runbooks" / "GpuDown.md").write_text("ours\n")

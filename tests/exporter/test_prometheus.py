@@ -50,8 +50,8 @@ def test_promtool_finds_nothing_to_object_to(
     exporter.wait_until(lambda: len(exporter.values("gpu_temperature_celsius")) >= 2)
     exporter.wait_until(lambda: exporter.values("rankscope_exporter_spool_rejected_files") == [1])
 
-    # Not the DCGM-compatible page: boards and rules for dcgm-exporter need its names and labels, to which promlint objects (counters
-    # without _total, camelCase labels).
+    # Not the DCGM-compatible page: boards and rules for dcgm-exporter need its names and labels, to which promlint objects
+    # (counters without _total, camelCase labels).
     page = exporter.get("/metrics").body
 
     checked = subprocess.run([require_program("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)

@@ -118,7 +118,8 @@ def page_of(state: FleetState, *, collectors: frozenset[str] = ALL) -> Page:
     def loop(name: str, last: tuple[Series, ...]) -> Any:
         return SimpleNamespace(name=name, latest=lambda: Snapshot(last, fresh=True, ok=True, age_s=0, duration_s=0, reason=None))
 
-    return Page("node1", SampledTwice(state), jobs=loop("jobs", JOBS), xid=loop("xid", XIDS), collectors=collectors)
+    fleet: Any = SampledTwice(state)
+    return Page("node1", fleet, jobs=loop("jobs", JOBS), xid=loop("xid", XIDS), collectors=collectors)
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -66,6 +68,24 @@ def export(folder: Path, *, thresholds: Path | None, dashboard_url: str, runbook
         raise click.UsageError(str(error)) from error
     for path in written:
         click.echo(f"wrote {path}", err=True)
+    for warning in _link_warnings(dashboard_url, runbook_url):
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _link_warnings(dashboard_url: str, runbook_url: str) -> Iterator[str]:
+    """Links of the alerts that a reader on another machine cannot open."""
+    if _is_loopback(dashboard_url):
+        yield f"alerts link to {dashboard_url}, which only this machine can open; name the dashboard with --dashboard-url"
+    if "://" not in runbook_url or _is_loopback(runbook_url):
+        yield f"alerts link to {runbook_url}, which other machines cannot open; serve the runbooks, and name them with --runbook-url"
 
 
 @rules.command()
