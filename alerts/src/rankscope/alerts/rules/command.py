@@ -85,7 +85,7 @@ def _link_warnings(dashboard_url: str, runbook_url: str) -> Iterator[str]:
     if _is_loopback(dashboard_url):
         yield f"alerts link to {dashboard_url}, which only this machine can open; name the dashboard with --dashboard-url"
     if "://" not in runbook_url or _is_loopback(runbook_url):
-        yield f"alerts link to {runbook_url}, which other machines cannot open; serve the runbooks, and name them with --runbook-url"
+        yield f"alerts link to {runbook_url}, which other machines cannot open; serve the runbooks and use --runbook-url"
 
 
 @rules.command()
