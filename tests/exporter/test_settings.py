@@ -50,8 +50,8 @@ def test_a_flag_counts_before_the_environment_and_that_before_the_file(
     assert settings(*file).interval_s == 0.5
     assert settings(*file, "--interval", "2s").interval_s == 2.0
     read = settings(*file)
-    assert (read.listen, read.spool_stale_s, read.log_level) == ((("0.0.0.0", 1), ("::1", 2)), 60.0, "debug")
-    assert settings(*file, "--listen", ":3", "--web.listen-address", ":4").listen == (("0.0.0.0", 3), ("0.0.0.0", 4))
+    assert (read.listen, read.spool_stale_s, read.log_level) == ((("::", 1), ("::1", 2)), 60.0, "debug")
+    assert settings(*file, "--listen", ":3", "--web.listen-address", ":4").listen == (("::", 3), ("::", 4))
 
 
 def test_the_file_itself_and_lists_can_come_from_the_environment(

@@ -20,8 +20,9 @@ from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.deliver.delivery import Delivery
 from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.receivers import Alertmanager
+from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.payload import NOT_ENDED
-from rankscope.alerts.rules.rule_file import rules_text, runbooks
+from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.alerts.watch.watcher import Options, Watcher
 
@@ -52,14 +53,12 @@ def test_the_example_configuration_is_sound(require_program: Callable[[str], str
 
 def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_them() -> None:
     config = yaml.safe_load(EXAMPLE)
-    rules = [rule for group in yaml.safe_load(rules_text())["groups"] for rule in group["rules"] if "alert" in rule]
     for inhibition in config["inhibit_rules"]:
         for side in ("source_matchers", "target_matchers"):
             # A label that both lack counts as equal
             assert {f'{label}=~".+"' for label in inhibition["equal"]} <= set(inhibition[side])
             for names in re.findall(r'alertname=~?"([^"]*)"', " ".join(inhibition[side])):
-                meant = [rule for rule in rules if re.fullmatch(names, rule["alert"])]
-                assert meant, names
+                assert any(re.fullmatch(names, alert.alertname) for alert in ALERTS), names
 
 
 @pytest.mark.parametrize(
@@ -67,6 +66,7 @@ def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_t
     [
         (["alertname=TrainingStraggler", "severity=warning", "run_id=r1"], "team"),
         (["alertname=RankSilent", "severity=critical", "run_id=r1"], "on-call"),
+        (["alertname=TrainingHang", "severity=critical", "run_id=r1"], "on-call"),
         (["alertname=GpuDown", "severity=critical", "host=n1"], "on-call"),
         (["alertname=GpuTooHot", "severity=warning", "host=n1"], "operators"),
         (["alertname=GpuAllocatedIdle", "severity=info", "host=n1"], "operators"),
@@ -100,8 +100,8 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
                 update=lambda _: make_analysis(2), keep=lambda _: None, past=lambda _, **_how: None, hang=lambda _, _fresh: None
             ),
             delivery=Delivery(
-                [Alertmanager(manager, client, resend_after_s=60, valid_s=240)],
-                retry_after_s=1,
+                managers=[Alertmanager(manager, client, valid_s=240)],
+                interval_s=1,
                 report=pytest.fail,
             ),
             ledger=Ledger(),
@@ -159,6 +159,14 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
         "slow elsewhere": {"alertname": "TrainingStraggler", **warning, "run_id": "r2", "rank": "2"},
         "hang": {"alertname": "TrainingHangSuspected", **critical, "run_id": "r5"},
         "no steps": {"alertname": "TrainingStalled", **critical, "run_id": "r5"},
+        "hang of the watcher": {"alertname": "TrainingHang", **critical, "run_id": "r8"},
+        "hang by power": {"alertname": "TrainingHangSuspected", **critical, "run_id": "r8"},
+        "no steps, either": {"alertname": "TrainingStalled", **critical, "run_id": "r8"},
+        "lost rank": {"alertname": "TrainingRankLost", **critical, "run_id": "r9", "rank": "3"},
+        "silent, too": {"alertname": "RankSilent", **critical, "run_id": "r9", "rank": "3"},
+        "silent alone": {"alertname": "RankSilent", **critical, "run_id": "r9", "rank": "4"},
+        "lost ranks": {"alertname": "TrainingRankLost", **critical, "run_id": "r10"},
+        "one of them": {"alertname": "RankSilent", **critical, "run_id": "r10", "rank": "40"},
         "lost GPU": {"alertname": "GpuDown", **critical, **gpu},
         "Xid of it": {"alertname": "GpuXidCritical", **critical, **gpu, "xid": "79"},
         "heat of it": {"alertname": "GpuTooHot", **warning, **gpu},
@@ -194,6 +202,10 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
         *(
             "slow in that run",
             "no steps",
+            "hang by power",
+            "no steps, either",
+            "silent, too",
+            "one of them",
             "Xid of it",
             "heat of it",
             "rank on it",
@@ -205,7 +217,7 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
         *("collector hangs", "link to it", "idle"),
     }
     with http_client(manager) as client:
-        Alertmanager(manager, client, resend_after_s=60, valid_s=240).send(
+        Alertmanager(manager, client, valid_s=240).send(
             [
                 Notice(
                     alert=Alert(labels=one, annotations={}),

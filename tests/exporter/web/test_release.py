@@ -100,7 +100,7 @@ from pathlib import Path
 from rankscope.exporter.web.app import App
 from rankscope.exporter.web.listening import listen_unix
 from rankscope.exporter.pages.page import Page
-from rankscope.exporter.web.server import Endpoint, Server
+from rankscope.base.http_server import Endpoint, Server, application
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.web.access import WebAccess
 
@@ -110,7 +110,7 @@ class Stuck(SimulatedFleet):
 
 async def main():
     app = App(Page("node1", Stuck("1")), WebAccess(None), interval_s=1)
-    Server([Endpoint(listen_unix(Path({str(tmp_path / "control.sock")!r})), app.local)]).start()
+    Server([Endpoint(listen_unix(Path({str(tmp_path / "control.sock")!r})), application(app.local))]).start()
     print("ready", flush=True)
     await asyncio.sleep(600)
 

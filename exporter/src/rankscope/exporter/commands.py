@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import click
 
+from rankscope.base.options import Duration, ListenAddress
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.config_file import load_config
 from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
-from rankscope.exporter.options import Duration, ListenAddress, SectionGroup, SimulatedGpus, section, unknown_variables
+from rankscope.exporter.options import SectionGroup, SimulatedGpus, section, unknown_variables
 from rankscope.exporter.places import default_socket, default_state_dir
 from rankscope.exporter.settings import DCGM_PATH, DEFAULT_PORT, Settings
 

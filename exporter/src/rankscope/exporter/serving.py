@@ -14,6 +14,7 @@ from typing import Final
 
 import click
 
+from rankscope.base.http_server import Endpoint, Server, application
 from rankscope.exporter import logs
 from rankscope.exporter.assembly import Assembly
 from rankscope.exporter.errors import ExporterInputError
@@ -28,7 +29,6 @@ from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.app import App
 from rankscope.exporter.web.control import read_token
 from rankscope.exporter.web.listening import listen_unix, remove_socket
-from rankscope.exporter.web.server import Endpoint, Server
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +111,10 @@ def _endpoints(
     compatible_sockets: list[socket.socket],
     control: socket.socket | None,
 ) -> list[Endpoint]:
-    endpoints = [Endpoint(sock, app.web, access.tls, access.admits) for sock in sockets]
-    endpoints += [Endpoint(sock, app.compatible_only, access.tls, access.admits) for sock in compatible_sockets]
-    return [*endpoints, Endpoint(control, app.local)] if control is not None else endpoints
+    web, compatible = application(app.web), application(app.compatible_only)
+    endpoints = [Endpoint(sock, web, access.tls, access.admits) for sock in sockets]
+    endpoints += [Endpoint(sock, compatible, access.tls, access.admits) for sock in compatible_sockets]
+    return [*endpoints, Endpoint(control, application(app.local))] if control is not None else endpoints
 
 
 def _end(ended: asyncio.Future[int], status: int) -> None:

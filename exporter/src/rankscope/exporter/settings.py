@@ -59,7 +59,7 @@ class Settings:
     who uses them. ``restart_on_stale_driver``: end with status 5 when only a restart can bring back the driver's library.
     """
 
-    listen: tuple[Address, ...] = (("0.0.0.0", DEFAULT_PORT),)  # noqa: S104  a node exporter is there to be reached
+    listen: tuple[Address, ...] = (("::", DEFAULT_PORT),)
     telemetry_path: str = "/metrics"
     web_config: Path | None = None
 

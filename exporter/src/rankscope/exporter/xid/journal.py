@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.exporter.boot import boot_id as this_boot_id
+from rankscope.base.process import boot_id as this_boot_id
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
 from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, XidEntry
 from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
