@@ -161,7 +161,6 @@ def test_the_conventions_names_units_types_and_attributes(sent: tuple[dict[str, 
         ("hw.gpu.io", ("By", "counter")),
         ("rankscope.gpu.sm_active", ("1", "gauge")),
         ("rankscope.gpu.sm_active_time", ("s", "counter")),
-        ("rankscope.gpu.nvlink_rate", ("By/s", "gauge")),
     }
     assert {name.split(".")[0] for name in kinds} == {"hw", "rankscope"}
 

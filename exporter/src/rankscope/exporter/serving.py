@@ -143,8 +143,8 @@ class _Reload:
         logs.set_up(settings.log_level, settings.log_format)
         self._app.control.token_file = settings.token_file
         self._access.follow(settings.web_config)
-        for name in sorted(changes - RELOADED):
-            logger.warning("%s has changed: that needs a restart", option(name))
+        for name in sorted({option(setting) for setting in changes - RELOADED}):
+            logger.warning("%s has changed: that needs a restart", name)
         taken = ",".join(sorted(option(name) for name in changes & RELOADED))
         logger.info("settings were read again", extra={"changed": taken or "nothing"})
         # What needs a restart stays as it is, and is said again at the next time.

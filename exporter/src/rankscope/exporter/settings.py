@@ -21,6 +21,7 @@ _OPTIONS: Final = {
     "web_config": "--web.config.file",
     "telemetry_path": "--web.telemetry-path",
     "collectors": "--collector.…",
+    "collectors_off": "--collector.…",
     "interval_s": "--interval",
     "call_timeout_s": "--call-timeout",
     "restart_on_stale_driver": "--exit-on-stale-driver",
@@ -52,7 +53,8 @@ def option(setting: str) -> str:
 class Settings:
     """What one daemon does.
 
-    ``collectors``: names of the catalogue's collectors that run. ``simulate``: invented GPUs, such as ``4`` or ``8xH100``;
+    ``collectors``: names of the catalogue's collectors that run; ``collectors_off``: those that the user switched off by name,
+    which nothing else switches on. ``simulate``: invented GPUs, such as ``4`` or ``8xH100``;
     None for the real ones. ``host`` is the host label of ``gpu_info``. Of the folders and sockets, None leaves the choice to
     who uses them. ``restart_on_stale_driver``: end with status 5 when only a restart can bring back the driver's library.
     """
@@ -62,6 +64,7 @@ class Settings:
     web_config: Path | None = None
 
     collectors: frozenset[str]
+    collectors_off: frozenset[str] = frozenset()
     interval_s: float = 1.0
     call_timeout_s: float = 5.0
     expected_gpus: int | None = None

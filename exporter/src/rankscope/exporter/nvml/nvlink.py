@@ -68,7 +68,6 @@ class NvLinks(PlainTopic):
     metrics = (
         "gpu_nvlink_links",
         *(metric for metric, _ in _BYTES),
-        "gpu_nvlink_bytes_per_second",
         "gpu_nvlink_errors_total",
     )
     has_fields = True
@@ -77,7 +76,6 @@ class NvLinks(PlainTopic):
         self._links = links
         self._errors: dict[str, float | str] = {}
         self._errors_due_s = float("-inf")
-        self._total: tuple[float, float] | None = None
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
         """Bytes, and from time to time errors: from the second pass on, when the links are known."""
@@ -98,20 +96,12 @@ class NvLinks(PlainTopic):
         self._tell_errors(at)
 
     def _tell_bytes(self, at: Pass) -> None:
-        values = [at.fields.get(key, "first_sample") for _, key in _BYTES]
-        for (metric, _), value in zip(_BYTES, values, strict=True):
+        for metric, key in _BYTES:
+            value = at.fields.get(key, "first_sample")
             if isinstance(value, str):
                 at.lack(metric, value)
             else:
                 at.give(metric, value * 1024)
-        numbers = [value * 1024 for value in values if not isinstance(value, str)]
-        before, self._total = self._total, (at.now_s, sum(numbers)) if len(numbers) == len(values) else None
-        if self._total is None:
-            at.lack("gpu_nvlink_bytes_per_second", next(value for value in values if isinstance(value, str)))
-        elif before is None or self._total[1] < before[1]:
-            at.lack("gpu_nvlink_bytes_per_second", "first_sample")
-        else:
-            at.give("gpu_nvlink_bytes_per_second", (self._total[1] - before[1]) / (self._total[0] - before[0]))
 
     def _tell_errors(self, at: Pass) -> None:
         if (_ERRORS[0][2], 0) in at.fields:

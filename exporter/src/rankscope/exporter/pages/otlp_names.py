@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from rankscope.exporter.catalogue import BY_NAME, CatalogueMetric, OtelName
+from rankscope.exporter.catalogue import BY_NAME, OtelName
 from rankscope.exporter.pages.exposition import Kind
 from rankscope.exporter.source import Labels
 
@@ -31,7 +31,7 @@ def otel_name(name: str, kind: Kind) -> OtelName | None:
     row = BY_NAME.get(name)
     if row is not None and row.otel is not None:
         return row.otel
-    if name.endswith("_info") or len(name) > _LONGEST or not _is_told(row):
+    if name.endswith("_info") or len(name) > _LONGEST or (row is not None and row.group == "exporter"):
         return None
     return _extension(name, kind)
 
@@ -42,10 +42,6 @@ def attributes(otel: OtelName, labels: Labels) -> dict[str, str]:
     if otel.attributes:
         return {key: value.format_map(given) for key, value in otel.attributes.items()}
     return {f"rankscope.{label}": value for label, value in labels if label != "uuid"}
-
-
-def _is_told(row: CatalogueMetric | None) -> bool:
-    return row is None or (row.group != "exporter" and row.name != "gpu_metric_supported")
 
 
 def _extension(name: str, kind: Kind) -> OtelName:

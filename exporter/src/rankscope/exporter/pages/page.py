@@ -155,7 +155,7 @@ class Page:
         if state.nvswitches is not None:
             families.add("nvswitch_devices", state.nvswitches, ())
         for source, count in state.counts.items():
-            families.add("node_gpus", count, (("source", source),))
+            families.add("gpu_devices", count, (("source", source),))
         families.add("rankscope_exporter_unidentified_gpus", state.unidentified, ())
         families.add("rankscope_exporter_stuck_processes", state.stuck, ())
         for name, holds in (("driver_answers", state.driver_answers), ("inventory_durable", state.inventory_durable)):
@@ -190,7 +190,8 @@ class Page:
         if gpu.age_s is not None:
             families.add("gpu_sample_age_seconds", round(gpu.age_s, 6), uuid)
         if not gpu.up:
-            families.add("gpu_down_info", 1, (*uuid, ("reason", gpu.reason or "nvml_error")))
+            call = (("call", gpu.call),) if gpu.call else ()
+            families.add("gpu_down_info", 1, (*uuid, ("reason", gpu.reason or "nvml_error"), *call))
             if gpu.since_unix_s is not None:
                 families.add("gpu_down_since_timestamp_seconds", gpu.since_unix_s, uuid)
         if gpu.sample is None:
@@ -283,7 +284,7 @@ class _Families:
             family = self._families.get(_ABSENT.name)
             if family is None:
                 family = self._families[_ABSENT.name] = Family(_ABSENT.name, _ABSENT.type, _ABSENT.help)
-            family.add(labels, 0)
+            family.add(labels, 1)
 
     def in_order(self) -> Iterator[Family]:
         return (family for row in CATALOGUE if (family := self._families.get(row.name)) is not None)
@@ -305,7 +306,7 @@ class _Families:
         return row is not None and (row.collector in self._wanted or row.collector == "exporter")
 
 
-_ABSENT: Final = BY_NAME["gpu_metric_supported"]
+_ABSENT: Final = BY_NAME["gpu_metric_absent_info"]
 
 
 class _Health:
@@ -317,9 +318,10 @@ class _Health:
         self._age_s: dict[str, float] = {}
 
     def add_fleet(self, state: FleetState, enabled: frozenset[str]) -> None:
-        """A GPU that is not up says so in ``gpu_up`` and costs no collector its success, unless no GPU is up."""
+        """A collector fails when no GPU answers; a single GPU that does not is reported by ``gpu_up``, one released is none."""
         samples = [gpu.sample for gpu in state.gpus if gpu.sample is not None]
-        hopeless = state.problem is not None or bool(state.gpus and not samples)
+        expected = [gpu for gpu in state.gpus if gpu.reason != "released"]
+        hopeless = state.problem is not None or bool(expected and not samples)
         for name in enabled:
             if COLLECTORS[name].asks_gpu:
                 self._ok[name] = not hopeless
@@ -371,9 +373,8 @@ def _told(reason: str, detail: str) -> str:
 
 
 def _add_spool(families: _Families, sample: SpoolSample) -> None:
-    files = {"ok": sample.ok_files, "stale": sample.stale_files, "rejected": sum(sample.rejected.values())}
-    for state, count in files.items():
-        families.add("rankscope_exporter_spool_files", count, (("state", state),))
+    families.add("rankscope_exporter_spool_files", sample.ok_files, (("state", "ok"),))
+    families.add("rankscope_exporter_spool_files", sample.stale_files, (("state", "stale"),))
     for reason, count in sorted(sample.rejected.items()):
         families.add("rankscope_exporter_spool_rejected_files", count, (("reason", reason),))
     families.add("rankscope_exporter_spool_duplicate_series", sample.duplicates, ())

@@ -41,10 +41,10 @@ def read_regular(name: str, folder_fd: int, max_bytes: int = MAX_BYTES) -> tuple
         RejectedError: not a regular file, unreadable, or too large.
         FileNotFoundError: it was removed meanwhile, as a rank that ends does.
     """
-    # Asked before opening as well: opening a device may have effects.
-    if not stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
-        raise RejectedError("not_regular")
     try:
+        # Before opening: opening a device may have effects.
+        if not stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
+            raise RejectedError("not_regular")
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
     except FileNotFoundError:
         raise

@@ -238,7 +238,13 @@ class Spool:
         """The candidates of a folder."""
         of_folder = os.fstat(folder.fd)
         device, inode = of_folder.st_dev, of_folder.st_ino
-        names, complete = _listed(folder)
+        try:
+            names, complete = _listed(folder)
+        except OSError as error:
+            if folder.owners is None:
+                raise SpoolError(f"{self._folder.path}: {error.strerror}") from error
+            rejected["process_unreadable"] += 1
+            return
         # Whose the rest is nobody knows; that some are not even looked at must be seen.
         rejected["too_many_files"] += not complete
         # Known ones first: no crowd of names, whoever made it, may hide them.
@@ -248,6 +254,9 @@ class Spool:
             try:
                 status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
             except FileNotFoundError:
+                continue
+            except OSError:
+                rejected["unreadable"] += 1
                 continue
             if folder.owners is not None and status.st_uid not in folder.owners:
                 rejected["foreign_owner"] += 1
