@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -81,16 +82,17 @@ class WatcherPage:
             self._scraped_s = {client: at for client, at in self._scraped_s.items() if now_s - at < _SCRAPED_WITHIN_S}
             return self._scrapes.wait_for(lambda: not self._scraped_s, timeout=patience_s)
 
-    def scrape(self, client: str) -> str:
-        """``metrics`` for a client, by its address."""
+    @contextmanager
+    def scrape(self, client: str) -> Iterator[str]:
+        """``metrics`` for the client at an address; to be sent before the context ends, for the process may exit then."""
+        finished = self._finished
+        yield self.metrics()
         with self._scrapes:
-            text = self.metrics()
-            if self._finished:
+            if finished:
                 self._scraped_s.pop(client, None)
                 self._scrapes.notify_all()
             else:
                 self._scraped_s[client] = self._elapsed()
-        return text
 
     def metrics(self) -> str:
         """In Prometheus' text format; nothing before the first evaluation is over."""
@@ -113,7 +115,8 @@ class WatcherPage:
 
             def do_GET(self) -> None:
                 if self.path == "/metrics":
-                    self._answer(HTTPStatus.OK, _PROMETHEUS, page.scrape(self.client_address[0]))
+                    with page.scrape(self.client_address[0]) as text:
+                        self._answer(HTTPStatus.OK, _PROMETHEUS, text)
                 elif self.path == "/-/healthy":
                     status = HTTPStatus.OK if page.healthy else HTTPStatus.SERVICE_UNAVAILABLE
                     self._answer(status, _TEXT, "ok\n" if page.healthy else f"no evaluation for {STUCK_AFTER_S:.0f} s\n")
