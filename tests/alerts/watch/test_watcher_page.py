@@ -19,11 +19,6 @@ FINISHED = "\nrankscope_watcher_finished 1\n"
 SEEN = Watched(runs=3, firing=1, troubles=0, untold=2)
 
 
-def scraped(page: WatcherPage, client: str) -> str:
-    with page.scrape(client) as text:
-        return text
-
-
 def test_the_last_evaluation_is_served_and_one_that_is_long_ago_is_no_health() -> None:
     now_s = [100.0]
     page = WatcherPage(clock=lambda: 1_700_000_000.0 + now_s[0], elapsed=lambda: now_s[0])
@@ -64,7 +59,6 @@ def test_the_end_is_reported_to_every_client_that_scraped() -> None:
     page.evaluated(SEEN)
     assert FINISHED not in page.metrics()
     for client in ("10.0.0.1", "10.0.0.2"):  # two Prometheus servers, as where one may fail
-<<<<<<< HEAD
         page.scraped(client, finished=False)
     told: list[bool] = []
     ending = threading.Thread(target=lambda: told.append(page.finish(300)))
@@ -74,18 +68,6 @@ def test_the_end_is_reported_to_every_client_that_scraped() -> None:
     page.scraped("10.0.0.1", finished=True)
     assert ending.is_alive()
     page.scraped("10.0.0.2", finished=True)
-=======
-        assert FINISHED not in scraped(page, client)
-    told: list[bool] = []
-    ending = threading.Thread(target=lambda: told.append(page.finish(300)))
-    ending.start()
-    while FINISHED not in scraped(page, "10.0.0.1"):
-        pass
-    # Not before the answer has been sent
-    with page.scrape("10.0.0.2") as text:
-        assert FINISHED in text
-        assert ending.is_alive()
->>>>>>> wt-owner
     ending.join()
     assert told == [True]
 
@@ -94,19 +76,11 @@ def test_a_client_that_does_not_come_back_is_not_waited_for_without_end() -> Non
     now_s = [0.0]
     page = WatcherPage(elapsed=lambda: now_s[0])
     page.evaluated(SEEN)
-<<<<<<< HEAD
     page.scraped("10.0.0.1", finished=False)
     assert not page.finish(0.0)
     page = WatcherPage(elapsed=lambda: now_s[0])
     page.evaluated(SEEN)
     page.scraped("10.0.0.1", finished=False)
-=======
-    scraped(page, "10.0.0.1")
-    assert not page.finish(0.0)
-    page = WatcherPage(elapsed=lambda: now_s[0])
-    page.evaluated(SEEN)
-    scraped(page, "10.0.0.1")
->>>>>>> wt-owner
     now_s[0] = 3600.0
     assert page.finish(0.0)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -80,16 +79,8 @@ class WatcherPage:
             self._scraped_s = {client: at for client, at in self._scraped_s.items() if now_s - at < _SCRAPED_WITHIN_S}
             return self._scrapes.wait_for(lambda: not self._scraped_s, timeout=patience_s)
 
-<<<<<<< HEAD
     def scraped(self, client: str, *, finished: bool) -> None:
         """Note that a client, by its address, was sent the metrics, with or without the end of the run."""
-=======
-    @contextmanager
-    def scrape(self, client: str) -> Iterator[str]:
-        """``metrics`` for the client at an address; to be sent before the context ends, for the process may exit then."""
-        finished = self._finished
-        yield self.metrics()
->>>>>>> wt-owner
         with self._scrapes:
             if finished:
                 self._scraped_s.pop(client, None)
@@ -117,7 +108,6 @@ class WatcherPage:
         serve_in_thread([Endpoint(sock, application(self._answer))], "rankscope-watcher-page")
         return int(sock.getsockname()[1])
 
-<<<<<<< HEAD
     async def _answer(self, request: Request) -> Response:
         if request.path not in ("/metrics", "/-/healthy"):
             return Response(404, b"GET /metrics, /-/healthy\n")
@@ -129,31 +119,3 @@ class WatcherPage:
             asyncio.get_running_loop().call_later(_SENT_AFTER_S, partial(self.scraped, request.peer, finished=finished))
             return Response(200, self.metrics().encode(), _PROMETHEUS)
         return Response(200, b"ok\n") if self.healthy else Response(503, f"no evaluation for {STUCK_AFTER_S:.0f} s\n".encode())
-=======
-            def do_GET(self) -> None:
-                if self.path == "/metrics":
-                    with page.scrape(self.client_address[0]) as text:
-                        self._answer(HTTPStatus.OK, _PROMETHEUS, text)
-                elif self.path == "/-/healthy":
-                    status = HTTPStatus.OK if page.healthy else HTTPStatus.SERVICE_UNAVAILABLE
-                    self._answer(status, _TEXT, "ok\n" if page.healthy else f"no evaluation for {STUCK_AFTER_S:.0f} s\n")
-                else:
-                    self._answer(HTTPStatus.NOT_FOUND, _TEXT, "GET /metrics, /-/healthy\n")
-
-            def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
-                body = text.encode()
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
-                """Nobody reads it."""
-
-        server = ThreadingHTTPServer((host, port), Handler, bind_and_activate=False)
-        server.socket.close()
-        server.socket = bind(host, port)
-        threading.Thread(target=server.serve_forever, name="rankscope-watcher-page", daemon=True).start()
-        return int(server.socket.getsockname()[1])
->>>>>>> wt-owner
