@@ -205,10 +205,10 @@ def test_without_a_straggler_nothing_is_sent(watch: Any, make_run: Any, sink: An
 def test_a_webhook_that_refuses_is_named_without_its_secret(watch: Any, make_run: Any, sink: Any) -> None:
     run = make_run(slow=2)
     run.end()
-    sink.answers = [404]
+    sink.answers = [422]
     done = watch(run.path, "--once", env={"RANKSCOPE_ALERTS_WEBHOOK": f"{sink.url}/secret"})
     assert done.returncode == 1
-    assert "refused with 404" in done.stderr
+    assert "refused with 422" in done.stderr
     assert re.search(rf"not delivered to webhook-[0-9a-f]{{16}} {re.escape(sink.url)}/…", done.stderr)
     assert "secret" not in done.stderr + done.stdout
     assert "tried again" not in done.stderr

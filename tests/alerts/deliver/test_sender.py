@@ -76,7 +76,7 @@ def test_it_is_delivered_once_with_its_id(world: World) -> None:
     assert (message.state, message.attempts, message.last_error) == ("delivered", 1, "")
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [401, 403, 404, 407, 408, 429, 500, 502, 503, 504])
 def test_a_busy_or_broken_receiver_is_tried_again_with_the_same_id_and_growing_pauses(world: World, status: int) -> None:
     world.receiver.behaviour = status
     world.box.put(about(notice(1)))
@@ -149,7 +149,7 @@ def test_a_fault_of_our_own_costs_no_alert(world: World) -> None:
     assert all(fact in delivered for fact in ("hook: delivered", "3 failed attempts"))
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+@pytest.mark.parametrize("status", [400, 405, 413, 422])
 def test_a_refusal_is_final_and_costs_no_other_message(world: World, status: int) -> None:
     world.receiver.behaviour = status
     world.box.put(about(notice(1)))
@@ -165,14 +165,14 @@ def test_a_refusal_is_final_and_costs_no_other_message(world: World, status: int
 
 def test_what_was_given_up_is_said_with_the_command_that_lists_it(receiver: WebhookReceiver, tmp_path: Path) -> None:
     world = World(receiver, tmp_path / "my runs.outbox")
-    receiver.behaviour = 404
+    receiver.behaviour = 422
     world.box.put(about(notice(1)))
     world.after(0)
     [line] = world.reports
     said, command = line.split(", see rankscope ")
-    assert all(fact in said for fact in ("hook: not delivered", "404", "kept"))
+    assert all(fact in said for fact in ("hook: not delivered", "422", "kept"))
     listed = CliRunner().invoke(outbox, shlex.split(command.removeprefix("alerts outbox ")))
-    assert (listed.exit_code, "refused with 404" in listed.output) == (0, True)
+    assert (listed.exit_code, "refused with 422" in listed.output) == (0, True)
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -355,6 +355,30 @@ def test_every_attempt_is_signed_anew_with_all_secrets(world: World, tmp_path: P
     for headers, signers in ((first, keys[:2]), (second, keys[1:])):
         for key in signers:
             Reference(key).verify(world.receiver.bodies[0], headers)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_secret_that_is_rotated_loses_no_message(world: World, tmp_path: Path, status: int) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    world.restarted(bearer=Secret(file=token))
+
+    def rotated(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
+        answer_with(200 if request.headers["authorization"] == "Bearer new" else status)(request, accept)
+
+    # Given a receiver that already expects the new token
+    world.receiver.behaviour = rotated
+    world.box.put(about(*(notice(1, run=str(run)) for run in range(20))))
+    world.after(0)
+    world.after(600)
+    assert world.states() == {"waiting": 20}
+    # then one message at a time asks for it
+    assert len(world.receiver.tried) <= 5
+    # and all arrive when the token is replaced here, too
+    token.write_text("new")
+    world.after(121)
+    world.after(1)
+    assert world.states() == {"delivered": 20}
 
 
 def test_a_secret_that_cannot_be_read_is_waited_for(world: World, tmp_path: Path) -> None:
