@@ -1,4 +1,4 @@
-"""What the receiver says of itself: counts since it started, as Prometheus reads them."""
+"""Metrics of the receiver: counts since it started, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _HELP: Final = {
     "rankscope_receiver_writable": ("gauge", "Whether the inbox could be written at the last look."),
 }
 _Key = tuple[str, tuple[tuple[str, str], ...]]
+REFUSALS: Final = ("too_large", "not_understood", "not_authenticated", "failed_attempts", "slow", "cut_off", "busy", "not_stored")
+"""Reasons for refusing a delivery. They start at 0: Prometheus sees no increase in a counter whose first value is 1."""
 
 
 class Counters:
@@ -31,6 +33,8 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[_Key] = Counter()
+        for reason in REFUSALS:
+            self.add("refused", 0, reason=reason)
 
     def add(self, name: str, by: int = 1, /, **labels: str) -> None:
         """Count; ``name`` is without ``rankscope_receiver_`` and ``_total``."""

@@ -244,8 +244,8 @@ class Inbox:
             )
             db.execute("DELETE FROM action WHERE state = 'done' AND created_unix_ns < ?", (old,))
 
-    def check(self, *, room_bytes: int = 0) -> None:
-        """Whether it can be written now, and there is room for so much. Raises ``InboxError``."""
+    def probe(self, *, room_bytes: int = 0) -> None:
+        """Write to the file, and ``room_bytes`` beside it for a moment. Raises ``InboxError`` where that fails."""
         if room_bytes and self._folder is not None:
             room = self._folder / "room"
             try:

@@ -27,8 +27,6 @@ from rankscope.alerts.receive.known_runs import run_named
 from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.notification import Arrived, Notification, NotUnderstoodError, read_notification
 
-BATCH: Final = 64
-"""Deliveries that are read at a time."""
 LOOK_S: Final = 0.5
 TROUBLE_S: Final = 5.0
 """Until the next try after something could not be written."""
@@ -119,7 +117,8 @@ class Worker:
         held: set[str] = set()
         done = 0
         last = 0
-        while batch := self._inbox.waiting(BATCH, after=last):
+        # One at a time: each may be as large as a body may be.
+        while batch := self._inbox.waiting(1, after=last):
             done += sum([self._looked_at(delivery, held) for delivery in batch])
             last = batch[-1].number
         if self._late is not None:
