@@ -21,6 +21,7 @@ from rankscope.alerts.receive.episodes import Episode, next_episode
 from rankscope.alerts.receive.forwarding import Forwarding
 from rankscope.alerts.receive.known_runs import KnownRuns, RunName, UnknownRunError
 from rankscope.alerts.receive.notification import MAX_ALERTS, read_notification
+from rankscope.alerts.store.database import Store
 from rankscope.runs.records import RunInfo
 from rankscope.runs.writer import create_run
 
@@ -126,7 +127,7 @@ def test_routes_say_who_is_told() -> None:
         Route(match={"alertname": ["TrainingStraggler", "Other"], "team": ""}, targets=["chat"]),
         Route(match={"alertname": "Quiet"}, targets=[]),
     )
-    forwarding = Forwarding(Outbox(None), targets={"chat": 16, "pager": 1}, routes=routes)
+    forwarding = Forwarding(Outbox(Store(None)), targets={"chat": 16, "pager": 1}, routes=routes)
     assert forwarding.targets_of({"severity": "critical"}) == ["pager", "chat"]
     assert forwarding.targets_of(STRAGGLER) == ["chat"]
     assert forwarding.targets_of(STRAGGLER | {"team": "a"}) == ["chat", "pager"]

@@ -23,6 +23,7 @@ from rankscope.alerts.receive import counters as shown_module
 from rankscope.alerts.receive import inbox as inbox_module
 from rankscope.alerts.receive.app import ReceiverApp
 from rankscope.alerts.receive.inbox import MAX_KEPT, Inbox
+from rankscope.alerts.store.database import Store
 
 PAYLOAD: dict[str, Any] = {
     "version": "4",
@@ -75,8 +76,8 @@ def shown() -> list[str]:
 
 @pytest.fixture
 def inbox() -> Iterator[Inbox]:
-    with Inbox(None, report=lambda _: None) as inbox:
-        yield inbox
+    with Store(None) as store:
+        yield Inbox(store)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from rankscope.alerts.receive.app import MAX_BODIES_BYTES, MAX_BODY_BYTES, Recei
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.notification import MAX_ALERTS
 from rankscope.alerts.rules.rule_file import rules_text
+from rankscope.alerts.store.database import Store
 
 
 @pytest.fixture
@@ -30,8 +31,8 @@ def reports() -> list[str]:
 
 @pytest.fixture
 def inbox() -> Iterator[Inbox]:
-    with Inbox(None, report=lambda _: None) as inbox:
-        yield inbox
+    with Store(None) as store:
+        yield Inbox(store)
 
 
 @pytest.fixture
@@ -160,8 +161,8 @@ def test_times_that_senders_write_are_accepted(client: Client, moment: str) -> N
 
 
 def test_readiness_does_not_write(tmp_path: Path, reports: list[str]) -> None:
-    with Inbox(tmp_path / "state", report=reports.append) as inbox:
-        client = Client(ReceiverApp(inbox, show=lambda _: None, report=reports.append))
+    with Store(tmp_path / "state", report=reports.append) as store:
+        client = Client(ReceiverApp(Inbox(store), show=lambda _: None, report=reports.append))
         assert client.post(PAYLOAD).status_code == 200
 
         def written() -> dict[str, tuple[int, int]]:
@@ -198,6 +199,6 @@ def test_a_disk_that_has_room_again_is_noticed_without_a_delivery(
             assert "writable 1\n" in (await client.get("/metrics")).text
             assert (await client.post("/webhook", json=PAYLOAD)).status_code == 200
 
-    with Inbox(tmp_path / "state", report=reports.append) as inbox:
-        asyncio.run(course(ReceiverApp(inbox, show=lambda _: None, report=reports.append, out=out)))
+    with Store(tmp_path / "state", report=reports.append) as store:
+        asyncio.run(course(ReceiverApp(Inbox(store), show=lambda _: None, report=reports.append, out=out)))
         assert not (tmp_path / "state" / "room").exists()

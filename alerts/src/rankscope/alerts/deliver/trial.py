@@ -6,20 +6,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
-from rankscope.alerts.deliver.courier import Courier
 from rankscope.alerts.deliver.message import messages_about
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.retrying import Judgement
-from rankscope.alerts.deliver.sender import Sender, courier_for
 from rankscope.alerts.deliver.target import Target
 from rankscope.alerts.options import format_option, http_url, targets_option
 from rankscope.alerts.output import plain
+from rankscope.alerts.store.database import Store
+
+if TYPE_CHECKING:
+    from rankscope.alerts.deliver.courier import Courier
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,8 +85,10 @@ class _Noting:
 
 
 def _try(target: Target, now_unix_ns: int) -> list[Tried]:
+    from rankscope.alerts.deliver.sender import Sender, courier_for
+
     noting = _Noting(courier_for(target))
-    outbox = Outbox(None)
+    outbox = Outbox(Store(None))
     # Given up at the first failure, and in no hurry that a limit has to slow down.
     target = replace(target, retry_for_s=0.0, rate=None)
     sender = Sender(outbox, [target], report=lambda _: None, courier=lambda _: noting)

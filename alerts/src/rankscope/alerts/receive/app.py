@@ -19,11 +19,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.output import alert_line, plain
 from rankscope.alerts.receive.authentication import UNGUESSABLE, Failures, Headers, Ways
 from rankscope.alerts.receive.counters import Counters
-from rankscope.alerts.receive.inbox import BusyError, Inbox, InboxError
+from rankscope.alerts.receive.inbox import BusyError, Inbox
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
+from rankscope.alerts.store.database import StoreError
 
 MAX_BODY_BYTES: Final = 16 * 2**20
 """2,000 of the largest alerts of our own rules, with long labels, weigh 11 MiB: tests/alerts/receive/test_refusals.py."""
@@ -130,9 +132,9 @@ class _Bodies:
 class ReceiverApp:
     """The ASGI application.
 
-    ``show`` takes one line per alert and never raises; ``report`` takes what is wrong, and ``accepted`` is called after something
-    was kept, both from other threads as well. With ``out`` every accepted payload is appended to that file as one line of JSON
-    (``Received``) before it is acknowledged.
+    ``show`` takes one line per alert and never raises; ``report`` takes problems, and ``accepted`` is called after a delivery was
+    stored, both from other threads as well. ``outbox`` holds the messages that the metrics count. With ``out`` every accepted
+    payload is appended to that file as one line of JSON (``Received``) before it is acknowledged.
     """
 
     def __init__(
@@ -145,9 +147,11 @@ class ReceiverApp:
         ways: Ways | None = None,
         counters: Counters | None = None,
         accepted: Callable[[], object] = lambda: None,
+        outbox: Outbox | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._inbox = inbox
+        self._outbox = outbox
         self._show = show
         self._report = report
         self._out = out
@@ -251,7 +255,7 @@ class ReceiverApp:
             new = self._inbox.accept(body, key=key, now_unix_ns=now, also=lambda: self._append(body, now))
         except BusyError as error:
             raise _Refused(503, "busy", f"busy: {error}; try again", _later(10)) from error
-        except InboxError as error:
+        except StoreError as error:
             raise self._not_stored(str(error)) from error
         except OSError as error:
             raise self._not_stored(f"{self._out}: cannot be written: {error.strerror or error}") from error
@@ -288,7 +292,14 @@ class ReceiverApp:
     def _metrics(self) -> bytes:
         waiting, oldest = self._inbox.waiting_count()
         age_s = 0.0 if oldest is None else max(0.0, (self._clock() - oldest) / 1e9)
-        return self._counters.page(waiting=waiting, oldest_waiting_seconds=age_s, writable=int(self._writable))
+        undelivered, undelivered_s = (0, 0.0) if self._outbox is None else self._outbox.backlog()
+        return self._counters.page(
+            waiting=waiting,
+            oldest_waiting_seconds=age_s,
+            undelivered_messages=undelivered,
+            oldest_undelivered_seconds=undelivered_s,
+            writable=int(self._writable),
+        )
 
     async def _probe_disk(self) -> None:
         """Probe the disk until it can be written: a receiver that is not ready is sent no delivery that would show it."""
@@ -298,9 +309,9 @@ class ReceiverApp:
 
     def _probe_once(self) -> None:
         if not self._writable:
-            with suppress(InboxError):
+            with suppress(StoreError):
                 # A full disk may have room for a word and not for a delivery.
-                self._inbox.probe(room_bytes=MAX_BODY_BYTES)
+                self._inbox.store.probe(MAX_BODY_BYTES)
                 if self._out is None or _may_grow(self._out):
                     self._stored()
 
@@ -308,7 +319,7 @@ class ReceiverApp:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._keeper, work)
-        except InboxError as error:
+        except StoreError as error:
             raise _Refused(503, "not_ready", str(error), _later(5)) from error
         finally:
             if not self._writable and (self._probe is None or self._probe.done()):

@@ -18,9 +18,14 @@ _HELP: Final = {
     "rankscope_receiver_late_verdicts_total": ("counter", "Verdicts that were looked for after their alerts, by outcome."),
     "rankscope_receiver_forwarded_total": ("counter", "Messages put into the outbox."),
     "rankscope_receiver_actions_total": ("counter", "Actions, by kind and outcome."),
-    "rankscope_receiver_waiting": ("gauge", "Accepted deliveries that have not been dealt with."),
+    "rankscope_receiver_waiting": ("gauge", "Accepted deliveries that are not processed yet."),
     "rankscope_receiver_oldest_waiting_seconds": ("gauge", "Age of the oldest of them; 0 when there is none."),
-    "rankscope_receiver_writable": ("gauge", "Whether the inbox could be written at the last look."),
+    "rankscope_receiver_undelivered_messages": ("gauge", "Messages that no target has accepted yet, in the outbox."),
+    "rankscope_receiver_oldest_undelivered_seconds": (
+        "gauge",
+        "How long the oldest of them has waited; 0 when there is none.",
+    ),
+    "rankscope_receiver_writable": ("gauge", "Whether the last delivery could be stored."),
 }
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 REFUSALS: Final = ("too_large", "not_understood", "not_authenticated", "failed_attempts", "slow", "cut_off", "busy", "not_stored")
