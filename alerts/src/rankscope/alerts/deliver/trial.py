@@ -15,13 +15,13 @@ from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.deliver.message import messages_about
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.retrying import Judgement
-from rankscope.alerts.deliver.target import Target
 from rankscope.alerts.options import format_option, http_url, targets_option
 from rankscope.alerts.output import plain
 from rankscope.alerts.store.database import Store
 
 if TYPE_CHECKING:
     from rankscope.alerts.deliver.courier import Courier
+    from rankscope.alerts.deliver.target import Target
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):

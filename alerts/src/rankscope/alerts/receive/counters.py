@@ -27,6 +27,8 @@ _HELP: Final = {
     ),
     "rankscope_receiver_writable": ("gauge", "Whether the last delivery could be stored."),
 }
+GAUGES: Final = tuple(name.removeprefix("rankscope_receiver_") for name, (kind, _) in _HELP.items() if kind == "gauge")
+"""What ``Counters.page`` is given."""
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 REFUSALS: Final = ("too_large", "not_understood", "not_authenticated", "failed_attempts", "slow", "cut_off", "busy", "not_stored")
 """Reasons for refusing a delivery. They start at 0: Prometheus sees no increase in a counter whose first value is 1."""
