@@ -19,6 +19,7 @@ import pytest
 from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler, until
 from tests.alerts.receive.receiver_senders import firing, send_while_killed
+from tests.alerts.receive.test_refusals import largest_alert
 
 from rankscope.alerts.receive.app import MAX_BODY_BYTES
 from rankscope.alerts.receive.server import MOST_CONNECTIONS
@@ -257,6 +258,40 @@ def test_two_real_alertmanagers_that_both_send_are_told_on_once(
         until(lambda: len(target.alerts) >= 2)
         assert receiver.count('alerts_total{what="repeated"}') >= 2
     assert [alert["status"] for alert in target.alerts] == ["firing", "resolved"]
+
+
+INCIDENT = """
+route: {{receiver: rankscope, group_by: [run_id], group_wait: 5s, group_interval: 5s, repeat_interval: 1h}}
+receivers:
+  - name: rankscope
+    webhook_configs: [{{url: {url}/webhook, max_alerts: 2000}}]
+"""
+
+
+@pytest.mark.full
+def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(
+    tmp_path: Path, target: Target, require_program: Callable[[str], str], eventually: Callable[..., Any]
+) -> None:
+    program = require_program("prometheus-alertmanager")
+    alert = largest_alert()
+    alerts = [
+        {
+            "labels": alert["labels"] | {"rank": str(rank), "severity": "critical"},
+            "annotations": alert["annotations"],
+            "generatorURL": alert["generatorURL"],
+        }
+        for rank in range(1000)
+    ]
+    with ReceiverProcess(tmp_path, CONFIG.format(url=target.url)) as receiver:
+        settings = tmp_path / "alertmanager.yml"
+        settings.write_text(INCIDENT.format(url=receiver.url))
+        with alertmanager_process(program, settings, tmp_path / "one", eventually) as url:
+            assert httpx.post(f"{url}/api/v2/alerts", json=alerts, timeout=60).is_success
+            until(lambda: len({alert["labels"]["rank"] for alert in target.alerts}) == 1000)
+        assert receiver.count("deliveries_total") == 1
+        assert receiver.count("refused_total") == 0
+    assert len(target.alerts) == 1000
+    assert "refused" not in receiver.errors.read_text()
 
 
 def test_tls(tmp_path: Path) -> None:
