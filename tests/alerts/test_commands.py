@@ -54,6 +54,26 @@ def test_rules_and_runbooks_are_exported(cli: Callable[..., Any], tmp_path: Path
     assert {path.stem for path in (tmp_path / "rules" / "runbooks").iterdir()} == set(runbooks())
 
 
+@pytest.mark.parametrize("verb", [["export", "rules"], ["show"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("addresses", "warned"),
+    [
+        ([], ["--dashboard-url", "--runbook-url"]),
+        (["--dashboard-url", "http://localhost:8050", "--runbook-url", "/wiki"], ["--dashboard-url", "--runbook-url"]),
+        (["--dashboard-url", "http://[::1]:8050", "--runbook-url", "https://wiki.example/x"], ["--dashboard-url"]),
+        (["--dashboard-url", "https://d.example", "--runbook-url", "http://10.0.0.1/x"], []),
+    ],
+)
+def test_links_that_work_on_this_machine_only_are_warned_of(
+    cli: Callable[..., Any], tmp_path: Path, verb: list[str], addresses: list[str], warned: list[str]
+) -> None:
+    done = cli("alerts", "rules", *(str(tmp_path / word) if word == "rules" else word for word in verb), *addresses)
+    assert done.returncode == 0
+    warnings = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert len(warnings) == len(warned)
+    assert all(option in line for option, line in zip(warned, warnings, strict=True))
+
+
 def test_what_somebody_changed_is_replaced_only_when_told(cli: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "runbooks").mkdir()
     (tmp_path / "runbooks" / "GpuDown.md").write_text("ours\n")

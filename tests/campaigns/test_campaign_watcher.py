@@ -20,7 +20,7 @@ from tests.alerts.conftest import RunOnDisk
 from tests.local_http import answering, respond
 from tests.watched_job import QUICK, Watch, training
 
-from rankscope.alerts.owners import CRASHED, OF_LIFE
+from rankscope.alerts.owners import CRASHED, LIFE_ALERTS
 from rankscope.runs.reader import RunReader
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
@@ -65,17 +65,17 @@ def test_whichever_rank_is_stopped_it_is_the_culprit(
         stopped = pid_of(run, rank)
         os.kill(stopped, signal.SIGSTOP)
         try:
-            until(lambda: watch.of("TrainingStalled"))
+            until(lambda: watch.of("TrainingHang"))
         finally:
             os.kill(stopped, signal.SIGCONT)
-        [fired] = watch.of("TrainingStalled")
+        [fired] = watch.of("TrainingHang")
         assert fired["annotations"]["culprit"] == str(rank)
         assert f"py-spy dump --pid {stopped}" in fired["annotations"]["next"]
-        until(lambda: len(watch.of("TrainingStalled")) == 2)
+        until(lambda: len(watch.of("TrainingHang")) == 2)
         stop.touch()
         assert process.wait(60) == 0
         assert watch.process.wait(60) == 0
-    assert watch.fired() - {"TrainingStepRegression"} == {"TrainingStalled"}  # a busy machine is slower
+    assert watch.fired() - {"TrainingStepRegression"} == {"TrainingHang"}  # a busy machine is slower
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
@@ -105,7 +105,7 @@ def test_of_a_job_that_goes_on_nobody_is_told_that_it_does_not(
         assert process.wait(60) == 0
         assert watch.process.wait(60) == 0
     # That other programs make a rank slow, or the job wait, may be told: on a busy machine it is so
-    assert watch.fired().isdisjoint({*OF_LIFE, CRASHED.alertname})
+    assert watch.fired().isdisjoint({*LIFE_ALERTS, CRASHED.alertname})
 
 
 def test_a_watcher_that_is_killed_again_and_again_tells_and_notes_every_change(tmp_path: Path) -> None:

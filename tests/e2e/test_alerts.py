@@ -28,22 +28,17 @@ TRAIN = find_spec("rankscope.cli.demo.train")
 PATIENCE_S = 240.0
 SLOW_RANK = 2
 TOKEN = "s3cret-of-alertmanager"
-THRESHOLDS = """
-[TrainingStraggler]
-for = "3s"
-keep_firing_for = "2s"
-"""
 
 
 class Chain:
-    """Exporter, training, Prometheus, Alertmanager and receiver, all on free ports of this machine."""
+    """Exporter, training, watcher, Alertmanager and receiver, all on free ports of this machine."""
 
-    def __init__(self, folder: Path, sink: WebhookReceiver, free_port: Callable[[], int], programs: dict[str, str]) -> None:
+    def __init__(self, folder: Path, sink: WebhookReceiver, free_port: Callable[[], int], alertmanager: str) -> None:
         self.folder = folder
         self.sink = sink
         self.secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        self.ports = {name: free_port() for name in ("exporter", "prometheus", "alertmanager", "receiver")}
-        self.programs = programs
+        self.ports = {name: free_port() for name in ("exporter", "alertmanager", "receiver")}
+        self.alertmanager = alertmanager
         self.run = folder / "runs" / "job"
         self.state = folder / "receiver"
 
@@ -60,28 +55,21 @@ class Chain:
         services.start(
             "alertmanager",
             [
-                self.programs["prometheus-alertmanager"],
+                self.alertmanager,
                 f"--config.file={self.folder / 'alertmanager.json'}",
                 f"--storage.path={self.folder / 'alertmanager'}",
                 f"--web.listen-address=127.0.0.1:{self.ports['alertmanager']}",
                 "--cluster.listen-address=",
             ],
         )
-        services.start(
-            "prometheus",
-            [
-                self.programs["prometheus"],
-                f"--config.file={self.folder / 'prometheus.json'}",
-                f"--storage.tsdb.path={self.folder / 'tsdb'}",
-                f"--web.listen-address=127.0.0.1:{self.ports['prometheus']}",
-            ],
-        )
         address = f"127.0.0.1:{self.ports['exporter']}"
         services.start(
             "exporter", rankscope_command("exporter", "--listen", address, "--spool", self.folder / "spool", "--simulate", "4")
         )
-        for name, path in {"receiver": "/-/ready", "alertmanager": "/-/ready", "prometheus": "/-/ready", "exporter": "/"}.items():
+        for name, path in {"receiver": "/-/ready", "alertmanager": "/-/ready", "exporter": "/"}.items():
             services.wait_for(name, self.url(name, path))
+        watched = (self.folder / "runs", "--alertmanager", self.url("alertmanager"), "--state", self.folder / "watcher.json")
+        services.start("watcher", rankscope_command("alerts", "watch", *watched, "--interval", "1s", "--least-firing", "1s"))
 
     def train(self, services: Services) -> subprocess.Popen[bytes]:
         """Four ranks, one of which pauses in its forward pass, until somebody ends them."""
@@ -105,19 +93,6 @@ class Chain:
     def _configure(self) -> None:
         (self.folder / "spool").mkdir()
         (self.folder / "runs").mkdir()
-        (self.folder / "thresholds.toml").write_text(THRESHOLDS)
-        exported = ("export", self.folder / "rules", "--thresholds", self.folder / "thresholds.toml")
-        subprocess.run(rankscope_command("alerts", "rules", *exported), check=True, capture_output=True)
-        (self.folder / "prometheus.json").write_text(
-            json.dumps(
-                {
-                    "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-                    "rule_files": ["rules/*.yaml"],
-                    "alerting": {"alertmanagers": [{"static_configs": [{"targets": [self._host("alertmanager")]}]}]},
-                    "scrape_configs": [{"job_name": "rankscope", "static_configs": [{"targets": [self._host("exporter")]}]}],
-                }
-            )
-        )
         webhook = {
             "url": self.url("receiver", "/webhook"),
             "send_resolved": True,
@@ -158,18 +133,14 @@ steps = 5
 """
         )
 
-    def _host(self, name: str) -> str:
-        return f"127.0.0.1:{self.ports[name]}"
-
 
 @pytest.fixture
 def chain(
     tmp_path: Path, free_port: Callable[[], int], require_program: Callable[[str], str]
 ) -> Iterator[tuple[Chain, Services]]:
     """The chain, running; nobody trains yet."""
-    programs = {name: require_program(name) for name in ("prometheus", "prometheus-alertmanager")}
     with receiving() as sink, Services(tmp_path) as services:
-        chain = Chain(tmp_path, sink, free_port, programs)
+        chain = Chain(tmp_path, sink, free_port, require_program("prometheus-alertmanager"))
         chain.start(services)
         yield chain, services
 
@@ -185,7 +156,7 @@ def first(chain: Chain, services: Services, condition: Callable[[dict[str, Any]]
                     return found
         time.sleep(0.2)
     said = "\n".join(
-        f"{name}: {services.last_line(name)}" for name in ("training", "exporter", "prometheus", "alertmanager", "receiver")
+        f"{name}: {services.last_line(name)}" for name in ("training", "exporter", "watcher", "alertmanager", "receiver")
     )
     pytest.fail(f"not told within {PATIENCE_S:.0f} s; accepted: {chain.sink.accepted}\n{said}")
 
@@ -201,7 +172,7 @@ def test_a_straggler_is_measured_alerted_captured_and_told_with_its_cause(
     def note(what: str) -> None:
         seconds[what] = round(time.monotonic() - began, 1)
 
-    # The rule fires, Alertmanager sends, the receiver adds what the run says
+    # The watcher fires, Alertmanager sends, the receiver adds what the run says
     enriched = first(links, services, lambda alert: alert["status"] == "firing")
     note("told")
     assert enriched["labels"]["alertname"] == "TrainingStraggler"

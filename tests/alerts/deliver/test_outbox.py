@@ -22,7 +22,7 @@ from rankscope.alerts.deliver.message import MAX_PAYLOAD_BYTES
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.outbox_file import OutboxError
 from rankscope.alerts.deliver.outbox_queue import Claimed, OutboxQueue, Outcome
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any]
     dead, delivered, waiting = (one["id"] for one in listing["messages"])
     lines = run("list").stdout.splitlines()
     assert lines[0] == f"{box}: 1 dead, 1 delivered, 1 waiting"
-    shown = [rfc3339(listing["messages"][0]["created_unix_ns"]), dead, "hook", "FIRING", "TrainingStraggler", "run [2J0"]
+    shown = [rfc3339(listing["messages"][0]["created_unix_ns"]), dead, "hook", "FIRING", "TrainingStraggler", "run�[2J0"]
     assert all(fact in lines[1] for fact in (*shown, "rank 1", "2023-11-14T22:13:20.000Z", "1 attempt", "404"))
     assert lines[1].split()[0] == "dead"
     about = listing["messages"][1]

@@ -10,7 +10,7 @@ from tests.alerts.receive.receiver_heard import STRAGGLER, Heard, S
 from rankscope.alerts.alert import fingerprint
 from rankscope.alerts.receive import inbox as inbox_module
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 
 @pytest.fixture

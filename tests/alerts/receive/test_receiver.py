@@ -194,7 +194,7 @@ def test_other_requests(client: Client, method: str, path: str, status: int) -> 
 def test_text_from_elsewhere_cannot_steer_the_terminal(client: Client, shown: list[str]) -> None:
     alert = {**PAYLOAD["alerts"][0], "annotations": {"summary": "a\x1b[2Jb\nFIRING forged"}}
     client.post({**PAYLOAD, "alerts": [alert]})
-    assert shown == ["FIRING   TrainingStraggler run llama rank 2 host n1: a [2Jb FIRING forged"]
+    assert shown == ["FIRING   TrainingStraggler run llama rank 2 host n1: a�[2Jb�FIRING forged"]
 
 
 def test_deliveries_are_appended_one_per_line(

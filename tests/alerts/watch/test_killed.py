@@ -16,7 +16,7 @@ from rankscope.alerts.watch import announcements as announcing
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
 from rankscope.alerts.watch.ledger import Ledger
 from rankscope.alerts.watch.state import hold
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 
 class KilledError(BaseException):

@@ -32,18 +32,18 @@ def test_a_rank_that_is_stopped_is_found_and_named_and_its_recovery_is_seen(
             # When one of them is stopped, as by a debugger or a host that is out of memory
             os.kill(info.pid, signal.SIGSTOP)
             try:
-                eventually(lambda: watch.of("TrainingStalled"), timeout=120)
+                eventually(lambda: watch.of("TrainingHang"), timeout=120)
             finally:
                 os.kill(info.pid, signal.SIGCONT)
             # Then both stand still, and it is said which of them the other waits for, if torch can tell
-            [fired] = watch.of("TrainingStalled")
+            [fired] = watch.of("TrainingHang")
             assert fired["event"] == "firing"
             assert "rank" not in fired["labels"]
             assert fired["annotations"].get("culprit", "1") == "1"
             # And when it goes on, that is over
-            eventually(lambda: [event["event"] for event in watch.of("TrainingStalled")] == ["firing", "resolved"])
+            eventually(lambda: [event["event"] for event in watch.of("TrainingHang")] == ["firing", "resolved"])
             stop.touch()
             assert job.wait(60) == 0
             assert watch.process.wait(60) == 0
     # That steps of 20 ms take longer when the machine has more to do is true, and another matter.
-    assert watch.fired() - {"TrainingStepRegression"} == {"TrainingStalled"}
+    assert watch.fired() - {"TrainingStepRegression"} == {"TrainingHang"}

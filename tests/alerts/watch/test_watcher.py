@@ -16,7 +16,7 @@ from rankscope.alerts.watch.runs import RESTART_GRACE_S, SHOWN, Glance, Glances
 from rankscope.alerts.watch.state import load_ledger, save_ledger
 from rankscope.alerts.watch.watcher import FINAL_TRIES, FORGET_AFTER_S
 from rankscope.analysis.result import Analysis
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.writer import JsonLinesWriter
 
@@ -201,15 +201,6 @@ def test_an_end_that_was_overtaken_by_a_new_firing_is_dropped(make_run: Any, mak
     world.evaluate(make_analysis(2), run)
     assert told.heard == [("firing", "2"), ("firing", "2")]
     assert [call[0].ends_at_unix_ns for call in told.calls] == [None, None]
-
-
-def test_one_that_wants_it_is_told_again_while_it_fires(make_run: Any, make_analysis: Any) -> None:
-    run = make_run()
-    told = Told(resend_after_s=60)
-    world = World(run.path, receiver=told)
-    for _ in range(2 + 24):
-        world.evaluate(make_analysis(2), run)
-    assert len(told.calls) == 3  # at once, and after one and two minutes
 
 
 def test_several_ranks_of_a_run_arrive_together(make_run: Any, make_analysis: Any, told: Told) -> None:

@@ -56,6 +56,22 @@ def test_the_command_releases_and_resumes_a_gpu(
     assert ["released" in told[0], "resumed" in told[1], "answers again" in told[2]] == [True] * 3
 
 
+def test_a_node_whose_gpus_are_all_released_has_no_failing_collector(
+    start_exporter: Callable[..., RunningExporter],
+    fake_nvml: FakeDriver,
+    cli: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    exporter = start_exporter(env=fake_nvml.env)
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
+
+    for gpu in ("0", "1"):
+        assert cli("exporter", "release", gpu, "--socket", tmp_path / "control.sock").returncode == 0
+
+    assert exporter.values("gpu_down_info", reason="released") == [1.0, 1.0]
+    assert exporter.values("rankscope_exporter_collector_success", collector="power") == [1.0]
+
+
 def test_what_the_socket_refuses(
     simulated: Simulated, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

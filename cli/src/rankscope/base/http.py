@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import errno
+import ipaddress
 import os
 import socket
 import time
@@ -17,6 +18,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, TypeVar
+
+from rankscope.base.errors import InputError
 
 TEXT: Final = "text/plain; charset=utf-8"
 LOOK_EVERY_S: Final = 1.0
@@ -65,6 +68,28 @@ def bind(host: str, port: int) -> socket.socket:
         return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=dual_stack)
     except UnicodeError as error:
         raise OSError(errno.EADDRNOTAVAIL, "not a host name") from error
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """As ``bind``. Raises ``InputError`` with the reason, before anything is served."""
+    try:
+        return bind(host, port)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(host_port(host, port), f"cannot listen there: {reason}; choose another with --listen") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server on ``host``. A name other than ``localhost`` may lead anywhere: no."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def host_port(host: str, port: int) -> str:
+    """As it is written in an address: ``HOST:PORT``, ``[IPV6]:PORT``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def basic_credentials(authorization: bytes) -> tuple[bytes, bytes] | None:

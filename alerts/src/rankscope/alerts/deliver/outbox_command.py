@@ -11,11 +11,10 @@ import msgspec
 
 from rankscope.alerts.alert import rfc3339, unix_ns
 from rankscope.alerts.deliver.outbox import Listed, Listing, Listings, Shown, State
-from rankscope.alerts.options import format_option
-from rankscope.alerts.output import plain
 from rankscope.alerts.watch.state import state_home
-from rankscope.analysis.duration import duration
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
+from rankscope.base.options import format_option
+from rankscope.base.text import duration, one_line
 
 if TYPE_CHECKING:
     from rankscope.alerts.deliver.outbox import Outbox
@@ -82,7 +81,7 @@ def list_(
         click.echo("no outbox: nothing was ever to be sent", err=True)
     for listing in listings:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(listing.counts.items())) or "empty"
-        click.echo(f"{plain(listing.path)}: {counts}")
+        click.echo(f"{one_line(listing.path)}: {counts}")
         for message in listing.messages:
             click.echo(f"  {_line(message)}")
 
@@ -109,10 +108,10 @@ def show(ctx: click.Context, *, id_: str, files: tuple[Path, ...], format_: Lite
         if format_ == "json":
             click.echo(msgspec.json.encode(Shown(path=str(path), message=message, payload=msgspec.Raw(payload))))
         else:
-            click.echo(f"{_line(message)}\ngroup {plain(message.group)}, created {rfc3339(message.created_unix_ns)}")
-            click.echo("\n".join(plain(line) for line in text.splitlines()))
+            click.echo(f"{_line(message)}\ngroup {one_line(message.group)}, created {rfc3339(message.created_unix_ns)}")
+            click.echo("\n".join(one_line(line) for line in text.splitlines()))
         return
-    click.echo(f"rankscope: no message {plain(id_)!r}", err=True)
+    click.echo(f"rankscope: no message {one_line(id_)!r}", err=True)
     ctx.exit(1)
 
 
@@ -159,7 +158,7 @@ def _tell(ctx: click.Context, ids: Sequence[str], done: Sequence[str], what: str
     click.echo(f"{len(done)} {'message' if len(done) == 1 else 'messages'} {what}")
     missing = [id_ for id_ in ids if id_ not in done]
     for id_ in missing:
-        click.echo(f"rankscope: {plain(id_)} {why_not}", err=True)
+        click.echo(f"rankscope: {one_line(id_)} {why_not}", err=True)
     if missing:
         ctx.exit(1)
 
@@ -194,4 +193,4 @@ def _line(message: Listed) -> str:
         parts.append(f"next in {duration(message.next_attempt_s * 1e6)}" if message.next_attempt_s else "due")
     if message.last_error:
         parts.append(message.last_error)
-    return plain(", ".join(parts))
+    return one_line(", ".join(parts))

@@ -13,17 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rankscope.runs.errors import InputError, RankscopeError
+from rankscope.base.errors import InputError, RankscopeError
+from rankscope.base.process import boot_id
 from rankscope.runs.segments import open_regular
-
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-
-
-def boot_id() -> str:
-    """What tells this start of the machine from others; empty where nobody knows, then the machine's clock is all there is."""
-    with suppress(OSError):
-        return _BOOT_ID.read_text().strip()
-    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rankscope.alerts.deliver.outbox_queue import OutboxQueue
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S
 from rankscope.alerts.deliver.target import Target
 from rankscope.alerts.deliver.target_sender import TargetSender
-from rankscope.alerts.lock_file import lock_file
+from rankscope.base.locks import lock_file
 from rankscope.runs.decoders import make_decoders
 
 LOOK_S: Final = 1.0

@@ -14,7 +14,7 @@ from rankscope.alerts.deliver.courier import Courier
 from rankscope.alerts.deliver.outbox_queue import Claimed, OutboxQueue, Outcome
 from rankscope.alerts.deliver.retrying import Judgement, pause_s
 from rankscope.alerts.deliver.target import Rate, Target
-from rankscope.analysis.duration import duration
+from rankscope.base.text import duration
 
 
 class TokenBucket:

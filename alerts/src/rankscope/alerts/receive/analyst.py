@@ -17,10 +17,10 @@ from typing import IO, Final
 
 import msgspec
 
-from rankscope.alerts.child import end_with_parent
 from rankscope.alerts.receive.facts import Facts, facts_of
 from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError
 from rankscope.analysis.result import Analysis
+from rankscope.base.process import end_with_parent
 
 MEMORY_BYTES: Final = 8 * 2**30
 """Of address space."""

@@ -19,11 +19,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from rankscope.alerts.output import alert_line, plain
+from rankscope.alerts.output import alert_line
 from rankscope.alerts.receive.authentication import UNGUESSABLE, Failures, Headers, Ways
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.inbox import BusyError, Inbox, InboxError
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
+from rankscope.base.text import one_line
 
 MAX_BODY_BYTES: Final = 1024 * 1024
 BODY_TIMEOUT_S: Final = 15.0
@@ -218,7 +219,7 @@ class ReceiverApp:
         for alert in said.alerts:
             self._show(alert_line(f"{alert.status.upper():<8}", alert.labels, alert.annotations))
         if said.truncated_alerts:
-            self._show(f"… and {said.truncated_alerts} more that {plain(said.source)} left out")
+            self._show(f"… and {said.truncated_alerts} more that {one_line(said.source)} left out")
 
     def _listing(self) -> Deliveries:
         total, kept = self._inbox.kept()

@@ -16,9 +16,9 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
-from rankscope.alerts.lock_file import lock_file
 from rankscope.alerts.receive.episodes import Episode
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
+from rankscope.base.locks import lock_file
 
 SCHEMA: Final = 1
 """``user_version`` of the file."""

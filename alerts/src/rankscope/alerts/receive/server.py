@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.alerts.receive.app import ReceiverApp
+from rankscope.base.errors import InputError
 from rankscope.base.http import FollowedFiles
 from rankscope.base.http_server import Endpoint, serve_until_signal
-from rankscope.runs.errors import InputError
 
 STOP_S: Final = 2
 """Requests that still run after a signal have this long."""

@@ -12,11 +12,10 @@ from typing import Final
 
 import click
 
-from rankscope.alerts.address import Address, bind, host_port, is_loopback
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.outbox_file import OutboxError
 from rankscope.alerts.deliver.signing import SecretError, SecretPlace, SecretUnavailableError, parse_secret
-from rankscope.alerts.output import plain, print_line
+from rankscope.alerts.output import print_line
 from rankscope.alerts.receive.actor import Actor
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.app import ReceiverApp
@@ -31,8 +30,11 @@ from rankscope.alerts.receive.server import serve as serve_app
 from rankscope.alerts.receive.worker import Policy, Worker
 from rankscope.alerts.toml_file import duration
 from rankscope.alerts.watch.state import state_home
+from rankscope.base.errors import InputError
+from rankscope.base.http import host_port, is_loopback, open_listener
+from rankscope.base.options import ListenAddress
+from rankscope.base.text import one_line
 from rankscope.runs.decoders import make_decoders
-from rankscope.runs.errors import InputError
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9099"
 STOP_S: Final = 10.0
@@ -92,7 +94,7 @@ def settings(
         config=config,
         config_file=file,
         folder=folder,
-        listen=listen or Address().convert(receive.listen or DEFAULT_LISTEN, None, None),
+        listen=listen or ListenAddress().convert(receive.listen or DEFAULT_LISTEN, None, None),
         runs=folders,
         dashboard_url=dashboard_url or receive.dashboard_url,
         state=state,
@@ -137,7 +139,7 @@ class Receiving:
                 self._reported(f"{root}: cannot look for runs here: {reason}; tried again with every alert")
             inbox = stack.enter_context(Inbox(chosen.state, report=self._reported))
             forwarding = self._forwarding(stack)
-            sock = bind(host, port)
+            sock = open_listener(host, port)
             # Threads end before the files are closed.
             woken = self._begin(stack, inbox, forwarding)
             app = ReceiverApp(
@@ -261,4 +263,4 @@ def ways(receive: ReceiveSection, *, folder: Path, report: Callable[[str], objec
 
 
 def _report(line: str) -> None:
-    print_line(f"rankscope: {plain(' '.join(line.split()))}", err=True)
+    print_line(f"rankscope: {one_line(' '.join(line.split()))}", err=True)

@@ -1,4 +1,4 @@
-"""Of all runs that are watched: who has fallen silent, and what stands still."""
+"""Whether the ranks of each followed run still record steps, on the watcher's own monotonic clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.alerts.owners import DISABLED, SILENT, STALLED
+from rankscope.alerts.owners import HANG, RANK_LOST
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.dumps import Dumps
 from rankscope.alerts.watch.past import StepPast
@@ -75,7 +75,7 @@ class Lives:
             self._dumps.over(run)
         life.look(seen.ranks, now_s)
         patience_s = self._patience.seconds(past)
-        signs = life.judge(seen.ranks, float("inf") if patience_s is None else patience_s, now_s)
+        signs = life.judge(seen.ranks, float("inf") if patience_s is None else patience_s, now_s, news=news)
         standing = Standing(
             run=run,
             subject=subject,
@@ -83,13 +83,13 @@ class Lives:
             usual_us=None if past is None else past.usual_us(),
             gpus=gpus_of(seen),
         )
-        found, of = [*standing.silent(signs), *standing.disabled()], {SILENT.alertname, DISABLED.alertname}
+        found, of = standing.lost(signs), {RANK_LOST.alertname}
         if signs.stalled is False:
             self._dumps.over(run)
-            of.add(STALLED.alertname)
+            of.add(HANG.alertname)
         elif signs.stalled and (news or life.moved) and (stalled := self._stalled(run, seen, signs, standing)) is not None:
             found.append(stalled)
-            of.add(STALLED.alertname)
+            of.add(HANG.alertname)
         return Told(found=found, of=of, unknown=signs.unknown, moved=life.moved)
 
     def _stalled(self, run: Path, seen: Glance, signs: Signs, standing: Standing) -> Candidate | None:

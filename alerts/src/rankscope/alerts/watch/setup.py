@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from rankscope.alerts.deliver.delivery import Delivery, Receiver
+from rankscope.alerts.deliver.delivery import Delivery
 from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.outbox_command import outbox_file
@@ -23,11 +23,10 @@ from rankscope.alerts.watch.state import default_state_file, hold, load_ledger, 
 from rankscope.alerts.watch.watcher import Options, Watcher
 from rankscope.analysis.engine import analyze
 
-RESEND_S: Final = 60.0
-"""A firing alert is sent to Alertmanager again after this long."""
-VALID_RESENDS: Final = 4
-"""It stays valid for as many resends, so that a few lost ones do not resolve it."""
-
+VALID_INTERVALS: Final = 4
+"""A firing alert that is not posted again ends in Alertmanager after as many intervals, as with Prometheus."""
+LEAST_INTERVAL_S: Final = 60.0
+"""Shorter intervals count as this: an evaluation of a thousand ranks may take a minute."""
 
 DRAIN_S: Final = 60.0
 """After a followed run has ended, deliveries that fail are tried again for this long; what is left then stays in the outbox."""
@@ -45,13 +44,9 @@ class Addresses:
 
     def managers(self, *, interval_s: float, once: bool) -> list[Alertmanager]:
         """The Alertmanagers, each address once."""
-        resend_s = max(RESEND_S, interval_s)
-        # Sent once, nobody renews it: its end is then up to Alertmanager's own resolve_timeout.
-        valid_s = None if once else VALID_RESENDS * resend_s
-        return [
-            Alertmanager(url, http_client(url), resend_after_s=resend_s, valid_s=valid_s)
-            for url in dict.fromkeys(self.alertmanagers)
-        ]
+        # Posted once, an alert is not renewed: it ends by Alertmanager's own resolve_timeout.
+        valid_s = None if once else VALID_INTERVALS * max(LEAST_INTERVAL_S, interval_s)
+        return [Alertmanager(url, http_client(url), valid_s=valid_s) for url in dict.fromkeys(self.alertmanagers)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +83,17 @@ def prepare(
     ledger = load_ledger(state, report=_report)
     outbox = _outbox(state, addresses.targets, ledger)
     sender = Sender(outbox, addresses.targets, report=_report)
-    receivers: list[Receiver] = [
-        *addresses.managers(interval_s=options.interval_s, once=options.once),
-        *(Webhook(target, outbox, wake=sender.wake, external_url=addresses.dashboard or "") for target in addresses.targets),
-    ]
+    managers = addresses.managers(interval_s=options.interval_s, once=options.once)
+    webhooks = [Webhook(target, outbox, wake=sender.wake, external_url=addresses.dashboard or "") for target in addresses.targets]
     watcher = Watcher(
         path,
         analyse=analyze,
         follow=Following(),
-        delivery=Delivery(receivers, retry_after_s=options.interval_s, report=_report),
+        delivery=Delivery(managers=managers, receivers=webhooks, interval_s=options.interval_s, report=_report),
         ledger=ledger,
         options=replace(options, dashboard_url=addresses.dashboard, runbook_url=addresses.runbooks),
         report=_report,
-        emit=_printer(as_json if json_lines else as_text, needed=not receivers),
+        emit=_printer(as_json if json_lines else as_text, needed=not (managers or webhooks)),
         save=_saver(state),
     )
     return Watch(watcher=watcher, sender=sender, once=options.once)

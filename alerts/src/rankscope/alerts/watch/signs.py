@@ -58,6 +58,7 @@ class _Rank:
     """Watched time when its steps grew last, or when it was seen first."""
     moved: bool = False
     gone_s: float | None = None
+    gone_at_first_look: bool = False
 
 
 @dataclass(slots=True)
@@ -74,15 +75,18 @@ class Life:
         for rank, one in seen.items():
             known = self._ranks.get(rank)
             if known is None:
-                known = self._ranks[rank] = _Rank(one.steps, now_s)
+                known = self._ranks[rank] = _Rank(one.steps, now_s, gone_at_first_look=_is_gone(one))
             elif one.steps != known.steps:
                 known.steps, known.moved_s = one.steps, now_s
                 known.moved = self.moved = True
             if known.gone_s is None and _is_gone(one):
                 known.gone_s = now_s
 
-    def judge(self, seen: Mapping[int, RankSeen], patience_s: float, now_s: float) -> Signs:
-        """Who is silent; ``seen`` as last looked at."""
+    def judge(self, seen: Mapping[int, RankSeen], patience_s: float, now_s: float, *, news: bool = True) -> Signs:
+        """Which ranks are silent or gone; ``seen`` as last looked at.
+
+        ``news``: what happened before the first look is reported even if no rank has made a step since.
+        """
         live = [rank for rank, one in seen.items() if _is_live(one)]
         there = [rank for rank in live if seen[rank].readable]
         silence = {rank: now_s - self._ranks[rank].moved_s for rank in there}
@@ -98,7 +102,7 @@ class Life:
         gone = {
             rank: str(one.info.end_reason)
             for rank, one in seen.items()
-            if live and one.info is not None and _is_gone(one) and now_s - (self._ranks[rank].gone_s or now_s) >= RESTART_GRACE_S
+            if live and one.info is not None and self._is_gone_for_good(rank, now_s, news=news or self.moved)
         }
         silent = quiet if going else []
         others = (rank for rank, one in seen.items() if one.info is not None and not _is_live(one) and not _is_gone(one))
@@ -111,6 +115,11 @@ class Life:
             unknown=frozenset(seen.keys() - certain),
             live=live,
         )
+
+    def _is_gone_for_good(self, rank: int, now_s: float, *, news: bool) -> bool:
+        """Whether a rank died, and an elastic restart has had the time to replace it."""
+        known = self._ranks[rank]
+        return known.gone_s is not None and now_s - known.gone_s >= RESTART_GRACE_S and (news or not known.gone_at_first_look)
 
 
 def _is_gone(one: RankSeen) -> bool:

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.lock_file import lock_file
 from rankscope.alerts.watch.ledger import LEDGER_SCHEMA, Ledger
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
+from rankscope.base.locks import lock_file
 from rankscope.runs.segments import open_regular
 from rankscope.runs.writer import write_record
 

@@ -13,8 +13,8 @@ import msgspec
 from rankscope.alerts.watch.announcements import FindingRecord
 from rankscope.alerts.watch.ledger import LEDGER_SCHEMA, Entry, Ledger
 from rankscope.alerts.watch.state import default_state_file
+from rankscope.base.errors import InputError
 from rankscope.dashboards.data.alert_record import AlertRecord, alert_record
-from rankscope.runs.errors import InputError
 from rankscope.runs.paths import findings_file
 from rankscope.runs.segments import decode_blocks, open_regular, read_blocks
 

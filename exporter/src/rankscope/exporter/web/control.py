@@ -14,8 +14,8 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from rankscope.base.http import Request, Response, bearer_token
+from rankscope.base.options import parse_duration
 from rankscope.exporter.errors import ExporterCheckError, ExporterInputError
-from rankscope.exporter.options import parse_duration
 from rankscope.exporter.source import Fleet
 
 logger = logging.getLogger(__name__)
