@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,14 @@ import yaml
 from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import ReceiverProcess, Target
 
-from rankscope.alerts.alert import Alert, Notice, fingerprint
+from rankscope.alerts.alert import Alert, Notice, fingerprint, unix_ns
 from rankscope.alerts.deliver.delivery import Delivery
 from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.receivers import Alertmanager
-from rankscope.alerts.owners import ALERTS
+from rankscope.alerts.owners import ALERTS, HANG
 from rankscope.alerts.payload import NOT_ENDED
 from rankscope.alerts.rules.rule_file import runbooks
+from rankscope.alerts.watch.candidate import Subject
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.alerts.watch.watcher import Options, Watcher
 
@@ -72,6 +74,7 @@ def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_t
         (["alertname=GpuAllocatedIdle", "severity=info", "host=n1"], "operators"),
         (["alertname=NodeMaintenance", "severity=info", "host=n1"], "nobody"),
         (["alertname=WatcherSilent", "severity=critical", "instance=w1:9098"], "operators"),
+        (["alertname=ReceiverDown", "severity=critical", "instance=r1:9099"], "operators"),
         (["alertname=GpuDown", "severity=critical", "host=n1", "simulated=true"], "trial"),
         (["alertname=TrainingHangSuspected", "severity=critical", "run_id=r1", "simulated=true"], "trial"),
         (["alertname=GpuDown", "severity=critical", "host=n1", "simulated=false"], "on-call"),
@@ -139,6 +142,49 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
         payload = eventually(lambda: arrived("resolved"))[0]
         assert payload["alerts"][0]["fingerprint"] == entry.fingerprint
         assert payload["alerts"][0]["endsAt"] != NOT_ENDED
+
+
+@pytest.mark.slow
+def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_is_not_posted(
+    tmp_path: Path, eventually: Any, require_program: Callable[[str], str]
+) -> None:
+    program, urls = require_program("prometheus-alertmanager"), [""]
+
+    class Restarted:
+        """The Alertmanager at whatever address it has by now."""
+
+        name = "Alertmanager"
+
+        def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+            with http_client(urls[-1]) as client:
+                Alertmanager(urls[-1], client, valid_s=5).send(notices, now_unix_ns=now_unix_ns)
+
+    reports: list[str] = []
+    delivery = Delivery(managers=[Restarted()], interval_s=0, report=reports.append)
+    began = time.time_ns() - 3600 * 10**9
+    found = Subject(run_id="r1").candidate(HANG, {"summary": "It stands still."})
+    ledger = Ledger()
+    ledger.update("r1", [found], now_unix_ns=began, policy=Policy(1, 1))
+
+    def known() -> list[Any]:
+        delivery.deliver(ledger, now_unix_ns=time.time_ns(), wait_s=10)
+        alerts: list[Any] = httpx.get(f"{urls[-1]}/api/v2/alerts").json()
+        return alerts
+
+    for number in range(2):
+        with alertmanager_process(program, CONFIG, tmp_path / f"manager-{number}", eventually) as url:
+            urls.append(url)
+            [alert] = eventually(known)
+            assert (alert["fingerprint"], unix_ns(alert["startsAt"]) // 10**9) == (found.fingerprint, began // 10**9)
+            assert delivery.undelivered(ledger) == []
+            if number:  # A watcher that is gone posts nothing: then the alert ends
+                eventually(lambda: httpx.get(f"{urls[-1]}/api/v2/alerts").json() == [])
+                # And one that is back posts it again, as the same alert
+                [again] = eventually(known)
+                assert again["startsAt"] == alert["startsAt"]
+        # Nothing answers at that address any more
+        delivery.deliver(ledger, now_unix_ns=time.time_ns(), wait_s=10)
+    assert len([line for line in reports if "not delivered so far" in line]) == 2
 
 
 @pytest.mark.slow

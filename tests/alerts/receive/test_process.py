@@ -19,6 +19,9 @@ import pytest
 from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler, until
 from tests.alerts.receive.receiver_senders import firing, send_while_killed
+from tests.alerts.receive.test_refusals import largest_alert
+
+from rankscope.alerts.receive.app import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.slow
 
@@ -70,9 +73,9 @@ def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
 ) -> None:
     for body in HOSTILE:
         assert httpx.post(f"{receiver.url}/webhook", content=body, timeout=30).status_code == 400, body[:50]
-    assert httpx.post(f"{receiver.url}/webhook", content=b" " * 2**21, timeout=30).status_code == 413
+    assert httpx.post(f"{receiver.url}/webhook", content=b" " * (MAX_BODY_BYTES + 1), timeout=30).status_code == 413
     for labels in STRANGE_LABELS:
-        alert = {"status": "firing", "labels": labels, "startsAt": "\x00", "annotations": {"verdict": "<b>"}}
+        alert = {"status": "firing", "labels": labels, "startsAt": "0001-01-01T00:00:00Z", "annotations": {"verdict": "<b>"}}
         assert receiver.post(alert).status_code == 200
     bomb = [{"status": "firing", "labels": {"n": str(number)}} for number in range(10_000)]
     assert receiver.post(*bomb).status_code == 200
@@ -111,7 +114,8 @@ def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target
         assert httpx.get(f"{receiver.url}/-/healthy").status_code == 200
     finally:
         receiver.kill()
-    assert "cannot be written" in receiver.errors.read_text()
+    errors = receiver.errors.read_text()
+    assert all(fact in errors for fact in ("alerts.sqlite: cannot be used", "503", "not_stored"))
     # when there is room again, everything that was accepted is told
     receiver.limit_files(None)
     receiver.start()
@@ -251,6 +255,40 @@ def test_two_real_alertmanagers_that_both_send_are_told_on_once(
         until(lambda: len(target.alerts) >= 2)
         assert receiver.count('alerts_total{what="repeated"}') >= 2
     assert [alert["status"] for alert in target.alerts] == ["firing", "resolved"]
+
+
+INCIDENT = """
+route: {{receiver: rankscope, group_by: [run_id], group_wait: 5s, group_interval: 5s, repeat_interval: 1h}}
+receivers:
+  - name: rankscope
+    webhook_configs: [{{url: {url}/webhook, max_alerts: 2000}}]
+"""
+
+
+@pytest.mark.full
+def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(
+    tmp_path: Path, target: Target, require_program: Callable[[str], str], eventually: Callable[..., Any]
+) -> None:
+    program = require_program("prometheus-alertmanager")
+    alert = largest_alert()
+    alerts = [
+        {
+            "labels": alert["labels"] | {"rank": str(rank), "severity": "critical"},
+            "annotations": alert["annotations"],
+            "generatorURL": alert["generatorURL"],
+        }
+        for rank in range(1000)
+    ]
+    with ReceiverProcess(tmp_path, CONFIG.format(url=target.url)) as receiver:
+        settings = tmp_path / "alertmanager.yml"
+        settings.write_text(INCIDENT.format(url=receiver.url))
+        with alertmanager_process(program, settings, tmp_path / "one", eventually) as url:
+            assert httpx.post(f"{url}/api/v2/alerts", json=alerts, timeout=60).is_success
+            until(lambda: len({alert["labels"]["rank"] for alert in target.alerts}) == 1000)
+        assert receiver.count("deliveries_total") == 1
+        assert receiver.count("refused_total") == 0
+    assert len(target.alerts) == 1000
+    assert "refused" not in receiver.errors.read_text()
 
 
 def test_tls(tmp_path: Path) -> None:

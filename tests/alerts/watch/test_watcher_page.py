@@ -96,12 +96,12 @@ def test_a_watcher_of_one_run_stays_for_the_scrape_that_reports_the_end(
             assert process.stderr is not None
             url = next(line.split()[-1] for line in process.stderr if "metrics at" in line)
 
-            def scraped(value: str) -> bool:
+            def shows(value: str) -> bool:
                 return value in httpx.get(url, trust_env=False).text
 
-            eventually(lambda: scraped("\nrankscope_watcher_finished 0\n"))
+            eventually(lambda: shows("\nrankscope_watcher_finished 0\n"))
             run.end()
-            eventually(lambda: scraped(FINISHED))
+            eventually(lambda: shows(FINISHED))
             assert process.wait(300) == 0
         finally:
             process.kill()

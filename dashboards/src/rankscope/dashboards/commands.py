@@ -15,7 +15,7 @@ from rankscope.alerts.options import prometheus_access
 from rankscope.alerts.output import progress_line
 from rankscope.analysis.locations import Location, local_path, location
 from rankscope.base.errors import MissingError, RankscopeError
-from rankscope.base.http import host_port, is_loopback
+from rankscope.base.http import host_port, is_loopback, open_listener
 from rankscope.base.options import ListenAddress, http_url
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def dashboard(
     making = MadeBeside(Store(cache_folder()))
     copy_of = path if isinstance(path, str) else None
     source = DiskRuns(_brought_here(path), making, prometheus=prometheus, look_again_s=_LOOK_AGAIN_S, copy_of=copy_of)
-    sock = listen(host, port)
+    sock = open_listener(host, port)
     app = create_app(source, config)
     # Every address is none that a browser could go to.
     reached = host if named else next((name.strip("[]") for name in allowed_hosts if not name.startswith(".")), "127.0.0.1")

@@ -16,8 +16,7 @@ from rankscope.exporter.fleet.patience import Patience
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.loop import CollectorLoop
 from rankscope.exporter.pages.page import Page, SeriesLoop
-from rankscope.exporter.places import default_state_dir
-from rankscope.exporter.settings import Settings
+from rankscope.exporter.settings import Settings, default_state_dir
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import GpuIdentity, XidEvent
 from rankscope.exporter.spool.folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, default_spool, make_spool

@@ -15,8 +15,7 @@ from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.config_file import load_config
 from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
 from rankscope.exporter.options import SectionGroup, SimulatedGpus, section, unknown_variables
-from rankscope.exporter.places import default_socket, default_state_dir
-from rankscope.exporter.settings import DCGM_PATH, DEFAULT_PORT, Settings
+from rankscope.exporter.settings import DCGM_PATH, DEFAULT_PORT, Settings, default_socket, default_state_dir
 
 _DURATION: Final = Duration()
 _ADDRESS: Final = ListenAddress()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -19,16 +20,24 @@ from rankscope.exporter import logs
 from rankscope.exporter.assembly import Assembly
 from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.fleet.nursery import Nursery
-from rankscope.exporter.notify import notify
 from rankscope.exporter.pages.dcgm import DcgmPage
 from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
 from rankscope.exporter.pages.otlp import OtlpPush
-from rankscope.exporter.places import default_socket
-from rankscope.exporter.settings import RELOADED, Settings, option
+from rankscope.exporter.settings import RELOADED, Settings, default_socket, option
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.app import App
 from rankscope.exporter.web.control import read_token
 from rankscope.exporter.web.listening import listen_unix, remove_socket
+
+
+def notify(state: str) -> None:
+    """Send ``READY=1`` or the like; without systemd, and when it does not listen, nothing happens."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.sendto(state.encode(), address.replace("@", "\0", 1) if address.startswith("@") else address)
+
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from rankscope.alerts.deliver.retrying import Judgement
 from rankscope.alerts.deliver.sender import Sender, courier_for
 from rankscope.alerts.deliver.target import Target
 from rankscope.alerts.deliver.trial import Trial, Tried
+from rankscope.alerts.store.database import Store
 
 
 def try_targets(targets: Sequence[Target], *, now_unix_ns: int) -> Trial:
@@ -60,7 +61,7 @@ class _Noting:
 
 def _try(target: Target, now_unix_ns: int) -> list[Tried]:
     noting = _Noting(courier_for(target))
-    outbox = Outbox(None)
+    outbox = Outbox(Store(None))
     # Given up at the first failure, and in no hurry that a limit has to slow down.
     target = replace(target, retry_for_s=0.0, rate=None)
     sender = Sender(outbox, [target], report=lambda _: None, courier=lambda _: noting)

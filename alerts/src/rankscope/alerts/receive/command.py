@@ -37,7 +37,7 @@ Exit status: 0 ended by SIGTERM or Ctrl-C, 2 usage, 3 a file, folder or address 
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for what was accepted.  [default: with --config, under ~/.local/state/rankscope]",
+    help="Folder for what was accepted and has to be sent.  [default: with --config, ~/.local/state/rankscope/receiver]",
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Append every delivery to this file (JSON Lines).")
 def serve(

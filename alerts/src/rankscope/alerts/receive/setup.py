@@ -13,7 +13,6 @@ from typing import Final
 import click
 
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.outbox_file import OutboxError
 from rankscope.alerts.deliver.signing import SecretError, SecretPlace, SecretUnavailableError, parse_secret
 from rankscope.alerts.output import print_line
 from rankscope.alerts.receive.actor import Actor
@@ -28,8 +27,8 @@ from rankscope.alerts.receive.known_runs import KnownRuns, absent
 from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.server import serve as serve_app
 from rankscope.alerts.receive.worker import Policy, Worker
+from rankscope.alerts.store.database import Store, StoreError, receiver_state
 from rankscope.alerts.toml_file import duration
-from rankscope.alerts.watch.state import state_home
 from rankscope.base.errors import InputError
 from rankscope.base.http import host_port, is_loopback, open_listener
 from rankscope.base.options import ListenAddress
@@ -89,7 +88,7 @@ def settings(
     if config.actions and not folders:
         raise click.UsageError("there are actions, and no runs to ask: name folders of runs with --runs")
     if state is None and file is not None:
-        state = state_home() / "receiver" if receive.state is None else folder / receive.state
+        state = receiver_state() if receive.state is None else folder / receive.state
     return Settings(
         config=config,
         config_file=file,
@@ -137,8 +136,9 @@ class Receiving:
                 self._reported(f"{where}: {short}: nobody who sends it is heard while others guess from the same address")
             for root, reason in absent(chosen.runs).items():
                 self._reported(f"{root}: cannot look for runs here: {reason}; tried again with every alert")
-            inbox = stack.enter_context(Inbox(chosen.state, report=self._reported))
-            forwarding = self._forwarding(stack)
+            store = stack.enter_context(self._store())
+            inbox, outbox = Inbox(store), Outbox(store)
+            forwarding = self._forwarding(stack, outbox)
             sock = open_listener(host, port)
             # Threads end before the files are closed.
             woken = self._begin(stack, inbox, forwarding)
@@ -150,6 +150,7 @@ class Receiving:
                 ways=self._ways,
                 counters=self._counters,
                 accepted=woken.set,
+                outbox=outbox,
             )
             scheme = "http" if chosen.certificate is None else "https"
             said = f"listening on {scheme}://{host_port(host, sock.getsockname()[1])}/webhook"
@@ -211,7 +212,18 @@ class Receiving:
         woken.set()
         return woken
 
-    def _forwarding(self, stack: ExitStack) -> Forwarding | None:
+    def _store(self) -> Store:
+        state = self._chosen.state
+        try:
+            store = Store(state, report=self._reported)
+            if store.hold():
+                return store
+        except StoreError as error:
+            raise InputError(state or "the store", f"{error}; choose another folder with --state") from error
+        store.close()
+        raise InputError(state or "the store", "another receiver or watcher uses this folder; choose another with --state")
+
+    def _forwarding(self, stack: ExitStack, outbox: Outbox) -> Forwarding | None:
         """With a sender of its own; ``None`` without targets."""
         chosen = self._chosen
         if chosen.config_file is None or not chosen.config.targets:
@@ -220,11 +232,6 @@ class Receiving:
         from rankscope.alerts.deliver.targets import load_targets
 
         targets = load_targets(chosen.config_file, absent=self._reported)
-        try:
-            outbox = Outbox(None if chosen.state is None else chosen.state / "receiver.outbox", report=self._reported)
-        except OutboxError as error:
-            raise InputError(chosen.state or "the outbox", str(error)) from error
-        stack.callback(outbox.close)
         sender = Sender(outbox, targets, report=self._reported)
         stack.callback(sender.stop)
         sender.start()

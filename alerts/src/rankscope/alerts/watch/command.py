@@ -68,7 +68,9 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
     "--runbook-url", type=link_url, metavar="URL", help="Where the runbooks are served; without, alerts say how to print them."
 )
 @click.option(
-    "--state", type=click.Path(path_type=Path, dir_okay=False), help="State file.  [default: under ~/.local/state/rankscope]"
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for what the watcher remembers and has to send.  [default: one per watched folder, in ~/.local/state/rankscope]",
 )
 @click.option(
     "--listen",

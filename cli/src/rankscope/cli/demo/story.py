@@ -175,7 +175,7 @@ def _follow_run(story: Story) -> None:
     story.services.start(
         "watcher",
         rankscope_command(
-            "alerts", "watch", story.run_dir, "--interval", "2s", "--state", story.services.logs / "watcher-state.json",
+            "alerts", "watch", story.run_dir, "--interval", "2s", "--state", story.services.logs / "watcher-state",
             *(["--webhook", story.urls["webhook"]] if "webhook" in story.urls else []), "--dashboard-url", base,
         ),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from rankscope.exporter.catalogue import CATALOGUE, DcgmName
 from rankscope.exporter.pages.dcgm_counters import PREFIX, Counters, LabelField, default_counters
-from rankscope.exporter.pages.exposition import TEXT_TYPE, Family, Renderer
+from rankscope.exporter.pages.exposition import TEXT_TYPE, Family, text
 from rankscope.exporter.pages.page import SIMULATED_COMMENT, Page, SeriesLoop
 from rankscope.exporter.source import FleetState, GpuSample, GpuState, Labels, MigDevice, Reading
 
@@ -45,7 +45,6 @@ class DcgmPage:
         self._page = page
         self._counters = counters or default_counters()
         self._hostname_label = hostname_label
-        self._renderer = Renderer()
         wanted = {counter.name for counter in self._counters.metrics}
         self._ways: dict[str, tuple[_Way, ...]] = {}
         for row in CATALOGUE:
@@ -73,7 +72,7 @@ class DcgmPage:
                         families[way.name].add(labels, xids[gpu.identity.uuid])
             remarks += self._remarks(state)
         comments = "".join(f"# {' '.join(remark.split())}\n" for remark in remarks).encode("utf-8", "replace")
-        body = self._renderer.text(family for family in families.values() if family.points)
+        body = text(family for family in families.values() if family.points)
         return (SIMULATED_COMMENT if self._page.simulated else b"") + comments + body, TEXT_TYPE
 
     def _add_gpu(self, families: dict[str, Family], gpu: GpuState, state: FleetState, jobs: dict[str, dict[str, str]]) -> None:
