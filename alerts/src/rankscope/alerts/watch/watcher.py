@@ -1,7 +1,7 @@
 """Follows runs: evaluates them once per interval, turns lasting findings into alerts, and has these delivered.
 
-A failure of one run is reported in one line and affects neither other runs nor the next evaluation. Its alerts stay as they are: a run
-that cannot be read is neither well nor ill.
+A failure of one run is reported in one line and affects neither other runs nor the next evaluation. Its alerts stay as they are:
+a run that cannot be read is neither well nor ill.
 """
 
 from __future__ import annotations
