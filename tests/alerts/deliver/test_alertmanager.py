@@ -74,6 +74,7 @@ def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_t
         (["alertname=GpuAllocatedIdle", "severity=info", "host=n1"], "operators"),
         (["alertname=NodeMaintenance", "severity=info", "host=n1"], "nobody"),
         (["alertname=WatcherSilent", "severity=critical", "instance=w1:9098"], "operators"),
+        (["alertname=ReceiverDown", "severity=critical", "instance=r1:9099"], "operators"),
         (["alertname=GpuDown", "severity=critical", "host=n1", "simulated=true"], "trial"),
         (["alertname=TrainingHangSuspected", "severity=critical", "run_id=r1", "simulated=true"], "trial"),
         (["alertname=GpuDown", "severity=critical", "host=n1", "simulated=false"], "on-call"),

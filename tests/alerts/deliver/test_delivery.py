@@ -22,6 +22,7 @@ from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.target import webhook_target
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import MAX_ALERTS, Payload, build_payload
+from rankscope.alerts.store.database import Store
 from rankscope.alerts.watch.candidate import Subject
 from rankscope.alerts.watch.ledger import Entry, Ledger, Policy, Track
 
@@ -46,7 +47,7 @@ def notice(rank: int = 2, *, ended: bool = False, **more: str) -> Notice:
 
 
 def test_a_webhook_gets_the_payload_that_alertmanager_would_send(sink: Any) -> None:
-    outbox = Outbox(None)
+    outbox = Outbox(Store(None))
     sender = Sender(outbox, [webhook_target(sink.url + "/hook")], report=pytest.fail)
     webhook = Webhook(webhook_target(sink.url + "/hook"), outbox, wake=sender.wake, external_url="http://host")
     webhook.send([notice(3, ended=True), notice(2)])
@@ -261,7 +262,7 @@ def firing(*ranks: int) -> Ledger:
 
 
 def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twice() -> None:
-    outbox, target = Outbox(None), webhook_target("http://hooks.example/x")
+    outbox, target = Outbox(Store(None)), webhook_target("http://hooks.example/x")
     # Given a ledger as it was saved before the webhook was told, from which a second watcher begins
     for _ in range(2):
         ledger = firing(2, 3)
@@ -274,11 +275,11 @@ def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twi
 
 
 def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    outbox, target, ledger = Outbox(None), webhook_target("http://hooks.example/x"), firing(2)
+    outbox, target, ledger = Outbox(Store(None)), webhook_target("http://hooks.example/x"), firing(2)
     reports: list[str] = []
     delivery = Delivery(receivers=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=reports.append)
     with monkeypatch.context() as patch:
-        patch.setattr("rankscope.alerts.deliver.outbox.MAX_WAITING", 0)
+        patch.setattr("rankscope.alerts.store.database.MAX_FILE_BYTES", 0)
         for _ in range(5):
             delivery.deliver(ledger, now_unix_ns=0)
         assert delivery.undelivered(ledger) == [f"{target.name} http://hooks.example/…"]

@@ -22,8 +22,8 @@ from rankscope.alerts.replay.result import Replayed, replay_text
 from rankscope.alerts.watch.budgets import Budgets
 from rankscope.alerts.watch.ledger import Policy
 from rankscope.alerts.watch.life import Patience
+from rankscope.base.errors import InputError
 from rankscope.runs.compact import compact_run
-from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 
@@ -290,7 +290,7 @@ def test_progress_is_gone_when_the_work_fails_and_cannot_steer_the_terminal(
         say("a\x1b[31m\nb")
         raise InputError("x", "y")
 
-    assert capsys.readouterr().err == "\r\x1b[Ka [31m b …\r\x1b[K"
+    assert capsys.readouterr().err == "\r\x1b[Ka�[31m�b …\r\x1b[K"
 
 
 def test_hostile_names_cannot_steer_a_terminal(make_run: Callable[..., Any]) -> None:

@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 from rankscope.alerts.owners import ALERTS
+from rankscope.alerts.receive.counters import GAUGES, REFUSALS, Counters
 from rankscope.alerts.rules.export import WRITTEN_FILE, export
 from rankscope.alerts.rules.rule_file import rules_text, runbooks
 from rankscope.alerts.rules.tables import EXTERNAL
 from rankscope.alerts.rules.thresholds import DEFAULTS, Tables, thresholds
 from rankscope.alerts.watch.page import Watched, WatcherPage
+from rankscope.base.errors import InputError
 from rankscope.exporter.catalogue import CATALOGUE
-from rankscope.runs.errors import InputError
 from rankscope.runs.links import overview_url
 from rankscope.runs.metrics import RANK_LABELS, RANK_METRICS
 
@@ -277,6 +278,16 @@ def test_what_rules_use_of_the_watcher_it_shows() -> None:
     used = {metric.name for metric in EXTERNAL if metric.name.startswith("rankscope_watcher_")}
     assert used
     assert used <= shown
+
+
+def test_what_rules_use_of_the_receiver_it_shows() -> None:
+    page = Counters().page(**dict.fromkeys(GAUGES, 0.0)).decode()
+    shown = {line.partition("{")[0].split()[0] for line in page.splitlines() if not line.startswith("#")}
+    used = {metric.name for metric in EXTERNAL if metric.name.startswith("rankscope_receiver_")}
+    assert len(used) == 6
+    assert used <= shown
+    [rule] = [rule for rule in alerts() if rule["alert"] == "ReceiverRefusing"]
+    assert set(re.findall(r'reason=~"(.*)"', rule["expr"])[0].split("|")) <= set(REFUSALS)
 
 
 def test_maintenance_counts_what_the_example_for_alertmanager_keeps_back() -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITIES, SHARED, default_text, duration_seconds, in_words, thresholds
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 
 @pytest.fixture

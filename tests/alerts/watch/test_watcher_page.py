@@ -13,15 +13,10 @@ import httpx
 import pytest
 
 from rankscope.alerts.watch.page import STUCK_AFTER_S, Watched, WatcherPage
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 FINISHED = "\nrankscope_watcher_finished 1\n"
 SEEN = Watched(runs=3, firing=1, troubles=0, untold=2)
-
-
-def scraped(page: WatcherPage, client: str) -> str:
-    with page.scrape(client) as text:
-        return text
 
 
 def test_the_last_evaluation_is_served_and_one_that_is_long_ago_is_no_health() -> None:
@@ -62,17 +57,17 @@ def test_the_end_is_reported_to_every_client_that_scraped() -> None:
     assert page.finish(0.0)  # nothing scrapes it
     page = WatcherPage()
     page.evaluated(SEEN)
+    assert FINISHED not in page.metrics()
     for client in ("10.0.0.1", "10.0.0.2"):  # two Prometheus servers, as where one may fail
-        assert FINISHED not in scraped(page, client)
+        page.scraped(client, finished=False)
     told: list[bool] = []
     ending = threading.Thread(target=lambda: told.append(page.finish(300)))
     ending.start()
-    while FINISHED not in scraped(page, "10.0.0.1"):
+    while FINISHED not in page.metrics():
         pass
-    # Not before the answer has been sent
-    with page.scrape("10.0.0.2") as text:
-        assert FINISHED in text
-        assert ending.is_alive()
+    page.scraped("10.0.0.1", finished=True)
+    assert ending.is_alive()
+    page.scraped("10.0.0.2", finished=True)
     ending.join()
     assert told == [True]
 
@@ -81,11 +76,11 @@ def test_a_client_that_does_not_come_back_is_not_waited_for_without_end() -> Non
     now_s = [0.0]
     page = WatcherPage(elapsed=lambda: now_s[0])
     page.evaluated(SEEN)
-    scraped(page, "10.0.0.1")
+    page.scraped("10.0.0.1", finished=False)
     assert not page.finish(0.0)
     page = WatcherPage(elapsed=lambda: now_s[0])
     page.evaluated(SEEN)
-    scraped(page, "10.0.0.1")
+    page.scraped("10.0.0.1", finished=False)
     now_s[0] = 3600.0
     assert page.finish(0.0)
 

@@ -12,6 +12,7 @@ import pytest
 
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.jobs import TASKS
@@ -24,7 +25,6 @@ from rankscope.dashboards.figures.replay_times import replay_times
 from rankscope.dashboards.pages.replay_list import replay_list
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.alerts import VIEW
-from rankscope.runs.errors import InputError, RankscopeError
 
 AT = 1_790_000_000_000_000_000
 SECOND = 10**9

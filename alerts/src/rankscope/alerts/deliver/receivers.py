@@ -11,9 +11,9 @@ import msgspec
 from rankscope.alerts.alert import Notice, rfc3339
 from rankscope.alerts.deliver.message import messages_about
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.outbox_file import OutboxError
 from rankscope.alerts.deliver.post import DeliveryError, post_json, redact
 from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.store.database import StoreError
 
 MOST_ALERTS: Final = 256
 """In one request."""
@@ -69,6 +69,6 @@ class Webhook:
         messages = messages_about(target.name, notices, external_url=self._external_url, most_alerts=target.most_alerts)
         try:
             self._outbox.put(messages)
-        except OutboxError as error:
+        except StoreError as error:
             raise DeliveryError(str(error)) from error
         self._wake()

@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.output import plain
 from rankscope.alerts.owners import ALERT_OF_KIND, HANG
 from rankscope.analysis.result import Analysis, Finding, Verdict
 from rankscope.analysis.wording import hours_text
+from rankscope.base.text import one_line
 from rankscope.runs.links import overview_url
 
 MAX_TEXT: Final = 2_000
@@ -121,4 +121,4 @@ def _about(facts: Facts, alertname: str, rank: int | None) -> Verdict | Finding 
 
 
 def _text(text: str) -> str:
-    return "\n".join(map(plain, text.split("\n")))[:MAX_TEXT]
+    return "\n".join(map(one_line, text.split("\n")))[:MAX_TEXT]

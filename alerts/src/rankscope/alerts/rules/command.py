@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from rankscope.alerts.options import format_option, http_url
+from rankscope.base.options import format_option, http_url
 
 _dashboard: Final = click.option(
     "--dashboard-url",

@@ -13,8 +13,8 @@ from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.rules.tables import policy_of
 from rankscope.alerts.rules.thresholds import DEFAULTS
+from rankscope.base.errors import RankscopeError
 from rankscope.exporter.xids import SOURCE, XIDS
-from rankscope.runs.errors import RankscopeError
 
 EXPLAIN_SCHEMA: Final = "rankscope.explain/1"
 _CODE: Final = re.compile(r"(?:xid[ _-]?)?([0-9]{1,9})", re.IGNORECASE | re.ASCII)

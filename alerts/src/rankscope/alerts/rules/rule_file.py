@@ -34,6 +34,7 @@ PARTS: Final = (
     "xids.alerts.yaml",
     "links.alerts.yaml",
     "nodes.alerts.yaml",
+    "receiver.alerts.yaml",
 )
 DEFAULT_DASHBOARD: Final = "http://127.0.0.1:8050"
 DEFAULT_RUNBOOKS: Final = "runbooks"

@@ -15,7 +15,7 @@ import msgspec
 
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.toml_file import read_toml
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 Value = bool | int | float | str
 Tables = Mapping[str, Mapping[str, Value]]

@@ -16,7 +16,7 @@ from rankscope.alerts.owners import REGRESSION, THROUGHPUT, OwnedAlert
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.past import StepPast
 from rankscope.analysis.change_points import change_points
-from rankscope.analysis.duration import duration
+from rankscope.base.text import duration
 
 REMEMBERED_S: Final = 6 * 3600.0
 """What has been so for longer is how the run is."""

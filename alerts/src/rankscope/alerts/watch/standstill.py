@@ -15,11 +15,10 @@ import msgspec
 from rankscope.alerts.owners import CRASHED, HANG, RANK_LOST
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.signs import Signs
-from rankscope.analysis.duration import duration
-from rankscope.analysis.endings import endings, listed
+from rankscope.analysis.endings import endings
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.hang.wording import operation_text
-from rankscope.base.text import span
+from rankscope.base.text import duration, ranks_text, span
 from rankscope.runs.records import RankInfo
 
 CHAIN: Final = 4
@@ -129,7 +128,7 @@ class Standing:
                 "culprit_host": "" if info is None else info.host,
                 "gpu_uuid": "" if info is None else info.gpu_uuid or "",
                 "cause": "crash" if ended.crashed else "killed",
-                "evidence": f"{listed(died)} of {len(self.infos)} did not come to the end of training",
+                "evidence": f"{ranks_text(died)} of {len(self.infos)} did not come to the end of training",
                 "next": "\n".join(
                     [
                         f"Look at the job's own error output{where}",

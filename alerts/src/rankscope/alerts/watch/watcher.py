@@ -32,8 +32,8 @@ from rankscope.alerts.watch.standstill import Standing
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result import Analysis, Cost
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import span
-from rankscope.runs.errors import InputError, RankscopeError
 
 FINAL_TRIES: Final = 5
 """Attempts at the last evaluation of a run that is over, one per interval: a file server may be back soon."""
