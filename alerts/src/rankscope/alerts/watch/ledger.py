@@ -1,6 +1,6 @@
-"""What the watcher remembers: which alert is pending or firing since when, and which receiver has been told what.
+"""Ledger of alerts: which are pending, firing or resolved, since when, and which webhook has accepted which change.
 
-It is the part of the watcher that outlives a restart: start times and fingerprints stay, nobody is told twice.
+It survives a restart of the watcher: start times and fingerprints stay, and no webhook is sent a change twice.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Whether a watcher still watches: a page for Prometheus, and one for whoever asks only that.
+"""The watcher's own health: metrics for Prometheus, and a health check.
 
-Who watches runs must be watched itself: a watcher that is gone, or stuck in a file server, is as quiet as one that finds nothing.
+A watcher that is gone, or stuck in a file server, is as quiet as one that finds nothing, so something has to watch it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What the last evaluation came to."""
+    """Result of the last evaluation."""
 
     runs: int
-    """That go on."""
+    """Runs that go on."""
     firing: int
     troubles: int
     """Runs and folders that could not be read or evaluated."""
     untold: int
-    """Receivers that have not accepted what they should know."""
+    """Receivers that have not accepted an alert in its present state."""
 
 
 _HELP: Final = {
     "runs": "Runs that go on and are followed.",
     "alerts_firing": "Alerts that fire.",
-    "troubles": "Runs and folders that could not be read or evaluated the last time.",
-    "untold_receivers": "Alertmanagers and webhooks that have not accepted what they should know.",
+    "troubles": "Runs and folders that the last evaluation could not read.",
+    "untold_receivers": "Alertmanagers and webhooks that have not accepted an alert in its present state.",
     "finished": "1 when the one run that this watcher followed is over and the watcher is about to exit, 0 before.",
     "evaluated_timestamp_seconds": "When the last evaluation ended, in seconds since 1970.",
 }

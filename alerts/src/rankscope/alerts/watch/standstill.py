@@ -66,8 +66,8 @@ class Standing:
             host=None if info is None else info.host,
         )
 
-    def stalled(self, signs: Signs, report: HangReport | None, *, missing: str = "") -> Candidate:
-        """The alert about all of it. ``missing``: why no dumps tell who the culprit is."""
+    def hang(self, signs: Signs, report: HangReport | None, *, missing: str = "") -> Candidate:
+        """The alert about a run that stands still. ``missing``: why no dumps name the culprit."""
         usual = "" if self.usual_us is None else f" (usually {duration(self.usual_us)} each)"
         lost = None
         if self.gpus is not None:

@@ -1,7 +1,7 @@
-"""Follows runs: looks at them again and again, turns what lasts into alerts, and has them delivered.
+"""Follows runs: evaluates them once per interval, turns lasting findings into alerts, and has these delivered.
 
-Whatever goes wrong with one run is reported in one line and costs only that run, only this time: its alerts stay as they are,
-because what cannot be read is neither well nor ill.
+A failure of one run is reported in one line and affects neither other runs nor the next evaluation. Its alerts stay as they are:
+a run that cannot be read is neither well nor ill.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import span
 
 FINAL_TRIES: Final = 5
-"""So often is a run that is over evaluated when that fails, one evaluation after the other: a file server may be back soon."""
+"""Attempts at the last evaluation of a run that is over, one per interval: a file server may be back soon."""
 FORGET_AFTER_S: Final = 3600.0
-"""Alerts of a run that has been gone, unreadable or without a new record for this long are ended: nothing else would end them."""
+"""Alerts of a run that has been gone, unreadable or without a new record for so long are ended; nothing else would end them."""
 FORGET_LIFE_AFTER_S: Final = 24 * 3600.0
-"""Those that say just that, that nothing is recorded any more."""
+"""The same for alerts that say that nothing is recorded any more."""
 CRASH_TOLD_S: Final = 600.0
-"""So long it is told that a run crashed: what is over as soon as it fires nobody gets to see."""
+"""An alert about a crash fires for so long: one that ends as soon as it fires is seen by no person."""
 
 
 class Analyse(Protocol):
