@@ -32,7 +32,8 @@ from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.target import Target
-from rankscope.alerts.store.database import STORE_FILE, Store
+from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.folders import STORE_FILE
 
 DELIVERIES_BUDGET = 50.0
 """Per second, at least: a thousand messages at once are delivered within twenty seconds, also on a busy machine."""

@@ -46,8 +46,8 @@ from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 CPU_RATIO_BUDGET = 1.1
 """At one scrape a second, as Prometheus does at most."""
 BURST_CPU_MS_BUDGET = 4.0
-"""CPU of 20 scrapes beyond the other's; one core serves them in turn, so their p99 grows by as much. The p99 of 6 ms that the other
-had in 2026-11-21-exporter.json leaves 4 ms of the budget of 10 ms. A busy machine changes this figure little."""
+"""CPU of 20 scrapes beyond the other's; one core serves them in turn, so their p99 grows by as much. The p99 of 6 ms that the
+other had in 2026-11-21-exporter.json leaves 4 ms of the budget of 10 ms. A busy machine changes this figure little."""
 IMPORT_RATIO_BUDGET = 1.5
 BLOCK = 20
 STALLED = 1000

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.alerts.store.database import watcher_state
+from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.state import read_entries
 from rankscope.runs.compact import compact_run
 

@@ -19,7 +19,8 @@ from tests.webhook_receiver import SimulatedClock, about, notice
 from rankscope.alerts.deliver.message import MAX_PAYLOAD_BYTES
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.outbox_queue import Claimed, OutboxQueue, Outcome
-from rankscope.alerts.store.database import STORE_FILE, Store, StoreError
+from rankscope.alerts.store.database import Store, StoreError
+from rankscope.alerts.store.folders import STORE_FILE
 
 
 @pytest.fixture

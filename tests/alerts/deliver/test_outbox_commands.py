@@ -15,7 +15,8 @@ from tests.webhook_receiver import WebhookReceiver, about, notice, receiving
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.outbox_queue import OutboxQueue, Outcome
-from rankscope.alerts.store.database import STORE_FILE, Store
+from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch import setup as watching
 
 SECRET = "s3cr3t"
@@ -111,7 +112,7 @@ def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any]
     assert all(fact in lines[1] for fact in (*shown, "rank 1", "2023-11-14T22:13:20.000Z", "1 attempt", "404"))
     assert lines[1].split()[0] == "dead"
     about = listing["messages"][1]
-    assert all(fact in about["about"] for fact in ("FIRING", "TrainingStraggler", "run [2J1", "rank 1"))
+    assert all(fact in about["about"] for fact in ("FIRING", "TrainingStraggler", "run�[2J1", "rank 1"))
     assert about["starts_at"] == "2023-11-14T22:13:20.000Z"
     assert (about["labels"]["alertname"], about["labels"]["rank"]) == ("TrainingStraggler", "1")
     assert waiting not in run("list", "--only", "dead").stdout

@@ -13,7 +13,8 @@ from tests.webhook_receiver import about, notice
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.store.database import STORE_FILE, Store, StoreError, read_only
+from rankscope.alerts.store.database import Store, StoreError, read_only
+from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.ledger import Ledger
 from rankscope.alerts.watch.state import load_ledger, read_entries, save_ledger
 from rankscope.base.errors import InputError

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from tests.alerts.watch.watched_world import Told, World
 
-from rankscope.alerts.store.database import STORE_FILE, Store
+from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger
 from rankscope.alerts.watch.runs import RESTART_GRACE_S, SHOWN, Glance, Glances

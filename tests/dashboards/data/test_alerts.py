@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.alerts.alert import Alert, fingerprint
-from rankscope.alerts.store.database import STORE_FILE, Store, watcher_state
+from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.folders import STORE_FILE, watcher_state
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.alerts.watch.ledger import Entry, Ledger, Track
 from rankscope.alerts.watch.state import save_ledger

@@ -9,63 +9,15 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from rankscope.alerts.deliver.message import AlertState, Message, without
+from rankscope.alerts.deliver.outbox_result import Listed, State
 from rankscope.alerts.deliver.templates.facts import headline
 from rankscope.alerts.payload import Payload
 from rankscope.alerts.store.database import Store
-
-State = Literal["waiting", "delivered", "dead", "overtaken"]
-
-
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it is listed."""
-
-    id: str
-    target: str
-    group: str
-    state: State
-    alerts: int
-    attempts: int
-    created_unix_ns: int
-    finished_unix_ns: int | None = None
-    next_attempt_s: float | None = None
-    """Seconds until the next attempt; only while it waits."""
-    last_error: str = ""
-    about: str = ""
-    """State, severity, name and place of its first alert, and how many more there are."""
-    labels: dict[str, str] = {}
-    """Labels that all of its alerts have in common."""
-    starts_at: str = ""
-    """When the first of them began, as the payload has it."""
-
-
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages of one store, oldest first, and the number of messages by state."""
-
-    path: str
-    counts: dict[str, int]
-    messages: list[Listed]
-
-
-class Listings(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of ``list --format json``."""
-
-    schema: Literal["rankscope.outbox-list/1"] = "rankscope.outbox-list/1"
-    outboxes: list[Listing]
-
-
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of ``show --format json``."""
-
-    path: str
-    message: Listed
-    payload: msgspec.Raw
-    """``null`` where the payload is no JSON."""
-
 
 _ABOUT: Final = 150
 """Characters of each text in the line that says what a message is about."""

@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from rankscope.alerts.alert import rfc3339, unix_ns
-from rankscope.alerts.deliver.outbox import Listed, Listing, Listings, Shown, State
-from rankscope.alerts.store.database import STORE_FILE, default_folders
+from rankscope.alerts.deliver.outbox_result import Listed, Listing, Listings, Shown, State
+from rankscope.alerts.store.folders import STORE_FILE, default_folders
 from rankscope.base.errors import InputError
 from rankscope.base.options import format_option
 from rankscope.base.text import duration, one_line

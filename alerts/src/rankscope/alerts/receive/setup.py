@@ -27,7 +27,8 @@ from rankscope.alerts.receive.known_runs import KnownRuns, absent
 from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.server import serve as serve_app
 from rankscope.alerts.receive.worker import Policy, Worker
-from rankscope.alerts.store.database import Store, StoreError, receiver_state
+from rankscope.alerts.store.database import Store, StoreError
+from rankscope.alerts.store.folders import receiver_state
 from rankscope.alerts.toml_file import duration
 from rankscope.base.errors import InputError
 from rankscope.base.http import host_port, is_loopback, open_listener

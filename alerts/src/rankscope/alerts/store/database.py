@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import sqlite3
@@ -13,13 +12,13 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from rankscope.alerts.store.clock import SteadyClock, steady_clock
+from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.store.schema import SCHEMA, TABLES, VERSION
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.locks import lock_file
 from rankscope.base.process import boot_id
 from rankscope.runs.segments import open_regular
 
-STORE_FILE: Final = "alerts.sqlite"
 MAX_FILE_BYTES: Final = 512 * 2**20
 """New messages must not make the file larger."""
 _RESERVE_BYTES: Final = 16 * 2**20
@@ -34,30 +33,6 @@ _MAGIC: Final = b"SQLite format 3\0"
 
 class StoreError(RankscopeError):
     """The store cannot be read or written, and is unchanged. The message names the file and the reason."""
-
-
-def state_home() -> Path:
-    """``$XDG_STATE_HOME/rankscope`` (``~/.local/state/rankscope`` when the variable is not set)."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "rankscope"
-
-
-def watcher_state(watched: Path) -> Path:
-    """The default state folder of the watcher of ``watched``, a run or a folder of runs."""
-    name = hashlib.sha256(os.fsencode(os.path.realpath(watched))).hexdigest()[:16]
-    return state_home() / f"watch-{name}"
-
-
-def receiver_state() -> Path:
-    """The default state folder of the receiver."""
-    return state_home() / "receiver"
-
-
-def default_folders() -> list[Path]:
-    """All state folders of this user that hold a store, by name."""
-    try:
-        return sorted(path.parent for path in state_home().glob(f"*/{STORE_FILE}"))
-    except OSError:
-        return []
 
 
 class Store:

@@ -17,7 +17,8 @@ from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.target import Target
 from rankscope.alerts.output import Event, as_json, as_text, print_line
-from rankscope.alerts.store.database import Store, StoreError, watcher_state
+from rankscope.alerts.store.database import Store, StoreError
+from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger
 from rankscope.alerts.watch.state import load_ledger, save_ledger

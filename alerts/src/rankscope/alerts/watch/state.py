@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from rankscope.alerts.store.database import STORE_FILE, Store, read_only
+from rankscope.alerts.store.database import Store, read_only
+from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.ledger import Entry, Ledger
 from rankscope.base.errors import InputError
 

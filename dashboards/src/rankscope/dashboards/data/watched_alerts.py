@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.store.database import watcher_state
+from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.announcements import FindingRecord
 from rankscope.alerts.watch.ledger import Entry
 from rankscope.alerts.watch.state import read_entries
