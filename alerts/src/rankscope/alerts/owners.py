@@ -87,6 +87,10 @@ ALERTS: Final = (
     OwnedAlert("ExporterPartial", "info", "prometheus"),
     OwnedAlert("DriverSilent", "critical", "prometheus"),
     OwnedAlert("WatcherSilent", "critical", "prometheus"),
+    OwnedAlert("ReceiverDown", "critical", "prometheus"),
+    OwnedAlert("ReceiverRefusing", "critical", "prometheus"),
+    OwnedAlert("ReceiverBacklog", "critical", "prometheus"),
+    OwnedAlert("ReceiverUndelivered", "critical", "prometheus"),
     OwnedAlert("NodeDown", "critical", "prometheus"),
     OwnedAlert("NodeMaintenance", "info", "prometheus"),
 )
