@@ -98,11 +98,11 @@ class _JoinedWrites(asyncio.Transport):
         self._transport = transport
         self._loop = loop
         self._pieces: list[bytes] = []
-        self.get_extra_info = transport.get_extra_info
-        self.is_closing = transport.is_closing
-        self.pause_reading = transport.pause_reading
-        self.resume_reading = transport.resume_reading
-        self.abort = transport.abort
+        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
+        self.is_closing = transport.is_closing  # type: ignore[method-assign]
+        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
+        self.abort = transport.abort  # type: ignore[method-assign]
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
         """Send it before the next turn of the loop."""
@@ -143,6 +143,7 @@ class Connection(H11Protocol):
         self._admit = admit
         self._on_close = on_close
         self._between_requests = False
+        self._made = False
         self._half_closed = False
         self._ending = False
         self._deadline_s = 0.0
@@ -153,11 +154,12 @@ class Connection(H11Protocol):
     @property
     def busy(self) -> bool:
         """Whether a request is being answered."""
-        return self.cycle is not None and not self.cycle.response_complete
+        return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]  # None at first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline of the first request."""
         super().connection_made(_JoinedWrites(transport, self.loop))
+        self._made = True
         if self.client is not None:
             host, port = self.client
             self.client = (host.removeprefix("::ffff:"), port)  # IPv4 through a dual-stack socket
@@ -231,7 +233,7 @@ class Connection(H11Protocol):
     def end(self, *, at_once: bool = False) -> None:
         """Close, after the response under way unless ``at_once``."""
         self._ending = True
-        if self.transport is None:
+        if not self._made:
             return  # closed when it is made
         if at_once:
             self.transport.abort()

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-
-
-def boot_id() -> str:
-    """Identity of this boot of the machine; empty where the kernel has none."""
-    with suppress(OSError):
-        return _BOOT_ID.read_text().strip()
-    return ""
+from rankscope.base.process import boot_id
 
 
 @dataclass(frozen=True, slots=True)

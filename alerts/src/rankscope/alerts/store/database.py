@@ -12,10 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from rankscope.alerts.store.clock import SteadyClock, boot_id, steady_clock
+from rankscope.alerts.store.clock import SteadyClock, steady_clock
 from rankscope.alerts.store.schema import SCHEMA, TABLES, VERSION
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.locks import lock_file
+from rankscope.base.process import boot_id
 from rankscope.runs.segments import open_regular
 
 STORE_FILE: Final = "alerts.sqlite"

@@ -177,7 +177,10 @@ class Spool:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, folder_fd)
             rejected: Counter[str] = Counter()
-            of_inspector = stack.enter_context(inspector_folders(folder_fd, max_names=MAX_NAMES))
+            try:
+                of_inspector = stack.enter_context(inspector_folders(folder_fd, max_names=MAX_NAMES))
+            except OSError as error:
+                raise SpoolError(f"{path}: {error.strerror}") from error
             rejected.update(of_inspector.refused)
             folders = [ProcessFolder(folder_fd, None), *of_inspector.folders]
             if self._processes is not None:
