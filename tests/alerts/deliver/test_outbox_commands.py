@@ -111,7 +111,7 @@ def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any]
     assert all(fact in lines[1] for fact in (*shown, "rank 1", "2023-11-14T22:13:20.000Z", "1 attempt", "404"))
     assert lines[1].split()[0] == "dead"
     about = listing["messages"][1]
-    assert all(fact in about["about"] for fact in ("FIRING", "TrainingStraggler", "run [2J1", "rank 1"))
+    assert all(fact in about["about"] for fact in ("FIRING", "TrainingStraggler", "run�[2J1", "rank 1"))
     assert about["starts_at"] == "2023-11-14T22:13:20.000Z"
     assert (about["labels"]["alertname"], about["labels"]["rank"]) == ("TrainingStraggler", "1")
     assert waiting not in run("list", "--only", "dead").stdout
