@@ -114,8 +114,11 @@ class WatcherPage:
         if request.method not in ("GET", "HEAD"):
             return Response(405, b"only GET and HEAD\n", headers=(("allow", "GET, HEAD"),))
         if request.path == "/metrics":
-            finished = self._finished
-            # Later: once the last client is noted the process exits, and this response must have been sent by then.
-            asyncio.get_running_loop().call_later(_SENT_AFTER_S, partial(self.scraped, request.peer, finished=finished))
+            if self._finished:
+                # Later: once the last client is noted the process exits, and this response must have been sent by then.
+                asyncio.get_running_loop().call_later(_SENT_AFTER_S, partial(self.scraped, request.peer, finished=True))
+            else:
+                # At once: an end that comes now must wait for this client.
+                self.scraped(request.peer, finished=False)
             return Response(200, self.metrics().encode(), _PROMETHEUS)
         return Response(200, b"ok\n") if self.healthy else Response(503, f"no evaluation for {STUCK_AFTER_S:.0f} s\n".encode())
