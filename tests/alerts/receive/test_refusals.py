@@ -56,9 +56,9 @@ def largest_alert() -> dict[str, Any]:
     }
     labels |= {"job": "rankscope-exporter", "gpu_uuid": f"GPU-{'0' * 36}", "gpu": "7", "rank": "1023"}
     labels |= {"pci_bus_id": "00000000:00:00.0", "xid": "79"}
-    addresses = {"dashboard_url": f"https://{'d' * 60}.example", "runbook_url": f"https://{'r' * 60}.example/runbooks"}
     value = re.compile(r"\{\{.*?\}\}", re.DOTALL)
-    groups = yaml.safe_load(rules_text(**addresses))["groups"]
+    rules = rules_text(dashboard_url=f"https://{'d' * 60}.example", runbook_url=f"https://{'r' * 60}.example/runbooks")
+    groups = yaml.safe_load(rules)["groups"]
 
     def sent(rule: dict[str, Any]) -> dict[str, Any]:
         return {
