@@ -197,6 +197,7 @@ PUTTING = """
 import sys, pathlib
 from tests.webhook_receiver import about, notice
 from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.store.database import Store
 box = Outbox(Store(pathlib.Path(sys.argv[1])))
 for rank in range(10_000):
     box.put(about(notice(rank)))
@@ -217,6 +218,7 @@ def test_who_puts_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
     world = World(receiver, path, clock=SimulatedClock())
     world.run(60)
     heard = [int(rank) for rank, _ in receiver.states]
+    assert acknowledged
     assert acknowledged <= set(heard)
     assert len(heard) == len(set(heard))
     row("who puts is killed", kills=KILLS, acknowledged=len(acknowledged), told=len(heard), lost=0, twice=0)

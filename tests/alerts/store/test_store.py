@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,13 @@ def test_an_inner_transaction_is_part_of_the_outer_one(folder: Path) -> None:
             Outbox(store).put(about(notice(1)))
             Outbox(store).put(about(notice(2)))
         assert Outbox(store).counts() == {("hook", "waiting"): 2}
+
+
+def test_queries_of_other_threads_do_not_wait_for_a_transaction(folder: Path) -> None:
+    with filled(folder) as store, store.transaction() as database, ThreadPoolExecutor(1) as other:
+        database.execute("DELETE FROM alive")
+        assert other.submit(store.query, "SELECT run FROM alive").result(120) == [("/runs/one",)]
+        assert store.query("SELECT run FROM alive") == []
 
 
 def test_a_newer_version_is_refused_and_left_as_it_is(folder: Path) -> None:

@@ -141,7 +141,8 @@ class OutboxQueue:
                 " AND NOT EXISTS (SELECT 1 FROM messages WHERE messages.id = told.message AND state IN ('waiting', 'dead'))",
                 (KEPT_ALERTS,),
             )
-        self._store.query("PRAGMA incremental_vacuum")
+        with self._store.transaction() as database:
+            database.execute("PRAGMA incremental_vacuum").fetchall()
 
     def _record(self, database: sqlite3.Connection, outcome: Outcome) -> None:
         message = outcome.message

@@ -57,8 +57,12 @@ class Store:
         """End of a line about messages: the command that lists them. Other processes cannot read a store in memory."""
         self._mutex = threading.RLock()
         self._depth = 0
+        self._writer: int | None = None
         self._held: int | None = None
         self._connection = self._open(report, repair=repair)
+        # In WAL mode readers do not wait for writers: metrics and polls must not wait for the disk.
+        self._reading = threading.Lock()
+        self._reader = self._connection if self.path is None else self._second_connection()
         self.clock = clock or self._agreed_clock()
 
     def __enter__(self) -> Self:
@@ -70,6 +74,8 @@ class Store:
     def close(self) -> None:
         """Close the file and release its lock. Nothing is lost without it."""
         with self._mutex:
+            with self._reading, suppress(sqlite3.Error):
+                self._reader.close()
             with suppress(sqlite3.Error):
                 self._connection.close()
             self.release()
@@ -105,6 +111,7 @@ class Store:
                 return
             self._connection.execute("BEGIN IMMEDIATE")
             self._depth += 1
+            self._writer = threading.get_ident()
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
@@ -114,11 +121,14 @@ class Store:
                 raise
             finally:
                 self._depth -= 1
+                self._writer = None
 
     def query(self, sql: str, parameters: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-        """All rows that a query finds. Raises ``StoreError``."""
-        with self._mutex, self._translated():
-            return self._connection.execute(sql, parameters).fetchall()
+        """All rows that a query finds; within a transaction of this thread those it wrote, too. Raises ``StoreError``."""
+        inside = self._writer == threading.get_ident() or self.path is None
+        connection, lock = (self._connection, self._mutex) if inside else (self._reader, self._reading)
+        with lock, self._translated():
+            return connection.execute(sql, parameters).fetchall()
 
     def require_room(self) -> None:
         """Within a transaction: raise ``StoreError`` when the file holds more than it may."""
@@ -165,6 +175,12 @@ class Store:
         _create(self.path)
         with self._translated():
             return _connected(str(self.path), self.path)
+
+    def _second_connection(self) -> sqlite3.Connection:
+        with self._translated():
+            connection = sqlite3.connect(str(self.path), timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            connection.execute("PRAGMA query_only = ON")
+            return connection
 
     def _agreed_clock(self) -> SteadyClock:
         boot = boot_id()
