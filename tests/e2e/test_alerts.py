@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from standardwebhooks import Webhook
+from tests.e2e.monitoring import SERVERS, Monitoring
 from tests.webhook_receiver import WebhookReceiver, receiving
 
 from rankscope.cli.demo.services import Services, rankscope_command
@@ -42,46 +43,26 @@ class Chain:
         self.folder = folder
         self.sink = sink
         self.secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        self.ports = {name: free_port() for name in ("exporter", "prometheus", "alertmanager", "receiver")}
-        self.programs = programs
+        self.monitoring = Monitoring(folder, {name: free_port() for name in ("exporter", *SERVERS)}, programs)
         self.run = folder / "runs" / "job"
         self.state = folder / "receiver"
 
     def url(self, name: str, path: str = "") -> str:
-        return f"http://127.0.0.1:{self.ports[name]}{path}"
+        return self.monitoring.url(name, path)
 
     def start(self, services: Services) -> None:
-        """Everything but the training, from the webhook backwards, so that nobody waits in vain."""
+        """Everything but the training; the receiver first, so that no alert is sent before it can be taken."""
         self._configure()
-        config = ("--config", self.folder / "alerts.toml")
-        receiver = rankscope_command("alerts", "serve", *config, "--listen", f"127.0.0.1:{self.ports['receiver']}")
         env = {"WEBHOOK_SECRET": self.secret, "ALERTMANAGER_TOKEN": TOKEN}
-        services.start("receiver", receiver, env=env)
-        services.start(
-            "alertmanager",
-            [
-                self.programs["prometheus-alertmanager"],
-                f"--config.file={self.folder / 'alertmanager.json'}",
-                f"--storage.path={self.folder / 'alertmanager'}",
-                f"--web.listen-address=127.0.0.1:{self.ports['alertmanager']}",
-                "--cluster.listen-address=",
-            ],
-        )
-        services.start(
-            "prometheus",
-            [
-                self.programs["prometheus"],
-                f"--config.file={self.folder / 'prometheus.json'}",
-                f"--storage.tsdb.path={self.folder / 'tsdb'}",
-                f"--web.listen-address=127.0.0.1:{self.ports['prometheus']}",
-            ],
-        )
-        address = f"127.0.0.1:{self.ports['exporter']}"
+        self.monitoring.start_receiver(services, "--config", self.folder / "alerts.toml", env=env)
+        self.monitoring.start_alertmanager(services)
+        self.monitoring.start_prometheus(services)
+        address = self.monitoring.address("exporter")
         services.start(
             "exporter", rankscope_command("exporter", "--listen", address, "--spool", self.folder / "spool", "--simulate", "4")
         )
-        for name, path in {"receiver": "/-/ready", "alertmanager": "/-/ready", "prometheus": "/-/ready", "exporter": "/"}.items():
-            services.wait_for(name, self.url(name, path))
+        self.monitoring.wait(services)
+        services.wait_for("exporter", self.url("exporter", "/"))
 
     def train(self, services: Services) -> subprocess.Popen[bytes]:
         """Four ranks, one of which pauses in its forward pass, until somebody ends them."""
@@ -105,39 +86,11 @@ class Chain:
     def _configure(self) -> None:
         (self.folder / "spool").mkdir()
         (self.folder / "runs").mkdir()
-        (self.folder / "thresholds.toml").write_text(THRESHOLDS)
-        exported = ("export", self.folder / "rules", "--thresholds", self.folder / "thresholds.toml")
-        subprocess.run(rankscope_command("alerts", "rules", *exported), check=True, capture_output=True)
-        (self.folder / "prometheus.json").write_text(
-            json.dumps(
-                {
-                    "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-                    "rule_files": ["rules/*.yaml"],
-                    "alerting": {"alertmanagers": [{"static_configs": [{"targets": [self._host("alertmanager")]}]}]},
-                    "scrape_configs": [{"job_name": "rankscope", "static_configs": [{"targets": [self._host("exporter")]}]}],
-                }
-            )
-        )
-        webhook = {
-            "url": self.url("receiver", "/webhook"),
-            "send_resolved": True,
-            "http_config": {"authorization": {"credentials": TOKEN}},
-        }
-        straggler = {"receiver": "rankscope", "matchers": ["alertname=TrainingStraggler"]}
-        (self.folder / "alertmanager.json").write_text(
-            json.dumps(
-                {
-                    "route": {
-                        "receiver": "nobody",
-                        "group_by": ["alertname", "run_id"],
-                        "group_wait": "1s",
-                        "group_interval": "1s",
-                        "routes": [straggler],
-                    },
-                    "receivers": [{"name": "nobody"}, {"name": "rankscope", "webhook_configs": [webhook]}],
-                }
-            )
-        )
+        self.monitoring.export_rules(THRESHOLDS)
+        targets = [self.monitoring.address("exporter")]
+        self.monitoring.configure_prometheus([{"job_name": "rankscope", "static_configs": [{"targets": targets}]}])
+        authorization = {"http_config": {"authorization": {"credentials": TOKEN}}}
+        self.monitoring.configure_alertmanager(authorization, matchers=["alertname=TrainingStraggler"])
         (self.folder / "alerts.toml").write_text(
             f"""
 [receive]
@@ -157,9 +110,6 @@ do = "capture"
 steps = 5
 """
         )
-
-    def _host(self, name: str) -> str:
-        return f"127.0.0.1:{self.ports[name]}"
 
 
 @pytest.fixture
