@@ -53,7 +53,6 @@ EXPECTED: Final[dict[str, frozenset[str]]] = {
     "Prometheus restarted": frozenset({"ExporterAbsent"}),  # restarted while the alert about a killed exporter fires
     "host cut off": frozenset({"ExporterAbsent", "TrainingStalled", "TrainingHang"}),
     "host link slow": frozenset({"TrainingCommunicationBound", "TrainingStepRegression"}),
-    "host lost power": frozenset({"ExporterAbsent", "TrainingCrashed"}),
 }
 """Fault to the names of all alerts that fire."""
 OF_STATES: Final = ("GpuAllocatedIdle", "GpuAllocatedIdleLong")
@@ -251,6 +250,10 @@ class Cluster:
             raise
         self.monitoring = Monitoring(folder, PORTS, programs)
 
+    @property
+    def dashboard_url(self) -> str:
+        return self.monitoring.url("dashboard")
+
     def __enter__(self) -> Self:
         return self
 
@@ -358,6 +361,11 @@ class Cluster:
         """Names of the alerts that the receiver was told of last as firing."""
         last = {alert["fingerprint"]: alert for alert in self.alerts()}
         return {alert["labels"]["alertname"] for alert in last.values() if alert["status"] == "firing"}
+
+    def firing_in_prometheus(self) -> set[str]:
+        """Names of the alerts that fire in Prometheus, whatever its series still say."""
+        alerts = json.loads(self.get("prometheus", "/api/v1/alerts"))["data"]["alerts"]
+        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
 
     def steps(self) -> int:
         """Steps that every rank has made, by Prometheus."""
