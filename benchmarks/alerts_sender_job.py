@@ -32,6 +32,8 @@ from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.folders import STORE_FILE
 
 DELIVERIES_BUDGET = 50.0
 """Per second, at least: a thousand messages at once are delivered within twenty seconds, also on a busy machine."""
@@ -132,7 +134,7 @@ def summary(latencies_ms: Sequence[float]) -> dict[str, float]:
 def through_outbox(folder: Path, made: Sequence[Message], *, at_once: int, pause_s: float) -> dict[str, float]:
     """Put them, ``at_once`` at a time, while the sender sends."""
     with receiver(folder) as (url, received):
-        outbox = Outbox(folder / "o.outbox")
+        outbox = Outbox(Store(folder / "state"))
         sender = Sender(outbox, [Target(name=TARGET, key=TARGET, label=TARGET, url=Secret(value=url))], report=print)
         sender.start()
         cpu, began = time.process_time(), time.monotonic_ns()
@@ -156,7 +158,7 @@ def through_outbox(folder: Path, made: Sequence[Message], *, at_once: int, pause
         "deliveries_per_s": round(len(made) / took_s, 1),
         "requests": received.count,
         "cpu_s": round(cpu, 2),
-        "file_mib": round((folder / "o.outbox").stat().st_size / 2**20, 1),
+        "file_mib": round((folder / "state" / STORE_FILE).stat().st_size / 2**20, 1),
         **summary(latencies),
     }
 

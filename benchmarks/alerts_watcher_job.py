@@ -171,7 +171,7 @@ def main() -> None:
         growing.advance(now_ns)
         shift_ns = time.time_ns() - now_ns
         told(f"watching it for {SETTLE_S + args.seconds:.0f} s")
-        seen = watched(growing, shift_ns, Path(folder) / "state.json", args.seconds)
+        seen = watched(growing, shift_ns, Path(folder) / "state", args.seconds)
         told(f"analysing all of it, {args.peers} times")
         whole = naive(run, args.peers)
     fired = [event for event in seen["events"] if event["event"] == "firing"]

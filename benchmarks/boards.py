@@ -108,7 +108,8 @@ def question(board: Json, target: Target, values: dict[str, list[str] | str], in
 
 def chosen(board: str) -> dict[str, list[str] | str]:
     """What the variables choose when the board opens: all, but one host and one run where the board is about one."""
-    every = dict.fromkeys(("job", "instance", "gpu", "run_id", "rank"), ".+")
+    names = ("job", "instance", "gpu", "run_id", "rank", "slurm_job_id", "comm_name", "collective")
+    every = dict.fromkeys(names, ".+")
     everything: dict[str, list[str] | str] = {"cluster": ".*", **every}
     if board.startswith("rankscope-node"):
         return everything | {"instance": ["node001:9400" if board.endswith("dcgm") else "node001:9838"]}

@@ -38,7 +38,7 @@ BETWEEN_S = 10.0
 """The two readings of a page."""
 RUNS = (("llama", 0.5), ("mixtral", 0.25), ("vision", 0.125))
 """Name and share of the hosts; the rest is idle, and the last host does not answer."""
-KEPT_LONG = re.compile(r"up|gpu_info|gpu_up|gpu_xid_\w+|gpu_metric_supported|gpu_down_info")
+KEPT_LONG = re.compile(r"up|gpu_info|gpu_up|gpu_xid_\w+|gpu_metric_absent_info|gpu_down_info")
 """What the board of alerts asks about a longer time than the others."""
 LAST_STEP = "rank_last_step_timestamp_seconds"
 NOISE = 0.02

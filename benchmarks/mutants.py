@@ -42,7 +42,11 @@ class Mutant:
     def path(self) -> Path:
         """The module below the root of the repository."""
         package = self.module.split("/")[0]
-        return Path({"runs": "profiler", "analysis": "profiler"}.get(package, package)) / "src/rankscope" / f"{self.module}.py"
+        return (
+            Path({"runs": "profiler", "analysis": "profiler", "base": "cli"}.get(package, package))
+            / "src/rankscope"
+            / f"{self.module}.py"
+        )
 
 
 MUTANTS = [Mutant(**row) for row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["mutant"]]

@@ -16,18 +16,19 @@ import pytest
 import yaml
 
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.alerts.watch.state import default_state_file, load_ledger
+from rankscope.alerts.store.folders import watcher_state
+from rankscope.alerts.watch.state import read_entries
 from rankscope.runs.compact import compact_run
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    return tmp_path / "state.json"
+    return tmp_path / "state"
 
 
 @pytest.fixture
 def watch(cli: Callable[..., Any], state: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``watch(run, *options)`` with a state file of the test's own."""
+    """``watch(run, *options)`` with a state folder of the test's own."""
 
     def run(path: Path, *options: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         done: subprocess.CompletedProcess[str] = cli("alerts", "watch", path, "--state", state, *options, env=env)
@@ -52,6 +53,26 @@ def test_rules_and_runbooks_are_exported(cli: Callable[..., Any], tmp_path: Path
     assert done.returncode == 0
     assert done.stdout == ""
     assert {path.stem for path in (tmp_path / "rules" / "runbooks").iterdir()} == set(runbooks())
+
+
+@pytest.mark.parametrize("verb", [["export", "rules"], ["show"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("addresses", "warned"),
+    [
+        ([], ["--dashboard-url", "--runbook-url"]),
+        (["--dashboard-url", "http://localhost:8050", "--runbook-url", "/wiki"], ["--dashboard-url", "--runbook-url"]),
+        (["--dashboard-url", "http://[::1]:8050", "--runbook-url", "https://wiki.example/x"], ["--dashboard-url"]),
+        (["--dashboard-url", "https://d.example", "--runbook-url", "http://10.0.0.1/x"], []),
+    ],
+)
+def test_links_that_work_on_this_machine_only_are_warned_of(
+    cli: Callable[..., Any], tmp_path: Path, verb: list[str], addresses: list[str], warned: list[str]
+) -> None:
+    done = cli("alerts", "rules", *(str(tmp_path / word) if word == "rules" else word for word in verb), *addresses)
+    assert done.returncode == 0
+    warnings = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert len(warnings) == len(warned)
+    assert all(option in line for option, line in zip(warned, warnings, strict=True))
 
 
 def test_what_somebody_changed_is_replaced_only_when_told(cli: Callable[..., Any], tmp_path: Path) -> None:
@@ -116,7 +137,7 @@ def test_once_finds_the_straggler_of_a_finished_run_and_delivers_it(watch: Any, 
     }
     assert alert["annotations"]["cause"] == "input"
     assert alert["annotations"]["dashboard_url"] == "http://127.0.0.1:8050/run/llama-1?rank=2"
-    assert "/secret" not in state.read_text()
+    assert b"/secret" not in b"".join(path.read_bytes() for path in state.iterdir())
     # A second time it is known already.
     assert watch(run.path, *options).returncode == 0
     assert len(sink.accepted) == 1
@@ -141,7 +162,7 @@ def test_a_run_is_the_same_run_however_its_folder_is_written(watch: Any, make_ru
     for path in (os.path.relpath(run.path), run.path, other):
         assert watch(path, "--once", "--webhook", sink.url).returncode == 0
     assert len(sink.accepted) == 1
-    [entry] = load_ledger(state, report=pytest.fail).entries
+    [entry] = read_entries(state)
     assert entry.run == str(run.path)
 
 
@@ -205,10 +226,10 @@ def test_without_a_straggler_nothing_is_sent(watch: Any, make_run: Any, sink: An
 def test_a_webhook_that_refuses_is_named_without_its_secret(watch: Any, make_run: Any, sink: Any) -> None:
     run = make_run(slow=2)
     run.end()
-    sink.answers = [404]
+    sink.answers = [422]
     done = watch(run.path, "--once", env={"RANKSCOPE_ALERTS_WEBHOOK": f"{sink.url}/secret"})
     assert done.returncode == 1
-    assert "refused with 404" in done.stderr
+    assert "refused with 422" in done.stderr
     assert re.search(rf"not delivered to webhook-[0-9a-f]{{16}} {re.escape(sink.url)}/…", done.stderr)
     assert "secret" not in done.stderr + done.stdout
     assert "tried again" not in done.stderr
@@ -264,30 +285,53 @@ def test_with_nobody_to_tell_a_closed_pipe_is_the_end(make_run: Any, state: Path
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_what_is_no_file_is_no_state_file_and_stays_where_it_is(watch: Any, make_run: Any, tmp_path: Path) -> None:
-    # given something that has a name, and no end or nothing in it
-    run, pipe, device = make_run().path, tmp_path / "pipe", tmp_path / "device"
-    os.mkfifo(pipe)
-    device.symlink_to("/dev/zero")
-    for path in (pipe, device):
-        # when it is to be the state file (of two, the last one counts), then it is refused
-        done = watch(run, "--once", "--state", path)
-        assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
-        assert f"{path}: not a regular file" in done.stderr
-    assert (pipe.is_fifo(), device.is_symlink()) == (True, True)
+def test_what_is_no_folder_is_no_state_and_stays_where_it_is(watch: Any, make_run: Any, tmp_path: Path) -> None:
+    run, file = make_run().path, tmp_path / "file"
+    file.write_text("my novel")
+    done = watch(run, "--once", "--state", file)
+    assert (done.returncode, str(file) in done.stderr) == (2, True)
+    # nor is a folder in which something else has the name of the store
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "alerts.sqlite")
+    done = watch(run, "--once", "--state", tmp_path / "folder")
+    [line] = done.stderr.splitlines()
+    assert f"{tmp_path / 'folder' / 'alerts.sqlite'}: " in line
+    assert (file.read_text(), (tmp_path / "folder" / "alerts.sqlite").is_fifo()) == ("my novel", True)
 
 
-def test_a_damaged_state_file_costs_one_line_not_the_alerts(watch: Any, make_run: Any, sink: Any, state: Path) -> None:
+def test_a_damaged_store_costs_one_line_not_the_alerts(watch: Any, make_run: Any, sink: Any, state: Path) -> None:
     run = make_run(slow=2)
     run.end()
-    state.write_text("")
+    state.mkdir()
+    (state / "alerts.sqlite").write_bytes(bytes(100_000))
     done = watch(run.path, "--once", "--webhook", sink.url)
     assert done.returncode == 0
     assert len(sink.accepted) == 1
     [line] = done.stderr.splitlines()
-    assert str(state) in line
-    assert "state.json.bad" in line
-    assert state.with_name("state.json.bad").exists()
+    assert all(fact in line for fact in (str(state), "alerts.sqlite.bad"))
+    assert (state / "alerts.sqlite.bad").exists()
+
+
+@pytest.mark.slow
+def test_a_state_folder_that_cannot_be_written_costs_one_line_not_the_alerts(
+    make_run: Any, sink: Any, tmp_path: Path, without_privilege: list[str]
+) -> None:
+    run = make_run(slow=2)
+    run.end()
+    (tmp_path / "read-only").mkdir(mode=0o555)
+    command = [*without_privilege, sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--once"]
+    command += ["--state", tmp_path / "read-only" / "state", "--webhook", sink.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(sink.accepted) == 1
+    [line] = [line for line in done.stderr.splitlines() if "findings.jsonl" not in line]
+    assert all(fact in line for fact in (f"{tmp_path}/read-only/state", "Permission denied"))
+
+
+def test_the_state_is_for_its_owner_only(watch: Any, make_run: Any, state: Path) -> None:
+    watch(make_run(slow=2).path, "--once")
+    assert {path.stat().st_mode & 0o777 for path in state.iterdir()} == {0o600}
+    assert state.stat().st_mode & 0o777 == 0o700
 
 
 def test_with_nobody_to_tell_findings_are_printed(watch: Any, make_run: Any) -> None:
@@ -334,13 +378,13 @@ def test_wrong_options_are_usage_errors(watch: Any, tmp_path: Path, options: lis
     assert "hook" not in done.stderr.replace("--webhook", "")
 
 
-def test_the_state_file_is_one_per_watched_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_one_state_per_watched_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    one, two = default_state_file(tmp_path / "a"), default_state_file(tmp_path / "b")
+    one, two = watcher_state(tmp_path / "a"), watcher_state(tmp_path / "b")
     assert one != two
     assert one.parent == tmp_path / "rankscope"
     monkeypatch.chdir(tmp_path)
-    assert default_state_file(Path("a")) == one
+    assert watcher_state(Path("a")) == one
 
 
 @pytest.mark.slow
@@ -369,7 +413,7 @@ def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path
     assert [line for line in stderr.splitlines() if not line.startswith("rankscope: watching ")] == []
     assert [payload["status"] for payload in sink.accepted] == ["firing", "resolved"]
     assert [event["event"] for event in events(stdout)] == ["firing", "verdict", "resolved"]
-    assert load_ledger(state, report=pytest.fail).entries == []
+    assert read_entries(state) == []
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.reduce import reduce_trace
 from rankscope.analysis.render import render_text
 from rankscope.analysis.traces import read_trace
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.records import StepBreakdown
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rankscope.analysis.engine import analyze
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 
 def trace(path: Path, *, late: bool | Callable[[int], bool] = False, steps: int = 10, **distributed: Any) -> Path:

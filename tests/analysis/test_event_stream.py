@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rankscope.analysis import event_stream
 from rankscope.analysis.event_stream import EventStream
 from rankscope.analysis.kineto_schema import ANY_EVENT, Event, Mark
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 Read = tuple[list[Any], EventStream[Event | Mark]]
 

@@ -26,7 +26,7 @@ ENGINE = """
 import os, sys
 from pathlib import Path
 from rankscope.analysis.ray_engine import RayEngine
-from rankscope.runs.errors import RankscopeError
+from rankscope.base.errors import RankscopeError
 
 def each(function, items, address=None):
     here = [Path(sys.executable)] * len(items)

@@ -16,7 +16,7 @@ import pytest
 from rankscope.analysis.ray_cluster import cluster_address
 from rankscope.analysis.ray_engine import RayEngine
 from rankscope.analysis.ray_node import Here, node_task, understood
-from rankscope.runs.errors import InputError, MissingError
+from rankscope.base.errors import InputError, MissingError
 
 HERE = importlib.metadata.version("rankscope")
 

@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.analysis.reduce import Reduction, reduce_file, reduce_trace
 from rankscope.analysis.traces import read_trace
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 
 def x(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.analysis.duration import duration
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.render import SHOWN_RANKS, render_text
+from rankscope.base.text import duration
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.writer import write_record

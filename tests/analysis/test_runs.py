@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Analysis
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown
 from rankscope.runs.writer import create_attempt, write_record

@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.analysis.own_time import excess
 from rankscope.analysis.steps import METRICS, StepTable
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PhaseTimes, RunInfo, StepRecord
 from rankscope.runs.writer import create_run

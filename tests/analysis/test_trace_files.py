@@ -12,7 +12,7 @@ import pytest
 from rankscope.analysis.reduce import reduce_file
 from rankscope.analysis.trace_file import TraceText
 from rankscope.analysis.traces import read_trace
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 
 def event(name: Any = "gemm", ts: Any = 10, dur: Any = 5, cat: str = "kernel", **extra: Any) -> dict[str, Any]:

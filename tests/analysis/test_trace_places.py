@@ -21,7 +21,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.reduce import reduce_file
 from rankscope.analysis.traces import read_trace
 from rankscope.analysis.workers import LocalEngine
-from rankscope.runs.errors import InputError, MissingError
+from rankscope.base.errors import InputError, MissingError
 
 if sys.version_info >= (3, 14):
     from compression import zstd

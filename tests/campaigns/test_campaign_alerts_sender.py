@@ -28,6 +28,7 @@ from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.target import Target, TemplateName
 from rankscope.alerts.deliver.templates import TEMPLATES
+from rankscope.alerts.store.database import Store
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow]
 KILLS = int(os.environ.get("RANKSCOPE_CAMPAIGN_KILLS", "100"))
@@ -56,7 +57,7 @@ class World:
     attempts: int = 0
 
     def __post_init__(self) -> None:
-        self.box = Outbox(self.path, clock=self.clock)
+        self.box = Outbox(Store(self.path, clock=self.clock))
         target = Target(name="hook", key="hook", label="hook", url=Secret(value=self.receiver.url), timeout_s=0.5)
         self.sender = Sender(self.box, [target], report=self.reports.append, chance=random.Random(1).random)
 
@@ -108,7 +109,7 @@ def huge(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
 @pytest.mark.parametrize("hours", [0.75, 3.0])
 def test_a_receiver_that_is_away_for_hours(receiver: WebhookReceiver, tmp_path: Path, name: str, hours: float) -> None:
     kinds: dict[str, Behaviour | int] = {"away": away, "503": 503, "429": 429, "never-ending": never_ending}
-    world = World(receiver, tmp_path / "o.outbox")
+    world = World(receiver, tmp_path / "state")
     receiver.behaviour = kinds[name]
     world.box.put(about(*(notice(1, run=str(run)) for run in range(50))))
     world.run(hours * HOUR_S)
@@ -133,7 +134,7 @@ def test_a_flapping_network(receiver: WebhookReceiver, tmp_path: Path) -> None:
         chance.choice(ways)(request, accept)
 
     receiver.behaviour = flap
-    world = World(receiver, tmp_path / "o.outbox")
+    world = World(receiver, tmp_path / "state")
     put: list[Any] = []
     for round_ in range(40):
         fresh = [notice(rank, run=str(rank % 5), start_ns=10**18 + round_ * 10**9) for rank in range(5)]
@@ -150,10 +151,10 @@ def test_a_flapping_network(receiver: WebhookReceiver, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("slow", "delivered"), ("huge", "delivered"), ("404", "dead"), ("500 twice", "delivered"), ("301", "dead"), ("410", "dead")],
+    [("slow", "delivered"), ("huge", "delivered"), ("422", "dead"), ("500 twice", "delivered"), ("301", "dead"), ("410", "dead")],
 )
 def test_every_kind_of_answer(receiver: WebhookReceiver, tmp_path: Path, name: str, expected: str) -> None:
-    world = World(receiver, tmp_path / "o.outbox")
+    world = World(receiver, tmp_path / "state")
     count = {"n": 0}
 
     def twice(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
@@ -163,7 +164,7 @@ def test_every_kind_of_answer(receiver: WebhookReceiver, tmp_path: Path, name: s
     kinds: dict[str, Behaviour | int] = {
         "slow": slow,
         "huge": huge,
-        "404": 404,
+        "422": 422,
         "500 twice": twice,
         "301": answer_with(301, Location=receiver.url),
         "410": 410,
@@ -176,11 +177,11 @@ def test_every_kind_of_answer(receiver: WebhookReceiver, tmp_path: Path, name: s
 
 
 def test_a_sender_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    box = Outbox(tmp_path / "o.outbox")
+    box = Outbox(Store(tmp_path / "state"))
     box.put(about(*(notice(rank, run=str(rank % 50)) for rank in range(3000)), most_alerts=1))
     ids = [one.id for one in box.listed()]
     receiver.behaviour = slow_a_little
-    killed = send_killed(tmp_path / "o.outbox", receiver, KILLS, random.Random(11))
+    killed = send_killed(tmp_path / "state", receiver, KILLS, random.Random(11))
     check_delivered(receiver, ids)
     # Of what was delivered the last thousand are kept.
     assert set(box.counts()) == {("hook", "delivered")}
@@ -196,7 +197,7 @@ PUTTING = """
 import sys, pathlib
 from tests.webhook_receiver import about, notice
 from rankscope.alerts.deliver.outbox import Outbox
-box = Outbox(pathlib.Path(sys.argv[1]))
+box = Outbox(Store(pathlib.Path(sys.argv[1])))
 for rank in range(10_000):
     box.put(about(notice(rank)))
     print(rank, flush=True)
@@ -204,7 +205,7 @@ for rank in range(10_000):
 
 
 def test_who_puts_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    path, chance = tmp_path / "o.outbox", random.Random(5)
+    path, chance = tmp_path / "state", random.Random(5)
     acknowledged: set[int] = set()
     for _ in range(KILLS):
         with subprocess.Popen([sys.executable, "-c", PUTTING, path], stdout=subprocess.PIPE, text=True) as process:
@@ -226,7 +227,7 @@ def test_the_machines_clock_steps(
     receiver: WebhookReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: float
 ) -> None:
     # Given a sender by the machine's own clock, and a receiver that is away
-    box = Outbox(tmp_path / "o.outbox")
+    box = Outbox(Store(tmp_path / "state"))
     reports: list[str] = []
 
     def sender() -> Sender:
@@ -241,8 +242,8 @@ def test_the_machines_clock_steps(
     monkeypatch.setattr(time, "time_ns", lambda: real() + int(hours * HOUR_S * 1e9))
     first.run_due()
     first.stop()
-    box.close()
-    box = Outbox(tmp_path / "o.outbox")
+    box.store.close()
+    box = Outbox(Store(tmp_path / "state"))
     second = sender()
     second.run_due()
     tried = len(receiver.tried)
@@ -259,10 +260,10 @@ def test_the_machines_clock_steps(
 
 @pytest.mark.parametrize("groups", [1, 1000])
 def test_a_thousand_alerts_at_once(receiver: WebhookReceiver, tmp_path: Path, groups: int) -> None:
-    path = tmp_path / "o.outbox"
+    path = tmp_path / "state"
     alerts = [notice(rank, run=str(rank % groups), more={"evidence": "x" * 800}) for rank in range(1000)]
     began = time.monotonic()
-    Outbox(path).put(messages_about("hook", alerts))
+    Outbox(Store(path)).put(messages_about("hook", alerts))
     job = Path(__file__).parent / "jobs" / "sending.py"
     sending = subprocess.Popen([sys.executable, str(job), str(path), receiver.url], stdout=subprocess.DEVNULL)
     # Its own peak: that of all children is of whatever else was tried before.
@@ -322,7 +323,7 @@ def test_a_watcher_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> 
         run = made_up_run(tmp_path / f"run{round_}")
         before = len(receiver.ids)
         command = [sys.executable, "-m", "rankscope", "alerts", "watch", str(run), "--once"]
-        command += ["--state", str(tmp_path / f"{round_}.json"), "--webhook", receiver.url]
+        command += ["--state", str(tmp_path / f"state{round_}"), "--webhook", receiver.url]
         # The first is left alone: how long it takes says when to kill the others.
         kills = 10 if round_ else 0
         for attempt in range(kills + 1):

@@ -20,7 +20,7 @@ from tests.alerts.conftest import RunOnDisk
 from tests.local_http import answering, respond
 from tests.watched_job import QUICK, Watch, training
 
-from rankscope.alerts.owners import CRASHED, OF_LIFE
+from rankscope.alerts.owners import CRASHED, LIFE_ALERTS
 from rankscope.runs.reader import RunReader
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
@@ -60,22 +60,22 @@ def test_whichever_rank_is_stopped_it_is_the_culprit(
     if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):
         pytest.skip("this torch has no Flight Recorder for gloo")
     run, process, stop = job
-    with Watch(run, "--state", tmp_path / "state.json", *QUICK) as watch:
+    with Watch(run, "--state", tmp_path / "state", *QUICK) as watch:
         time.sleep(10)
         stopped = pid_of(run, rank)
         os.kill(stopped, signal.SIGSTOP)
         try:
-            until(lambda: watch.of("TrainingStalled"))
+            until(lambda: watch.of("TrainingHang"))
         finally:
             os.kill(stopped, signal.SIGCONT)
-        [fired] = watch.of("TrainingStalled")
+        [fired] = watch.of("TrainingHang")
         assert fired["annotations"]["culprit"] == str(rank)
         assert f"py-spy dump --pid {stopped}" in fired["annotations"]["next"]
-        until(lambda: len(watch.of("TrainingStalled")) == 2)
+        until(lambda: len(watch.of("TrainingHang")) == 2)
         stop.touch()
         assert process.wait(60) == 0
         assert watch.process.wait(60) == 0
-    assert watch.fired() - {"TrainingStepRegression"} == {"TrainingStalled"}  # a busy machine is slower
+    assert watch.fired() - {"TrainingStepRegression"} == {"TrainingHang"}  # a busy machine is slower
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
@@ -83,7 +83,7 @@ def test_whichever_rank_is_killed_it_is_named_when_the_job_is_over(
     job: tuple[Path, subprocess.Popen[bytes], Path], tmp_path: Path, rank: int
 ) -> None:
     run, process, _ = job
-    with Watch(run, "--state", tmp_path / "state.json", *QUICK) as watch:
+    with Watch(run, "--state", tmp_path / "state", *QUICK) as watch:
         time.sleep(10)
         os.kill(pid_of(run, rank), signal.SIGKILL)
         assert process.wait(120) != 0
@@ -99,13 +99,13 @@ def test_of_a_job_that_goes_on_nobody_is_told_that_it_does_not(
 ) -> None:
     del number
     run, process, stop = job
-    with Watch(run, "--state", tmp_path / "state.json", *QUICK) as watch:
+    with Watch(run, "--state", tmp_path / "state", *QUICK) as watch:
         time.sleep(120)
         stop.touch()
         assert process.wait(60) == 0
         assert watch.process.wait(60) == 0
     # That other programs make a rank slow, or the job wait, may be told: on a busy machine it is so
-    assert watch.fired().isdisjoint({*OF_LIFE, CRASHED.alertname})
+    assert watch.fired().isdisjoint({*LIFE_ALERTS, CRASHED.alertname})
 
 
 def test_a_watcher_that_is_killed_again_and_again_tells_and_notes_every_change(tmp_path: Path) -> None:
@@ -133,11 +133,11 @@ def test_a_watcher_that_is_killed_again_and_again_tells_and_notes_every_change(t
         with answering(hear) as url:
             command = [
                 sys.executable, "-m", "rankscope", "alerts", "watch", str(run.path), "--webhook", url,
-                "--state", str(tmp_path / "state.json"),
+                "--state", str(tmp_path / "state"),
                 "--interval", "100ms", "--least-firing", "1s", "--budget", "host=100%", "--budget", "slower=100%",
             ]  # fmt: skip
             began = time.monotonic()
-            once = [*command[:6], "--once", "--state", str(tmp_path / "once.json")]
+            once = [*command[:6], "--once", "--state", str(tmp_path / "once")]
             subprocess.run(once, stdout=subprocess.DEVNULL, check=True)
             start_s = time.monotonic() - began
             # when whoever watches is killed at any moment, twenty times, also before it has read anything

@@ -13,6 +13,7 @@ from tests.dashboards.recorded_run import START_NS
 from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.steps import METRICS, StepTable
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.alert_record import AlertsFound
 from rankscope.dashboards.data.blame import BlameBook
 from rankscope.dashboards.data.brief import Brief, brief_of
@@ -25,7 +26,6 @@ from rankscope.dashboards.data.topology import Place, Topology
 from rankscope.dashboards.data.trend import Trend, trend_of
 from rankscope.dashboards.data.window_data import WindowData
 from rankscope.dashboards.data.windows import Window, Windows
-from rankscope.runs.errors import RankscopeError
 from rankscope.runs.records import StepRecord
 
 T = TypeVar("T")

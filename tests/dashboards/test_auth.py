@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.attempts import MAX_WRONG, WITHIN_S, WrongTokens
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.login import local
 from rankscope.dashboards.token import SESSION_S, Token, read_token
 from rankscope.dashboards.trusted_proxy import TrustedProxy
-from rankscope.runs.errors import InputError
 
 SECRET = "0123456789abcdef0123456789abcdef"
 TOKEN = Token(SECRET)

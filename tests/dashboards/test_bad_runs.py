@@ -12,6 +12,7 @@ from dash.development.base_component import Component
 from tests.dashboards.bad_runs import BAD_RUNS
 
 from rankscope.alerts.replay.growing_run import GrowingRun
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.callbacks import drawing, many
 from rankscope.dashboards.callbacks.routing import page_for
 from rankscope.dashboards.config import DashboardConfig
@@ -22,7 +23,6 @@ from rankscope.dashboards.figures.palette import PALETTES
 from rankscope.dashboards.report.document import report
 from rankscope.dashboards.url_state import PageState, run_path
 from rankscope.dashboards.views.registry import FIGURES, GRIDS, PARTS, VIEWS
-from rankscope.runs.errors import RankscopeError
 
 WriteRun = Callable[..., Path]
 

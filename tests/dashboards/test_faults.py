@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.drawing import OUR_FAULT
 from rankscope.dashboards.callbacks.following import AS_IT_WAS
@@ -31,7 +32,6 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.store import LEFT_AFTER_S, Store
 from rankscope.dashboards.pages.wording import moment
 from rankscope.dashboards.unforeseen import ANSWER
-from rankscope.runs.errors import InputError, RankscopeError
 from rankscope.runs.paths import rank_dir
 
 WriteRun = Callable[..., Path]

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.result import Analysis
+from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.saving import csv_of
 from rankscope.dashboards.data.disk import DiskRuns
@@ -24,7 +25,6 @@ from rankscope.dashboards.figures.drawn import Table
 from rankscope.dashboards.figures.frame import note
 from rankscope.dashboards.figures.palette import palette
 from rankscope.dashboards.inert import MAX_NAME, MAX_TEXT, inert_record, plotly_text, safe_cell, shown
-from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir, run_file
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202egnp.\u200bexe\n\x1b[31m" + "A" * 10_000

@@ -34,9 +34,9 @@ from tests.e2e.monitoring import Monitoring
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 from tests.needs import program
 
-from rankscope.alerts.child import end_with_parent
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.rules.thresholds import duration_seconds, thresholds
+from rankscope.base.process import end_with_parent
 from rankscope.cli.demo.services import Services, get, rankscope_command
 
 HUB_ADDRESS: Final = "198.18.0.1"  # RFC 2544: a network for tests of networks

@@ -88,9 +88,9 @@ class Monitoring:
             ],
         )
 
-    def wait(self, services: Services) -> None:
-        """Until all three are ready."""
-        for name in SERVERS:
+    def wait(self, services: Services, names: Sequence[str] = SERVERS) -> None:
+        """Until these are ready."""
+        for name in names:
             services.wait_for(name, self.url(name, "/-/ready"))
 
     def _write(self, name: str, config: Mapping[str, Any]) -> None:

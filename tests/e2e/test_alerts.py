@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from standardwebhooks import Webhook
-from tests.e2e.monitoring import SERVERS, Monitoring
+from tests.e2e.monitoring import Monitoring
 from tests.webhook_receiver import WebhookReceiver, receiving
 
 from rankscope.cli.demo.services import Services, rankscope_command
@@ -29,21 +29,17 @@ TRAIN = find_spec("rankscope.cli.demo.train")
 PATIENCE_S = 240.0
 SLOW_RANK = 2
 TOKEN = "s3cret-of-alertmanager"
-THRESHOLDS = """
-[TrainingStraggler]
-for = "3s"
-keep_firing_for = "2s"
-"""
 
 
 class Chain:
-    """Exporter, training, Prometheus, Alertmanager and receiver, all on free ports of this machine."""
+    """Exporter, training, watcher, Alertmanager and receiver, all on free ports of this machine."""
 
-    def __init__(self, folder: Path, sink: WebhookReceiver, free_port: Callable[[], int], programs: dict[str, str]) -> None:
+    def __init__(self, folder: Path, sink: WebhookReceiver, free_port: Callable[[], int], alertmanager: str) -> None:
         self.folder = folder
         self.sink = sink
         self.secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        self.monitoring = Monitoring(folder, {name: free_port() for name in ("exporter", *SERVERS)}, programs)
+        ports = {name: free_port() for name in ("exporter", "alertmanager", "receiver")}
+        self.monitoring = Monitoring(folder, ports, {"prometheus-alertmanager": alertmanager})
         self.run = folder / "runs" / "job"
         self.state = folder / "receiver"
 
@@ -56,13 +52,14 @@ class Chain:
         env = {"WEBHOOK_SECRET": self.secret, "ALERTMANAGER_TOKEN": TOKEN}
         self.monitoring.start_receiver(services, "--config", self.folder / "alerts.toml", env=env)
         self.monitoring.start_alertmanager(services)
-        self.monitoring.start_prometheus(services)
         address = self.monitoring.address("exporter")
         services.start(
             "exporter", rankscope_command("exporter", "--listen", address, "--spool", self.folder / "spool", "--simulate", "4")
         )
-        self.monitoring.wait(services)
+        self.monitoring.wait(services, ("receiver", "alertmanager"))
         services.wait_for("exporter", self.url("exporter", "/"))
+        watched = (self.folder / "runs", "--alertmanager", self.url("alertmanager"), "--state", self.folder / "watcher.json")
+        services.start("watcher", rankscope_command("alerts", "watch", *watched, "--interval", "1s", "--least-firing", "1s"))
 
     def train(self, services: Services) -> subprocess.Popen[bytes]:
         """Four ranks, one of which pauses in its forward pass, until somebody ends them."""
@@ -86,9 +83,6 @@ class Chain:
     def _configure(self) -> None:
         (self.folder / "spool").mkdir()
         (self.folder / "runs").mkdir()
-        self.monitoring.export_rules(THRESHOLDS)
-        targets = [self.monitoring.address("exporter")]
-        self.monitoring.configure_prometheus([{"job_name": "rankscope", "static_configs": [{"targets": targets}]}])
         authorization = {"http_config": {"authorization": {"credentials": TOKEN}}}
         self.monitoring.configure_alertmanager(authorization, matchers=["alertname=TrainingStraggler"])
         (self.folder / "alerts.toml").write_text(
@@ -117,9 +111,8 @@ def chain(
     tmp_path: Path, free_port: Callable[[], int], require_program: Callable[[str], str]
 ) -> Iterator[tuple[Chain, Services]]:
     """The chain, running; nobody trains yet."""
-    programs = {name: require_program(name) for name in ("prometheus", "prometheus-alertmanager")}
     with receiving() as sink, Services(tmp_path) as services:
-        chain = Chain(tmp_path, sink, free_port, programs)
+        chain = Chain(tmp_path, sink, free_port, require_program("prometheus-alertmanager"))
         chain.start(services)
         yield chain, services
 
@@ -135,7 +128,7 @@ def first(chain: Chain, services: Services, condition: Callable[[dict[str, Any]]
                     return found
         time.sleep(0.2)
     said = "\n".join(
-        f"{name}: {services.last_line(name)}" for name in ("training", "exporter", "prometheus", "alertmanager", "receiver")
+        f"{name}: {services.last_line(name)}" for name in ("training", "exporter", "watcher", "alertmanager", "receiver")
     )
     pytest.fail(f"not told within {PATIENCE_S:.0f} s; accepted: {chain.sink.accepted}\n{said}")
 
@@ -151,7 +144,7 @@ def test_a_straggler_is_measured_alerted_captured_and_told_with_its_cause(
     def note(what: str) -> None:
         seconds[what] = round(time.monotonic() - began, 1)
 
-    # The rule fires, Alertmanager sends, the receiver adds what the run says
+    # The watcher fires, Alertmanager sends, the receiver adds what the run says
     enriched = first(links, services, lambda alert: alert["status"] == "firing")
     note("told")
     assert enriched["labels"]["alertname"] == "TrainingStraggler"

@@ -17,6 +17,8 @@ from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import NOT_SUPPORTED, FakeDriver, a100_state, h100_state, mig_state, uuid_of
 from tests.rank_file import rank_text
 
+from rankscope.exporter.catalogue import COLLECTORS
+
 RANK = rank_text(40, run="r1", run_id="id-r1", rank=2)
 
 
@@ -27,8 +29,11 @@ def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
     return FakeDriver(tmp_path / "full-driver", fake_nvml_library, gpus)
 
 
+EVERY_COLLECTOR = tuple(f"--collector.{name}" for name in COLLECTORS)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [(), ("--simulate", "2xH100")])
+@pytest.mark.parametrize("arguments", [(), ("--simulate", "2xH100"), EVERY_COLLECTOR])
 def test_promtool_finds_nothing_to_object_to(
     arguments: tuple[str, ...],
     start_exporter: Callable[..., RunningExporter],
@@ -40,9 +45,13 @@ def test_promtool_finds_nothing_to_object_to(
     node.write()
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "a.prom").write_text(RANK)
+    (tmp_path / "spool" / "b.prom").write_text("no metrics")
     exporter = start_exporter(*arguments, env=node.env)
     exporter.wait_until(lambda: len(exporter.values("gpu_temperature_celsius")) >= 2)
+    exporter.wait_until(lambda: exporter.values("rankscope_exporter_spool_rejected_files") == [1])
 
+    # Not the DCGM-compatible page: boards and rules for dcgm-exporter need its names and labels, to which promlint objects
+    # (counters without _total, camelCase labels).
     page = exporter.get("/metrics").body
 
     checked = subprocess.run([require_program("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)
@@ -103,7 +112,7 @@ JOINS = {
     "gpu_sm_active_ratio * on (uuid) group_left (model) gpu_info": 2,
     "gpu_mig_memory_used_bytes * on (uuid) group_left (parent_uuid, profile) gpu_mig_info": 2,
     "label_replace(gpu_mig_info, 'uuid', '$1', 'parent_uuid', '(.*)') * on (uuid) group_left (model) gpu_info": 2,
-    "gpu_metric_supported{reason='before_hopper',metric='gpu_sm_active_ratio'} * on (uuid) group_left (model) gpu_info": 1,
+    "gpu_metric_absent_info{reason='before_hopper',metric='gpu_sm_active_ratio'} * on (uuid) group_left (model) gpu_info": 1,
     # native and compatible names tell the same
     "label_replace(DCGM_FI_DEV_POWER_USAGE, 'uuid', '$1', 'UUID', '(.*)') - on (uuid) gpu_power_watts == 0": 3,
     "sum by (UUID, GPU_I_ID) (DCGM_FI_DEV_FB_USED{GPU_I_ID!=''})": 2,

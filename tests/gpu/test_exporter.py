@@ -55,7 +55,7 @@ def test_what_does_not_change_is_what_the_driver_says(page: Series) -> None:
 
 def test_every_metric_is_there_or_explained(page: Series) -> None:
     shown = {name for name, _ in page}
-    explained = {dict(labels)["metric"]: dict(labels)["reason"] for name, labels in page if name == "gpu_metric_supported"}
+    explained = {dict(labels)["metric"]: dict(labels)["reason"] for name, labels in page if name == "gpu_metric_absent_info"}
     default = {
         row.name for row in BY_NAME.values() if row.collector in ("temperature", "memory", "utilization", "clocks", "power")
     }

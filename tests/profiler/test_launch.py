@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.base.errors import InputError
 from rankscope.profiler.launch import SITE_FOLDER, LaunchOptions, _wait_for_helpers, launch
 from rankscope.profiler.scratch import hold
 from rankscope.profiler.settings import RecorderSettings, from_environment
-from rankscope.runs.errors import InputError
 from rankscope.runs.records import AttemptInfo, RunInfo
 from rankscope.runs.writer import create_attempt, create_run
 

@@ -22,9 +22,9 @@ from pyarrow import parquet as pq
 from tests.full_disk import disk_with_room_for
 
 from rankscope.analysis.engine import analyze
+from rankscope.base.errors import InputError, MissingError
 from rankscope.runs import compact as compaction
 from rankscope.runs.compact import compact_run
-from rankscope.runs.errors import InputError, MissingError
 from rankscope.runs.parquet import Piece, PieceReader, PieceWriter
 from rankscope.runs.paths import RANK_STREAMS, attempt_dir, host_dir, parquet_file, rank_dir, segment
 from rankscope.runs.reader import RunReader

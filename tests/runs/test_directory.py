@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.full_disk import disk_with_room_for
 
+from rankscope.base.errors import InputError
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.store import RunStore
 from rankscope.profiler.settings import RecorderSettings
-from rankscope.runs.errors import InputError
 from rankscope.runs.paths import (
     RANK_STREAMS,
     attempt_dir,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.paths import attempt_dir, rank_dir, run_file
 from rankscope.runs.records import AttemptInfo, RunInfo

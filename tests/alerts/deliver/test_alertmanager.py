@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,14 @@ import yaml
 from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import ReceiverProcess, Target
 
-from rankscope.alerts.alert import Alert, Notice, fingerprint
+from rankscope.alerts.alert import Alert, Notice, fingerprint, unix_ns
 from rankscope.alerts.deliver.delivery import Delivery
 from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.receivers import Alertmanager
+from rankscope.alerts.owners import ALERTS, HANG
 from rankscope.alerts.payload import NOT_ENDED
-from rankscope.alerts.rules.rule_file import rules_text, runbooks
+from rankscope.alerts.rules.rule_file import runbooks
+from rankscope.alerts.watch.candidate import Subject
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.alerts.watch.watcher import Options, Watcher
 
@@ -52,14 +55,12 @@ def test_the_example_configuration_is_sound(require_program: Callable[[str], str
 
 def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_them() -> None:
     config = yaml.safe_load(EXAMPLE)
-    rules = [rule for group in yaml.safe_load(rules_text())["groups"] for rule in group["rules"] if "alert" in rule]
     for inhibition in config["inhibit_rules"]:
         for side in ("source_matchers", "target_matchers"):
             # A label that both lack counts as equal
             assert {f'{label}=~".+"' for label in inhibition["equal"]} <= set(inhibition[side])
             for names in re.findall(r'alertname=~?"([^"]*)"', " ".join(inhibition[side])):
-                meant = [rule for rule in rules if re.fullmatch(names, rule["alert"])]
-                assert meant, names
+                assert any(re.fullmatch(names, alert.alertname) for alert in ALERTS), names
 
 
 @pytest.mark.parametrize(
@@ -67,11 +68,13 @@ def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_t
     [
         (["alertname=TrainingStraggler", "severity=warning", "run_id=r1"], "team"),
         (["alertname=RankSilent", "severity=critical", "run_id=r1"], "on-call"),
+        (["alertname=TrainingHang", "severity=critical", "run_id=r1"], "on-call"),
         (["alertname=GpuDown", "severity=critical", "host=n1"], "on-call"),
         (["alertname=GpuTooHot", "severity=warning", "host=n1"], "operators"),
         (["alertname=GpuAllocatedIdle", "severity=info", "host=n1"], "operators"),
         (["alertname=NodeMaintenance", "severity=info", "host=n1"], "nobody"),
         (["alertname=WatcherSilent", "severity=critical", "instance=w1:9098"], "operators"),
+        (["alertname=ReceiverDown", "severity=critical", "instance=r1:9099"], "operators"),
         (["alertname=GpuDown", "severity=critical", "host=n1", "simulated=true"], "trial"),
         (["alertname=TrainingHangSuspected", "severity=critical", "run_id=r1", "simulated=true"], "trial"),
         (["alertname=GpuDown", "severity=critical", "host=n1", "simulated=false"], "on-call"),
@@ -100,8 +103,8 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
                 update=lambda _: make_analysis(2), keep=lambda _: None, past=lambda _, **_how: None, hang=lambda _, _fresh: None
             ),
             delivery=Delivery(
-                [Alertmanager(manager, client, resend_after_s=60, valid_s=240)],
-                retry_after_s=1,
+                managers=[Alertmanager(manager, client, valid_s=240)],
+                interval_s=1,
                 report=pytest.fail,
             ),
             ledger=Ledger(),
@@ -142,6 +145,49 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
 
 
 @pytest.mark.slow
+def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_is_not_posted(
+    tmp_path: Path, eventually: Any, require_program: Callable[[str], str]
+) -> None:
+    program, urls = require_program("prometheus-alertmanager"), [""]
+
+    class Restarted:
+        """The Alertmanager at whatever address it has by now."""
+
+        name = "Alertmanager"
+
+        def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+            with http_client(urls[-1]) as client:
+                Alertmanager(urls[-1], client, valid_s=5).send(notices, now_unix_ns=now_unix_ns)
+
+    reports: list[str] = []
+    delivery = Delivery(managers=[Restarted()], interval_s=0, report=reports.append)
+    began = time.time_ns() - 3600 * 10**9
+    found = Subject(run_id="r1").candidate(HANG, {"summary": "It stands still."})
+    ledger = Ledger()
+    ledger.update("r1", [found], now_unix_ns=began, policy=Policy(1, 1))
+
+    def known() -> list[Any]:
+        delivery.deliver(ledger, now_unix_ns=time.time_ns(), wait_s=10)
+        alerts: list[Any] = httpx.get(f"{urls[-1]}/api/v2/alerts").json()
+        return alerts
+
+    for number in range(2):
+        with alertmanager_process(program, CONFIG, tmp_path / f"manager-{number}", eventually) as url:
+            urls.append(url)
+            [alert] = eventually(known)
+            assert (alert["fingerprint"], unix_ns(alert["startsAt"]) // 10**9) == (found.fingerprint, began // 10**9)
+            assert delivery.undelivered(ledger) == []
+            if number:  # A watcher that is gone posts nothing: then the alert ends
+                eventually(lambda: httpx.get(f"{urls[-1]}/api/v2/alerts").json() == [])
+                # And one that is back posts it again, as the same alert
+                [again] = eventually(known)
+                assert again["startsAt"] == alert["startsAt"]
+        # Nothing answers at that address any more
+        delivery.deliver(ledger, now_unix_ns=time.time_ns(), wait_s=10)
+    assert len([line for line in reports if "not delivered so far" in line]) == 2
+
+
+@pytest.mark.slow
 def test_fingerprints_and_inhibitions_agree_with_alertmanager(
     alertmanager: tuple[str, str], eventually: Any, require_program: Callable[[str], str]
 ) -> None:
@@ -159,6 +205,14 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
         "slow elsewhere": {"alertname": "TrainingStraggler", **warning, "run_id": "r2", "rank": "2"},
         "hang": {"alertname": "TrainingHangSuspected", **critical, "run_id": "r5"},
         "no steps": {"alertname": "TrainingStalled", **critical, "run_id": "r5"},
+        "hang of the watcher": {"alertname": "TrainingHang", **critical, "run_id": "r8"},
+        "hang by power": {"alertname": "TrainingHangSuspected", **critical, "run_id": "r8"},
+        "no steps, either": {"alertname": "TrainingStalled", **critical, "run_id": "r8"},
+        "lost rank": {"alertname": "TrainingRankLost", **critical, "run_id": "r9", "rank": "3"},
+        "silent, too": {"alertname": "RankSilent", **critical, "run_id": "r9", "rank": "3"},
+        "silent alone": {"alertname": "RankSilent", **critical, "run_id": "r9", "rank": "4"},
+        "lost ranks": {"alertname": "TrainingRankLost", **critical, "run_id": "r10"},
+        "one of them": {"alertname": "RankSilent", **critical, "run_id": "r10", "rank": "40"},
         "lost GPU": {"alertname": "GpuDown", **critical, **gpu},
         "Xid of it": {"alertname": "GpuXidCritical", **critical, **gpu, "xid": "79"},
         "heat of it": {"alertname": "GpuTooHot", **warning, **gpu},
@@ -194,6 +248,10 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
         *(
             "slow in that run",
             "no steps",
+            "hang by power",
+            "no steps, either",
+            "silent, too",
+            "one of them",
             "Xid of it",
             "heat of it",
             "rank on it",
@@ -205,7 +263,7 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
         *("collector hangs", "link to it", "idle"),
     }
     with http_client(manager) as client:
-        Alertmanager(manager, client, resend_after_s=60, valid_s=240).send(
+        Alertmanager(manager, client, valid_s=240).send(
             [
                 Notice(
                     alert=Alert(labels=one, annotations={}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +13,18 @@ import msgspec
 import pytest
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
-from rankscope.alerts.deliver.delivery import Delivery
+from rankscope.alerts.deliver.delivery import RESOLVED_FOR_S, Delivery
 from rankscope.alerts.deliver.http import PinnedTransport, http_client
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.post import DeliveryError, plain_words, post_json, receiver_key, redact
 from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.target import webhook_target
+from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import MAX_ALERTS, Payload, build_payload
-from rankscope.alerts.watch.ledger import Entry, Ledger, Track
+from rankscope.alerts.store.database import Store
+from rankscope.alerts.watch.candidate import Subject
+from rankscope.alerts.watch.ledger import Entry, Ledger, Policy, Track
 
 SECRET = "s3cr3t-token"
 HERE = "http://127.0.0.1"
@@ -45,10 +47,10 @@ def notice(rank: int = 2, *, ended: bool = False, **more: str) -> Notice:
 
 
 def test_a_webhook_gets_the_payload_that_alertmanager_would_send(sink: Any) -> None:
-    outbox = Outbox(None)
+    outbox = Outbox(Store(None))
     sender = Sender(outbox, [webhook_target(sink.url + "/hook")], report=pytest.fail)
     webhook = Webhook(webhook_target(sink.url + "/hook"), outbox, wake=sender.wake, external_url="http://host")
-    webhook.send([notice(3, ended=True), notice(2)], now_unix_ns=0)
+    webhook.send([notice(3, ended=True), notice(2)])
     assert sender.run_due() == 1
     [body] = sink.accepted
     assert body == {
@@ -93,7 +95,7 @@ def test_the_payload_stays_small_however_many_ranks_there_are() -> None:
 
 
 def test_alertmanager_gets_alerts_that_end_by_themselves(sink: Any, client: httpx.Client) -> None:
-    manager = Alertmanager(sink.url + "/prefix/", client, resend_after_s=60, valid_s=240)
+    manager = Alertmanager(sink.url + "/prefix/", client, valid_s=240)
     manager.send([notice(2), notice(3, ended=True)], now_unix_ns=1_700_000_100_000_000_000)
     assert sink.requests == ["/prefix/api/v2/alerts"]
     [[firing, ended]] = sink.accepted
@@ -185,27 +187,40 @@ class Elapsed:
 
 
 class Note:
-    """A receiver that notes what it is told, or refuses."""
-
-    resend_after_s: float | None = None
+    """A webhook that notes what it is told, or refuses."""
 
     def __init__(self, key: str, *, broken: bool = False) -> None:
         self.key = self.name = key
         self.broken = broken
         self.heard: list[tuple[str, bool]] = []
 
-    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+    def send(self, notices: Sequence[Notice]) -> None:
         if self.broken:
             raise DeliveryError("answered 500")
         self.heard += [(one.alert.labels["rank"], one.ends_at_unix_ns is not None) for one in notices]
+
+
+class Manager:
+    """An Alertmanager that notes its posts, or refuses."""
+
+    name = "Alertmanager"
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.posts: list[list[tuple[str, bool]]] = []
+
+    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+        del now_unix_ns
+        if self.broken:
+            raise DeliveryError("answered 500")
+        self.posts.append([(one.alert.labels["rank"], one.ends_at_unix_ns is not None) for one in notices])
 
 
 def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_heard() -> None:
     # Given two receivers, of which one is broken while rank 2 fires
     working, broken = Note("working"), Note("broken", broken=True)
     reports: list[str] = []
-    clock = Elapsed()
-    delivery = Delivery([working, broken], retry_after_s=1, report=reports.append, elapsed=clock)
+    delivery = Delivery(receivers=[working, broken], interval_s=1, report=reports.append)
 
     def entry(rank: int) -> Entry:
         one = notice(rank)
@@ -217,11 +232,9 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
     # When both fail to hear of its end, work again, and rank 3 of the same run fires
     working.broken = True
     ledger.resolve("r", now_unix_ns=2, because="over")
-    clock.now_s = 1.0
     delivery.deliver(ledger, now_unix_ns=0)
     working.broken = broken.broken = False
     ledger.entries.append(entry(3))
-    clock.now_s = 1000.0
     delivery.deliver(ledger, now_unix_ns=0)
     # Then each is told what it can understand, and the one that has ended is forgotten
     assert sorted(working.heard) == [("2", False), ("2", True), ("3", False)]
@@ -249,11 +262,11 @@ def firing(*ranks: int) -> Ledger:
 
 
 def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twice() -> None:
-    outbox, target = Outbox(None), webhook_target("http://hooks.example/x")
+    outbox, target = Outbox(Store(None)), webhook_target("http://hooks.example/x")
     # Given a ledger as it was saved before the webhook was told, from which a second watcher begins
     for _ in range(2):
         ledger = firing(2, 3)
-        delivery = Delivery([Webhook(target, outbox, wake=lambda: None)], retry_after_s=1, report=pytest.fail)
+        delivery = Delivery(receivers=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=pytest.fail)
         while delivery.undelivered(ledger):
             delivery.deliver(ledger, now_unix_ns=0)
         assert {entry.told[target.key] for entry in ledger.entries} == {"firing"}
@@ -262,73 +275,109 @@ def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twi
 
 
 def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    outbox, target, ledger = Outbox(None), webhook_target("http://hooks.example/x"), firing(2)
+    outbox, target, ledger = Outbox(Store(None)), webhook_target("http://hooks.example/x"), firing(2)
     reports: list[str] = []
-    clock = Elapsed()
-    delivery = Delivery([Webhook(target, outbox, wake=lambda: None)], retry_after_s=1, report=reports.append, elapsed=clock)
+    delivery = Delivery(receivers=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=reports.append)
     with monkeypatch.context() as patch:
-        patch.setattr("rankscope.alerts.deliver.outbox.MAX_WAITING", 0)
-        for second in range(5):
-            clock.now_s = float(second)
-            delivery.deliver(ledger, now_unix_ns=0, wait_s=5.0)
+        patch.setattr("rankscope.alerts.store.database.MAX_FILE_BYTES", 0)
+        for _ in range(5):
+            delivery.deliver(ledger, now_unix_ns=0)
         assert delivery.undelivered(ledger) == [f"{target.name} http://hooks.example/…"]
-    clock.now_s = 1000.0
-    delivery.deliver(ledger, now_unix_ns=0, wait_s=5.0)
+    delivery.deliver(ledger, now_unix_ns=0)
     assert delivery.undelivered(ledger) == []
     assert len(outbox.listed()) == 1
     assert len(reports) == 2
 
 
-@pytest.mark.parametrize("step_s", [-6 * 3600, 6 * 3600])
-def test_what_is_sent_again_and_when_does_not_depend_on_the_machines_clock(step_s: int) -> None:
-    # Given a receiver that hears of an alert again every minute, and the machine's clock that steps by hours
-    renewed, clock, start_ns = Note("renewed"), Elapsed(), 10**18
-    renewed.resend_after_s = 60.0
-    ledger = firing(2)
-    delivery = Delivery([renewed], retry_after_s=10, report=lambda _: None, elapsed=clock)
+class Posting:
+    """A delivery to one Alertmanager, every ten seconds of a clock that the test puts forward."""
 
-    def told_after(seconds: float) -> int:
-        clock.now_s += seconds
-        delivery.deliver(ledger, now_unix_ns=start_ns + (step_s + int(clock.now_s)) * 10**9, wait_s=5.0)
-        return len(renewed.heard)
+    def __init__(self, ledger: Ledger) -> None:
+        self.manager, self.ledger, self.clock = Manager(), ledger, Elapsed()
+        self.reports: list[str] = []
+        self.step_s = 0
+        """By how much the clock of the machine has been set."""
+        self.delivery = Delivery(managers=[self.manager], interval_s=10, report=self.reports.append, elapsed=self.clock)
 
-    delivery.deliver(ledger, now_unix_ns=start_ns, wait_s=5.0)
-    # Then neither what is renewed nor what failed comes sooner or later for it
-    assert [told_after(30), told_after(31)] == [1, 2]
-    renewed.broken = True
-    told_after(61)
-    told_after(1)
-    renewed.broken, start_ns = False, start_ns + step_s * 10**9
-    assert [told_after(5), told_after(6)] == [2, 3]
+    def unix_ns(self) -> int:
+        return 10**18 + (self.step_s + int(self.clock.now_s)) * 10**9
+
+    def deliver_after(self, seconds: float) -> int:
+        """How many posts there are after an evaluation so much later."""
+        self.clock.now_s += seconds
+        self.delivery.deliver(self.ledger, now_unix_ns=self.unix_ns(), wait_s=30.0)
+        return len(self.manager.posts)
 
 
-def test_a_slow_receiver_holds_up_neither_the_others_nor_the_evaluation() -> None:
-    class Slow(Note):
+@pytest.mark.parametrize("step_s", [0, -6 * 3600, 6 * 3600])
+def test_alertmanager_is_posted_what_fires_at_every_interval_whatever_the_machines_clock_says(step_s: int) -> None:
+    posting = Posting(firing(2, 3))
+    assert posting.deliver_after(0) == 1
+    posting.step_s = step_s
+    # Not at once again, but at every interval; a change at once
+    assert [posting.deliver_after(seconds) for seconds in (1, 9, 10)] == [1, 2, 3]
+    posting.ledger.entries += firing(4).entries
+    assert posting.deliver_after(1) == 4
+    assert posting.manager.posts == [[("2", False), ("3", False)]] * 3 + [[("2", False), ("3", False), ("4", False)]]
+    assert posting.reports == []
+
+
+def test_the_end_of_an_alert_is_posted_for_a_while_and_then_forgotten() -> None:
+    posting = Posting(firing(2))
+    posting.deliver_after(0)
+    posting.ledger.resolve("r", now_unix_ns=posting.unix_ns(), because="over")
+    assert posting.deliver_after(1) == 2
+    assert posting.deliver_after(RESOLVED_FOR_S - 2) == 3
+    assert posting.manager.posts[1:] == [[("2", True)]] * 2
+    posting.deliver_after(2)
+    assert posting.ledger.entries == []
+    posts = len(posting.manager.posts)
+    assert posting.deliver_after(100) == posts
+    assert posting.delivery.undelivered(posting.ledger) == []
+
+
+def test_an_alertmanager_that_was_away_is_posted_everything_when_it_is_back() -> None:
+    posting = Posting(firing(2))
+    posting.manager.broken = True
+    for _ in range(5):
+        assert posting.deliver_after(10) == 0
+    assert posting.delivery.undelivered(posting.ledger) == ["Alertmanager"]
+    posting.manager.broken = False
+    assert posting.deliver_after(10) == 1
+    assert posting.delivery.undelivered(posting.ledger) == []
+    assert len(posting.reports) == 2
+
+
+def test_an_alert_that_fires_again_is_not_posted_as_ended_any_more() -> None:
+    posting, policy = Posting(Ledger()), Policy(1, 1)
+    found = Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=2)
+    for seconds, present in ((1, [found]), (2, []), (3, [found])):
+        posting.ledger.update("r", present, now_unix_ns=seconds * 10**9, policy=policy)
+        posting.deliver_after(10)
+    assert posting.manager.posts == [[("2", False)], [("2", True)], [("2", False)]]
+
+
+def test_a_slow_alertmanager_holds_up_neither_the_webhooks_nor_the_evaluation() -> None:
+    class Slow(Manager):
         def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
             assert release.wait(30)
             super().send(notices, now_unix_ns=now_unix_ns)
 
     release = threading.Event()
-    slow, quick = Slow("slow"), Note("quick")
-    delivery = Delivery([slow, quick], retry_after_s=1, report=pytest.fail)
-    ledger = firing(2)
-    moments = itertools.count(1)
-
-    def deliver_until(done: Callable[[], bool]) -> None:
-        while not done():
-            moment = next(moments)
-            assert moment < 1000
-            delivery.deliver(ledger, now_unix_ns=moment * 10**9, wait_s=0.05)
-
-    # Given that it is over before the slow one has said whether it heard of the beginning
-    deliver_until(lambda: quick.heard == [("2", False)])
-    ledger.resolve("r", now_unix_ns=2, because="over")
-    deliver_until(lambda: quick.heard == [("2", False), ("2", True)])
-    assert delivery.undelivered(ledger) == ["slow"]
-    # Then it hears of the end, too
+    slow, quick, clock, ledger = Slow(), Note("quick"), Elapsed(), firing(2)
+    delivery = Delivery(managers=[slow], receivers=[quick], interval_s=1, report=pytest.fail, elapsed=clock)
+    # Given that it is over before the slow one has answered to the beginning
+    delivery.deliver(ledger, now_unix_ns=10**9, wait_s=0)
+    ledger.resolve("r", now_unix_ns=2 * 10**9, because="over")
+    delivery.deliver(ledger, now_unix_ns=2 * 10**9, wait_s=0)
+    assert quick.heard == [("2", False), ("2", True)]
+    assert delivery.undelivered(ledger) == ["Alertmanager"]
+    # Then the end is posted to it, too
     release.set()
-    deliver_until(lambda: ledger.entries == [])
-    assert slow.heard == [("2", False), ("2", True)]
+    while delivery.undelivered(ledger):
+        clock.now_s += 1
+        delivery.deliver(ledger, now_unix_ns=3 * 10**9, wait_s=30.0)
+    assert slow.posts == [[("2", False)], [("2", True)]]
 
 
 @pytest.mark.parametrize(

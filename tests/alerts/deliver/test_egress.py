@@ -18,7 +18,7 @@ from tests.local_http import answering, respond
 
 from rankscope.alerts.deliver.http import EgressError, PinnedTransport, http_client, named_by_operator, proxy_for, resolve
 from rankscope.alerts.deliver.post import NoAnswerError, post
-from rankscope.runs.errors import RankscopeError
+from rankscope.base.errors import RankscopeError
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.1", "127.0.0.1", "fd00::1", "8.8.8.8", "::1"])

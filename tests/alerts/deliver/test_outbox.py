@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sqlite3
 import stat
 import subprocess
@@ -17,17 +16,16 @@ from hypothesis import strategies as st
 from tests.full_disk import disk_with_room_for
 from tests.webhook_receiver import SimulatedClock, about, notice
 
-from rankscope.alerts.deliver import outbox as outbox_module
 from rankscope.alerts.deliver.message import MAX_PAYLOAD_BYTES
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.outbox_file import OutboxError
 from rankscope.alerts.deliver.outbox_queue import Claimed, OutboxQueue, Outcome
-from rankscope.runs.errors import InputError
+from rankscope.alerts.store.database import Store, StoreError
+from rankscope.alerts.store.folders import STORE_FILE
 
 
 @pytest.fixture
 def box() -> Outbox:
-    return Outbox(None, clock=SimulatedClock())
+    return Outbox(Store(None, clock=SimulatedClock()))
 
 
 def claim(box: Outbox, most: int = 32) -> list[Claimed]:
@@ -78,15 +76,7 @@ def test_something_more_about_an_alert_that_was_told_is_told(box: Outbox) -> Non
     assert alerts_of(box) == []
 
 
-def test_what_waits_joins_up_to_the_limit(box: Outbox) -> None:
-    for rank in range(40):
-        box.put(about(notice(rank)))
-    assert [one.alerts for one in box.listed()] == [16, 16, 8]
-    box.put(about(notice(1, run="other")))
-    assert [one.alerts for one in box.listed()] == [16, 16, 8, 1]
-
-
-def test_what_may_have_been_sent_is_not_added_to(box: Outbox) -> None:
+def test_an_attempt_that_was_not_made_does_not_count(box: Outbox) -> None:
     box.put(about(notice(1)))
     [claimed] = claim(box)
     box.put(about(notice(2)))
@@ -182,32 +172,32 @@ def test_labels_of_any_size_make_a_message(box: Outbox) -> None:
 
 
 def test_the_file_is_for_its_owner_only_and_outlives_the_process(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "o.outbox"
-    Outbox(path).put(about(notice(1)))
-    modes = {stat.S_IMODE(entry.stat().st_mode) for entry in path.parent.iterdir()}
+    path = tmp_path / "new" / "state"
+    Outbox(Store(path)).put(about(notice(1)))
+    modes = {stat.S_IMODE(entry.stat().st_mode) for entry in path.iterdir()}
     assert modes == {0o600}
-    assert alerts_of(Outbox(path)) == [("1", "firing")]
+    assert alerts_of(Outbox(Store(path))) == [("1", "firing")]
 
 
 def test_a_process_that_is_killed_after_it_put_has_put(tmp_path: Path) -> None:
-    path = tmp_path / "o.outbox"
+    path = tmp_path / "state"
     code = (
         "import os, sys, pathlib\nfrom tests.webhook_receiver import about, notice\n"
-        "from rankscope.alerts.deliver.outbox import Outbox\n"
-        "Outbox(pathlib.Path(sys.argv[1])).put(about(*(notice(rank) for rank in range(20))))\nos.kill(os.getpid(), 9)\n"
+        "from rankscope.alerts.deliver.outbox import Outbox\nfrom rankscope.alerts.store.database import Store\n"
+        "Outbox(Store(pathlib.Path(sys.argv[1]))).put(about(*(notice(rank) for rank in range(20))))\nos.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, path], check=False, cwd=Path(__file__).parents[3])
     assert done.returncode == -9
-    assert len(alerts_of(Outbox(path))) == 20
+    assert len(alerts_of(Outbox(Store(path)))) == 20
 
 
 @pytest.mark.slow
 def test_many_processes_may_begin_an_outbox_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "o.outbox"
+    path = tmp_path / "state"
     code = (
         "import pathlib, sys\nfrom tests.webhook_receiver import about, notice\n"
-        "from rankscope.alerts.deliver.outbox import Outbox\n"
-        "print(flush=True)\nsys.stdin.readline()\nbox = Outbox(pathlib.Path(sys.argv[1]))\n"
+        "from rankscope.alerts.deliver.outbox import Outbox\nfrom rankscope.alerts.store.database import Store\n"
+        "print(flush=True)\nsys.stdin.readline()\nbox = Outbox(Store(pathlib.Path(sys.argv[1])))\n"
         "for rank in range(20): box.put(about(notice(rank, run=sys.argv[2] + str(rank))))\n"
     )
     processes = [
@@ -229,104 +219,37 @@ def test_many_processes_may_begin_an_outbox_at_once(tmp_path: Path) -> None:
     for process in processes:
         process.communicate(timeout=60)
     assert [process.returncode for process in processes] == [0] * 4
-    assert len(alerts_of(Outbox(path))) == 80
-
-
-@pytest.mark.parametrize(("sql", "words"), [("PRAGMA user_version = 2", "reads 'rankscope.outbox/1'")])
-def test_the_outbox_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path, sql: str, words: str) -> None:
-    path = tmp_path / "o.outbox"
-    Outbox(path).close()
-    with sqlite3.connect(path) as database:
-        database.execute(sql)
-    database.close()
-    with pytest.raises(InputError, match=words):
-        Outbox(path, report=pytest.fail)
-
-
-def test_what_is_no_outbox_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    text, other, folder, fifo = tmp_path / "text", tmp_path / "other", tmp_path / "folder", tmp_path / "fifo"
-    text.write_text("my novel")
-    with sqlite3.connect(other) as database:
-        database.execute("CREATE TABLE accounts (name TEXT)")
-    database.close()
-    folder.mkdir()
-    os.mkfifo(fifo)
-    before = other.read_bytes()
-    for path in (text, other):
-        with pytest.raises(InputError, match="not an outbox"):
-            Outbox(path, report=pytest.fail)
-    for path in (folder, fifo):
-        with pytest.raises(OutboxError, match=str(path)):
-            Outbox(path, report=pytest.fail)
-    assert (text.read_text(), other.read_bytes()) == ("my novel", before)
-
-
-@pytest.mark.parametrize("damage", ["zeros", "torn", "overwritten"])
-def test_a_damaged_outbox_is_moved_aside_and_said_once(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "o.outbox"
-    box = Outbox(path)
-    for rank in range(20):
-        box.put(about(notice(rank, run=str(rank))))
-    box.close()
-    content = path.read_bytes()
-    half = len(content) // 2
-    damaged = {
-        "zeros": bytes(len(content)),
-        "torn": content[:half],
-        "overwritten": content[:4096] + b"\xff" * (len(content) - 4096),
-    }
-    path.write_bytes(damaged[damage])
-    with pytest.raises(InputError, match="damaged"):
-        Outbox(path, repair=False)
-    reports: list[str] = []
-    fresh = Outbox(path, report=reports.append)
-    assert fresh.file.recovered
-    assert fresh.counts() == {}
-    [line] = reports
-    assert line.startswith(f"{path}: damaged, moved to o.outbox.bad")
-    assert (tmp_path / "o.outbox.bad").read_bytes() == damaged[damage]
-    fresh.close()
-    assert not Outbox(path, report=pytest.fail).file.recovered
+    assert len(alerts_of(Outbox(Store(path)))) == 80
 
 
 def test_a_full_disk_loses_nothing_that_was_taken(tmp_path: Path) -> None:
-    path = tmp_path / "o.outbox"
-    box = Outbox(path)
+    path = tmp_path / "state"
+    box = Outbox(Store(path))
     taken = 0
-    with disk_with_room_for(120_000):
+    with disk_with_room_for(400_000):
         while taken < 1000:
             try:
                 box.put(about(notice(taken, run=str(taken))))
-            except OutboxError as error:
-                assert "o.outbox: the outbox cannot be used" in str(error)  # noqa: PT017 - which of the puts fails is open
+            except StoreError as error:
+                assert "alerts.sqlite: cannot be used" in str(error)  # noqa: PT017 - which of the puts fails is open
                 break
             taken += 1
     assert 0 < taken < 1000
     assert len(alerts_of(box)) == taken
     # with room again, what was refused can be put
     assert box.put(about(notice(taken, run=str(taken)))) == 1
-    assert len(alerts_of(Outbox(path))) == taken + 1
-
-
-def test_more_than_it_may_hold_is_refused_as_a_whole(box: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_module, "MAX_WAITING", 3)
-    box.put(about(*(notice(1, run=str(run)) for run in range(3))))
-    with pytest.raises(OutboxError, match="3 messages wait for hook already"):
-        box.put([*about(notice(1), target="other"), *about(notice(1, run="3"), notice(1, run="4"))])
-    assert len(alerts_of(box)) == 3
-    # which is no trouble of other targets
-    assert box.put(about(notice(1), target="other")) == 1
+    assert len(alerts_of(Outbox(Store(path)))) == taken + 1
 
 
 def test_an_outbox_that_is_full_becomes_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope.alerts.deliver.outbox_file.MAX_FILE_BYTES", 2**20)
-    box = Outbox(tmp_path / "o.outbox", clock=SimulatedClock())
+    monkeypatch.setattr("rankscope.alerts.store.database.MAX_FILE_BYTES", 2**20)
+    box = Outbox(Store(tmp_path / "state", clock=SimulatedClock()))
 
     def fill() -> None:
         for run in itertools.count():
             box.put(about(notice(1, run=str(run), more={"evidence": "x" * 3000})))
 
-    with pytest.raises(OutboxError, match="holds 1 MiB already"):
+    with pytest.raises(StoreError, match="holds 1 MiB already"):
         fill()
     queue, count = OutboxQueue(box), len(box.listed())
     while claimed := claim(box):
@@ -360,14 +283,14 @@ def test_messages_that_are_dropped_are_gone(box: Outbox) -> None:
 
 def test_a_new_start_of_the_machine_puts_nothing_off_for_long(tmp_path: Path) -> None:
     # Given a message that was planned by a clock that went wrong before the machine was started anew
-    path = tmp_path / "o.outbox"
-    box = Outbox(path)
+    path = tmp_path / "state"
+    box = Outbox(Store(path))
     box.put(about(notice(1)))
-    box.close()
-    with sqlite3.connect(path) as database:
+    box.store.close()
+    with sqlite3.connect(path / STORE_FILE) as database:
         database.execute("UPDATE messages SET entered_ns = 4e18, next_attempt_ns = 4e18")
         database.execute("UPDATE meta SET value = 'another boot' WHERE name = 'boot'")
     database.close()
-    [one] = Outbox(path).listed()
+    [one] = Outbox(Store(path)).listed()
     assert one.next_attempt_s is not None
     assert one.next_attempt_s <= 3600

@@ -15,6 +15,8 @@ from tests.webhook_receiver import WebhookReceiver, about, notice, receiving
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.outbox_queue import OutboxQueue, Outcome
+from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch import setup as watching
 
 SECRET = "s3cr3t"
@@ -40,13 +42,13 @@ def config(tmp_path: Path, receiver: WebhookReceiver) -> Path:
 @pytest.fixture
 def box(tmp_path: Path) -> Path:
     """An outbox in which one message is dead, one delivered, one waits."""
-    path = tmp_path / "state" / "rankscope" / "alerts-1.outbox"
-    box = Outbox(path)
+    path = tmp_path / "state" / "rankscope" / "watch-1"
+    box = Outbox(Store(path))
     queue = OutboxQueue(box)
     box.put(about(*(notice(1, run=f"run\x1b[2J{number}") for number in range(3))))
     dead, delivered = queue.claim("hook", now_ns=box.now_ns(), most=2, probe=False)
     queue.record([Outcome(message=dead, state="dead", reason="refused with 404"), Outcome(message=delivered, state="delivered")])
-    box.close()
+    box.store.close()
     return path
 
 
@@ -102,38 +104,38 @@ def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any]
         return done
 
     listing = msgspec.json.decode(run("list", "--format", "json").stdout)["outboxes"][0]
-    assert (listing["path"], listing["counts"]) == (str(box), {"dead": 1, "delivered": 1, "waiting": 1})
+    assert (listing["path"], listing["counts"]) == (str(box / STORE_FILE), {"dead": 1, "delivered": 1, "waiting": 1})
     dead, delivered, waiting = (one["id"] for one in listing["messages"])
     lines = run("list").stdout.splitlines()
-    assert lines[0] == f"{box}: 1 dead, 1 delivered, 1 waiting"
-    shown = [rfc3339(listing["messages"][0]["created_unix_ns"]), dead, "hook", "FIRING", "TrainingStraggler", "run [2J0"]
+    assert lines[0] == f"{box / STORE_FILE}: 1 dead, 1 delivered, 1 waiting"
+    shown = [rfc3339(listing["messages"][0]["created_unix_ns"]), dead, "hook", "FIRING", "TrainingStraggler", "run�[2J0"]
     assert all(fact in lines[1] for fact in (*shown, "rank 1", "2023-11-14T22:13:20.000Z", "1 attempt", "404"))
     assert lines[1].split()[0] == "dead"
     about = listing["messages"][1]
-    assert all(fact in about["about"] for fact in ("FIRING", "TrainingStraggler", "run [2J1", "rank 1"))
+    assert all(fact in about["about"] for fact in ("FIRING", "TrainingStraggler", "run�[2J1", "rank 1"))
     assert about["starts_at"] == "2023-11-14T22:13:20.000Z"
     assert (about["labels"]["alertname"], about["labels"]["rank"]) == ("TrainingStraggler", "1")
-    assert waiting not in run("list", "--state", "dead").stdout
+    assert waiting not in run("list", "--only", "dead").stdout
     assert '"groupKey"' in run("show", dead).stdout
     assert run("show", "msg_none").returncode == 1
     assert run("replay", delivered).returncode == 1
     assert run("replay", "--dead").stdout.startswith("1 message ")
     assert run("drop").returncode == 2
     assert run("drop", waiting).stdout.startswith("1 message ")
-    assert Outbox(box).counts() == {("hook", "waiting"): 1, ("hook", "delivered"): 1}
+    assert Outbox(Store(box)).counts() == {("hook", "waiting"): 1, ("hook", "delivered"): 1}
 
 
 @pytest.mark.parametrize(
     "body", [b"{torn \x1b[2J", b"\xff", b"[1]", b'"\xff"', b'{"version":"4","groupKey":"g","status":"firing","alerts":[]}']
 )
 def test_a_message_that_somebody_wrote_over_is_shown_as_it_is(cli: Callable[..., Any], box: Path, body: bytes) -> None:
-    with sqlite3.connect(box) as database:
+    with sqlite3.connect(box / STORE_FILE) as database:
         database.execute("UPDATE messages SET body = ?", (body,))
         [(id_,), *_] = database.execute("SELECT id FROM messages").fetchall()
     database.close()
     for form in ("text", "json"):
         for command in (["list"], ["show", id_]):
-            done = cli("alerts", "outbox", *command, "--outbox", box, "--format", form)
+            done = cli("alerts", "outbox", *command, "--state", box, "--format", form)
             assert (done.returncode, done.stderr) == (0, "")
             assert "\x1b" not in done.stdout
             if form == "json":
@@ -145,7 +147,7 @@ def test_no_outbox_is_no_trouble_and_one_that_is_named_must_be_there(cli: Callab
     done = cli("alerts", "outbox", "list", "--format", "json", env=env)
     assert (done.returncode, msgspec.json.decode(done.stdout)["outboxes"]) == (0, [])
     missing = tmp_path / "missing"
-    done = cli("alerts", "outbox", "list", "--outbox", missing, env=env)
+    done = cli("alerts", "outbox", "list", "--state", missing, env=env)
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert str(missing) in done.stderr
     assert not missing.exists()
@@ -156,17 +158,17 @@ def test_a_watcher_tells_the_targets_of_its_configuration_and_what_waited_before
 ) -> None:
     run = make_run(slow=2)
     run.end()
-    watch = ("alerts", "watch", run.path, "--once", "--config", config, "--state", tmp_path / "state.json")
+    watch = ("alerts", "watch", run.path, "--once", "--config", config, "--state", tmp_path / "state")
     # Given that nothing was accepted the first time
-    receiver.behaviour = 404
+    receiver.behaviour = 422
     done = cli(*watch)
     assert done.returncode == 1
     assert "hook, chat" in done.stderr.splitlines()[-1]
-    assert SECRET not in done.stderr + (tmp_path / "state.json").read_text()
-    assert SECRET.encode() not in (tmp_path / "state.outbox").read_bytes()
+    assert SECRET not in done.stderr
+    assert SECRET.encode() not in b"".join(path.read_bytes() for path in (tmp_path / "state").iterdir())
     # When it is replayed, the next watcher sends it, and tells nothing else
     receiver.behaviour = 200
-    assert cli("alerts", "outbox", "replay", "--dead", "--outbox", tmp_path / "state.outbox").returncode == 0
+    assert cli("alerts", "outbox", "replay", "--dead", "--state", tmp_path / "state").returncode == 0
     done = cli(*watch)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(receiver.accepted) == 2
@@ -201,10 +203,10 @@ def test_an_outbox_that_cannot_be_had_costs_no_alert(
 ) -> None:
     run = make_run(slow=2)
     run.end()
-    (tmp_path / "state.outbox").mkdir()
-    done = cli("alerts", "watch", run.path, "--once", "--webhook", receiver.url, "--state", tmp_path / "state.json")
+    (tmp_path / "state" / "alerts.sqlite").mkdir(parents=True)
+    done = cli("alerts", "watch", run.path, "--once", "--webhook", receiver.url, "--state", tmp_path / "state")
     assert done.returncode == 0
     assert len(receiver.accepted) == 1
     [line] = done.stderr.splitlines()
-    assert f"{tmp_path}/state.outbox" in line
+    assert f"{tmp_path}/state/alerts.sqlite" in line
     assert "Is a directory" in line

@@ -15,6 +15,7 @@ import pytest
 from tests.webhook_receiver import WebhookReceiver, about, notice, receiving
 
 from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.store.database import Store
 
 JOB = Path(__file__).parents[2] / "campaigns" / "jobs" / "sending.py"
 
@@ -50,11 +51,11 @@ def check_delivered(receiver: WebhookReceiver, ids: list[str]) -> None:
 
 @pytest.mark.slow
 def test_a_sender_that_is_killed_delivers_everything_in_the_end(tmp_path: Path) -> None:
-    box = Outbox(tmp_path / "o.outbox")
+    box = Outbox(Store(tmp_path / "state"))
     box.put(about(*(notice(rank, run=str(rank % 7)) for rank in range(105)), most_alerts=1))
     ids = [one.id for one in box.listed()]
     with receiving() as receiver:
-        killed = send_killed(tmp_path / "o.outbox", receiver, 3, random.Random(7))
+        killed = send_killed(tmp_path / "state", receiver, 3, random.Random(7))
         check_delivered(receiver, ids)
     assert killed
     assert box.counts() == {("hook", "delivered"): 105}
@@ -64,7 +65,7 @@ def test_a_sender_that_is_killed_delivers_everything_in_the_end(tmp_path: Path) 
 def test_a_watcher_that_is_killed_tells_every_alert_under_one_id(make_run: Any, tmp_path: Path) -> None:
     run = make_run(slow=2)
     run.end()
-    state = tmp_path / "state.json"
+    state = tmp_path / "state"
     chance = random.Random(7)
     with receiving() as receiver:
         command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--once", "--state", state]

@@ -11,7 +11,7 @@ from rankscope.alerts.deliver.courier import HttpCourier
 from rankscope.alerts.deliver.signing import Secret, SecretUnavailableError
 from rankscope.alerts.deliver.target import Rate
 from rankscope.alerts.deliver.targets import load_targets
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 KEY = "whsec_" + "QUJD" * 12
 SECRET = "s3cr3t"
@@ -99,7 +99,7 @@ ONE = '[[target]]\nname = "a"\n'
         (f"{ONE}templte = 'slack'", "target[0] (a): no such setting: templte; did you mean template?"),
         (f"{ONE}bearer = {{evn = 'HOOK_KEY'}}", "target[0].bearer (a): no such setting: evn; did you mean env?"),
         ("[target]\nname = 'a'", "target (a): expected a list, found a table; begin each with [[target]]"),
-        ('[[target]]\nname = "a"\n"x\\ny\\u001b" = 1', "target[0] (a): no such setting: x y ;"),
+        ('[[target]]\nname = "a"\n"x\\ny\\u001b" = 1', "target[0] (a): no such setting: x�y�;"),
         ("target = []", "target: expected a list of length >= 1"),
         (f"{ONE}url = 3", "target[0].url (a): expected a text in quotes, found a whole number"),
         (f"{ONE}bearer = '{SECRET}'", "target[0].bearer (a): expected a table with env, file, found a text in quotes"),

@@ -130,8 +130,8 @@ def test_who_hung_a_run_is_in_the_headline() -> None:
         "collective": "all_reduce #17",
         "chain": "rank 0 waits for rank 3 in all_reduce #17",
     }
-    stalled = notice(None, alertname="TrainingStalled", name="llama", more=hang)
-    assert told(stalled)["text"] == "FIRING warning TrainingStalled: run llama, rank 3, host node2"
+    stalled = notice(None, alertname="TrainingHang", name="llama", more=hang)
+    assert told(stalled)["text"] == "FIRING warning TrainingHang: run llama, rank 3, host node2"
     said = told(stalled, template="pagerduty")["payload"]
     assert (said["component"], said["source"]) == ("rank 3", "node2")
     for body in (told(stalled), said, told(stalled, template="teams")):

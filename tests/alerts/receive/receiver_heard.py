@@ -1,4 +1,4 @@
-"""A worker over an inbox and an outbox in memory, for tests: what is news, and what is told because of it."""
+"""A worker over a store in memory, for tests: what is news, and what is told because of it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.forwarding import Forwarding
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.worker import Policy, Worker
+from rankscope.alerts.store.database import Store
 
 S = 10**9
 STRAGGLER = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1", "run": "llama", "rank": "1"}
 
 
 class Heard:
-    """A worker over an inbox and an outbox in memory, at a time that the test says."""
+    """A worker over a store in memory, at a time that the test says."""
 
     def __init__(self, *rules: ActionRule) -> None:
-        self.inbox = Inbox(None, report=lambda _: None)
+        store = Store(None)
+        self.inbox = Inbox(store)
         self.delivered: list[bytes] = []
-        outbox = Outbox(None)
+        outbox = Outbox(store)
         chat = webhook_target("http://127.0.0.1:1/")
         self.sender = Sender(outbox, [chat], report=pytest.fail, courier=lambda _: self)
         self.now_s = 1_000_000.0

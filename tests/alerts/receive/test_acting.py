@@ -143,10 +143,10 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
             answer(run, ControlAnswer(id=request.id, accepted=True, answered_unix_ns=1), rank=rank)
 
     config = (
-        CONFIG.format(url=target.url, steps=2).replace('"TrainingStraggler"', '"TrainingStalled"').replace('"capture"', '"dump"')
+        CONFIG.format(url=target.url, steps=2).replace('"TrainingStraggler"', '"TrainingHang"').replace('"capture"', '"dump"')
     )
     with ReceiverProcess(tmp_path, config, settings=QUICK) as receiver, job(run, serve) as seen:
-        alert = straggler("", alertname="TrainingStalled", rank="", run="test")
+        alert = straggler("", alertname="TrainingHang", rank="", run="test")
         receiver.post(alert | {"annotations": {"summary": "It stands.", "next": f"rankscope hang {run}\nAsk Ann."}})
         (follow_up,) = until(lambda: told(target, dump_outcome=None))
     assert [request.kind for request in seen] == ["dump"]

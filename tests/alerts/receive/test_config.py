@@ -11,7 +11,7 @@ import pytest
 from rankscope.alerts.deliver.targets import load_targets
 from rankscope.alerts.receive.config import ActionRule, ReceiverConfig, ReceiveSection, action_rate, load_config, unknown_alerts
 from rankscope.alerts.receive.setup import ways
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 GOOD = """
 [receive]

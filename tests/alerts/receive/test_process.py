@@ -19,8 +19,9 @@ import pytest
 from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler, until
 from tests.alerts.receive.receiver_senders import firing, send_while_killed
+from tests.alerts.receive.test_refusals import largest_alert
 
-from rankscope.alerts.receive.server import MOST_CONNECTIONS
+from rankscope.alerts.receive.app import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.slow
 
@@ -72,9 +73,9 @@ def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
 ) -> None:
     for body in HOSTILE:
         assert httpx.post(f"{receiver.url}/webhook", content=body, timeout=30).status_code == 400, body[:50]
-    assert httpx.post(f"{receiver.url}/webhook", content=b" " * 2**21, timeout=30).status_code == 413
+    assert httpx.post(f"{receiver.url}/webhook", content=b" " * (MAX_BODY_BYTES + 1), timeout=30).status_code == 413
     for labels in STRANGE_LABELS:
-        alert = {"status": "firing", "labels": labels, "startsAt": "\x00", "annotations": {"verdict": "<b>"}}
+        alert = {"status": "firing", "labels": labels, "startsAt": "0001-01-01T00:00:00Z", "annotations": {"verdict": "<b>"}}
         assert receiver.post(alert).status_code == 200
     bomb = [{"status": "firing", "labels": {"n": str(number)}} for number in range(10_000)]
     assert receiver.post(*bomb).status_code == 200
@@ -113,7 +114,8 @@ def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target
         assert httpx.get(f"{receiver.url}/-/healthy").status_code == 200
     finally:
         receiver.kill()
-    assert "cannot be written" in receiver.errors.read_text()
+    errors = receiver.errors.read_text()
+    assert all(fact in errors for fact in ("alerts.sqlite: cannot be used", "503", "not_stored"))
     # when there is room again, everything that was accepted is told
     receiver.limit_files(None)
     receiver.start()
@@ -124,15 +126,13 @@ def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target
         receiver.kill()
 
 
-def test_who_finds_no_room_is_told_when_to_come_again(receiver: ReceiverProcess) -> None:
-    host, port = receiver.url.removeprefix("http://").split(":")
-    with contextlib.ExitStack() as idle:
-        for _ in range(MOST_CONNECTIONS):
-            idle.enter_context(socket.create_connection((host, int(port))))
-        answer = receiver.post(firing(1))
-        assert (answer.status_code, answer.headers["connection"]) == (503, "close")
-        assert int(answer.headers["retry-after"]) > 0
-    until(lambda: receiver.post(firing(1)).status_code == 200)
+@pytest.mark.parametrize("sent", [b"", b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nX-Slow: "], ids=["idle", "slow heads"])
+def test_a_crowd_of_connections_keeps_no_alert_and_no_probe_out(receiver: ReceiverProcess, sent: bytes) -> None:
+    with contextlib.ExitStack() as crowd:
+        for _ in range(200):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", receiver.port))).sendall(sent)
+        assert httpx.get(f"{receiver.url}/-/healthy", timeout=120).status_code == 200
+        assert receiver.post(firing(1)).status_code == 200
 
 
 def test_our_own_sender_is_known_by_its_signature(
@@ -257,13 +257,48 @@ def test_two_real_alertmanagers_that_both_send_are_told_on_once(
     assert [alert["status"] for alert in target.alerts] == ["firing", "resolved"]
 
 
+INCIDENT = """
+route: {{receiver: rankscope, group_by: [run_id], group_wait: 5s, group_interval: 5s, repeat_interval: 1h}}
+receivers:
+  - name: rankscope
+    webhook_configs: [{{url: {url}/webhook, max_alerts: 2000}}]
+"""
+
+
+@pytest.mark.full
+def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(
+    tmp_path: Path, target: Target, require_program: Callable[[str], str], eventually: Callable[..., Any]
+) -> None:
+    program = require_program("prometheus-alertmanager")
+    alert = largest_alert()
+    alerts = [
+        {
+            "labels": alert["labels"] | {"rank": str(rank), "severity": "critical"},
+            "annotations": alert["annotations"],
+            "generatorURL": alert["generatorURL"],
+        }
+        for rank in range(1000)
+    ]
+    with ReceiverProcess(tmp_path, CONFIG.format(url=target.url)) as receiver:
+        settings = tmp_path / "alertmanager.yml"
+        settings.write_text(INCIDENT.format(url=receiver.url))
+        with alertmanager_process(program, settings, tmp_path / "one", eventually) as url:
+            assert httpx.post(f"{url}/api/v2/alerts", json=alerts, timeout=60).is_success
+            until(lambda: len({alert["labels"]["rank"] for alert in target.alerts}) == 1000)
+        assert receiver.count("deliveries_total") == 1
+        assert receiver.count("refused_total") == 0
+    assert len(target.alerts) == 1000
+    assert "refused" not in receiver.errors.read_text()
+
+
 def test_tls(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    made += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*made, "-addext", "keyUsage=critical,digitalSignature,keyCertSign"], check=True, capture_output=True)
+    issue = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    issue += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    issue += ["-addext", "keyUsage=critical,digitalSignature,keyCertSign"]
+    subprocess.run(issue, check=True, capture_output=True)
     config = '[receive]\ntls_cert = "cert.pem"\ntls_key = "key.pem"\n'
-    receiver = ReceiverProcess(tmp_path, config)
+    receiver = ReceiverProcess(tmp_path, config, settings="from rankscope.base import http; http.LOOK_EVERY_S = 0")
     receiver.start(wait=False)
     context = ssl.create_default_context(cafile=str(certificate))
 
@@ -274,9 +309,21 @@ def test_tls(tmp_path: Path) -> None:
 
     try:
         until(healthy)
+        assert "certificate" not in receiver.errors.read_text()
+        # a renewed one serves the next handshake, and one that cannot be used does not
+        good = certificate.read_bytes()
+        certificate.write_text("nothing")
+        assert healthy()
+        until(lambda: str(certificate) in receiver.errors.read_text())
+        certificate.write_bytes(good)
+        assert healthy()
+        subprocess.run(issue, check=True, capture_output=True)
+        assert not healthy()
+        context = ssl.create_default_context(cafile=str(certificate))
+        assert healthy()
     finally:
         receiver.kill()
-    assert "certificate" not in receiver.errors.read_text()
+    assert "expired" not in receiver.errors.read_text()
     # one that has expired is told of, and served: somebody may not verify it
     request = tmp_path / "request"
     subprocess.run(

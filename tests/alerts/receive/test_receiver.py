@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,12 @@ import httpx
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.full_disk import disk_with_room_for
 
-from rankscope.alerts.receive import app as receiver_module
 from rankscope.alerts.receive import counters as shown_module
 from rankscope.alerts.receive import inbox as inbox_module
-from rankscope.alerts.receive.app import MAX_BODY_BYTES, ReceiverApp
+from rankscope.alerts.receive.app import ReceiverApp
 from rankscope.alerts.receive.inbox import MAX_KEPT, Inbox
+from rankscope.alerts.store.database import Store
 
 PAYLOAD: dict[str, Any] = {
     "version": "4",
@@ -77,8 +76,8 @@ def shown() -> list[str]:
 
 @pytest.fixture
 def inbox() -> Iterator[Inbox]:
-    with Inbox(None, report=lambda _: None) as inbox:
-        yield inbox
+    with Store(None) as store:
+        yield Inbox(store)
 
 
 @pytest.fixture
@@ -115,18 +114,9 @@ def test_garbage_is_refused_for_good(client: Client, shown: list[str], body: byt
     answer = client.post(body)
     assert answer.status_code == 400
     assert answer.text.startswith("not a webhook payload")
-    assert shown == []
+    [line] = shown
+    assert all(fact in line for fact in ("400", "not_understood"))
     assert client.request("GET", "/deliveries").json()["total"] == 0
-
-
-def test_a_large_body_is_refused_announced_or_not(client: Client) -> None:
-    assert client.post(b" " * (MAX_BODY_BYTES + 1)).status_code == 413
-
-    async def endless() -> AsyncIterator[bytes]:
-        while True:
-            yield b" " * 65536
-
-    assert client.request("POST", "/webhook", endless()).status_code == 413
 
 
 def test_the_last_deliveries_are_listed(client: Client, inbox: Inbox) -> None:
@@ -161,8 +151,8 @@ def test_prometheus_understands_its_page(client: Client) -> None:
     assert families["rankscope_receiver_deliveries"].type == "counter"
     (accepted,) = families["rankscope_receiver_deliveries"].samples
     assert (accepted.labels, accepted.value) == ({"sender": "alertmanager"}, 1.0)
-    (refused,) = families["rankscope_receiver_refused"].samples
-    assert refused.labels == {"reason": "not_understood"}
+    refused = {sample.labels["reason"]: sample.value for sample in families["rankscope_receiver_refused"].samples}
+    assert (refused["not_understood"], refused["too_large"]) == (1.0, 0.0)
     assert families["rankscope_receiver_waiting"].samples[0].value == 1.0
     assert all(family.documentation for family in families.values())
 
@@ -194,7 +184,7 @@ def test_other_requests(client: Client, method: str, path: str, status: int) -> 
 def test_text_from_elsewhere_cannot_steer_the_terminal(client: Client, shown: list[str]) -> None:
     alert = {**PAYLOAD["alerts"][0], "annotations": {"summary": "a\x1b[2Jb\nFIRING forged"}}
     client.post({**PAYLOAD, "alerts": [alert]})
-    assert shown == ["FIRING   TrainingStraggler run llama rank 2 host n1: a [2Jb FIRING forged"]
+    assert shown == ["FIRING   TrainingStraggler run llama rank 2 host n1: a�[2Jb�FIRING forged"]
 
 
 def test_deliveries_are_appended_one_per_line(
@@ -249,7 +239,7 @@ def test_lines_that_nobody_takes_hold_up_nobody(monkeypatch: pytest.MonkeyPatch)
 
 
 SHORT_DEADLINES = (
-    "import rankscope.alerts.receive.server as serve; serve.REQUEST_DEADLINE_S = serve.RESPONSE_DEADLINE_S = 0.5; "
+    "import rankscope.base.http_server as serve; serve.REQUEST_DEADLINE_S = serve.RESPONSE_DEADLINE_S = 0.5; "
     "from rankscope.cli.main import main; main()"
 )
 
@@ -327,35 +317,6 @@ def test_it_accepts_what_it_cannot_show(serving: tuple[subprocess.Popen[str], st
     _, stderr = process.communicate(timeout=120)
     assert (process.returncode, stderr) == (0, "")
     assert len(out.read_bytes().splitlines()) == 2
-
-
-def test_a_disk_that_has_room_again_is_seen_without_a_delivery(
-    tmp_path: Path, shown: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiver_module, "LOOK_S", 0.0)
-    out = tmp_path / "gone" / "out.jsonl"
-    with Inbox(tmp_path / "state", report=shown.append) as inbox:
-        client = Client(ReceiverApp(inbox, show=lambda _: None, report=shown.append, out=out))
-        # given nowhere to write deliveries to, and then no room in the inbox either
-        assert client.post(PAYLOAD).status_code == 503
-        assert client.request("GET", "/-/ready").status_code == 503
-        out.parent.mkdir()
-        with disk_with_room_for(500_000):  # where the inbox itself has some
-            assert client.request("GET", "/-/ready").status_code == 503
-        assert "writable 0\n" in client.request("GET", "/metrics").text
-        # when there is
-        assert client.request("GET", "/-/ready").status_code == 200
-        assert "writable 1\n" in client.request("GET", "/metrics").text
-        assert client.post(PAYLOAD).status_code == 200
-        assert not (tmp_path / "state" / "room").exists()
-        assert len(shown) == 2
-        # and one that is full is looked at now and then, however often somebody asks
-        out.unlink()
-        out.mkdir()
-        assert client.post(PAYLOAD).status_code == 503
-        out.rmdir()
-        monkeypatch.setattr(receiver_module, "LOOK_S", 60.0)
-        assert client.request("GET", "/-/ready").status_code == 503
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", ":0", "[::]:0"])

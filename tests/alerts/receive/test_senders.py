@@ -21,7 +21,8 @@ from rankscope.alerts.receive.app import ReceiverApp
 from rankscope.alerts.receive.config import ReceiveSection
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.setup import ways
-from rankscope.runs.errors import InputError
+from rankscope.alerts.store.database import Store
+from rankscope.base.errors import InputError
 
 BODY = msgspec.json.encode(PAYLOAD)
 OLD, NEW = (f"whsec_{base64.b64encode(bytes([number]) * 32).decode()}" for number in (1, 2))
@@ -45,8 +46,8 @@ class Asked:
 
 @pytest.fixture
 def inbox() -> Iterator[Inbox]:
-    with Inbox(None, report=lambda _: None) as inbox:
-        yield inbox
+    with Store(None) as store:
+        yield Inbox(store)
 
 
 def bearer(token: str) -> dict[str, str]:

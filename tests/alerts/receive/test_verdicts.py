@@ -12,7 +12,7 @@ from tests.alerts.receive.receiver_heard import Heard, S
 
 from rankscope.alerts.deliver.target import TemplateName
 from rankscope.alerts.deliver.templates import TEMPLATES
-from rankscope.alerts.owners import WATCHER_ALERTS
+from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.receive import late_verdicts as late_verdicts_module
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
@@ -119,7 +119,9 @@ def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., A
     assert (other["cause"], other["verdict_rank"], "next" in other) == ("input", "3", False)
     # of a rank that is gone, or a run that stands still or is slower than it was, it is one line
     for name, rank in (
+        ("TrainingRankLost", "2"),
         ("RankSilent", "2"),
+        ("TrainingHang", ""),
         ("TrainingStalled", ""),
         ("TrainingCrashed", ""),
         ("TrainingStepRegression", ""),
@@ -141,13 +143,13 @@ def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., A
         ("input_bound", ["TrainingInputBound"]),
         ("communication_bound", ["TrainingCommunicationBound"]),
         ("host_bound", ["TrainingHostBound"]),
-        ("hang", ["TrainingStalled", "TrainingHangSuspected"]),
+        ("hang", ["TrainingHang", "TrainingStalled", "TrainingHangSuspected"]),
         ("balanced", []),
     ],
 )
 def test_what_bounds_a_run_explains_the_alert_about_it(kind: Any, names: list[str]) -> None:
     facts = Facts(verdict=Verdict(kind=kind, cause="host", confidence=0.9, summary="It does.", next=["do"]))
-    told = [name for name in (*WATCHER_ALERTS, "TrainingHangSuspected") if "cause" in words_about(facts, alertname=name)]
+    told = [name for name in (alert.alertname for alert in ALERTS) if "cause" in words_about(facts, alertname=name)]
     assert told == names
 
 

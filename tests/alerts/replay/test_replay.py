@@ -22,8 +22,8 @@ from rankscope.alerts.replay.result import Replayed, replay_text
 from rankscope.alerts.watch.budgets import Budgets
 from rankscope.alerts.watch.ledger import Policy
 from rankscope.alerts.watch.life import Patience
+from rankscope.base.errors import InputError
 from rankscope.runs.compact import compact_run
-from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 
@@ -100,12 +100,12 @@ def test_the_patience_and_the_budgets_of_the_watcher_decide_what_is_found(make_r
     run.grow(600)
 
     def fired(how: How) -> list[str]:
-        results = replay_run(run.path, ["TrainingStalled", "TrainingInputBound"], how=how).rules
+        results = replay_run(run.path, ["TrainingHang", "TrainingInputBound"], how=how).rules
         return [result.rule for result in results if any(spell.fired_unix_ns for spell in result.spells)]
 
-    assert fired(How()) == ["TrainingStalled"]
+    assert fired(How()) == ["TrainingHang"]
     assert fired(How(patience=Patience(silent_after_s=1500.0))) == []
-    assert fired(How(budgets=Budgets(input=0.02))) == ["TrainingStalled", "TrainingInputBound"]
+    assert fired(How(budgets=Budgets(input=0.02))) == ["TrainingHang", "TrainingInputBound"]
 
 
 def test_a_run_that_was_well_would_not_have_woken_anybody(make_run: Callable[..., Any]) -> None:
@@ -156,7 +156,7 @@ def test_a_run_that_stood_still_would_have_been_told_after_two_minutes(make_run:
     run = make_run(slow=None)
     run.grow(540)
 
-    [rule] = replay_run(run.path, ["TrainingStalled"]).rules
+    [rule] = replay_run(run.path, ["TrainingHang"]).rules
 
     # Then it would have been told as soon as patience was at its end, for three evaluations
     [spell] = rule.spells
@@ -290,7 +290,7 @@ def test_progress_is_gone_when_the_work_fails_and_cannot_steer_the_terminal(
         say("a\x1b[31m\nb")
         raise InputError("x", "y")
 
-    assert capsys.readouterr().err == "\r\x1b[Ka [31m b …\r\x1b[K"
+    assert capsys.readouterr().err == "\r\x1b[Ka�[31m�b …\r\x1b[K"
 
 
 def test_hostile_names_cannot_steer_a_terminal(make_run: Callable[..., Any]) -> None:

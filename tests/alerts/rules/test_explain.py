@@ -13,7 +13,7 @@ from rankscope.alerts.rules.explain import AlertExplained, Explanation, UnknownA
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.rules.tables import OTHERS, POLICIES, policy_of
 from rankscope.alerts.rules.thresholds import DEFAULTS
-from rankscope.exporter.xids import ACTIONABLE, SOURCE, XIDS
+from rankscope.exporter.xids import ACTIONABLE, CRITICAL, SOURCE, XIDS
 
 
 def one(question: str) -> Any:
@@ -28,7 +28,8 @@ def test_every_policy_is_about_codes_that_are_known_and_an_alert_that_there_is()
 
 
 def test_codes_after_which_one_always_has_to_act_are_critical_and_drain() -> None:
-    for code in (48, 62, 64, 74, 79, 95, 119, 120, 140):
+    assert set(CRITICAL) == {code for policy in POLICIES if policy.alert == "GpuXidCritical" for code in policy.codes}
+    for code in CRITICAL:
         assert (policy_of(code).alert, policy_of(code).drain) == ("GpuXidCritical", True)
     assert DEFAULTS["GpuXidCritical"]["severity"] == "critical"
     assert policy_of(94).alert == "GpuXidWarning"

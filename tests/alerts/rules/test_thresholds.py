@@ -12,8 +12,7 @@ import yaml
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITIES, SHARED, default_text, duration_seconds, in_words, thresholds
-from rankscope.alerts.watch.budgets import Budgets
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 
 @pytest.fixture
@@ -35,12 +34,6 @@ def rules_of(path: Path | None) -> dict[str, Any]:
 
 def test_without_a_file_the_defaults_hold(written: Callable[[str], Path]) -> None:
     assert rules_text(settings=thresholds()) == rules_text() == rules_text(settings=thresholds(written("")))
-
-
-def test_the_budgets_are_those_of_the_analysis_and_the_watcher() -> None:
-    """The shipped file is text that operators copy from, so that it cannot take them from there."""
-    ours = {name: DEFAULTS[f"Training{name.capitalize()}Bound"]["budget_ratio"] for name in ("communication", "input")}
-    assert ours == {"communication": Budgets().communication, "input": Budgets().input}
 
 
 def test_the_defaults_as_a_file_change_nothing(written: Callable[[str], Path]) -> None:
@@ -95,13 +88,13 @@ def test_every_setting_is_used(written: Callable[[str], Path]) -> None:
 def test_numbers_durations_and_severities_go_where_they_belong(written: Callable[[str], Path]) -> None:
     rules = rules_of(
         written(
-            '[TrainingStraggler]\nexcess_ratio = 0.25\nfor = "10m"\nkeep_firing_for = "0s"\nseverity = "info"\n'
+            '[TrainingStalled]\nseconds = 900\nfor = "10m"\nkeep_firing_for = "0s"\nseverity = "info"\n'
             '[gpu_states]\nbusy_ratio = 0.2\n[GpuXidCritical]\nwindow = "1d"\n'
         )
     )
-    straggler = rules["TrainingStraggler"]
-    assert "> 0.25" in straggler["expr"]
-    assert (straggler["for"], straggler["labels"]["severity"], "keep_firing_for" in straggler) == ("10m", "info", False)
+    stalled = rules["TrainingStalled"]
+    assert "> 900" in stalled["expr"]
+    assert (stalled["for"], stalled["labels"]["severity"], "keep_firing_for" in stalled) == ("10m", "info", False)
     assert "uuid:gpu_busy:ratio > 0.2," in rules["uuid_state:gpu_state:active"]["expr"]
     assert "offset 1d" in rules["GpuXidCritical"]["expr"]
     assert "< 86400" in rules["GpuXidCritical"]["expr"]
@@ -138,8 +131,9 @@ def test_without_a_price_there_is_no_cost(written: Callable[[str], Path]) -> Non
         ("[GpuDown]\nfor = [1]\n", "[GpuDown] for: [1] is not a duration"),
         ("[GpuDown]\nfor = 2026-01-01\n", "is not a duration"),
         ("[GpuDown.for]\nx = 1\n", "is not a duration"),
-        ("[TrainingStraggler]\nexcess_ratio = 15\n", "[TrainingStraggler] excess_ratio: 15 is not a share of 1: 15 % is 0.15"),
-        ("[TrainingStraggler]\nexcess_ratio = -0.1\n", "is not a number that is not negative"),
+        ("[TrainingStraggler]\nexcess_ratio = 0.2\n", "[TrainingStraggler]: an alert of the watcher"),
+        ("[PcieDegraded]\nbusy_ratio = 15\n", "[PcieDegraded] busy_ratio: 15 is not a share of 1: 15 % is 0.15"),
+        ("[PcieDegraded]\nbusy_ratio = -0.1\n", "is not a number that is not negative"),
         ("[TrainingStalled]\nseconds = nan\n", "nan is not a number"),
         ("[TrainingStalled]\nseconds = inf\n", "inf is not a number"),
         ("[TrainingStalled]\nseconds = true\n", "True is not a number"),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.alerts.watch.watched_world import Told, World, past_of
 
-from rankscope.alerts.owners import STALLED, STRAGGLER
+from rankscope.alerts.owners import HANG, STRAGGLER
 from rankscope.alerts.watch.budgets import Budgets, budgets_of
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.findings import FEW_RANKS, MOST_RANKS, candidates, collapsed
@@ -206,7 +206,7 @@ def test_a_run_that_became_slower_is_told_though_too_little_is_known_to_judge_it
 
 def test_what_is_lost_adds_up_while_it_lasts() -> None:
     loss = Loss(gpu_hours=1.0, per_hour=6.0, price=2.0, currency="USD")
-    found = SUBJECT.candidate(STALLED, {"summary": "s"}, loss=loss)
+    found = SUBJECT.candidate(HANG, {"summary": "s"}, loss=loss)
     ledger = Ledger()
     for minutes in (0, 10, 20, 20 + 24 * 60):  # the last: a clock that was set, or a watcher that was away
         ledger.update("x", [found], now_unix_ns=10**18 + minutes * HOUR_NS // 60, policy=Policy(1, 1))
@@ -225,7 +225,7 @@ def of_ranks(count: int) -> list[Candidate]:
 
 def test_very_many_ranks_have_one_alert_together() -> None:
     assert len(collapsed(of_ranks(MOST_RANKS))) == MOST_RANKS
-    other = SUBJECT.candidate(STALLED, {"summary": "s"})
+    other = SUBJECT.candidate(HANG, {"summary": "s"})
     [one, together] = collapsed([other, *of_ranks(MOST_RANKS + 1)])
     assert one is other
     assert "rank" not in together.alert.labels

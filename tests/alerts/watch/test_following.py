@@ -14,8 +14,8 @@ from rankscope.analysis import hung_run
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.run_analysis import analyze_run
+from rankscope.base.errors import InputError
 from rankscope.runs import segments
-from rankscope.runs.errors import InputError
 from rankscope.runs.paths import flight_dir, rank_dir
 
 START_NS = 1_700_000_000_000_000_000

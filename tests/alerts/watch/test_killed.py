@@ -15,8 +15,6 @@ from tests.alerts.watch.watched_world import Told, World
 from rankscope.alerts.watch import announcements as announcing
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
 from rankscope.alerts.watch.ledger import Ledger
-from rankscope.alerts.watch.state import hold
-from rankscope.runs.errors import InputError
 
 
 class KilledError(BaseException):
@@ -115,22 +113,15 @@ def test_what_a_full_disk_cut_short_takes_no_other_line_with_it(make_run: Any) -
     assert not is_logged(run, msgspec.structs.replace(record, status="resolved"))
 
 
-def test_a_state_belongs_to_one_watcher(tmp_path: Path) -> None:
-    hold(tmp_path / "states" / "one.json", tmp_path)
-    with pytest.raises(InputError, match="another watcher follows it already"):
-        hold(tmp_path / "states" / "one.json", tmp_path)
-    hold(tmp_path / "states" / "other.json", tmp_path)
-
-
 @pytest.mark.slow
 def test_a_second_watcher_of_a_folder_says_so_and_leaves(
     make_run: Any, cli: Callable[..., Any], tmp_path: Path, eventually: Any
 ) -> None:
-    run, state = make_run(), tmp_path / "state.json"
+    run, state = make_run(), tmp_path / "state"
     watch = ["alerts", "watch", run.path, "--state", state]
     with subprocess.Popen([sys.executable, "-m", "rankscope", *watch], stdout=subprocess.DEVNULL) as first:
         try:
-            eventually(state.exists)
+            eventually((state / "alerts.sqlite.lock").exists)
             second = cli(*watch)
             assert (second.returncode, second.stdout, len(second.stderr.splitlines())) == (3, "", 1)
             assert "another watcher follows it already" in second.stderr

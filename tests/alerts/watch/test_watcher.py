@@ -10,13 +10,15 @@ import msgspec
 import pytest
 from tests.alerts.watch.watched_world import Told, World
 
+from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger
 from rankscope.alerts.watch.runs import RESTART_GRACE_S, SHOWN, Glance, Glances
-from rankscope.alerts.watch.state import load_ledger, save_ledger
+from rankscope.alerts.watch.state import load_ledger, read_entries, save_ledger
 from rankscope.alerts.watch.watcher import FINAL_TRIES, FORGET_AFTER_S
 from rankscope.analysis.result import Analysis
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.writer import JsonLinesWriter
 
@@ -141,10 +143,10 @@ def test_a_restart_keeps_start_time_and_identity_and_tells_nobody_twice(
     first = World(run.path, receiver=told)
     first.evaluate(make_analysis(2), run)
     first.evaluate(make_analysis(2), run)
-    state = tmp_path / "state" / "watcher.json"
-    save_ledger(state, first.watcher.ledger)
-
-    second = World(run.path, receiver=told, ledger=load_ledger(state, report=pytest.fail))
+    with Store(tmp_path / "state") as store:
+        save_ledger(store, first.watcher.ledger)
+    with Store(tmp_path / "state") as store:
+        second = World(run.path, receiver=told, ledger=load_ledger(store))
     second.now_s = first.now_s
     second.evaluate(make_analysis(2), run)
     assert told.heard == [("firing", "2")]
@@ -201,15 +203,6 @@ def test_an_end_that_was_overtaken_by_a_new_firing_is_dropped(make_run: Any, mak
     world.evaluate(make_analysis(2), run)
     assert told.heard == [("firing", "2"), ("firing", "2")]
     assert [call[0].ends_at_unix_ns for call in told.calls] == [None, None]
-
-
-def test_one_that_wants_it_is_told_again_while_it_fires(make_run: Any, make_analysis: Any) -> None:
-    run = make_run()
-    told = Told(resend_after_s=60)
-    world = World(run.path, receiver=told)
-    for _ in range(2 + 24):
-        world.evaluate(make_analysis(2), run)
-    assert len(told.calls) == 3  # at once, and after one and two minutes
 
 
 def test_several_ranks_of_a_run_arrive_together(make_run: Any, make_analysis: Any, told: Told) -> None:
@@ -380,41 +373,14 @@ def test_findings_that_cannot_be_written_are_mentioned_once_and_alerts_go_out(
     assert "findings.jsonl cannot be written" in world.reports[0]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{}x",
-        "import torch",
-        '{"schema": "something/9"',
-        '{"schema": "something/9"}',
-        "[]",
-        '{"schema": "rankscope.alerts-state/2"}',
-    ],
-)
-def test_a_state_file_that_is_none_is_an_error_naming_it(tmp_path: Path, content: str) -> None:
-    state = tmp_path / "state.json"
-    state.write_text(content)
-    with pytest.raises(InputError, match=r"state\.json"):
-        load_ledger(state, report=pytest.fail)
-    assert state.read_text() == content
-
-
-def test_no_state_file_is_an_empty_ledger(tmp_path: Path) -> None:
-    assert load_ledger(tmp_path / "none.json", report=pytest.fail) == Ledger()
-
-
-@pytest.mark.parametrize("kept", [0, 1, 20, 60])
-@pytest.mark.parametrize("filled", [b"", b"\0" * 100], ids=["cut short", "zeros"])
-def test_what_a_crash_left_of_a_state_file_is_set_aside(tmp_path: Path, kept: int, filled: bytes) -> None:
-    state = tmp_path / "state.json"
-    save_ledger(state, Ledger())
-    content = state.read_bytes()[: min(kept, state.stat().st_size - 3)] + filled
-    state.write_bytes(content)
-    reports: list[str] = []
-    assert load_ledger(state, report=reports.append) == Ledger()
-    assert not state.exists()
-    assert (tmp_path / "state.json.bad").read_bytes() == content
-    assert len(reports) == 1
+def test_a_ledger_of_another_version_is_an_error_naming_the_file(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        with store.transaction() as database:
+            database.execute("INSERT INTO followed (entry) VALUES (?)", (b'{"run": 7}',))
+        with pytest.raises(InputError, match=STORE_FILE):
+            load_ledger(store)
+        with pytest.raises(InputError, match=STORE_FILE):
+            read_entries(tmp_path)
 
 
 def _hide(path: Path) -> None:

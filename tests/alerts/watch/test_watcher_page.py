@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import httpx
 import pytest
 
 from rankscope.alerts.watch.page import STUCK_AFTER_S, Watched, WatcherPage
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
+FINISHED = "\nrankscope_watcher_finished 1\n"
 SEEN = Watched(runs=3, firing=1, troubles=0, untold=2)
 
 
@@ -26,6 +34,7 @@ def test_the_last_evaluation_is_served_and_one_that_is_long_ago_is_no_health() -
             "rankscope_watcher_alerts_firing 1",
             "rankscope_watcher_troubles 0",
             "rankscope_watcher_untold_receivers 2",
+            "rankscope_watcher_finished 0",
             "rankscope_watcher_evaluated_timestamp_seconds 1700000100.000",
         ]
         now_s[0] += STUCK_AFTER_S
@@ -40,3 +49,59 @@ def test_an_address_that_is_taken_is_said() -> None:
     port = WatcherPage().serve("127.0.0.1", 0)
     with pytest.raises(InputError, match="choose another with --listen"):
         WatcherPage().serve("127.0.0.1", port)
+
+
+def test_the_end_is_reported_to_every_client_that_scraped() -> None:
+    page = WatcherPage()
+    page.evaluated(SEEN)
+    assert page.finish(0.0)  # nothing scrapes it
+    page = WatcherPage()
+    page.evaluated(SEEN)
+    assert FINISHED not in page.metrics()
+    for client in ("10.0.0.1", "10.0.0.2"):  # two Prometheus servers, as where one may fail
+        page.scraped(client, finished=False)
+    told: list[bool] = []
+    ending = threading.Thread(target=lambda: told.append(page.finish(300)))
+    ending.start()
+    while FINISHED not in page.metrics():
+        pass
+    page.scraped("10.0.0.1", finished=True)
+    assert ending.is_alive()
+    page.scraped("10.0.0.2", finished=True)
+    ending.join()
+    assert told == [True]
+
+
+def test_a_client_that_does_not_come_back_is_not_waited_for_without_end() -> None:
+    now_s = [0.0]
+    page = WatcherPage(elapsed=lambda: now_s[0])
+    page.evaluated(SEEN)
+    page.scraped("10.0.0.1", finished=False)
+    assert not page.finish(0.0)
+    page = WatcherPage(elapsed=lambda: now_s[0])
+    page.evaluated(SEEN)
+    page.scraped("10.0.0.1", finished=False)
+    now_s[0] = 3600.0
+    assert page.finish(0.0)
+
+
+@pytest.mark.slow
+def test_a_watcher_of_one_run_stays_for_the_scrape_that_reports_the_end(
+    make_run: Any, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    run = make_run(slow=None)
+    command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--listen", "127.0.0.1:0", "--interval", "100ms"]
+    with subprocess.Popen([*command, "--state", tmp_path / "state.json"], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            url = next(line.split()[-1] for line in process.stderr if "metrics at" in line)
+
+            def shows(value: str) -> bool:
+                return value in httpx.get(url, trust_env=False).text
+
+            eventually(lambda: shows("\nrankscope_watcher_finished 0\n"))
+            run.end()
+            eventually(lambda: shows(FINISHED))
+            assert process.wait(300) == 0
+        finally:
+            process.kill()

@@ -24,13 +24,12 @@ from rankscope.analysis.result import Analysis
 class Told:
     """A receiver that notes what it is told, or refuses."""
 
-    def __init__(self, *, resend_after_s: float | None = None) -> None:
+    def __init__(self) -> None:
         self.key = self.name = "told"
-        self.resend_after_s = resend_after_s
         self.broken = False
         self.calls: list[list[Notice]] = []
 
-    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+    def send(self, notices: Sequence[Notice]) -> None:
         if self.broken:
             raise DeliveryError("answered 500")
         self.calls.append(list(notices))
@@ -74,7 +73,7 @@ class World:
             path,
             analyse=self.analyse,
             follow=self,
-            delivery=Delivery([receiver], retry_after_s=5, report=self.reports.append, elapsed=lambda: self.now_s),
+            delivery=Delivery(receivers=[receiver], interval_s=5, report=self.reports.append),
             ledger=ledger or Ledger(),
             options=Options(**{"policy": Policy(fire_after, 2), "once": once, **options}),
             report=self.reports.append,

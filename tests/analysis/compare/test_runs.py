@@ -20,7 +20,7 @@ from rankscope.analysis.compare.pair import compare_pair
 from rankscope.analysis.compare.quantities import PARTS
 from rankscope.analysis.compare.result import CompareResult, Comparison, Quantity, RankShift
 from rankscope.analysis.compare.usable import usable
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, StepBreakdown, StepRecord
 from rankscope.runs.writer import JsonLinesWriter, create_attempt, write_record

@@ -26,7 +26,7 @@ from rankscope.analysis.hang.pickles import PickleError, load_plain
 from rankscope.analysis.hang.records import parse
 from rankscope.analysis.hang.render import render_text
 from rankscope.analysis.hang.result import HangReport
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.paths import flight_dir
 from rankscope.runs.records import AttemptInfo, RunInfo
 from rankscope.runs.writer import create_attempt, create_run
@@ -180,7 +180,7 @@ BOMBS = """
 import resource, sys, time
 from pathlib import Path
 from rankscope.analysis.hang.files import read_dump
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 MANY = 1_700_000
 ref = b"\\x80\\x02}(X\\x07\\x00\\x00\\x00versionX\\x01\\x00\\x00\\x002X\\x07\\x00\\x00\\x00entries]q\\x00("
 bombs = {

@@ -13,7 +13,7 @@ from tests.perfetto_model import Model, Slice, load
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.paths import attempt_dir, host_dir, rank_dir
 from rankscope.runs.records import (
     AttemptInfo,

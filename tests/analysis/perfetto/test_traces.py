@@ -13,7 +13,7 @@ from tests.perfetto_model import Model, load
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 Events = list[dict[str, Any]]
 

@@ -25,7 +25,7 @@ from rankscope.analysis.whatif.operations_answer import play_operations
 from rankscope.analysis.whatif.outcome import Outcome
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.analysis.whatif.schedule import build_schedule
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 near: Any = pytest.approx  # compared inside tuples and dictionaries, whose types mypy would hold against it
 

@@ -25,7 +25,7 @@ from rankscope.analysis.whatif.step_graph import (
     of_rank,
     of_ranks,
 )
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import PHASES, CollectiveRecord, Phase, StepBreakdown
 

@@ -10,11 +10,12 @@ from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.store.database import Store
 
 
 def main(path: Path, url: str) -> None:
     """Send until nothing waits; prints a line when it has begun."""
-    outbox = Outbox(path)
+    outbox = Outbox(Store(path))
     target = Target(name="hook", key="target-hook", label="hook", url=Secret(value=url))
     sender = Sender(outbox, [target], report=lambda _: None)
     sender.start()

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.alerts.alert import Alert, fingerprint
+from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.folders import STORE_FILE, watcher_state
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.alerts.watch.ledger import Entry, Ledger, Track
-from rankscope.alerts.watch.state import default_state_file, save_ledger
+from rankscope.alerts.watch.state import save_ledger
 from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.data.alerts import about_run, alerts_of, merged
 from rankscope.dashboards.data.source import RunSummary
@@ -96,7 +98,8 @@ def test_what_the_watcher_follows_just_now_comes_from_its_state(run: RunSummary,
         Entry(run=folder, fingerprint="1", alert=Alert(labels=LABELS, annotations={"summary": "S."}), track=Track("pending", 2))
         for folder in (run.path, "/elsewhere")
     ]
-    save_ledger(default_state_file(root if watched == "root" else Path(run.path)), Ledger(entries=entries))
+    with Store(watcher_state(root if watched == "root" else Path(run.path))) as store:
+        save_ledger(store, Ledger(entries=entries))
 
     [alert] = found(run, root=root).alerts
 
@@ -107,14 +110,15 @@ def test_damaged_lines_are_left_out_and_what_cannot_be_read_is_said(run: RunSumm
     finding(run, "firing", 0)
     with findings_file(Path(run.path)).open("ab") as file:
         file.write(b'{"schema": 7}\n\xff\n{"half')
-    state = default_state_file(Path(run.path))
+    state = watcher_state(Path(run.path)) / STORE_FILE
     state.parent.mkdir(parents=True)
     state.write_text("no ledger")
 
     told = found(run)
 
     assert [alert.state for alert in told.alerts] == ["firing"]
-    assert told.problems == [f"{state}: not the state of a watcher: JSON is malformed: invalid character (byte 4)"]
+    [problem] = told.problems
+    assert problem.startswith(f"{state}: not a store")
     assert state.read_text() == "no ledger"
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.footprint import footprint
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.run_folder import SILENT_AFTER_S
 from rankscope.dashboards.data.source import UnknownRunError
-from rankscope.runs.errors import InputError, RankscopeError
 from rankscope.runs.paths import rank_dir
 
 WriteRun = Callable[..., Path]

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.derive import Derived
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.follow import Following
 from rankscope.dashboards.data.hardware import ROW, Gpu, Hardware, HardwareIndex, nothing, stored
 from rankscope.dashboards.data.samples import Samples, in_steps
-from rankscope.runs.errors import RankscopeError
 from rankscope.runs.paths import host_dir, rank_dir
 from rankscope.runs.records import HardwareSample, RankInfo
 from rankscope.runs.writer import JsonLinesWriter

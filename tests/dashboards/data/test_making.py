@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import pytest
 
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.derive import Derived
 from rankscope.dashboards.data.footprint import footprint
 from rankscope.dashboards.data.jobs import TASKS, Jobs
 from rankscope.dashboards.data.making import MadeBeside, MadeHere
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.store import Store, cache_folder, key_of
-from rankscope.runs.errors import InputError, RankscopeError
 from rankscope.runs.paths import rank_dir
 
 WriteRun = Callable[..., Path]

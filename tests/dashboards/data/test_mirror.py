@@ -14,10 +14,10 @@ import fsspec
 import httpx
 import pytest
 
+from rankscope.base.errors import InputError, MissingError
 from rankscope.dashboards.capture import NotLiveError, request_capture
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.mirror import Mirror, copied, not_renewed
-from rankscope.runs.errors import InputError, MissingError
 from rankscope.runs.reader import RunReader
 
 URL = "memory://bucket/runs"

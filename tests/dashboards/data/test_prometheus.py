@@ -16,12 +16,12 @@ from tests.local_http import answering, respond
 from tests.remembering_prometheus import remembering
 
 from rankscope.alerts.prometheus import Prometheus, PrometheusDownError, PrometheusError, Server, step_for
+from rankscope.base.errors import InputError
 from rankscope.dashboards.data.alerts import alerts_of
 from rankscope.dashboards.data.hardware import GAUGES
 from rankscope.dashboards.data.prometheus_alerts import prometheus_alerts
 from rankscope.dashboards.data.prometheus_hardware import SELECTORS, hardware_of
 from rankscope.exporter.catalogue import BY_NAME
-from rankscope.runs.errors import InputError
 
 BEGAN_S = 1_790_000_000
 SPAN = (BEGAN_S * 10**9, (BEGAN_S + 600) * 10**9)
@@ -201,7 +201,7 @@ def never_end(request: BaseHTTPRequestHandler) -> None:
         (lambda it: respond(it, 200, gzip.compress(b" " * 2**24), Content_Encoding="gzip"), "larger than 1 MiB"),
         (lambda it: respond(it, 200, b"no gzip", Content_Encoding="gzip"), "cannot be read"),
         (lambda it: respond(it, 500, b"oops"), "answered 500"),
-        (lambda it: respond(it, 503, b'{"status":"error","error":"too many\\n\\u001b[31mqueries"}'), "cannot answer: too many  "),
+        (lambda it: respond(it, 503, b'{"status":"error","error":"too many\\n\\u001b[31mqueries"}'), "cannot answer: too many��"),
         (lambda it: respond(it, 404), r"has no Prometheus API \(404\)"),
         (lambda it: respond(it, 401), "--prometheus-token-file"),
         (lambda it: it.wfile.write(b"\x00\x01 not http\r\n\r\n"), "cannot be read"),

@@ -14,6 +14,7 @@ from tests.remembering_prometheus import remembering
 
 from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.analysis.result import Analysis
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.hardware import nothing
@@ -22,7 +23,6 @@ from rankscope.dashboards.data.prometheus_hardware import scraped_hardware
 from rankscope.dashboards.data.prometheus_idle import IdleNow, idle_gpus
 from rankscope.dashboards.pages.ledger import ledger_page
 from rankscope.exporter.catalogue import BY_NAME
-from rankscope.runs.errors import RankscopeError
 
 BEGAN_S = 1_790_000_000
 NOW_S = BEGAN_S + 3_600

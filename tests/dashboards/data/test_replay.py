@@ -12,6 +12,7 @@ import pytest
 
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.jobs import TASKS
@@ -24,7 +25,6 @@ from rankscope.dashboards.figures.replay_times import replay_times
 from rankscope.dashboards.pages.replay_list import replay_list
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.alerts import VIEW
-from rankscope.runs.errors import InputError, RankscopeError
 
 AT = 1_790_000_000_000_000_000
 SECOND = 10**9
@@ -48,7 +48,7 @@ def replayed(*spells: Spell, notes: list[str] | None = None) -> Replay:
             policy="fires after 3 evaluations",
             spells=[one for one in spells if one.labels["alertname"] == rule],
         )
-        for rule in ("TrainingStraggler", "RankSilent")
+        for rule in ("TrainingStraggler", "TrainingRankLost")
     ]
     return Replay(
         path="runs/bert",
@@ -90,13 +90,13 @@ def test_where_it_is_known_the_steps_stand_below_the_times() -> None:
 
 
 def test_one_alert_is_picked_out_of_all() -> None:
-    told = replayed(spell(60, 70, 300), spell(80, 90, 100, name="RankSilent"))
+    told = replayed(spell(60, 70, 300), spell(80, 90, 100, name="TrainingRankLost"))
 
-    assert [row[0] for row in replay_times(told, "RankSilent", COLORS).table.rows] == ["RankSilent"]
+    assert [row[0] for row in replay_times(told, "TrainingRankLost", COLORS).table.rows] == ["TrainingRankLost"]
     assert len(replay_times(told, None, COLORS).table.rows) == 2
     shown = str(replay_list(told, "TrainingStraggler"))
     assert "1.17 min into the run" in shown
-    assert "RankSilent" not in shown
+    assert "TrainingRankLost" not in shown
 
 
 def test_that_nothing_would_have_fired_is_said_with_what_limits_it() -> None:

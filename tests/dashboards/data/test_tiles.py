@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from rankscope.base.errors import InputError
 from rankscope.dashboards.data.tiles import BLOCK_STEPS, COARSE, Tiles, TileWriter
-from rankscope.runs.errors import InputError
 
 Cells = dict[tuple[str, int, int], float]
 

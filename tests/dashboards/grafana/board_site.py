@@ -18,6 +18,7 @@ import httpx
 from msgspec.structs import replace
 from tests.exporter.fake_driver import FakeDriver, State, a100_state, h100_state, mig_state, uuid_of
 from tests.exporter.jobs.job_node import slurm_folder
+from tests.exporter.spool.inspector_files import collective, file_name, p2p, write_in_place
 from tests.local_http import answering, respond
 from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of
 
@@ -88,6 +89,17 @@ def node_exporter() -> Iterator[str]:
         yield url.removeprefix("http://")
 
 
+def write_collectives(spool: Path) -> None:
+    """Files of NCCL Inspector about three GPUs of one communicator; GPU 5 arrives last, so its own time is the shortest."""
+    for gpu, (bandwidth, exec_us) in {0: (80, 5000), 1: (79, 5100), 5: (200, 2000)}.items():
+        buckets = [
+            collective(bandwidth, exec_us, comm="DP", nranks=3, gpu=gpu),
+            collective(2 * bandwidth, exec_us / 2, comm="DP", name="Broadcast", nranks=3, gpu=gpu),
+            p2p(40, 300),
+        ]
+        write_in_place(spool / file_name(uuid_of(gpu)), buckets)
+
+
 class Ranks:
     """Four ranks on the GPUs 0, 1, 5 and none; the third is slow, the last is not observed. Their files grow every moment."""
 
@@ -108,6 +120,8 @@ class Ranks:
         number = 1
         while not self._ended.wait(0.3):
             number += 1
+            if number % 60 == 2:
+                write_collectives(self._spool)
             for rank, totals in enumerate(self._totals):
                 blocked = PhaseTimes(backward=1e4 if rank == 2 else 6e5)
                 totals.add_step(

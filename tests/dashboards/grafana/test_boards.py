@@ -39,7 +39,7 @@ UNITS = {
     *("bytes", "Bps", "celsius", "cps", "opm", "flops", "hertz", "s", "watt", "kwatth", "dateTimeAsIso"),
 }
 """Those of Grafana that the boards use."""
-PUT_IN = dict.fromkeys(("cluster", "job", "instance", "gpu", "run_id", "rank"), ".+")
+PUT_IN = dict.fromkeys(("cluster", "job", "instance", "gpu", "run_id", "rank", "slurm_job_id", "comm_name", "collective"), ".+")
 
 BOARDS = all_boards()
 TARGETS = [target for board in BOARDS.values() for target in targets(board)]

@@ -49,6 +49,9 @@ PLANTED = {
     ("rankscope-cluster", "Cost of allocated, idle GPUs"): 2.5,
     ("rankscope-cluster-dcgm", "Power"): 6 * 251.25,
     ("rankscope-cluster-dcgm", "GPUs with a last Xid"): 1,
+    ("rankscope-collectives", "Communicators"): 1,
+    ("rankscope-collectives", "GPUs with NCCL Inspector"): 3,
+    ("rankscope-collectives", "Longest wait for one GPU"): 0.0031,
     ("rankscope-run", "Ranks"): 4,
     ("rankscope-run", "Step"): 1,
     ("rankscope-run", "Worst straggler"): 0.59,
@@ -156,6 +159,17 @@ def test_every_query_has_data_or_a_reason(
             (dead, "collection dead (no answer)"),
         }
 
+        # and of each communicator the bus bandwidth is known, and the rank that the others wait for
+        bandwidths = _labelled(
+            asked, jobs, "rankscope-collectives", "Bus bandwidth", "A", by=("run_id", "comm_name", "collective")
+        )
+        assert bandwidths == {(RUN_ID, "DP", "AllReduce"): 80e9, (RUN_ID, "DP", "Broadcast"): 160e9}
+        name = ("rankscope-collectives", "The GPU that the others wait for")
+        later = _labelled(asked, jobs, *name, "A", by=("comm_name", "collective", "rank", "host", "index"))
+        assert later == {("DP", "AllReduce", "2", "node1", "5"): pytest.approx(0.003)}
+        absent = _labelled(asked, jobs, "rankscope-collectives", "Bus bandwidth", "B", by=("of", "why"))
+        assert absent.keys() == {("node2", "not available (no NCCL Inspector)"), (dead, "collection dead (no answer)")}
+
         # and over DCGM's names there are the same values
         ours, theirs = (_by_panel(asked, uid, _values(uid, jobs)) for uid in ("rankscope-node", "rankscope-node-dcgm"))
         for title in STEADY:
@@ -179,7 +193,7 @@ def _values(board: str, jobs: Mapping[str, tuple[str, list[str]]]) -> dict[str, 
     """What somebody has chosen: these hosts, this run, all GPUs and ranks."""
     job = "dcgm" if board.endswith("dcgm") else "gpus"
     chosen: dict[str, list[str] | str] = {"cluster": ".*", "job": [job, "other"], "instance": jobs[job][1]}
-    return {**chosen, "run_id": [RUN_ID], "rank": ".+"} if board == "rankscope-run" else {**chosen, "gpu": ".+"}
+    return chosen | ({"run_id": [RUN_ID], "rank": ".+"} if board == "rankscope-run" else dict.fromkeys(_of_gpus(board), ".+"))
 
 
 def _by_panel(asked: Asked, uid: str, values: Mapping[str, list[str] | str]) -> dict[str, float]:
@@ -210,8 +224,13 @@ def _numbers(series: list[dict[str, Any]]) -> list[float]:
 
 
 def _everything(board: str) -> dict[str, list[str] | str]:
-    names = ("job", "instance", "run_id", "rank") if board == "rankscope-run" else ("job", "instance", "gpu")
-    return {"cluster": ".*", **dict.fromkeys(names, ".+")}
+    names = ("run_id", "rank") if board == "rankscope-run" else _of_gpus(board)
+    return {"cluster": ".*", **dict.fromkeys(("job", "instance", *names), ".+")}
+
+
+def _of_gpus(board: str) -> tuple[str, ...]:
+    """What can be chosen on boards of GPUs besides exporters."""
+    return ("gpu", "slurm_job_id", "comm_name", "collective") if board == "rankscope-collectives" else ("gpu",)
 
 
 def _choices(asked: Asked, variable: Json, values: Mapping[str, list[str] | str]) -> set[tuple[str, str]]:

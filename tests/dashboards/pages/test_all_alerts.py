@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rankscope.alerts.alert import fingerprint
 from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.many import FIGURES
 from rankscope.dashboards.config import DashboardConfig
@@ -28,7 +29,6 @@ from rankscope.dashboards.pages import alerts as page
 from rankscope.dashboards.pages.alert_list import alert_article
 from rankscope.dashboards.pages.alert_rows import alert_row, row_id
 from rankscope.dashboards.pages.alerts import alerts_page, picked
-from rankscope.runs.errors import InputError, RankscopeError
 
 AT = 1_790_000_000_000_000_000
 SECOND = 10**9

@@ -15,11 +15,11 @@ import pytest
 
 from rankscope.analysis.result import Analysis, Verdict
 from rankscope.analysis.steps import StepTable
+from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.pages.rank_table import COLUMNS
-from rankscope.runs.errors import InputError
 from rankscope.runs.records import StepRecord
 
 PAGE = "page.children"

@@ -12,6 +12,7 @@ import pytest
 from rankscope.analysis.compare.result import RankShift
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.steps import StepTable
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.many import draw
 from rankscope.dashboards.callbacks.routing import page_for
@@ -23,7 +24,6 @@ from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
 from rankscope.dashboards.data.store import Store
 from rankscope.dashboards.figures.compare import host_rows
 from rankscope.dashboards.figures.palette import palette
-from rankscope.runs.errors import RankscopeError
 
 WriteRun = Callable[..., Path]
 UntilReady = Callable[[Callable[[], Any]], Any]

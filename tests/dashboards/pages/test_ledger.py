@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.result import Analysis, Verdict
 from rankscope.analysis.steps import StepTable
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.many import ASKED_AT_ONCE, analyse_some, draw
 from rankscope.dashboards.config import DashboardConfig
@@ -22,7 +23,6 @@ from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.figures.palette import palette
 from rankscope.dashboards.pages.ledger import ledger_page
-from rankscope.runs.errors import InputError, RankscopeError
 
 
 def run(run_id: str, *, start: int | None = 100, problem: str | None = None) -> RunSummary:

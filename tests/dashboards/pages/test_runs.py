@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.result import Analysis, Verdict
 from rankscope.analysis.steps import StepTable
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.listing import MOST_ASKED, MOST_FOLLOWED, asked_rows, sorted_as
 from rankscope.dashboards.callbacks.routing import page_for
@@ -27,7 +28,6 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.many_state import MOST_COMPARED, CompareState, LedgerState, ListState
 from rankscope.dashboards.pages.run_rows import COLUMNS, asked_row, first_row
 from rankscope.dashboards.pages.runs import list_revision
-from rankscope.runs.errors import InputError, RankscopeError
 
 START_NS = 1_790_000_000_000_000_000
 WriteRun = Callable[..., Path]

@@ -25,6 +25,7 @@ from dash.development.base_component import Component
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.making import MadeHere
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.store import Store
@@ -40,7 +41,6 @@ from rankscope.dashboards.report.static_table import MOST_ROWS, cell_text, colum
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.registry import VIEWS
 from rankscope.dashboards.views.view import Help, View
-from rankscope.runs.errors import RankscopeError
 
 MADE_NS = 1_795_000_000_000_000_000
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&"

@@ -14,6 +14,7 @@ from tests.dashboards.gpu_samples import STEP_NS, STEPS, hot, samples_of, uuid, 
 from tests.dashboards.recorded_run import START_NS
 
 from rankscope.alerts.prometheus import Prometheus, Server
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.events import Events, StepClock
 from rankscope.dashboards.data.gpu_columns import MOST_COLUMNS, figures_of, means_in, time_columns, worst_in
@@ -30,7 +31,6 @@ from rankscope.dashboards.pages.gpu_table import gpu_rows
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.hardware import VIEW
 from rankscope.profiler.helper.exporter_page import read_page
-from rankscope.runs.errors import RankscopeError
 
 LIGHT = PALETTES["light"]
 WriteRun = Callable[..., Path]

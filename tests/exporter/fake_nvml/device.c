@@ -149,10 +149,9 @@ int nvmlDeviceGetUtilizationRates(void *gpu, utilization *out) {
 
 /* Samples on a grid of the wall clock, those newer than the caller has; the first call, without a buffer, learns how many fit. */
 int nvmlDeviceGetSamples(void *gpu, unsigned int kind, u64 since_us, int *type, unsigned int *count, one_sample *out) {
-    enum { BUFFER = 100 };
     const entry *values;
     struct timespec now;
-    u64 period = 100000, shift = 0, last, first;
+    u64 period = 100000, shift = 0, kept = 100, last, first;
     char what[32];
     ENTER(gpu);
     snprintf(what, sizeof what, "samples.%u", kind);
@@ -160,12 +159,13 @@ int nvmlDeviceGetSamples(void *gpu, unsigned int kind, u64 since_us, int *type, 
     if (!values) return leave(NOT_SUPPORTED);
     if (values->error) return leave(values->error);
     *type = 1;
-    if (!out) { *count = BUFFER; return leave(SUCCESS); }
+    number(gpu, "samples_kept", &kept);
+    if (!out) { *count = (unsigned int)kept; return leave(SUCCESS); }
     number(gpu, "samples_period_us", &period);
     clock_gettime(CLOCK_REALTIME, &now);
     number(gpu, "samples_shift_us", &shift);
     last = (shift + (u64)now.tv_sec * 1000000 + (u64)now.tv_nsec / 1000) / period;
-    first = last - BUFFER + 1 > since_us / period + 1 ? last - BUFFER + 1 : since_us / period + 1;
+    first = last - kept + 1 > since_us / period + 1 ? last - kept + 1 : since_us / period + 1;
     if (first > last) return leave(NOT_FOUND);
     if (*count > last - first + 1) *count = (unsigned int)(last - first + 1);
     for (unsigned int i = 0; i < *count; i++) {

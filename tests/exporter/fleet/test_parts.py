@@ -185,6 +185,28 @@ def test_a_full_disk_is_said_once_and_leaves_the_old_file_and_no_other(
     assert len(Inventory(tmp_path)) == 3
 
 
+def test_the_file_is_for_the_exporters_user_only(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    mask = os.umask(0)
+    try:
+        inventory = Inventory(folder)
+        inventory.see(_identity(0))
+        inventory.save()
+        inventory.wait(10)
+        written = (folder / "gpus.json").stat().st_mode & 0o777
+        inventory.see(_identity(1))
+        (folder / "gpus.json").chmod(0o644)  # as an older exporter left it
+        inventory.save()
+        inventory.wait(10)
+        forget(folder, "GPU-1")
+    finally:
+        os.umask(mask)
+
+    assert written == 0o600
+    assert (folder / "gpus.json").stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o007 == 0
+
+
 def test_what_somebody_takes_out_of_the_file_is_forgotten_unless_it_is_there(tmp_path: Path) -> None:
     inventory = Inventory(tmp_path)
     for number in range(3):
@@ -430,3 +452,19 @@ def test_frames_survive_any_cut() -> None:
     theirs.close()
 
     assert messages == [Opened(_identity(0)), Failed("lost", "é")]
+
+
+def test_a_new_process_without_readings_takes_the_old_ones_away() -> None:
+    # given readings of a process that has ended
+    readings = (Reading("gpu_power_watts", 300.0),)
+    identity = _identity(0)
+    before = merged((), Changes().of(GpuSample(identity, 1.0, 1.0, readings), 0.1).sample.readings, None)
+    assert before == readings
+
+    # when the first sample of the next process has none
+    changes = Changes()
+    message = changes.of(GpuSample(identity, 2.0, 2.0), 0.1)
+
+    assert merged(before, message.sample.readings, message.places) == ()
+    again = changes.of(GpuSample(identity, 3.0, 3.0, readings), 0.1)
+    assert merged((), again.sample.readings, again.places) == readings

@@ -28,8 +28,8 @@ from tests.exporter.jobs.job_node import (
 
 from rankscope.exporter.errors import ExporterMissingError
 from rankscope.exporter.jobs import kubelet
-from rankscope.exporter.jobs.claims import claims_of
 from rankscope.exporter.jobs.collector import JobsCollector
+from rankscope.exporter.jobs.join import claims_of
 from rankscope.exporter.jobs.party import Device, Hold, Identity
 from rankscope.exporter.jobs.processes import ProcessTable
 from rankscope.exporter.jobs.users import UserNames

@@ -17,7 +17,7 @@ import pytest
 
 from rankscope.exporter.errors import ExporterMissingError
 from rankscope.exporter.jobs import kubelet as kubelet_module
-from rankscope.exporter.jobs.hold_source import KEEP_S, HoldSource
+from rankscope.exporter.jobs.deadline import KEEP_S, HoldSource
 from rankscope.exporter.jobs.kubelet import Kubelet, KubeletError
 from rankscope.exporter.jobs.party import Device, Hold, Identity
 
@@ -218,3 +218,28 @@ def test_without_grpc_nothing_is_known_unless_it_is_asked_for(fake: FakeKubelet,
     assert Kubelet(fake.socket, asked_for=False).read() is None
     with pytest.raises(ExporterMissingError, match=r"pip install 'rankscope\[kubernetes\]'"):
         Kubelet(fake.socket, asked_for=True)
+
+
+@pytest.mark.parametrize("missing", ["grpc", "google", "google.protobuf"])
+def test_the_kubelet_is_left_alone_where_a_package_is_missing(missing: str, tmp_path: Path) -> None:
+    script = f"""
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == {missing!r}:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Missing())
+from pathlib import Path
+from rankscope.exporter.errors import ExporterMissingError
+from rankscope.exporter.jobs.kubelet import Kubelet
+socket = Path(sys.argv[1])
+print(Kubelet(socket, asked_for=False).read())
+try:
+    Kubelet(socket, asked_for=True)
+except ExporterMissingError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "none"], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines()[0] == "None"
+    assert "rankscope[kubernetes]" in done.stdout.splitlines()[1]

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -226,11 +228,7 @@ def test_the_gauge_lies_within_its_bounds(fake: FakeDriver, gauge: int) -> None:
     assert low < high
 
 
-def test_a_clock_that_is_set_back_stops_the_counter_for_a_moment_only(fake: FakeDriver) -> None:
-    # given a GPU that is busy all the time, and passes at the monotonic times that are given
-    fake.gpus[0] |= {"samples.1": 100, "samples_period_us": 20000}
-    fake.write()
-    script = """
+_PASSES = """
 import sys, time
 from rankscope.exporter.nvml.gpu import NvmlGpu, load_nvml
 from rankscope.exporter.nvml.asking import Asking
@@ -242,12 +240,16 @@ ask = Asking(nvml, lambda name: None)
 ask.handle = nvml.nvmlDeviceGetHandleByIndex(0)
 busy = BusySeconds()
 for line in sys.stdin:
-    time.sleep(0.1)
     at = Pass(ask, "", float(line))
     busy.collect(at)
     print(at.readings[-1].value, flush=True)
 """
-    command = [sys.executable, "-c", script]
+
+
+@contextmanager
+def busy_seconds_at(fake: FakeDriver) -> Iterator[Callable[[float], float]]:
+    """The counter of a process whose passes are at the monotonic times that are given; the test moves the wall clock."""
+    command = [sys.executable, "-c", _PASSES]
     with subprocess.Popen(
         command, env={**os.environ, **fake.env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -259,15 +261,57 @@ for line in sys.stdin:
             print(now_s, file=stdin, flush=True)
             return float(stdout.readline())
 
+        yield busy_at
+        stdin.close()
+
+
+@pytest.mark.parametrize("kept", [100, 20, 1])
+@pytest.mark.parametrize("interval_s", [1, 9, 15, 60])
+def test_the_counter_is_right_at_every_interval_and_with_every_buffer_of_the_driver(
+    fake: FakeDriver, interval_s: int, kept: int
+) -> None:
+    fake.gpus[0] |= {"samples.1": 93, "samples_kept": kept}
+    with busy_seconds_at(fake) as busy_at:
+        passes = 6
+        for number in range(passes + 1):
+            fake.gpus[0]["samples_shift_us"] = number * interval_s * 1_000_000
+            fake.write()
+            busy = busy_at(100 + number * interval_s)
+
+    # The machine's own clock goes on between passes as well, by as much as the test takes.
+    assert 0.93 * passes * interval_s - 0.1 <= busy <= 0.93 * (passes * interval_s + 5)
+
+
+def test_time_that_the_buffer_does_not_cover_counts_with_the_mean_of_what_it_covers(fake: FakeDriver) -> None:
+    fake.gpus[0] |= {"samples.1": "100,0,0,0", "samples_kept": 40}
+    with busy_seconds_at(fake) as busy_at:
+        for number in range(5):
+            fake.gpus[0]["samples_shift_us"] = number * 30 * 1_000_000
+            fake.write()
+            busy = busy_at(100 + number * 30)
+
+    assert busy == pytest.approx(0.25 * 4 * 30, rel=0.1)
+
+
+def test_a_clock_that_is_set_back_stops_the_counter_for_a_moment_only(fake: FakeDriver) -> None:
+    fake.gpus[0] |= {"samples.1": 100, "samples_period_us": 20000}
+    fake.write()
+    with busy_seconds_at(fake) as busy_at:
         assert busy_at(100) == 0
+        fake.gpus[0]["samples_shift_us"] = 1_000_000
+        fake.write()
         before = busy_at(101)
         assert before > 0
 
-        # when
         fake.gpus[0]["samples_shift_us"] = 2**64 - 3600 * 1_000_000
         fake.write()
 
         assert busy_at(102) == before
-        assert busy_at(120) == before
-        assert before < busy_at(121) < before + 60
-        stdin.close()
+        assert busy_at(120) == pytest.approx(before + 19, abs=0.1)
+
+
+def test_a_driver_without_a_new_sample_stops_the_counter(fake: FakeDriver) -> None:
+    fake.gpus[0] |= {"samples.1": 100, "samples_period_us": 3_000_000_000}
+    fake.write()
+    with busy_seconds_at(fake) as busy_at:
+        assert [busy_at(100 + 60 * number) for number in range(4)] == [0, 0, 0, 0]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
-from tests.exporter.fake_driver import ALL_LINKS, FakeDriver, build_library, h100_state
-from tests.exporter.nvml.asked_gpu import opened, sample_of
+from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
+from tests.exporter.nvml.asked_gpu import sample_of
 
 NVLINK = frozenset({"gpu", "nvlink", "nvlink_link"})
 
@@ -47,26 +46,6 @@ def test_a_sum_with_a_link_missing_is_not_told(tmp_path: Path) -> None:
     assert sample.absent["gpu_nvlink_errors_total", "replay"] == "not_supported"
 
 
-def test_bytes_per_second_are_of_the_time_between_two_samples(tmp_path: Path) -> None:
-    fake = driver(tmp_path)
-    with opened(fake, 0, NVLINK) as asked:
-        first = asked.sample()
-        time.sleep(0.2)
-        fake.gpus[0] |= {f"field.138@{ALL_LINKS}": "8000 ull", f"field.139@{ALL_LINKS}": "8500 ull"}
-        fake.write()
-        second = asked.sample()
-        # A driver that was reloaded counts from zero.
-        fake.gpus[0] |= {f"field.138@{ALL_LINKS}": "1 ull", f"field.139@{ALL_LINKS}": "1 ull"}
-        fake.write()
-        third = asked.sample()
-
-    assert first.absent["gpu_nvlink_bytes_per_second",] == "first_sample"
-    seconds = (1500 * 1024) / second.value("gpu_nvlink_bytes_per_second")
-    assert 0.2 <= seconds < 20
-    assert third.absent["gpu_nvlink_bytes_per_second",] == "first_sample"
-    assert third.value("gpu_nvlink_transmit_bytes_total") == 1024
-
-
 def test_without_nvlinks_everything_of_them_is_absent(tmp_path: Path) -> None:
     fake = driver(tmp_path)
     del fake.gpus[0]["nvlinks"]
@@ -77,7 +56,7 @@ def test_without_nvlinks_everything_of_them_is_absent(tmp_path: Path) -> None:
     absent = {metric for metric, *_ in sample.absent}
     assert absent == {
         "gpu_nvlink_links", "gpu_nvlink_link_up", "gpu_nvlink_transmit_bytes_total", "gpu_nvlink_receive_bytes_total",
-        "gpu_nvlink_bytes_per_second", "gpu_nvlink_errors_total",
+        "gpu_nvlink_errors_total",
     }  # fmt: skip
     assert sample.errors == {}
 

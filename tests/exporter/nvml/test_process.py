@@ -72,10 +72,10 @@ def test_unsupported_metrics_are_absent_with_the_reason(
 
     exporter = start_exporter(env=fake_nvml.env)
 
-    supported = {
+    absences = {
         (dict(labels)["metric"], dict(labels).get("series", ""), dict(labels)["reason"]): value
         for (name, labels), value in exporter.page().items()
-        if name == "gpu_metric_supported" and ("uuid", FIRST) in labels
+        if name == "gpu_metric_absent_info" and ("uuid", FIRST) in labels
     }
     for absent in (
         ("gpu_power_watts", "", "not_supported"),
@@ -83,7 +83,7 @@ def test_unsupported_metrics_are_absent_with_the_reason(
         ("gpu_utilization_ratio", "", "implausible"),
         ("gpu_clock_hertz", "clock=memory", "unknown"),
     ):
-        assert supported[absent] == 0
+        assert absences[absent] == 1
     for metric in ("gpu_power_watts", "gpu_memory_temperature_celsius", "gpu_utilization_ratio"):
         assert exporter.values(metric, uuid=FIRST) == []
         assert exporter.values(metric, uuid=SECOND) != []
@@ -99,7 +99,7 @@ def test_a_driver_too_old_for_a_call_costs_that_metric(
     exporter = start_exporter(env=fake_nvml.env)
 
     assert exporter.values("gpu_energy_joules_total") == []
-    assert exporter.values("gpu_metric_supported", metric="gpu_energy_joules_total", reason="function_not_found") == [0.0, 0.0]
+    assert exporter.values("gpu_metric_absent_info", metric="gpu_energy_joules_total", reason="function_not_found") == [1.0, 1.0]
     assert exporter.values("gpu_up") == [1.0, 1.0]
 
 
@@ -109,7 +109,9 @@ def test_a_call_that_hangs_costs_that_gpu_only(start_exporter: Callable[..., Run
 
     fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=1, hold_lock=True)
 
-    exporter.wait_until(lambda: exporter.values("gpu_down_info", uuid=SECOND, reason="hung") == [1.0])
+    exporter.wait_until(
+        lambda: exporter.values("gpu_down_info", uuid=SECOND, reason="hung", call="nvmlDeviceGetPowerUsage") == [1.0]
+    )
     assert exporter.values("gpu_temperature_celsius", uuid=SECOND) == []
     assert exporter.values("gpu_up", uuid=SECOND) == [0.0]
     assert exporter.values("gpu_info", uuid=SECOND) == [1.0]

@@ -13,7 +13,7 @@ from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
 
 # Made by others from what becomes of the GPU's process.
 _NOT_OF_THE_SAMPLE = {"gpu_info", "gpu_up", "gpu_down_info", "gpu_down_since_timestamp_seconds", "gpu_sample_age_seconds"}
-_NOT_OF_THE_SAMPLE |= {"gpu_metric_supported"}
+_NOT_OF_THE_SAMPLE |= {"gpu_metric_absent_info"}
 # Only where there is something that they are about.
 _WHERE_THERE_IS = {metric.name for metric in CATALOGUE if metric.name.startswith("gpu_mig_")}
 _WHERE_THERE_IS -= {"gpu_mig_enabled", "gpu_mig_instances"}
@@ -61,8 +61,6 @@ def old(fake: FakeDriver) -> Sample:
         ("gpu_pipe_active_ratio", {"pipe": "fp64"}, 0),
         ("gpu_pipe_active_ratio", {"pipe": "fp32"}, 0.12),
         ("gpu_pipe_active_ratio", {"pipe": "fp16"}, 0.02),
-        ("gpu_pcie_transmit_bytes_per_second", {}, 100 * MIB),
-        ("gpu_pcie_receive_bytes_per_second", {}, 200 * MIB),
         ("gpu_clock_hertz", {"clock": "graphics"}, 1.7e9),
         ("gpu_clock_hertz", {"clock": "sm"}, 1.71e9),
         ("gpu_clock_hertz", {"clock": "memory"}, 2.619e9),
@@ -80,9 +78,9 @@ def old(fake: FakeDriver) -> Sample:
         ("gpu_pcie_replays_total", {}, 2),
         ("gpu_pcie_errors_total", {"severity": "fatal"}, 0),
         ("gpu_pcie_link_width", {}, 16),
-        ("gpu_pcie_link_width_max", {}, 16),
+        ("gpu_pcie_link_max_width", {}, 16),
         ("gpu_pcie_link_generation", {}, 5),
-        ("gpu_pcie_link_generation_max", {}, 5),
+        ("gpu_pcie_link_max_generation", {}, 5),
         ("gpu_pcie_transmit_bytes_total", {}, 11e9),
         ("gpu_pcie_receive_bytes_total", {}, 12e9),
         ("gpu_pcie_throughput_bytes_per_second", {"direction": "receive"}, 5000 * 1024),
@@ -91,7 +89,6 @@ def old(fake: FakeDriver) -> Sample:
         ("gpu_nvlink_link_up", {"link": "17"}, 1),
         ("gpu_nvlink_transmit_bytes_total", {}, 7000 * 1024),
         ("gpu_nvlink_receive_bytes_total", {}, 8000 * 1024),
-        ("gpu_nvlink_bytes_per_second", {}, 0),
         ("gpu_nvlink_errors_total", {"error": "replay"}, 0),
         ("gpu_fabric_state", {"state": "completed"}, 1),
         ("gpu_fabric_healthy", {}, 1),

@@ -22,14 +22,15 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.exporter.pages import golden_node
 from tests.exporter.pages.golden_node import DIVIDED, GOLDEN, H100, HUNG
 
-from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS
+from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS, DEFAULT_COLLECTORS
 from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.loop import Snapshot
 from rankscope.exporter.pages.dcgm import DcgmPage
-from rankscope.exporter.pages.dcgm_counters import default_counters, read_counters
+from rankscope.exporter.pages.dcgm_counters import counters_of, default_counters, read_counters, with_collectors
 from rankscope.exporter.pages.page import Page
+from rankscope.exporter.settings import Settings
 from rankscope.exporter.simulated import SimulatedFleet
-from rankscope.exporter.source import Absent, FleetState, Reading, Series
+from rankscope.exporter.source import Absent, FleetState, GpuSample, Reading, Series
 
 ALL = frozenset(COLLECTORS)
 
@@ -83,11 +84,41 @@ def node() -> FleetState:
     return msgspec.structs.replace(state, gpus=(first, *others))
 
 
+BYTES_PER_SECOND = {
+    "gpu_pcie_transmit_bytes_total": 2e9,
+    "gpu_pcie_receive_bytes_total": 3e9,
+    "gpu_nvlink_transmit_bytes_total": 40 * 2**20,
+    "gpu_nvlink_receive_bytes_total": 60 * 2**20,
+}
+
+
+def _earlier(sample: GpuSample, ago_s: float) -> GpuSample:
+    readings = tuple(
+        msgspec.structs.replace(one, value=one.value - BYTES_PER_SECOND.get(one.metric, 0) * ago_s) for one in sample.readings
+    )
+    return msgspec.structs.replace(sample, monotonic_s=sample.monotonic_s - ago_s, readings=readings)
+
+
+class SampledTwice:
+    """A fleet whose first state is of four seconds earlier: what DCGM shows as a rate needs two samples."""
+
+    simulated = False
+
+    def __init__(self, state: FleetState) -> None:
+        gpus = (
+            msgspec.structs.replace(gpu, sample=_earlier(gpu.sample, 4)) if gpu.sample is not None else gpu for gpu in state.gpus
+        )
+        self._states = [state, msgspec.structs.replace(state, gpus=tuple(gpus))]
+
+    def state(self) -> FleetState:
+        return self._states.pop() if len(self._states) > 1 else self._states[0]
+
+
 def page_of(state: FleetState, *, collectors: frozenset[str] = ALL) -> Page:
     def loop(name: str, last: tuple[Series, ...]) -> Any:
         return SimpleNamespace(name=name, latest=lambda: Snapshot(last, fresh=True, ok=True, age_s=0, duration_s=0, reason=None))
 
-    fleet: Any = SimpleNamespace(simulated=False, state=lambda: state)
+    fleet: Any = SampledTwice(state)
     return Page("node1", fleet, jobs=loop("jobs", JOBS), xid=loop("xid", XIDS), collectors=collectors)
 
 
@@ -97,7 +128,9 @@ def page() -> Page:
 
 
 def text(page: Page, counters: Path | None = None, **options: Any) -> str:
-    body, content_type = DcgmPage(page, read_counters(counters) if counters else None, **options).render()
+    dcgm = DcgmPage(page, read_counters(counters) if counters else None, **options)
+    dcgm.render()
+    body, content_type = dcgm.render()
     assert content_type == "text/plain; version=0.0.4; charset=utf-8"
     return body.decode()
 
@@ -192,6 +225,42 @@ def test_a_gpu_that_is_down_has_no_values_but_its_last_xid(page: Page) -> None:
     assert values(text(page), "DEV_XID_ERRORS", UUID=H100) == [0]
 
 
+def test_rates_are_those_of_the_counters_between_two_samples() -> None:
+    state = node()
+    first = text(page_of(state))
+    assert values(first, "PROF_PCIE_TX_BYTES", UUID=H100) == [2e9]
+    assert values(first, "PROF_PCIE_RX_BYTES", UUID=H100) == [3e9]
+    assert values(first, "DEV_NVLINK_BANDWIDTH_TOTAL", UUID=H100) == [pytest.approx(100, abs=0.01)]
+
+    # when it is asked again before there is a new sample, it says the same
+    page = DcgmPage(page_of(state))
+    assert values(page.render()[0].decode(), "PROF_PCIE_TX_BYTES") == []
+    again = [values(page.render()[0].decode(), "PROF_PCIE_TX_BYTES", UUID=H100) for _ in range(2)]
+    assert again == [[2e9], [2e9]]
+
+
+def test_a_counter_that_was_reset_has_no_rate() -> None:
+    state = node()
+    sample = state.gpus[0].sample
+    assert sample is not None
+    zeroed = tuple(
+        msgspec.structs.replace(one, value=0.0) if one.metric == "gpu_pcie_transmit_bytes_total" else one
+        for one in sample.readings
+    )
+    later = msgspec.structs.replace(sample, monotonic_s=sample.monotonic_s + 1, readings=zeroed)
+    states = [
+        msgspec.structs.replace(state, gpus=(msgspec.structs.replace(state.gpus[0], sample=one),)) for one in (later, sample)
+    ]
+    fleet: Any = SimpleNamespace(simulated=False, state=states.pop)
+    page = DcgmPage(Page("node1", fleet))
+    page.render()
+
+    body = page.render()[0].decode()
+
+    assert values(body, "PROF_PCIE_TX_BYTES") == []
+    assert values(body, "PROF_PCIE_RX_BYTES") == [0]
+
+
 def test_what_only_one_gpu_cannot_give_is_said_of_that_gpu(page: Page) -> None:
     # given two H100, of which the one that is divided has no utilisation
     assert f"# DCGM_FI_DEV_GPU_UTIL not available on {DIVIDED}: not_supported\n" in text(page)
@@ -212,6 +281,15 @@ def test_a_collector_that_is_off_is_named() -> None:
 
     assert "# DCGM_FI_DEV_ENC_UTIL not available: it needs --collector.encoder\n" in body
     assert default_counters().collectors >= {"encoder", "gpm", "power", "xid"}
+
+
+def test_counters_switch_no_collector_on_that_the_user_switched_off() -> None:
+    asked = Settings(collectors=DEFAULT_COLLECTORS - {"gpm"}, collectors_off=frozenset({"gpm"}), host="node1", compat_dcgm=True)
+
+    collectors = with_collectors(asked, counters_of(asked)).collectors
+
+    assert "encoder" in collectors
+    assert "gpm" not in collectors
 
 
 COUNTERS = """\
@@ -332,6 +410,7 @@ def test_promtool_reads_it(page: Page, require_program: Callable[[str], str]) ->
 def served(page: Page) -> Iterator[int]:
     """The page on a port."""
     dcgm = DcgmPage(page)
+    dcgm.render()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

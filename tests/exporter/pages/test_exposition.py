@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from rankscope.exporter.pages.exposition import Family, Point, Renderer, number, openmetrics_can_say, prefers_openmetrics
+from rankscope.exporter.pages.exposition import (
+    Family,
+    Point,
+    PointSource,
+    number,
+    openmetrics,
+    openmetrics_can_say,
+    prefers_openmetrics,
+    text,
+)
 
 # Every character but half ones, with those that hurt more often.
 TEXTS = st.text(
@@ -67,13 +76,11 @@ def _assert_same(read: Any, given_families: list[Family]) -> None:
 @given(families())
 @example([Family("m_x", "gauge", 'a \\ "quoted"\nhelp', points=[Point((("a", 'C:\\new\n"x"'), ("b", "\\")), 1.0)])])
 def test_both_formats_read_back_exactly_what_went_in(given_families: list[Family]) -> None:
-    renderer = Renderer()
-    for _ in range(2):  # the second time from what it remembers
-        text = renderer.text(given_families).decode()
-        openmetrics = renderer.openmetrics(given_families).decode()
-        _assert_same(parse_text(text), given_families)
-        _assert_same(parse_openmetrics(openmetrics), given_families)  # type: ignore[no-untyped-call]
-    documented = {one.name: one.documentation for one in parse_openmetrics(openmetrics)}  # type: ignore[no-untyped-call]
+    for _ in range(2):  # the second time with the labels that points keep
+        as_openmetrics = openmetrics(given_families).decode()
+        _assert_same(parse_text(text(given_families).decode()), given_families)
+        _assert_same(parse_openmetrics(as_openmetrics), given_families)  # type: ignore[no-untyped-call]
+    documented = {one.name: one.documentation for one in parse_openmetrics(as_openmetrics)}  # type: ignore[no-untyped-call]
     for family in given_families:
         # The reference parser takes white space off the ends of a line.
         assert documented[family.name.removesuffix("_total")].strip() == family.help.strip()
@@ -81,11 +88,11 @@ def test_both_formats_read_back_exactly_what_went_in(given_families: list[Family
 
 @given(VALUES)
 def test_numbers_are_exact_and_whole_ones_short(value: float) -> None:
-    text = number(value)
+    written = number(value)
 
-    assert float(text) == value or math.isnan(value)
+    assert float(written) == value or math.isnan(value)
     if abs(value) < 1e15 and value == int(value):
-        assert re.fullmatch(r"-?\d+", text)
+        assert re.fullmatch(r"-?\d+", written)
 
 
 def test_types_units_and_the_end_are_as_each_format_wants_them() -> None:
@@ -94,13 +101,13 @@ def test_types_units_and_the_end_are_as_each_format_wants_them() -> None:
         Family("gpu_io_bytes_per_second", "gauge", "Rate.", "bytes", [Point((), math.inf)]),
     ]
 
-    assert Renderer().text(given_families).decode() == (
+    assert text(given_families).decode() == (
         "# HELP gpu_energy_joules_total Energy.\n# TYPE gpu_energy_joules_total counter\n"
         'gpu_energy_joules_total{uuid="a"} 1e+21\n'
         "# HELP gpu_io_bytes_per_second Rate.\n# TYPE gpu_io_bytes_per_second gauge\ngpu_io_bytes_per_second +Inf\n"
     )
     # a unit is a unit there only where the name ends in it
-    assert Renderer().openmetrics(given_families).decode() == (
+    assert openmetrics(given_families).decode() == (
         "# HELP gpu_energy_joules Energy.\n# TYPE gpu_energy_joules counter\n# UNIT gpu_energy_joules joules\n"
         'gpu_energy_joules_total{uuid="a"} 1e+21\n'
         "# HELP gpu_io_bytes_per_second Rate.\n# TYPE gpu_io_bytes_per_second gauge\ngpu_io_bytes_per_second +Inf\n"
@@ -109,19 +116,26 @@ def test_types_units_and_the_end_are_as_each_format_wants_them() -> None:
 
 
 def test_a_name_that_is_no_unicode_costs_no_page() -> None:
-    body = Renderer().text([Family("m", "gauge", "", points=[Point((("file", "a\udcffb"),), 1)])])
+    body = text([Family("m", "gauge", "", points=[Point((("file", "a\udcffb"),), 1)])])
 
     assert 'm{file="a?b"} 1' in body.decode()
 
 
-def test_what_is_remembered_is_bounded_by_the_pages() -> None:
-    renderer = Renderer()
-    for second in range(200):
-        pids = [(("pid", f"{second}-{pid}"),) for pid in range(100)]
-        renderer.text([Family("m", "gauge", "", points=[Point(labels, 1) for labels in pids])])
+_SERIES = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.integers(0, 2)), max_size=6)
 
-    remembered = sum(len(lines) for lines in renderer._lines.values())
-    assert 100 <= remembered <= 5000
+
+@given(st.lists(_SERIES, max_size=6))
+def test_points_that_are_kept_give_the_same_page_as_new_ones(pages: list[list[tuple[str, str, int]]]) -> None:
+    def point_of(value: tuple[str, str, int]) -> Point:
+        metric, label, number_ = value
+        return Point((("l", label),), number_, metric)
+
+    source = PointSource(point_of)
+    for values in pages:
+        once = {(metric, label): value for metric, label, value in values}
+        expected = [Point((("l", label),), value, metric) for (metric, label), value in once.items()]
+
+        assert text([Family("m", "gauge", "", points=source.points(values))]) == text([Family("m", "gauge", "", points=expected)])
 
 
 def test_a_gauge_and_a_counter_of_one_name_cannot_both_be_openmetrics() -> None:
@@ -158,7 +172,7 @@ def test_no_accept_header_is_too_odd(accept: str) -> None:
 
 def test_promtool_reads_hostile_texts(require_program: Callable[[str], str]) -> None:
     hostile = '\\"\n\\n}{ \u202eevil 👩‍🚀\x1b[31m'
-    page = Renderer().text([Family("m_info", "gauge", hostile, points=[Point((("a", hostile), ("b", "")), 1)])])
+    page = text([Family("m_info", "gauge", hostile, points=[Point((("a", hostile), ("b", "")), 1)])])
 
     checked = subprocess.run([require_program("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)
 

@@ -1,22 +1,26 @@
-"""The page's data as OpenTelemetry's: status, start times, temporality, histograms, names."""
+"""Measurements of the page through the SDK: status, start times, temporality, histograms, lifetimes, names."""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
+import logging
+from typing import Any
 
 import msgspec
 import pytest
-from opentelemetry.sdk.metrics.export import AggregationTemporality
+from opentelemetry.sdk.metrics import ObservableCounter
+from opentelemetry.sdk.metrics.export import AggregationTemporality, Metric, MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.resources import Resource
 from tests.exporter.pages.golden_node import H100, node
 from tests.exporter.pages.otlp_page import page_of, spooled_histogram
 
 from rankscope.exporter.catalogue import CATALOGUE
-from rankscope.exporter.pages.otlp_metrics import OtlpMetrics
-from rankscope.exporter.pages.otlp_names import otel_name
+from rankscope.exporter.pages.otlp_metrics import otel_name
+from rankscope.exporter.pages.otlp_pipeline import OtlpPipelines
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import FleetState, Reading
+from rankscope.exporter.spool.series import SpoolFamily, SpoolSeries
 
 
 @pytest.mark.parametrize(
@@ -37,82 +41,111 @@ def test_what_the_driver_asks_for_is_a_status(reading: Reading, status: str) -> 
     assert _states(msgspec.structs.replace(state, gpus=(gpu,))) == {status}
 
 
-def test_of_a_gpu_that_was_released_nobody_knows_how_it_is() -> None:
+def test_a_released_gpu_has_no_status() -> None:
     fleet = SimulatedFleet("2")
     fleet.release("1", ttl_s=60)
 
-    data = OtlpMetrics(Page("node1", fleet), Resource({})).collect()
-    (status,) = (metric for metric in data.resource_metrics[0].scope_metrics[0].metrics if metric.name == "hw.status")
+    status = Exported(Page("node1", fleet)).metrics()["hw.status"]
 
     assert {(point.attributes or {})["hw.id"] for point in status.data.data_points} == {fleet.state().gpus[0].identity.uuid}
 
 
 def _states(state: FleetState) -> set[str]:
-    data = OtlpMetrics(page_of(state), Resource({})).collect()
-    (status,) = (metric for metric in data.resource_metrics[0].scope_metrics[0].metrics if metric.name == "hw.status")
+    status = Exported(page_of(state)).metrics()["hw.status"]
     return {str((point.attributes or {})["hw.state"]) for point in status.data.data_points if getattr(point, "value", 0) == 1}
 
 
+class Exported(MetricExporter):
+    """What a page's pipelines export, in memory."""
+
+    def __init__(self, page: Page, temporality: AggregationTemporality = AggregationTemporality.CUMULATIVE) -> None:
+        super().__init__({ObservableCounter: temporality})
+        self.pipelines = OtlpPipelines(page, Resource({}), self)
+        self._messages: list[MetricsData] = []
+
+    def metrics(self) -> dict[str, Metric]:
+        """By name, of one more export; of one name in two messages, that of the node."""
+        self._messages.clear()
+        assert self.pipelines.export(60) is None
+        found = [
+            metric
+            for message in self._messages
+            for resource in message.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        ]
+        return {metric.name: metric for metric in reversed(found)}
+
+    def points(self, name: str) -> list[Any]:
+        """The points of one metric of one more export."""
+        metric = self.metrics().get(name)
+        return [*metric.data.data_points] if metric is not None else []
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 0, **_kwargs: Any) -> MetricExportResult:
+        self._messages.append(metrics_data)
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: float = 0) -> bool:
+        return True
+
+    def shutdown(self, timeout_millis: float = 0, **_kwargs: Any) -> None:
+        pass
+
+
 class _Node:
-    """One GPU with one counter, at times a test decides."""
+    """One GPU with one counter, whose value a test decides."""
 
     def __init__(self, temporality: AggregationTemporality = AggregationTemporality.CUMULATIVE) -> None:
-        self.now_ns = 1_000
-        self.joules: float | None = 500.0
+        self.joules: float | None = None
         first = node().gpus[0]
         assert first.sample is not None
         self._gpu, self._sample = first, first.sample
-        self._metrics = OtlpMetrics(page_of(self._state), Resource({}), temporality=temporality, now_ns=lambda: self.now_ns)
+        self._exported = Exported(page_of(self._state), temporality)
 
     def _state(self) -> FleetState:
         readings = () if self.joules is None else (Reading("gpu_energy_joules_total", self.joules),)
         gpu = msgspec.structs.replace(self._gpu, sample=msgspec.structs.replace(self._sample, readings=readings))
         return FleetState((gpu,), None, {}, 0, 0, None, None)
 
-    def energy(self, at_ns: int, joules: float | None) -> tuple[int, int, float] | None:
-        """Start, time and value of what is sent."""
-        self.now_ns, self.joules = at_ns, joules
-        metrics = self._metrics.collect().resource_metrics[0].scope_metrics[0].metrics
-        for metric in metrics:
-            if metric.name == "hw.energy":
-                (point,) = metric.data.data_points
-                assert point.start_time_unix_nano is not None
-                return point.start_time_unix_nano, point.time_unix_nano, point.value  # type: ignore[union-attr]
-        return None
+    def energy(self, joules: float | None) -> Any:
+        """The point that is exported."""
+        self.joules = joules
+        points = self._exported.points("hw.energy")
+        assert len(points) <= 1
+        return points[0] if points else None
 
 
-def test_a_counter_keeps_its_start_until_it_begins_anew() -> None:
+def test_a_counter_never_decreases_and_keeps_its_start() -> None:
     counter = _Node()
 
-    assert counter.energy(2_000, 500) == (1_000, 2_000, 500)
-    assert counter.energy(3_000, 700) == (1_000, 3_000, 700)
+    first = counter.energy(500)
+    assert first.value == 500
+    assert counter.energy(700).value == 700
     # the driver was loaded anew
-    assert counter.energy(4_000, 10) == (3_000, 4_000, 10)
-    assert counter.energy(5_000, 20) == (3_000, 5_000, 20)
-    # nothing stale: away, then back as a new one
-    assert counter.energy(6_000, None) is None
-    assert counter.energy(7_000, 30) == (6_000, 7_000, 30)
-    # somebody set the clock back
-    start, at, _ = counter.energy(1_500, 40) or (0, 0, 0)
-    assert start == 6_000
-    assert at > 7_000
+    assert counter.energy(10).value == 710
+    assert counter.energy(20).value == 720
+    # nothing stale while the series is away
+    assert counter.energy(None) is None
+    last = counter.energy(30)
+    assert last.value == 730
+    assert first.start_time_unix_nano == last.start_time_unix_nano <= first.time_unix_nano < last.time_unix_nano
 
 
 def test_delta_sends_what_was_added_and_never_what_was_before() -> None:
     counter = _Node(AggregationTemporality.DELTA)
 
-    assert counter.energy(2_000, 500) is None
-    assert counter.energy(3_000, 700) == (2_000, 3_000, 200)
-    assert counter.energy(4_000, 10) == (3_000, 4_000, 10)
+    points = [counter.energy(joules) for joules in (500, 700, 10)]
+
+    assert [point.value for point in points] == [0, 200, 10]
+    assert [point.start_time_unix_nano for point in points[1:]] == [point.time_unix_nano for point in points[:-1]]
 
 
 @pytest.mark.parametrize("temporality", [AggregationTemporality.CUMULATIVE, AggregationTemporality.DELTA])
-def test_a_histogram_of_a_rank_has_the_counts_of_each_bucket_alone_and_begins_anew_with_the_rank(
+def test_a_histogram_of_a_rank_goes_out_as_counters_that_survive_a_restart_of_the_rank(
     temporality: AggregationTemporality,
 ) -> None:
-    times = itertools.count(1000)
     page = page_of(node())
-    metrics = OtlpMetrics(page, Resource({}), temporality=temporality, now_ns=lambda: next(times))
+    exported = Exported(page, temporality)
     found = []
     for sample in (
         spooled_histogram(1, 2, 0, total=9.5),
@@ -120,22 +153,66 @@ def test_a_histogram_of_a_rank_has_the_counts_of_each_bucket_alone_and_begins_an
         spooled_histogram(0, 1, 0, total=2.5),  # started again
     ):
         page.spool = page_of(node(), sample).spool
-        (resource,) = metrics.collect().resource_metrics
-        points = [
-            point
-            for metric in resource.scope_metrics[0].metrics
-            if metric.name == "rankscope.rank.step_duration"
-            for point in metric.data.data_points
-        ]
-        found += [(one.start_time_unix_nano, one.time_unix_nano, list(one.bucket_counts), one.count, one.sum) for one in points]  # type: ignore[union-attr]
-        for one in points:
-            assert list(one.explicit_bounds) == [1.0, 10.0]  # type: ignore[union-attr]
-            assert one.attributes is not None
-            assert {one.attributes[key] for key in ("hw.id", "rankscope.run_id", "rankscope.rank")} == {H100, "id-r", "3"}
+        metrics = exported.metrics()
+        buckets, total, count = (metrics[f"rankscope.rank.step_duration.{part}"] for part in ("bucket", "sum", "count"))
+        assert (buckets.unit, total.unit, count.unit) == ("1", "s", "1")
+        by_bound = {(point.attributes or {})["le"]: getattr(point, "value", None) for point in buckets.data.data_points}
+        for point in (*buckets.data.data_points, *total.data.data_points):
+            assert point.attributes is not None
+            assert {point.attributes[key] for key in ("hw.id", "rankscope.run_id", "rankscope.rank")} == {H100, "id-r", "3"}
+        assert by_bound["+Inf"] == getattr(count.data.data_points[0], "value", None)
+        found.append((*by_bound.values(), getattr(total.data.data_points[0], "value", None)))
 
-    cumulative = [(1000, 1001, [1, 2, 0], 3, 9.5), (1000, 1002, [2, 2, 1], 5, 40.5), (1002, 1003, [0, 1, 0], 1, 2.5)]
-    delta = [(1001, 1002, [1, 0, 1], 2, 31.0), (1002, 1003, [0, 1, 0], 1, 2.5)]
+    cumulative = [(1, 3, 3, 9.5), (2, 4, 5, 40.5), (2, 5, 6, 43)]
+    delta = [(0, 0, 0, 0), (1, 1, 2, 31), (0, 1, 1, 2.5)]
     assert found == (cumulative if temporality is AggregationTemporality.CUMULATIVE else delta)
+
+
+def test_the_series_of_a_run_end_with_it_and_begin_anew_while_those_of_the_node_go_on() -> None:
+    page = page_of(node(), spooled_histogram(1, 0, 0, total=0.5))
+    with_ranks, without = page.spool, None
+    exported = Exported(page)
+    before = exported.metrics()
+
+    page.spool = without
+    assert not [name for name in exported.metrics() if name.startswith("rankscope.rank.")]
+    page.spool = with_ranks
+    after = exported.metrics()
+
+    starts = [
+        [metrics[name].data.data_points[0].start_time_unix_nano for metrics in (before, after)]
+        for name in ("hw.energy", "rankscope.rank.step_duration.count")
+    ]
+    assert starts[0][0] == starts[0][1]
+    assert starts[1][0] < starts[1][1]
+
+
+def test_what_no_instrument_accepts_is_left_out_and_costs_nothing_else() -> None:
+    rank = (("rank", "3"), ("run", "r"), ("slot", "0"))
+    loss = SpoolFamily("rank_loss", "gauge", "Loss.", (SpoolSeries("rank_loss", rank, float("nan")),))
+    sample = spooled_histogram(1, 0, 0, total=0.5)
+    page = page_of(node(), dataclasses.replace(sample, families=(*sample.families, loss)))
+
+    names = Exported(page).metrics().keys()
+
+    assert "rankscope.rank.loss" not in names
+    assert names >= {"rankscope.rank.step_duration.sum", "hw.power"}
+
+
+def test_a_failed_export_has_the_first_reason_and_the_next_series_are_tried() -> None:
+    page = page_of(node(), spooled_histogram(1, 0, 0, total=0.5))
+    exported = Exported(page)
+    attempts: list[MetricsData] = []
+
+    def export(metrics_data: MetricsData, **_kwargs: Any) -> MetricExportResult:
+        attempts.append(metrics_data)
+        logging.getLogger("opentelemetry.exporter").warning("attempt %d", len(attempts))
+        return MetricExportResult.FAILURE
+
+    exported.export = export  # type: ignore[assignment,method-assign]
+
+    assert exported.pipelines.export(60) == "attempt 1"
+    assert len(attempts) == 3  # the node, the MIG devices, the run
 
 
 def test_every_name_is_one_instrument() -> None:

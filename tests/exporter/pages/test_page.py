@@ -260,7 +260,7 @@ def test_without_a_driver_the_page_says_so_and_goes_on() -> None:
     assert page.problems() == [("gpu", "the driver's library is not there"), ("spool", "no sample yet")]
     assert _of(page, "rankscope_exporter_collector_success", collector="gpu") == [0]
     assert _of(page, "rankscope_exporter_collector_success", collector="spool") == [0]
-    assert _of(page, "node_gpus", source="pci") == [8]
+    assert _of(page, "gpu_devices", source="pci") == [8]
     assert _of(page, "rankscope_exporter_unidentified_gpus") == [8]
     assert not _of(page, "rankscope_exporter_driver_info")
     assert not _of(page, "nvswitch_devices")
@@ -306,7 +306,7 @@ def test_a_scrape_may_ask_for_some_collectors(page: Page) -> None:
     assert "rank_steps_total" in asked
     assert {"gpu_up", "gpu_power_watts", "gpu_job_info"} & asked.keys() == set()
     # only what these collectors lack is said to be absent
-    lacking = {(dict(labels)["metric"], dict(labels)["series"]) for labels in asked["gpu_metric_supported"]}
+    lacking = {(dict(labels)["metric"], dict(labels)["series"]) for labels in asked["gpu_metric_absent_info"]}
     assert lacking == {("gpu_clock_hertz", "clock=sm")}
     health = {dict(labels)["collector"] for labels in asked["rankscope_exporter_collector_success"]}
     assert health == {"clocks", "spool"}

@@ -45,10 +45,13 @@ def test_the_pages_of_a_node_are_the_golden_ones(
     exporter.wait_until(lambda: len(exporter.values("gpu_xid_last_code")) == 4)
     driver.lose(3)
     exporter.wait_until(lambda: exporter.values("gpu_down_info", reason="lost") == [1])
-    exporter.wait_until(lambda: exporter.values("gpu_metric_supported", reason="first_sample") == [])
+    exporter.wait_until(lambda: exporter.values("gpu_metric_absent_info", reason="first_sample") == [])
     exporter.wait_until(
         lambda: len(exporter.values("gpu_sm_active_ratio")) == 2 and len(exporter.values("gpu_mig_sm_active_ratio")) == 2
     )
+
+    # A rate needs two samples of every GPU that is there.
+    exporter.wait_until(lambda: exporter.get("/dcgm/metrics").text.count("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{") == 3)
 
     pages = {file: _still(exporter.get(path).text) for path, file in PAGES.items()}
     for file, page in pages.items():

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rankscope.exporter.source import FleetState, GpuIdentity, GpuProcess, GpuSample, GpuState
 from rankscope.exporter.spool.folder import SpoolFolder
 from rankscope.exporter.spool.process_folders import ProcessFolders, pids_on_gpus
-from rankscope.exporter.spool.reading import Spool, SpoolSample
+from rankscope.exporter.spool.reading import Spool, SpoolError, SpoolSample
 from rankscope.exporter.spool.series import RankKey
 
 MOUNTS = "22 1 0:21 / / rw,relatime shared:1 - overlay overlay rw\n23 22 0:5 / /proc rw - proc proc rw\n"
@@ -195,6 +198,48 @@ def test_a_real_process_with_a_root_and_a_user_of_its_own(host: Host) -> None:
     assert sample.states == {RankKey("mine", "0", "0"): "running"}
     assert sample.owners == {"mine": 1001}
     assert sample.rejected == {"foreign_owner": 1}
+
+
+def _failing(number: int, *, inode: int | None = None, name: str = "") -> Callable[..., Any]:
+    """``os.scandir`` of the folder with this inode, or ``os.stat`` of the file of this name, on a device that fails."""
+    call = os.scandir if inode is not None else os.stat
+
+    def fails(path: Any, *args: Any, **options: Any) -> Any:
+        if path == name if inode is None else isinstance(path, int) and os.fstat(path).st_ino == inode:
+            raise OSError(number, os.strerror(number))
+        return call(path, *args, **options)
+
+    return fails
+
+
+def test_a_folder_that_cannot_be_read_costs_only_its_own_ranks(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    (host.spool / "a.prom").write_text(rank_file("host"))
+    (host.pod(11) / "a.prom").write_text(rank_file("pod-1"))
+    broken = host.pod(12)
+    monkeypatch.setattr(os, "scandir", _failing(errno.EIO, inode=broken.stat().st_ino))
+
+    sample = host.read()
+
+    assert {key.run for key in sample.states} == {"host", "pod-1"}
+    assert sample.rejected == {"process_unreadable": 1}
+
+
+def test_a_spool_that_cannot_be_read_is_an_error_that_names_it(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "scandir", _failing(errno.EIO, inode=host.spool.stat().st_ino))
+
+    with pytest.raises(SpoolError, match=re.escape(str(host.spool))):
+        host.read()
+
+
+def test_a_file_that_cannot_be_read_costs_only_its_own_rank(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    (host.spool / "a.prom").write_text(rank_file("good"))
+    (host.spool / "b.prom").write_text(rank_file("bad"))
+    monkeypatch.setattr(os, "stat", _failing(errno.EIO, name="b.prom"))
+
+    sample = host.read()
+
+    assert {key.run for key in sample.states} == {"good"}
+    assert sample.rejected == {"unreadable": 1}
 
 
 def test_the_processes_are_those_that_have_a_gpu_open() -> None:

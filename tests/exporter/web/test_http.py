@@ -14,17 +14,16 @@ import pytest
 from tests.exporter.conftest import RunningExporter, exporters
 from tests.exporter.web.conftest import Simulated
 
+from rankscope.base.http import Request
+from rankscope.base.http_server import MAX_CONNECTIONS
 from rankscope.exporter.web.control import Control
-from rankscope.exporter.web.http_connection import Request, Response
-from rankscope.exporter.web.server import MAX_CONNECTIONS, Endpoint, Server
 
 pytestmark = pytest.mark.slow  # each starts real processes
 
 HALF_A_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
 HEALTHY = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
 SHORT_DEADLINES = (
-    "import rankscope.exporter.web.http_connection as http; "
-    "http.REQUEST_DEADLINE_S = http.RESPONSE_DEADLINE_S = http.KEEP_ALIVE_S = 1"
+    "import rankscope.base.http_server as http; http.REQUEST_DEADLINE_S = http.RESPONSE_DEADLINE_S = http.KEEP_ALIVE_S = 1"
 )
 
 
@@ -162,49 +161,6 @@ def _target(link: Path) -> str:
         return str(link.readlink())
     except OSError:
         return ""
-
-
-def test_a_response_that_cannot_be_sent_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
-    async def answer(_request: Request) -> Response:
-        return Response(200, b"", headers=(("x-blank", " first"),))
-
-    async def main() -> bytes:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            server = Server([Endpoint(listening, answer)])
-            server.start()
-            reader, writer = await asyncio.open_connection(*listening.getsockname())
-            writer.write(HEALTHY)
-            said = b""
-            with contextlib.suppress(ConnectionResetError):
-                said = await asyncio.wait_for(reader.read(), 120)
-            writer.close()
-            await server.stop()
-        return said
-
-    assert asyncio.run(main()) == b""
-    assert len([record for record in caplog.records if record.exc_info]) == 1
-
-
-def test_a_defect_is_logged_once_however_often_somebody_asks(caplog: pytest.LogCaptureFixture) -> None:
-    async def fail(_request: Request) -> Response:
-        raise RuntimeError("a defect")
-
-    async def main() -> list[bytes]:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            server = Server([Endpoint(listening, fail)])
-            server.start()
-            answers = []
-            for _ in range(3):
-                reader, writer = await asyncio.open_connection(*listening.getsockname())
-                writer.write(HEALTHY)
-                answers.append(await reader.readline())
-                writer.close()
-                await writer.wait_closed()
-            await server.stop()
-        return answers
-
-    assert asyncio.run(main()) == [b"HTTP/1.1 500 Internal Server Error\r\n"] * 3
-    assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
 def test_a_token_file_that_cannot_be_read_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -56,6 +56,22 @@ def test_the_command_releases_and_resumes_a_gpu(
     assert ["released" in told[0], "resumed" in told[1], "answers again" in told[2]] == [True] * 3
 
 
+def test_a_node_whose_gpus_are_all_released_has_no_failing_collector(
+    start_exporter: Callable[..., RunningExporter],
+    fake_nvml: FakeDriver,
+    cli: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    exporter = start_exporter(env=fake_nvml.env)
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
+
+    for gpu in ("0", "1"):
+        assert cli("exporter", "release", gpu, "--socket", tmp_path / "control.sock").returncode == 0
+
+    assert exporter.values("gpu_down_info", reason="released") == [1.0, 1.0]
+    assert exporter.values("rankscope_exporter_collector_success", collector="power") == [1.0]
+
+
 def test_what_the_socket_refuses(
     simulated: Simulated, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
@@ -84,7 +100,7 @@ from pathlib import Path
 from rankscope.exporter.web.app import App
 from rankscope.exporter.web.listening import listen_unix
 from rankscope.exporter.pages.page import Page
-from rankscope.exporter.web.server import Endpoint, Server
+from rankscope.base.http_server import Endpoint, Server, application
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.web.access import WebAccess
 
@@ -94,7 +110,7 @@ class Stuck(SimulatedFleet):
 
 async def main():
     app = App(Page("node1", Stuck("1")), WebAccess(None), interval_s=1)
-    Server([Endpoint(listen_unix(Path({str(tmp_path / "control.sock")!r})), app.local)]).start()
+    Server([Endpoint(listen_unix(Path({str(tmp_path / "control.sock")!r})), application(app.local))]).start()
     print("ready", flush=True)
     await asyncio.sleep(600)
 

@@ -11,11 +11,11 @@ from rankscope.exporter.source import GpuIdentity
 from rankscope.exporter.xid.entry import KernelXid
 from rankscope.exporter.xid.journal import EARLY_S, LATE_S
 from rankscope.exporter.xid.tallies import MAX_OTHER_CODES, MAX_SXID_CODES, OTHER
-from rankscope.exporter.xids import FROM_ZERO
+from rankscope.exporter.xids import ACTIONABLE, CRITICAL
 
 
-def test_codes_that_ask_for_an_action_are_there_from_zero_and_others_from_their_first_time(node: Node) -> None:
-    assert node.values() == [0.0] * len(FROM_ZERO)
+def test_critical_codes_are_there_from_zero_and_others_from_their_first_time(node: Node) -> None:
+    assert node.values() == [0.0] * len(CRITICAL)
     assert node.values("gpu_xid_last_code") == [0.0]
     assert node.values("gpu_xid_last_timestamp_seconds") == []
 
@@ -24,7 +24,7 @@ def test_codes_that_ask_for_an_action_are_there_from_zero_and_others_from_their_
     node.event(31)
 
     assert node.values(xid="31") == [2.0]
-    assert len(node.values()) == len(FROM_ZERO) + 1
+    assert len(node.values()) == len(CRITICAL) + 1
     assert node.values("gpu_xid_last_timestamp_seconds", xid="31") == [1_000_060.0]
     assert node.values("gpu_xid_last_code") == [31.0]
 
@@ -192,13 +192,14 @@ def test_an_older_error_found_later_is_not_the_last(node: Node) -> None:
 
 
 def test_a_storm_of_codes_makes_no_storm_of_series(node: Node) -> None:
-    codes = [code for code in range(200, 400) if code not in FROM_ZERO]
-    for code in codes:
+    for code in ACTIONABLE:
+        node.event(code)
+    for code in range(200, 400):
         node.event(code)
         node.line(code % 65_536, kind="sxid", pci_bus_id=SWITCH, severity="non_fatal")
-    own = len(FROM_ZERO) + MAX_OTHER_CODES
+    own = len(ACTIONABLE) + MAX_OTHER_CODES
     assert len(node.values()) == own + 1
-    assert node.values(xid=OTHER) == [float(len(codes) - MAX_OTHER_CODES)]
+    assert node.values(xid=OTHER) == [float(200 - MAX_OTHER_CODES)]
     assert len(node.values("nvswitch_sxid_errors_total")) == MAX_SXID_CODES + 1
 
     shown = set(node.journal.series([GPU]))
@@ -213,6 +214,7 @@ def test_errors_of_switches_are_counted_by_severity(node: Node) -> None:
 
     assert node.values("nvswitch_sxid_errors_total", severity="fatal", sxid="20034", pci_bus_id=SWITCH) == [1.0]
     assert node.values("nvswitch_sxid_errors_total", severity="non_fatal") == [2.0]
+    assert node.values("nvswitch_sxid_last_timestamp_seconds", severity="fatal") == [1_000_000.0]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tests.profiler.ranks import PreloadedTorch
 
+from rankscope.base.errors import InputError
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.asking import Asking
 from rankscope.profiler.helper.coordination import Coordination
@@ -23,7 +24,6 @@ from rankscope.profiler.plan import RankReport
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.control import ControlAnswer, ControlRequest, new_request, post, read_answer
-from rankscope.runs.errors import InputError
 from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, PlannedWindow, RankInfo, RunInfo, StepRecord

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.base.locks import try_lock
 from rankscope.profiler.helper import host_lock
 from rankscope.profiler.helper.host_lock import HostLock
 
@@ -36,15 +37,14 @@ def test_whoever_holds_a_lock_that_was_removed_holds_it_no_more(tmp_path: Path) 
 
 def test_a_lock_that_is_removed_while_it_is_taken_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = HostLock("run", base=tmp_path)
-    locked = host_lock._locked
 
-    def late(handle: int, kind: int) -> bool:
+    def late(handle: int, *, shared: bool = False) -> bool:
         for file in tmp_path.glob("*/lock"):
             file.unlink()  # as the last one to leave does
-        return locked(handle, kind)
+        return try_lock(handle, shared=shared)
 
     with monkeypatch.context() as patch:
-        patch.setattr(host_lock, "_locked", late)
+        patch.setattr(host_lock, "try_lock", late)
         assert not lock.take()
     assert lock.take()
 

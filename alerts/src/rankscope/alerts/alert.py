@@ -5,6 +5,7 @@ Labels are identity, so nothing that changes from one evaluation to the next may
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -15,6 +16,7 @@ UPDATED_AT: Final = "updated_at"
 _FNV_OFFSET: Final = 14695981039346656037
 _FNV_PRIME: Final = 1099511628211
 _SEPARATOR: Final = b"\xff"
+_DATE_AND_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -64,3 +66,11 @@ def unix_ns(moment: str) -> int:
         read = read.replace(tzinfo=UTC)
     found = (read - _EPOCH) // timedelta(microseconds=1) * 1000
     return found if abs(found) < 2**62 else 0
+
+
+def is_rfc3339(moment: str) -> bool:
+    """Whether a text is a date with a time, as ``2023-11-14T22:13:20.5+01:00``."""
+    try:
+        return _DATE_AND_TIME.match(moment) is not None and datetime.fromisoformat(moment) is not None
+    except ValueError:
+        return False

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from rankscope.alerts.alert import rfc3339
+from rankscope.base.text import one_line
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,11 +41,11 @@ def as_text(event: Event) -> str:
     """One line; an alert that fires is followed by what to do next, indented."""
     head = f"{rfc3339(event.time_unix_ns)} {event.event.upper():<8}"
     if event.event == "verdict":
-        return plain(f"{head} {event.run_id}: {event.summary}")
+        return one_line(f"{head} {event.run_id}: {event.summary}")
     lines = [alert_line(head, event.labels, event.annotations)]
     if event.event == "firing":
-        lines += [f"    next: {plain(step)}" for step in event.annotations.get("next", "").splitlines()]
-        lines += [f"    {name}: {plain(event.annotations[name])}" for name in ("dashboard_url",) if name in event.annotations]
+        lines += [f"    next: {one_line(step)}" for step in event.annotations.get("next", "").splitlines()]
+        lines += [f"    {name}: {one_line(event.annotations[name])}" for name in ("dashboard_url",) if name in event.annotations]
     return "\n".join(lines)
 
 
@@ -57,12 +58,7 @@ def alert_line(head: str, labels: dict[str, str], annotations: dict[str, str]) -
     ]
     parts = [head, labels.get("alertname", "(no alertname)"), *([f"run {run}"] if run else []), *where]
     tail = f" [{', '.join(details)}]" if details else ""
-    return plain(f"{' '.join(parts)}: {annotations.get('summary') or '(no summary)'}{tail}")
-
-
-def plain(text: str) -> str:
-    """Without control characters: text that arrived from elsewhere must not steer a terminal or break a line."""
-    return "".join(char if char.isprintable() else " " for char in text)
+    return one_line(f"{' '.join(parts)}: {annotations.get('summary') or '(no summary)'}{tail}")
 
 
 def print_line(line: str, *, err: bool = False) -> OSError | None:
@@ -89,7 +85,7 @@ def progress_line() -> Iterator[Callable[[str], None]]:
     # A line that wraps could not be written over.
     longest = shutil.get_terminal_size().columns - 3
     try:
-        yield lambda what: write(f"{plain(what)[:longest]} …")
+        yield lambda what: write(f"{one_line(what)[:longest]} …")
     finally:
         write("")
 

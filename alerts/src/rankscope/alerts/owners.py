@@ -1,4 +1,8 @@
-"""The alerts of the watcher, one row each. Where a Prometheus rule knows the same, name, severity and runbook are the rule's."""
+"""Every alert with its severity and its owner: the one program that may emit it.
+
+The watcher owns what only the analysis of a run knows, the Prometheus rules own what series tell. Two owners of one name would
+send alerts of one fingerprint, and the end reported by one would resolve what the other still fires.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +11,107 @@ from typing import Final, Literal
 
 from rankscope.analysis.result import Kind
 
+Owner = Literal["watcher", "prometheus"]
+Severity = Literal["critical", "warning", "info"]
+
 
 @dataclass(frozen=True, slots=True)
-class FindingRule:
-    """An alert by name."""
+class OwnedAlert:
+    """One row: name, severity (of a rule the default: operators may change it) and owner of an alert."""
 
     alertname: str
-    severity: Literal["critical", "warning", "info"]
+    severity: Severity
+    owner: Owner
 
 
-STRAGGLER: Final = FindingRule("TrainingStraggler", "warning")
-STALLED: Final = FindingRule("TrainingStalled", "critical")
-SILENT: Final = FindingRule("RankSilent", "critical")
-CRASHED: Final = FindingRule("TrainingCrashed", "critical")
-DISABLED: Final = FindingRule("RecorderDisabled", "warning")
-REGRESSION: Final = FindingRule("TrainingStepRegression", "warning")
-THROUGHPUT: Final = FindingRule("TrainingThroughputLoss", "warning")
+STRAGGLER: Final = OwnedAlert("TrainingStraggler", "warning", "watcher")
+COMMUNICATION_BOUND: Final = OwnedAlert("TrainingCommunicationBound", "warning", "watcher")
+INPUT_BOUND: Final = OwnedAlert("TrainingInputBound", "warning", "watcher")
+HOST_BOUND: Final = OwnedAlert("TrainingHostBound", "warning", "watcher")
+REGRESSION: Final = OwnedAlert("TrainingStepRegression", "warning", "watcher")
+THROUGHPUT: Final = OwnedAlert("TrainingThroughputLoss", "warning", "watcher")
+HANG: Final = OwnedAlert("TrainingHang", "critical", "watcher")
+RANK_LOST: Final = OwnedAlert("TrainingRankLost", "critical", "watcher")
+CRASHED: Final = OwnedAlert("TrainingCrashed", "critical", "watcher")
 
-ALERTED: Final[dict[Kind, FindingRule]] = {
+ALERTS: Final = (
+    STRAGGLER,
+    COMMUNICATION_BOUND,
+    INPUT_BOUND,
+    HOST_BOUND,
+    REGRESSION,
+    THROUGHPUT,
+    HANG,
+    RANK_LOST,
+    CRASHED,
+    OwnedAlert("TrainingStalled", "critical", "prometheus"),
+    OwnedAlert("TrainingHangSuspected", "critical", "prometheus"),
+    OwnedAlert("RankSilent", "critical", "prometheus"),
+    OwnedAlert("RecorderDisabled", "warning", "prometheus"),
+    OwnedAlert("RecorderDropping", "warning", "prometheus"),
+    OwnedAlert("GpuDown", "critical", "prometheus"),
+    OwnedAlert("GpuMissing", "critical", "prometheus"),
+    OwnedAlert("GpuRecoveryAction", "critical", "prometheus"),
+    OwnedAlert("GpuEccUncorrected", "critical", "prometheus"),
+    OwnedAlert("GpuRowRemapFailure", "critical", "prometheus"),
+    OwnedAlert("GpuRowRemapPending", "warning", "prometheus"),
+    OwnedAlert("GpuRetiredPagesPending", "warning", "prometheus"),
+    OwnedAlert("GpuRetiredPagesMany", "warning", "prometheus"),
+    OwnedAlert("GpuThermalSlowdown", "warning", "prometheus"),
+    OwnedAlert("GpuPowerBrake", "warning", "prometheus"),
+    OwnedAlert("GpuThrottleFlapping", "warning", "prometheus"),
+    OwnedAlert("GpuTooHot", "warning", "prometheus"),
+    OwnedAlert("GpuHangSuspected", "warning", "prometheus"),
+    OwnedAlert("GpuAllocatedIdle", "info", "prometheus"),
+    OwnedAlert("GpuAllocatedIdleLong", "warning", "prometheus"),
+    OwnedAlert("GpuXidCritical", "critical", "prometheus"),
+    OwnedAlert("GpuXidWarning", "warning", "prometheus"),
+    OwnedAlert("GpuXidRepeated", "warning", "prometheus"),
+    OwnedAlert("GpuXidOneUnit", "warning", "prometheus"),
+    OwnedAlert("GpuXidManyUnits", "info", "prometheus"),
+    OwnedAlert("NvswitchFatalError", "critical", "prometheus"),
+    OwnedAlert("NvlinkInactive", "warning", "prometheus"),
+    OwnedAlert("NvlinkCrcErrors", "warning", "prometheus"),
+    OwnedAlert("NvlinkRecoveries", "warning", "prometheus"),
+    OwnedAlert("GpuFabricUnhealthy", "critical", "prometheus"),
+    OwnedAlert("PcieReplays", "warning", "prometheus"),
+    OwnedAlert("PcieDegraded", "warning", "prometheus"),
+    OwnedAlert("InfinibandLinkDowned", "critical", "prometheus"),
+    OwnedAlert("InfinibandSymbolErrors", "warning", "prometheus"),
+    OwnedAlert("InfinibandReceiveErrors", "warning", "prometheus"),
+    OwnedAlert("InfinibandDiscards", "warning", "prometheus"),
+    OwnedAlert("ExporterCollectorFailing", "warning", "prometheus"),
+    OwnedAlert("ExporterStale", "warning", "prometheus"),
+    OwnedAlert("ExporterSlow", "warning", "prometheus"),
+    OwnedAlert("ExporterAbsent", "warning", "prometheus"),
+    OwnedAlert("ExporterPartial", "info", "prometheus"),
+    OwnedAlert("DriverSilent", "critical", "prometheus"),
+    OwnedAlert("WatcherSilent", "critical", "prometheus"),
+    OwnedAlert("ReceiverDown", "critical", "prometheus"),
+    OwnedAlert("ReceiverRefusing", "critical", "prometheus"),
+    OwnedAlert("ReceiverBacklog", "critical", "prometheus"),
+    OwnedAlert("ReceiverUndelivered", "critical", "prometheus"),
+    OwnedAlert("NodeDown", "critical", "prometheus"),
+    OwnedAlert("NodeMaintenance", "info", "prometheus"),
+)
+"""All rows, a name once."""
+
+WATCHER_ALERTS: Final = tuple(alert.alertname for alert in ALERTS if alert.owner == "watcher")
+
+ALERT_OF_KIND: Final[dict[Kind, OwnedAlert]] = {
     "straggler": STRAGGLER,
-    "communication_bound": FindingRule("TrainingCommunicationBound", "warning"),
-    "input_bound": FindingRule("TrainingInputBound", "warning"),
-    "host_bound": FindingRule("TrainingHostBound", "warning"),
-    "hang": STALLED,
+    "communication_bound": COMMUNICATION_BOUND,
+    "input_bound": INPUT_BOUND,
+    "host_bound": HOST_BOUND,
+    "hang": HANG,
 }
-"""What a kind of finding becomes. One of any other kind describes the job as a whole and wakes nobody."""
+"""Kind of a finding to its alert. Findings of other kinds describe the job and raise none."""
 
-OF_LIFE: Final = (STALLED.alertname, SILENT.alertname, DISABLED.alertname)
-"""Told by files that grow or do not, while a run goes on."""
+LIFE_ALERTS: Final = (HANG.alertname, RANK_LOST.alertname)
+"""Decided while a run goes on by whether the files of its ranks grow."""
 
-OF_PAST: Final = (REGRESSION, THROUGHPUT)
-"""Told by how a run went so far."""
+HISTORY_ALERTS: Final = (REGRESSION.alertname, THROUGHPUT.alertname)
+"""Decided by the run's own history of steps."""
 
-EVERY: Final = tuple(dict.fromkeys((*ALERTED.values(), SILENT, CRASHED, DISABLED, *OF_PAST)))
-"""All of them."""
-
-WATCHER_ALERTS: Final = tuple(rule.alertname for rule in EVERY)
-
-OF_RECORDS: Final = tuple(name for name in WATCHER_ALERTS if name not in OF_LIFE)
-"""Told by what the records say."""
+RECORD_ALERTS: Final = tuple(name for name in WATCHER_ALERTS if name not in LIFE_ALERTS)
+"""Decided by the records of a run."""

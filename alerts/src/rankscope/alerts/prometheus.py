@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.alerts.deliver.post import Deadline, plain_words, redact
-from rankscope.alerts.output import plain
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
+from rankscope.base.text import one_line
 from rankscope.runs.segments import open_regular
 
 TOKEN_VARIABLE: Final = "RANKSCOPE_PROMETHEUS_TOKEN"  # noqa: S105  the variable's name, not what is in it
@@ -155,7 +155,7 @@ class Prometheus:
         try:
             return Answer([_series(found) for found in data.result], warnings)
         except (ValueError, OverflowError) as error:
-            raise PrometheusError(self.name, f"a value in its answer cannot be used: {plain(str(error))[:_SHOWN]}") from error
+            raise PrometheusError(self.name, f"a value in its answer cannot be used: {one_line(str(error))[:_SHOWN]}") from error
 
     def _ask(self, method: str, what: str, asked: dict[str, str], kind: type[_T]) -> tuple[_T, list[str]]:
         status, body = self._exchange(method, f"{self._server.url.rstrip('/')}/api/v1/{what}", asked)
@@ -163,13 +163,14 @@ class Prometheus:
         try:
             envelope = msgspec.json.decode(body, type=_Envelope)
             if envelope.status == "success" and httpx.codes.is_success(status):
-                return msgspec.json.decode(envelope.data, type=kind), [plain(line)[:_SHOWN] for line in envelope.warnings]
+                return msgspec.json.decode(envelope.data, type=kind), [one_line(line)[:_SHOWN] for line in envelope.warnings]
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if httpx.codes.is_success(status):
                 raise PrometheusError(
-                    self.name, f"its answer is not one of Prometheus' API ({plain(str(error))[:_SHOWN]}); is a Prometheus there?"
+                    self.name,
+                    f"its answer is not one of Prometheus' API ({one_line(str(error))[:_SHOWN]}); is a Prometheus there?",
                 ) from error
-        said = "" if envelope is None else plain(envelope.error)[:_SHOWN]
+        said = "" if envelope is None else one_line(envelope.error)[:_SHOWN]
         raise PrometheusError(self.name, _refusal(status, said))
 
     def _exchange(self, method: str, url: str, asked: dict[str, str]) -> tuple[int, bytes]:
@@ -204,7 +205,7 @@ class Prometheus:
             )
         if isinstance(error, httpx.ConnectError):
             return PrometheusDownError(self.name, f"cannot be reached: {words}; is Prometheus running there?")
-        return PrometheusError(self.name, f"its answer cannot be read: {plain(words)[:_SHOWN]}")
+        return PrometheusError(self.name, f"its answer cannot be read: {one_line(words)[:_SHOWN]}")
 
     def _credentials(self) -> dict[str, str]:
         if self._ours:

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import click
 import msgspec
 import msgspec.inspect
 
-from rankscope.alerts.options import seconds
-from rankscope.alerts.output import plain
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
+from rankscope.base.options import parse_duration
+from rankscope.base.text import one_line
 from rankscope.runs.segments import open_regular
 
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
@@ -36,7 +35,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 def in_words(reason: str, place: str, kind: object, *, section: str = "") -> str:
     """What ``msgspec`` says is wrong at ``place`` (``.target[0].name``) of the ``section`` of a file that should be ``kind``."""
-    reason = plain(reason)
+    reason = one_line(reason)
     meant = list(_types_at(msgspec.inspect.type_info(kind), place))
     if unknown := _UNKNOWN.fullmatch(reason):
         return f"no such setting: {unknown[1]}{_instead(unknown[1], _settings(meant))}"
@@ -153,13 +152,7 @@ def _has_nul(value: object) -> bool:
 
 def duration(text: str) -> float:
     """``5s``, ``10m``, ``4h`` in seconds. Raises ``ValueError``, also without a unit: in a file nobody sees what is meant."""
-    try:
-        found = seconds(text)
-    except click.BadParameter as error:
-        raise ValueError(error.message) from error
-    if text[-1].isdigit():
-        raise ValueError(f"{text!r} is a duration without its unit, as in {text}s or {text}m")
-    return found
+    return parse_duration(text, needs_unit=True)
 
 
 def converted(path: Path, value: object, kind: type[_T], *, section: str = "") -> _T:

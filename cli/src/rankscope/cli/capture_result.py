@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.result import Analysis
-from rankscope.analysis.wording import printable
+from rankscope.base.text import printable
 
 CAPTURE_SCHEMA: Final = "rankscope.capture/1"
 SHOWN: Final = 16

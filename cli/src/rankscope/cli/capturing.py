@@ -7,8 +7,9 @@ import time
 from typing import Final
 
 from rankscope.analysis.captured import analyze_captured
+from rankscope.base.text import ranks_text
 from rankscope.cli.capture_result import CaptureResult, Missing
-from rankscope.cli.live_run import LiveRun, listed, say, waited_for
+from rankscope.cli.live_run import LiveRun, say, waited_for
 from rankscope.cli.profiled import ProfiledSteps
 from rankscope.cli.standstill import Standstill
 from rankscope.runs.control import MAX_STEPS, ControlAnswer, ControlRequest, read_answer
@@ -23,7 +24,7 @@ def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *
     """Ask, and wait until ``until`` (monotonic seconds) for the profiles of the ``expected`` ranks."""
     watch = Standstill(live)
     with live.asked(request) as note_answered:
-        say(f"asked for {request.steps} steps of {listed(expected)}")
+        say(f"asked for {request.steps} steps of {ranks_text(expected)}")
         answer = waited_for(lambda: _answer(live, request), until=until, ranks=1)
         if answer is not None:
             note_answered()
@@ -43,14 +44,14 @@ def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *
         )
     if answer.ranks is not None:
         expected = sorted(set(answer.ranks))
-    say(f"accepted: steps {steps[0]} to {steps[-1]} will be profiled by {listed(expected)}")
+    say(f"accepted: steps {steps[0]} to {steps[-1]} will be profiled by {ranks_text(expected)}")
     missing = _wait_for_profiles(live, expected, steps, until=until)
     lacking = missing[0].reason if missing else None
     if any(not live.has_ended(row.rank) for row in missing) and (standstill := watch.explained()) is not None:
         lacking = f"{lacking}: {standstill}"
     present = [rank for rank in expected if rank not in {row.rank for row in missing}]
     if missing:
-        say(f"no complete profile of {listed([row.rank for row in missing])}: {lacking}")
+        say(f"no complete profile of {ranks_text([row.rank for row in missing])}: {lacking}")
     return CaptureResult(
         request=request.id,
         accepted=True,

@@ -38,7 +38,7 @@ class Check:
 
 
 EXTRAS: Final[dict[str, tuple[str, ...]]] = {
-    "exporter": ("pynvml", "prometheus_client", "h11", "bcrypt", "yaml"),
+    "exporter": ("pynvml", "prometheus_client", "uvicorn", "h11", "bcrypt", "yaml"),
     "profiler": ("numpy",),
     "analysis": ("numpy",),
     "dashboards": ("numpy", "dash", "dash_mantine_components", "dash_ag_grid", "gunicorn"),

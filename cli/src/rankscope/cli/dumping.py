@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
+from rankscope.base.text import ranks_text
 from rankscope.cli.capture_result import Dump, DumpResult, Missing
-from rankscope.cli.live_run import LiveRun, listed, say, waited_for
+from rankscope.cli.live_run import LiveRun, say, waited_for
 from rankscope.runs.control import ControlAnswer, ControlRequest, read_answer
 from rankscope.runs.paths import flight_dir
 
@@ -30,7 +31,7 @@ def dump_recorders(live: LiveRun, request: ControlRequest, expected: list[int], 
         return True if all(map(live.has_ended, left)) else None
 
     with live.asked(request) as note_answered:
-        say(f"asked {listed(expected)} for what the Flight Recorder holds")
+        say(f"asked {ranks_text(expected)} for what the Flight Recorder holds")
         if waited_for(look, until=until, ranks=len(expected)):
             note_answered()
     infos = live.infos()

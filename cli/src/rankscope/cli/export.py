@@ -20,10 +20,11 @@ from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.analysis.perfetto.selection import MAX_EVENTS, Selection
 from rankscope.analysis.perfetto.source import step_range
-from rankscope.analysis.wording import counted, printable, wrapped
+from rankscope.analysis.wording import counted, wrapped
+from rankscope.base.errors import InputError
+from rankscope.base.text import printable
 from rankscope.cli.rank_list import RANKS
 from rankscope.cli.terminal import INPUT_PLACE, format_option, print_json, width
-from rankscope.runs.errors import InputError
 from rankscope.runs.named import named_run
 from rankscope.runs.paths import findings_file, run_file
 from rankscope.runs.writer import replacing

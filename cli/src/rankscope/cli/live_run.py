@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 
 import click
 
-from rankscope.analysis.wording import printable
+from rankscope.base.errors import InputError
+from rankscope.base.text import printable
 from rankscope.runs.control import ControlAnswer, ControlRequest, post
-from rankscope.runs.errors import InputError
 from rankscope.runs.paths import control_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
@@ -142,15 +142,6 @@ def waited_for(look: Callable[[], _T | None], *, until: float, ranks: int) -> _T
 def say(line: str) -> None:
     """Progress, for people. What is said may come from the run, which anybody may have written: no escape sequences."""
     click.echo(f"rankscope: {printable(line)}", err=True)
-
-
-def listed(ranks: list[int], *, most: int = 8) -> str:
-    """``rank 3``, ``ranks 0, 1 and 2``, ``ranks 0, 1, … (12 in all)``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > most:
-        return f"ranks {', '.join(map(str, ranks[:most]))}, … ({len(ranks)} in all)"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 def _endings(infos: dict[int, RankInfo]) -> str:

@@ -15,8 +15,9 @@ from typing import Final, NamedTuple, NoReturn, cast
 
 import click
 
+from rankscope.base.errors import InputError, MissingError, RankscopeError
+from rankscope.base.text import one_line
 from rankscope.cli.standard_output import name_standard_output
-from rankscope.runs.errors import InputError, MissingError, RankscopeError
 
 EXIT_INPUT: Final = 3
 EXIT_MISSING: Final = 4
@@ -138,10 +139,8 @@ def cli() -> None:
 
 def _complain(text: str) -> None:
     """One line on standard error. It may name files and what is in them, which anybody may have written."""
-    from rankscope.analysis.wording import plain
-
     with suppress(OSError):  # a full disk: the exit status tells
-        click.echo(f"rankscope: {plain(text)}", err=True)
+        click.echo(f"rankscope: {one_line(text)}", err=True)
 
 
 def main() -> NoReturn:

@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from rankscope.cli.live_run import LiveRun, listed
+from rankscope.base.text import ranks_text
+from rankscope.cli.live_run import LiveRun
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import StepRecord
 from rankscope.runs.segments import list_segments, open_regular, read_lines
@@ -46,7 +47,7 @@ class Standstill:
         last, usual = self._last(still[0])
         who = "no rank has"
         if len(still) < len(self._live.ranks):
-            who = f"{listed(still)} {'has' if len(still) == 1 else 'have'} not"
+            who = f"{ranks_text(still)} {'has' if len(still) == 1 else 'have'} not"
         text = f"{who} finished a step in the {waited:.0f} s that this waited"
         if last is not None and usual is not None:
             text += f" (rank {still[0]}'s last is step {last}; its steps took {_seconds(usual)} before)"

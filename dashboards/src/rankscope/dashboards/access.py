@@ -9,10 +9,10 @@ from typing import Literal
 import flask
 from werkzeug.exceptions import TooManyRequests
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.attempts import WrongTokens
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.inert import shown
-from rankscope.runs.errors import RankscopeError
 
 _LOG = logging.getLogger(__name__)
 

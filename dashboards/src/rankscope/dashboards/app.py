@@ -7,6 +7,7 @@ from importlib.resources import files
 import dash
 import flask
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards import capture_api, login, unforeseen
 from rankscope.dashboards.access import Access
 from rankscope.dashboards.callbacks import alerts, drawing, exporting, following, listing, many, routing, saving, selection
@@ -15,7 +16,6 @@ from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.pages.shell import INDEX, shell
 from rankscope.dashboards.security import OURSELVES, protect
 from rankscope.dashboards.url_state import run_path
-from rankscope.runs.errors import RankscopeError
 
 
 def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash.Dash:

@@ -9,12 +9,12 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.access import NotAllowedError
 from rankscope.dashboards.data.source import RunSource, RunSummary
 from rankscope.dashboards.inert import MAX_TEXT, shown
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS, new_request, post, read_answer
 from rankscope.runs.control_names import REQUEST_ID, made_ns, request_name
-from rankscope.runs.errors import RankscopeError
 from rankscope.runs.paths import control_dir
 
 SILENT_S: Final = 300.0

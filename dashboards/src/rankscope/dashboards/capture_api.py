@@ -8,13 +8,13 @@ from typing import Annotated, Final
 import flask
 import msgspec
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.access import NotAllowedError, require_change, visitor
 from rankscope.dashboards.capture import NotLiveError, Requested, UnknownRequestError, capture_state, request_capture
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.source import RunSource, UnknownRunError
 from rankscope.dashboards.inert import shown
 from rankscope.runs.control import MAX_STEPS
-from rankscope.runs.errors import RankscopeError
 
 MAX_BODY_BYTES: Final = 4096
 HEADER: Final = "X-Rankscope-Request"

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rankscope.alerts.address import Address, bind, host_port, is_loopback
-from rankscope.alerts.options import http_url, prometheus_access
+from rankscope.alerts.options import prometheus_access
 from rankscope.alerts.output import progress_line
 from rankscope.analysis.locations import Location, local_path, location
-from rankscope.runs.errors import MissingError, RankscopeError
+from rankscope.base.errors import MissingError, RankscopeError
+from rankscope.base.http import host_port, is_loopback, open_listener
+from rankscope.base.options import ListenAddress, http_url
 
 if TYPE_CHECKING:
     from rankscope.dashboards.config import DashboardConfig
@@ -61,7 +62,7 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
 )
 @click.argument("path", default=DEFAULT_PATH, callback=lambda _context, _option, value: location(value))
 @click.option(
-    "--listen", type=Address(), default="127.0.0.1:8050", show_default=True, help="Where to serve; port 0 for any free one."
+    "--listen", type=ListenAddress(), default="127.0.0.1:8050", show_default=True, help="Where to serve; port 0 for any free one."
 )
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes that answer.")
 @click.option("--open/--no-open", "open_browser", default=False, show_default=True, help="Open the page in the browser.")
@@ -159,7 +160,7 @@ def dashboard(
     making = MadeBeside(Store(cache_folder()))
     copy_of = path if isinstance(path, str) else None
     source = DiskRuns(_brought_here(path), making, prometheus=prometheus, look_again_s=_LOOK_AGAIN_S, copy_of=copy_of)
-    sock = bind(host, port)
+    sock = open_listener(host, port)
     app = create_app(source, config)
     # Every address is none that a browser could go to.
     reached = host if named else next((name.strip("[]") for name in allowed_hosts if not name.startswith(".")), "127.0.0.1")

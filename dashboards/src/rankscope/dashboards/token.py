@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 VARIABLE: Final = "RANKSCOPE_DASHBOARD_TOKEN"
 SESSION_S: Final = 12 * 3600

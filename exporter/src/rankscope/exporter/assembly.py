@@ -16,12 +16,11 @@ from rankscope.exporter.fleet.patience import Patience
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.loop import CollectorLoop
 from rankscope.exporter.pages.page import Page, SeriesLoop
-from rankscope.exporter.places import default_state_dir
-from rankscope.exporter.settings import Settings
+from rankscope.exporter.settings import Settings, default_state_dir
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import GpuIdentity, XidEvent
 from rankscope.exporter.spool.folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, default_spool, make_spool
-from rankscope.exporter.spool.process_folders import ProcessFolders, pids_on_gpus
+from rankscope.exporter.spool.process_folders import ProcessFolders, pids_on_gpus, users_of_gpu
 from rankscope.exporter.spool.reading import Spool, SpoolSample, empty_sample
 from rankscope.exporter.xid.collector import XidCollector
 from rankscope.exporter.xid.journal import XidJournal
@@ -155,7 +154,16 @@ class Assembly:
         elif not os.path.lexists(folder.path):
             return empty_sample  # what it would hold had it just been made
         processes = ProcessFolders(self._pids) if settings.spool_from_processes else None
-        return Spool(folder, stale_s=settings.spool_stale_s, forget_s=settings.spool_forget_s, processes=processes).read
+        return Spool(
+            folder,
+            stale_s=settings.spool_stale_s,
+            forget_s=settings.spool_forget_s,
+            processes=processes,
+            users_of_gpu=self._users_of_gpu,
+        ).read
+
+    def _users_of_gpu(self, uuid: str) -> frozenset[int]:
+        return users_of_gpu(self._fleet.state(), uuid) if self._fleet is not None else frozenset()
 
     def _pids(self) -> Iterable[int]:
         return pids_on_gpus(self._fleet.state()) if self._fleet is not None else ()

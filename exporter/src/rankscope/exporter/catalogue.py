@@ -24,6 +24,7 @@ class Collector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class DcgmName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The same quantity on the DCGM-compatible page: ``DCGM_FI_`` + name, value times ``times``, where ``labels`` are these.
 
+    ``rate``: DCGM has the change per second of this counter. ``summed``: DCGM has the sum of several metrics of the catalogue.
     ``default_on``: it is there without a file of counters. Several series that fit are added up.
     """
 
@@ -32,6 +33,8 @@ class DcgmName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     help: str
     times: float = 1
     labels: dict[str, str] = {}
+    rate: bool = False
+    summed: bool = False
     default_on: bool = True
 
 

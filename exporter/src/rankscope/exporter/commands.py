@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import click
 
+from rankscope.base.options import Duration, ListenAddress
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.config_file import load_config
 from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
-from rankscope.exporter.options import Duration, ListenAddress, SectionGroup, SimulatedGpus, section, unknown_variables
-from rankscope.exporter.places import default_socket, default_state_dir
-from rankscope.exporter.settings import DCGM_PATH, DEFAULT_PORT, Settings
+from rankscope.exporter.options import SectionGroup, SimulatedGpus, section, unknown_variables
+from rankscope.exporter.settings import DCGM_PATH, DEFAULT_PORT, Settings, default_socket, default_state_dir
 
 _DURATION: Final = Duration()
 _ADDRESS: Final = ListenAddress()
@@ -33,7 +33,8 @@ Examples:
 
 Every option can also be given as RANKSCOPE_EXPORTER_ and its name in capitals, with _ for . and -
 (RANKSCOPE_EXPORTER_WEB_LISTEN_ADDRESS=:9838), or as a key of the --config file (web.listen-address = ":9838").
-A flag counts before the environment, that before the file. SIGHUP reads file and environment again.
+A flag counts before the environment, that before the file. SIGHUP reads the file again; what is in the environment
+stays as it was at the start.
 
 Exit status: 0 ended by a signal, 2 usage, 3 an address, folder or file that cannot be used, 4 something is not
 installed, 5 the driver was replaced and 6 the process that asks it is gone: both want a restart.
@@ -114,10 +115,10 @@ def _collector_options(command: Any) -> Any:
 @_gpus(
     "--interval",
     "interval_s",
-    type=Duration("100ms", "1h"),
+    type=Duration("100ms", "1m"),
     default="1s",
     show_default=True,
-    help="How often GPUs and spool are read: from 100ms to 1h.",
+    help="How often GPUs and spool are read: from 100ms to 1m.",
 )
 @_gpus(
     "--call-timeout",
@@ -269,7 +270,9 @@ def _settings(given: dict[str, Any]) -> Settings:
     from rankscope.exporter.logs import default_style
 
     given = dict(given)
-    collectors = _collectors({name: given.pop(f"collect_{name}") for name in COLLECTORS}, disable=given.pop("disable_defaults"))
+    named = {name: given.pop(f"collect_{name}") for name in COLLECTORS}
+    collectors = _collectors(named, disable=given.pop("disable_defaults"))
+    off = frozenset(name for name, choice in named.items() if choice is False)
     compat = given.pop("compat")
     if given["simulate"] and "gpu" not in collectors:
         raise click.UsageError("--simulate needs the gpu collector")
@@ -279,7 +282,7 @@ def _settings(given: dict[str, Any]) -> Settings:
         raise click.UsageError("--spool-forget is shorter than --spool-stale: no rank would ever be silent")
     given["host"] = given["host"] or socket.gethostname()
     given["log_format"] = given["log_format"] or default_style()
-    return Settings(collectors=collectors, compat_dcgm=compat == "dcgm", **given)
+    return Settings(collectors=collectors, collectors_off=off, compat_dcgm=compat == "dcgm", **given)
 
 
 def _collectors(named: dict[str, bool | None], *, disable: bool) -> frozenset[str]:

@@ -12,63 +12,7 @@ from click.core import ParameterSource
 
 ENVIRONMENT_PREFIX: Final = "RANKSCOPE_EXPORTER_"
 
-_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
 C = TypeVar("C", bound=Callable[..., Any])
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of ``500ms``, ``1s``, ``5m``, ``24h``, ``2d`` or a bare number of seconds; raises ``ValueError``, also for zero."""
-    seconds = _seconds(text)
-    if seconds == 0:
-        raise ValueError(f"{text} is too small: more than 0 is needed")
-    return seconds
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)?", text, re.ASCII)
-    if match is None:
-        raise ValueError(f"{text!r} is not a duration such as 500ms, 1s, 5m or 24h")
-    return float(match[1]) * _SECONDS[match[2] or "s"]
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """A duration within bounds, which are durations, too; the value is seconds."""
-
-    name = "duration"
-
-    def __init__(self, at_least: str | None = None, at_most: str | None = None) -> None:
-        self._at_least = at_least
-        self._at_most = at_most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds."""
-        if isinstance(value, float):
-            return value
-        try:
-            seconds = _seconds(value) if self._at_least is not None else parse_duration(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if self._at_least is not None and seconds < _seconds(self._at_least):
-            self.fail(f"{value} is too small: {self._at_least} at least", param, ctx)
-        if self._at_most is not None and seconds > _seconds(self._at_most):
-            self.fail(f"{value} is too large: {self._at_most} at most", param, ctx)
-        return seconds
-
-
-class ListenAddress(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """``HOST:PORT``, ``:PORT`` for all addresses, ``[IPV6]:PORT``."""
-
-    name = "host:port"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Host and port."""
-        if isinstance(value, tuple):
-            return value[0], value[1]
-        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[^%\[\]]+)?)\]|([^:\[\]]*)):([0-9]{1,5})", value, re.ASCII)
-        if match is None or int(match[3]) > 65535:
-            self.fail(f"{value!r} is not HOST:PORT, :PORT or [IPV6]:PORT", param, ctx)
-        return match[1] or match[2] or "0.0.0.0", int(match[3])  # noqa: S104  a node exporter is there to be reached
 
 
 class SimulatedGpus(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above

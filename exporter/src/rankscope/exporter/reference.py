@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS, CatalogueMetric
-from rankscope.exporter.pages.otlp_names import otel_name
+from rankscope.exporter.pages.otlp_metrics import otel_name
 from rankscope.exporter.xids import XIDS
 
 METRICS: Final = ("<!-- metrics: generated from the catalogue -->", "<!-- end of metrics -->")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -14,21 +15,29 @@ from typing import Final
 
 import click
 
+from rankscope.base.http_server import Endpoint, Server, application
 from rankscope.exporter import logs
 from rankscope.exporter.assembly import Assembly
 from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.fleet.nursery import Nursery
-from rankscope.exporter.notify import notify
 from rankscope.exporter.pages.dcgm import DcgmPage
 from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
 from rankscope.exporter.pages.otlp import OtlpPush
-from rankscope.exporter.places import default_socket
-from rankscope.exporter.settings import RELOADED, Settings, option
+from rankscope.exporter.settings import RELOADED, Settings, default_socket, option
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.app import App
 from rankscope.exporter.web.control import read_token
 from rankscope.exporter.web.listening import listen_unix, remove_socket
-from rankscope.exporter.web.server import Endpoint, Server
+
+
+def notify(state: str) -> None:
+    """Send ``READY=1`` or the like; without systemd, and when it does not listen, nothing happens."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.sendto(state.encode(), address.replace("@", "\0", 1) if address.startswith("@") else address)
+
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +120,10 @@ def _endpoints(
     compatible_sockets: list[socket.socket],
     control: socket.socket | None,
 ) -> list[Endpoint]:
-    endpoints = [Endpoint(sock, app.web, access.tls, access.admits) for sock in sockets]
-    endpoints += [Endpoint(sock, app.compatible_only, access.tls, access.admits) for sock in compatible_sockets]
-    return [*endpoints, Endpoint(control, app.local)] if control is not None else endpoints
+    web, compatible = application(app.web), application(app.compatible_only)
+    endpoints = [Endpoint(sock, web, access.tls, access.admits) for sock in sockets]
+    endpoints += [Endpoint(sock, compatible, access.tls, access.admits) for sock in compatible_sockets]
+    return [*endpoints, Endpoint(control, application(app.local))] if control is not None else endpoints
 
 
 def _end(ended: asyncio.Future[int], status: int) -> None:
@@ -142,8 +152,8 @@ class _Reload:
         logs.set_up(settings.log_level, settings.log_format)
         self._app.control.token_file = settings.token_file
         self._access.follow(settings.web_config)
-        for name in sorted(changes - RELOADED):
-            logger.warning("%s has changed: that needs a restart", option(name))
+        for name in sorted({option(setting) for setting in changes - RELOADED}):
+            logger.warning("%s has changed: that needs a restart", name)
         taken = ",".join(sorted(option(name) for name in changes & RELOADED))
         logger.info("settings were read again", extra={"changed": taken or "nothing"})
         # What needs a restart stays as it is, and is said again at the next time.

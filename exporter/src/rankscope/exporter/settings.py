@@ -1,7 +1,9 @@
-"""Everything the exporter can be told, after flags, environment, file and defaults have been put together."""
+"""Settings of the exporter after flags, environment, file and defaults have been put together, and the default places."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, Literal
@@ -21,6 +23,7 @@ _OPTIONS: Final = {
     "web_config": "--web.config.file",
     "telemetry_path": "--web.telemetry-path",
     "collectors": "--collector.…",
+    "collectors_off": "--collector.…",
     "interval_s": "--interval",
     "call_timeout_s": "--call-timeout",
     "restart_on_stale_driver": "--exit-on-stale-driver",
@@ -52,16 +55,18 @@ def option(setting: str) -> str:
 class Settings:
     """What one daemon does.
 
-    ``collectors``: names of the catalogue's collectors that run. ``simulate``: invented GPUs, such as ``4`` or ``8xH100``;
+    ``collectors``: names of the catalogue's collectors that run; ``collectors_off``: those that the user switched off by name,
+    which nothing else switches on. ``simulate``: invented GPUs, such as ``4`` or ``8xH100``;
     None for the real ones. ``host`` is the host label of ``gpu_info``. Of the folders and sockets, None leaves the choice to
     who uses them. ``restart_on_stale_driver``: end with status 5 when only a restart can bring back the driver's library.
     """
 
-    listen: tuple[Address, ...] = (("0.0.0.0", DEFAULT_PORT),)  # noqa: S104  a node exporter is there to be reached
+    listen: tuple[Address, ...] = (("::", DEFAULT_PORT),)
     telemetry_path: str = "/metrics"
     web_config: Path | None = None
 
     collectors: frozenset[str]
+    collectors_off: frozenset[str] = frozenset()
     interval_s: float = 1.0
     call_timeout_s: float = 5.0
     expected_gpus: int | None = None
@@ -97,3 +102,27 @@ class Settings:
     def changes(self, other: Settings) -> set[str]:
         """Names of the settings in which the other differs."""
         return {field.name for field in fields(self) if getattr(self, field.name) != getattr(other, field.name)}
+
+
+def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
+    """The control socket: in the unit's folder under systemd, ``/run/rankscope/exporter`` for root, else the user's."""
+    folder = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    if not folder:
+        folder = (
+            "/run/rankscope/exporter" if os.getuid() == 0 else f"{environ.get('XDG_RUNTIME_DIR') or _home(environ)}/rankscope"
+        )
+    return Path(folder) / "control.sock"
+
+
+def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """What outlives a restart: systemd's folder for the unit, ``/var/lib/rankscope/exporter`` for root, else the user's."""
+    folder = environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if folder:
+        return Path(folder)
+    if os.getuid() == 0:
+        return Path("/var/lib/rankscope/exporter")
+    return Path(environ.get("XDG_STATE_HOME") or f"{_home(environ)}/.local/state") / "rankscope" / "exporter"
+
+
+def _home(environ: Mapping[str, str]) -> str:
+    return environ.get("HOME") or f"/nonexistent/{os.getuid()}"

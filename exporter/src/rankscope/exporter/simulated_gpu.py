@@ -204,8 +204,6 @@ def _activity(load: Load, *, gpm: bool) -> Iterator[Reading]:
     yield Reading("gpu_memory_utilization_ratio", round(0.55 * load.now, 2))
     for direction, bytes_per_second in (("transmit", 2e9), ("receive", 3e9)):
         yield Reading(f"gpu_pcie_{direction}_bytes_total", round(bytes_per_second * load.seconds))
-        if gpm:
-            yield Reading(f"gpu_pcie_{direction}_bytes_per_second", round(bytes_per_second * load.now))
     if not gpm:
         return
     for part, share in _ACTIVITIES.items():
@@ -234,9 +232,9 @@ def _links(board: Board, load: Load) -> Iterator[Reading]:
     yield Reading("gpu_pcie_replays_total", 0)
     for severity in ("correctable", "non_fatal", "fatal"):
         yield Reading("gpu_pcie_errors_total", 0, (("severity", severity),))
-    for suffix in ("", "_max"):
-        yield Reading(f"gpu_pcie_link_width{suffix}", 16)
-        yield Reading(f"gpu_pcie_link_generation{suffix}", board.pcie_generation)
+    for most in ("", "max_"):
+        yield Reading(f"gpu_pcie_link_{most}width", 16)
+        yield Reading(f"gpu_pcie_link_{most}generation", board.pcie_generation)
     yield Reading("gpu_nvlink_links", board.nvlinks, (("state", "up"),))
     yield Reading("gpu_nvlink_links", 0, (("state", "down"),))
     for link in range(board.nvlinks):
@@ -244,7 +242,6 @@ def _links(board: Board, load: Load) -> Iterator[Reading]:
     each_way = 0.15 * board.nvlink_bytes_per_second
     yield Reading("gpu_nvlink_transmit_bytes_total", round(each_way * load.seconds))
     yield Reading("gpu_nvlink_receive_bytes_total", round(each_way * load.seconds))
-    yield Reading("gpu_nvlink_bytes_per_second", round(2 * each_way * load.now))
     for error in ("crc_flit", "crc_data", "replay", "recovery", "ecc"):
         yield Reading("gpu_nvlink_errors_total", 0, (("error", error),))
     yield Reading("gpu_fabric_state", 1, (("state", "completed" if board.gpm else "not_supported"),))

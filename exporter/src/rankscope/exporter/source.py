@@ -167,8 +167,9 @@ class Driver(msgspec.Struct, frozen=True):
 class GpuState(msgspec.Struct, frozen=True):
     """What is known of one GPU at this moment.
 
-    ``sample`` is None unless it is fresh. A GPU that is not ``up`` has a ``reason``, ``detail`` for a person, and the unix time
-    ``since_unix_s``. ``identity`` outlives everything, the exporter included.
+    ``sample`` is None unless it is fresh. A GPU that is not ``up`` has a ``reason``, ``detail`` for a person, the unix time
+    ``since_unix_s``, and, when the driver hangs, the NVML function ``call`` that did not return. ``identity``
+    outlives everything, the exporter included.
     """
 
     identity: GpuIdentity
@@ -177,6 +178,7 @@ class GpuState(msgspec.Struct, frozen=True):
     age_s: float | None = None
     reason: DownReason | None = None
     detail: str = ""
+    call: str = ""
     since_unix_s: float | None = None
     restarts: int = 0
 
@@ -184,7 +186,7 @@ class GpuState(msgspec.Struct, frozen=True):
 class FleetState(msgspec.Struct, frozen=True):
     """All GPUs of the node at this moment, in the order of their index.
 
-    ``counts`` are the GPUs by who counts them (``node_gpus``), those left out that cannot be asked. ``unidentified`` exist but
+    ``counts`` are the GPUs by who counts them (``gpu_devices``), those left out that cannot be asked. ``unidentified`` exist but
     never said who they are. ``problem`` says why the node as a whole cannot be asked, None when it can.
 
     ``driver_answers``: whether the driver as a whole did when it was asked last, which GPUs that were opened before may not

@@ -24,9 +24,9 @@ Severity = Literal["fatal", "non_fatal"]
 
 
 class Xid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One code. ``name`` is the driver's word in lower case; ``actionable``: somebody has to act on the GPU or the node.
+    """One code; ``name`` is the driver's word in lower case.
 
-    An actionable one is a series of every GPU before it first happens, unless ``from_zero`` says that it is not.
+    ``actionable``: an operator has to act on the GPU or the node. ``critical``: until then the GPU is not to be trusted.
     """
 
     code: int
@@ -35,7 +35,7 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     cause: Literal["hardware", "driver", "application"]
     actionable: bool
     action: Action
-    from_zero: bool = True
+    critical: bool = False
 
 
 class SxidSeverity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +69,8 @@ XIDS: Final[dict[int, Xid]] = {xid.code: xid for xid in _FILE.xid}
 
 ACTIONABLE: Final[tuple[int, ...]] = tuple(sorted(xid.code for xid in _FILE.xid if xid.actionable))
 
-FROM_ZERO: Final[tuple[int, ...]] = tuple(code for code in ACTIONABLE if XIDS[code].from_zero)
+CRITICAL: Final[tuple[int, ...]] = tuple(code for code in ACTIONABLE if XIDS[code].critical)
+"""Codes that are a series of every GPU before they first occur."""
 
 SXID_SEVERITIES: Final[dict[Severity, SxidSeverity]] = {one.severity: one for one in _FILE.sxid_severity}
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from rankscope.analysis.detail_result import CommunicationPart, Contention, CopyPart, LaunchPart, RankDetail, Recompute
-from rankscope.analysis.duration import duration
 from rankscope.analysis.result import Analysis, RankResult
 from rankscope.analysis.table import aligned
 from rankscope.analysis.wording import UNKNOWN, size
+from rankscope.base.text import duration
 
 SHOWN_RANKS: Final = 2
 SHOWN_ROWS: Final = 12

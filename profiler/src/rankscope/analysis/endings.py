@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from rankscope.analysis.result import Verdict
+from rankscope.base.text import ranks_text
 from rankscope.runs.records import RankInfo
 
 CLEARLY_NS: Final = 50_000_000
@@ -35,7 +36,7 @@ class Endings:
                 said.insert(0, f"rank {self.first} {text} before the end of training" + ("" if alone else ", the first to end"))
             if others:
                 after = "" if self.first is None else f" after rank {self.first}"
-                said.append(f"{listed(others)} {text}{after or ' before the end of training'}")
+                said.append(f"{ranks_text(others)} {text}{after or ' before the end of training'}")
         return said
 
     def advise(self, verdict: Verdict, hosts: Mapping[int, str]) -> list[str]:
@@ -46,7 +47,7 @@ class Endings:
         if not ended:
             return verdict.next
         if self.first is None:
-            look = f"Look at the job's own error output: {listed(ended)} ended early"
+            look = f"Look at the job's own error output: {ranks_text(ended)} ended early"
         else:
             where = f" on {hosts[self.first]}" if self.first in hosts else ""
             look = f"Look at the job's own error output of rank {self.first}{where}, which ended first"
@@ -71,15 +72,3 @@ def _first(ended: Mapping[int, RankInfo]) -> int | None:
     alone = ended[first].end_reason == "crash" and all(ended[rank].end_reason == "killed" for rank in ended if rank != first)
     clearly = CLEARLY_NS if ended[first].host == ended[second].host else CLEARLY_ACROSS_HOSTS_NS
     return first if alone or following - earliest >= clearly else None
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0, 2``, ``ranks 0, 1, … and 12 more``."""
-    return ranks_of(ranks[:8], len(ranks))
-
-
-def ranks_of(shown: Sequence[int], count: int) -> str:
-    """``count`` ranks, of which the first are ``shown``."""
-    more = count - len(shown)
-    text = ", ".join(map(str, shown)) + (f" and {more:,} more" if more else "")
-    return f"rank {text}" if count == 1 else f"ranks {text}"

@@ -15,7 +15,7 @@ from rankscope.analysis.locations import Location, location
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.trace_analysis import analyze_traces
 from rankscope.analysis.workers import ALONE, Engine
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun, named_run
 
 _REDUCED: Final = "reduced to records while it was recorded"

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from rankscope.analysis.locations import Location
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 MAX_HEAD_BYTES: Final = 16 * 1024**2
 """Of what stands before the events."""

@@ -13,7 +13,7 @@ from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.result import Evidence, Finding, Verdict
 from rankscope.analysis.run_evidence import RunEvidence
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.paths import flight_dir
 
 BEFORE_NS: Final = 1_000_000_000

@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from rankscope.runs.errors import InputError, MissingError, RankscopeError
+from rankscope.base.errors import InputError, MissingError, RankscopeError
 from rankscope.runs.segments import open_regular
 
 Location = Path | str

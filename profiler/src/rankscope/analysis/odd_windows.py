@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rankscope.analysis.endings import listed
+from rankscope.base.text import ranks_text
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import StepBreakdown
 
@@ -18,7 +18,7 @@ def odd_windows(run: Path, attempt: int, windows: Mapping[int, Sequence[StepBrea
     rank, last = max(((rank, row) for rank, rows in odd.items() for row in rows), key=lambda one: (one[1].step, -one[0]))
     count = len({row.step for rows in odd.values() for row in rows})
     steps = "one profiled step" if count == 1 else f"{count:,} profiled steps"
-    where = f"{steps} of {listed(sorted(odd))}, last in step {last.step} of rank {rank}"
+    where = f"{steps} of {ranks_text(sorted(odd))}, last in step {last.step} of rank {rank}"
     text = f"something looked wrong in {where}: {last.looked_wrong}"
     with_traces = [one for one in sorted(odd) if any((rank_dir(run, attempt, one) / "traces").glob("window-*"))]
     if with_traces:

@@ -28,7 +28,7 @@ from rankscope.analysis.run_evidence import Earlier, RunEvidence
 from rankscope.analysis.step_ranges import StepRanges
 from rankscope.analysis.step_rows import StepRow, columns_of
 from rankscope.analysis.steps import StepTable
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.follow import Segments, StartOverError, StreamFollower, is_compacted, segments_of
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.reader import RunReader

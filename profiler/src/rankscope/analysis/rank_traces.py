@@ -20,7 +20,7 @@ from rankscope.analysis.reduce import Reduction, reduce_file, step_breakdowns, s
 from rankscope.analysis.traces import KERNEL, Trace, read_trace
 from rankscope.analysis.work import work_events
 from rankscope.analysis.workers import Engine
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.named import refuse_folder_of_runs
 from rankscope.runs.records import DeviceKind
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from rankscope.analysis.locations import one_line
-from rankscope.runs.errors import InputError, MissingError, RankscopeError
+from rankscope.base.errors import InputError, MissingError, RankscopeError
 
 _FOUND: Final = "auto"
 """Ray's own word for the cluster of the variable RAY_ADDRESS, else the one that this machine is a node of."""

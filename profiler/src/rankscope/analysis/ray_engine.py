@@ -15,7 +15,7 @@ from rankscope.analysis.locations import Location, one_line
 from rankscope.analysis.ray_cluster import connected
 from rankscope.analysis.ray_node import Here, node_task, understood
 from rankscope.analysis.workers import AHEAD, Item, Result
-from rankscope.runs.errors import RankscopeError
+from rankscope.base.errors import RankscopeError
 
 _PER_CPU: Final = 2
 """Tasks for each CPU: the next one is there when one is done, and a cluster that grows on demand sees the demand."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rankscope.analysis.locations import Location
-from rankscope.runs.errors import InputError, MissingError
+from rankscope.base.errors import InputError, MissingError
 
 Outcome = Literal["done", "failed", "version", "lacks", "unseen"]
 Answer = tuple[Outcome, str, bytes]
@@ -66,7 +66,7 @@ def node_task() -> Callable[[tuple[str, str, bytes], bytes, tuple[str, int] | No
         if file is not None and (why := unseen(Path(file[0]), file[1])):
             return "unseen", node, pickle.dumps(why)
         try:
-            from rankscope.runs.errors import RankscopeError
+            from rankscope.base.errors import RankscopeError
 
             try:
                 result = pickle.loads(function)(pickle.loads(item))  # noqa: S301  # from whom we run code for anyway

@@ -16,7 +16,7 @@ from rankscope.analysis.intervals import clips
 from rankscope.analysis.kernel_classes import kernel_class
 from rankscope.analysis.traces import DEVICE_NOTE, NOTE, Trace
 from rankscope.analysis.work import KINDS, WorkEvents, work_events
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.records import CollectiveRecord, DeviceKind, KernelRecord, StepBreakdown, WindowBasis
 
 COSTLIEST: Final = 10

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from rankscope.analysis.detail_render import render_details
-from rankscope.analysis.duration import duration
 from rankscope.analysis.render_bandwidth import bandwidth_table
 from rankscope.analysis.render_costs import advice_text, memory_text, throughput_text, waterfall_text
 from rankscope.analysis.result import Analysis, ImposedWait, RankResult
 from rankscope.analysis.table import aligned, fitting
 from rankscope.analysis.wording import CYAN, GREEN, RED, UNKNOWN, YELLOW, counted, listing, losses, page, warning_lines
+from rankscope.base.text import duration
 
 SHOWN_RANKS: Final = 16
 """A terminal shows at most so many ranks; the JSON has them all."""

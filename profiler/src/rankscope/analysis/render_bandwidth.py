@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWait
-from rankscope.analysis.duration import duration
 from rankscope.analysis.result import CollectiveMatching
 from rankscope.analysis.table import aligned, fitting
 from rankscope.analysis.wording import UNKNOWN, size
+from rankscope.base.text import duration
 
 SHOWN_ROWS: Final = 8
 SHOWN_WAITS: Final = 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
-from rankscope.analysis.duration import duration
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.waterfall_result import WaterfallPart
 from rankscope.analysis.wording import size, wrapped
+from rankscope.base.text import duration
 
 BARS: Final = 24
 """Columns of the whole step."""

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.endings import Endings, endings, listed, ranks_of
+from rankscope.analysis.endings import Endings, endings
 from rankscope.analysis.fabric import run_fabric
 from rankscope.analysis.hung_run import hung_verdict
 from rankscope.analysis.ledger import ledger_of_blame
@@ -39,6 +39,7 @@ from rankscope.analysis.throughput import throughput_of
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.wording import counted, first_of
 from rankscope.analysis.workers import ALONE, Engine
+from rankscope.base.text import ranks_text
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
@@ -210,15 +211,17 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     absent = (run.world_size or 0) - sum(rank < (run.world_size or 0) for rank in present)
     if absent > 0:
         shown = list(islice((rank for rank in count() if rank not in present), min(_SHOWN, absent)))
-        warnings.append(f"no records of {ranks_of(shown, absent)}")
+        warnings.append(f"no records of {ranks_text(shown, count=absent)}")
     there = run.table.has_record
     silent = [rank for row, rank in enumerate(run.ranks) if not there[row].any()]
     if silent:
-        warnings.append(f"not one step recorded by {listed(silent)}")
+        warnings.append(f"not one step recorded by {ranks_text(silent)}")
     warnings += ended.warnings()
     going_on = [rank for rank, info in run.infos.items() if info.end_reason is None and info.end_unix_ns is None]
     if run.liveness == "silent" and going_on:
-        warnings.append(f"{listed(going_on)} recorded no end, and no step lately: the job hangs, or has vanished with its nodes")
+        warnings.append(
+            f"{ranks_text(going_on)} recorded no end, and no step lately: the job hangs, or has vanished with its nodes"
+        )
     warnings += _recorder_warnings(run)
     if run.reader.skipped_lines:
         warnings.append(f"{counted(run.reader.skipped_lines, 'damaged line')} skipped")
@@ -234,7 +237,7 @@ def _recorder_warnings(run: RunEvidence) -> list[str]:
     warnings: list[str] = []
     disabled = [rank for rank, info in run.infos.items() if info.disabled_reason]
     if disabled:
-        warnings.append(f"the recorder switched itself off on {listed(disabled)}: {run.infos[disabled[0]].disabled_reason}")
+        warnings.append(f"the recorder switched itself off on {ranks_text(disabled)}: {run.infos[disabled[0]].disabled_reason}")
     dropped = sum(info.dropped_records for info in run.infos.values())
     if dropped:
         warnings.append(f"{dropped} records were dropped: a ring was full, or they could not be written")
@@ -263,7 +266,7 @@ def _expired(run: RunEvidence) -> list[str]:
     rows = [row for row, rank in enumerate(run.ranks) if rank in ranks and run.infos[rank].expired_records.get("steps")]
     first = [int(run.table.steps[present.argmax()]) for present in run.table.has_record[rows] if present.any()]
     since = f", among them all steps before {max(first)}" if first and not run.earlier.steps else ""
-    return [f"retention removed the oldest records of {listed(ranks)} ({counts}){since}; what is left is analysed"]
+    return [f"retention removed the oldest records of {ranks_text(ranks)} ({counts}){since}; what is left is analysed"]
 
 
 def _imposed(run: RunEvidence, compared: Sequence[Judged]) -> list[ImposedWait]:

@@ -11,7 +11,6 @@ import numpy as np
 from rankscope.analysis.bottleneck import shares_of
 from rankscope.analysis.bubble import bubble_explained
 from rankscope.analysis.cause import Signals, cause_of
-from rankscope.analysis.endings import listed
 from rankscope.analysis.explained import explained
 from rankscope.analysis.figures import Figures
 from rankscope.analysis.late import busy_excess, find_late, too_few
@@ -36,6 +35,7 @@ from rankscope.analysis.step_order import last_ranks
 from rankscope.analysis.step_signals import signals_of
 from rankscope.analysis.verdict import Lack, Named, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.waterfall import Costs
+from rankscope.base.text import ranks_text
 
 CAPTURE: Final = 20
 """Steps to profile where windows are to decide: more than ``late.ENOUGH_STEPS``, also where some show nothing."""
@@ -131,8 +131,8 @@ def _nobody_slow(
         if (suspect := too_short(judged)) is not None:
             enough = f"{suspect.needed} are needed" if suspect.needed is not None else "more are needed"
             missing = (
-                f"{listed(suspect.ranks)} made the others wait in {suspect.far} of {judged.own.shape[1]} steps after warm-up, "
-                f"which may be chance among {len(judged.ranks)} ranks; {enough}"
+                f"{ranks_text(suspect.ranks)} made the others wait in {suspect.far} of {judged.own.shape[1]} steps after "
+                f"warm-up, which may be chance among {len(judged.ranks)} ranks; {enough}"
             )
             return _too_little(run, missing)
     compared = sum(len(judged.ranks) for judged in comparable)

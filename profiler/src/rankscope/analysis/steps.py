@@ -15,7 +15,7 @@ from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.read_columns import read_columns
 from rankscope.analysis.step_rows import StepRow, columns_of, no_memory
 from rankscope.analysis.workers import ALONE, Engine
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 from rankscope.analysis.locations import Location, asked, open_location
-from rankscope.runs.errors import InputError, MissingError
+from rankscope.base.errors import InputError, MissingError
 
 if TYPE_CHECKING:
     import zlib

@@ -31,7 +31,7 @@ from rankscope.analysis.kineto_schema import (
 )
 from rankscope.analysis.locations import Location, base_name
 from rankscope.analysis.trace_file import TraceText
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.records import DeviceKind
 
 KERNEL: Final = 0

@@ -8,11 +8,11 @@ from typing import Final, Literal
 from rankscope.analysis.advice import ROTATING, next_actions
 from rankscope.analysis.bottleneck import SHOWN, largest_besides_compute, limit_of, unknown_share
 from rankscope.analysis.cause import CauseRow
-from rankscope.analysis.duration import duration
 from rankscope.analysis.figures import Figures
 from rankscope.analysis.liveness import Liveness
 from rankscope.analysis.result import Cost, Evidence, Finding, Kind, Pattern, Verdict
 from rankscope.analysis.wording import first_of
+from rankscope.base.text import duration
 from rankscope.runs.records import Phase
 
 EvidenceSource = Literal["steps", "windows", "traces"]

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from rankscope.base.text import printable
+
 if TYPE_CHECKING:
     from rankscope.analysis.result import Cost
 
@@ -33,18 +35,6 @@ def page(blocks: Iterable[str], color: str | None = None) -> str:
 def colored(text: str, color: str) -> str:
     """``text`` in ``color``."""
     return f"{color}{text}{_RESET}"
-
-
-def printable(text: str) -> str:
-    """Names and paths come from runs, traces and dumps, which anybody may have written: no escape sequences from there."""
-    return "\n".join(map(plain, text.split("\n")))
-
-
-def plain(text: str) -> str:
-    """The same of one name, cell or line: no line breaks either."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def wrapped(text: str, width: int, *, indent: str = "", hanging: str = "") -> list[str]:

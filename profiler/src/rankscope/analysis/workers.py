@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from rankscope.analysis.locations import Location
-from rankscope.runs.errors import RankscopeError
+from rankscope.base.errors import RankscopeError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

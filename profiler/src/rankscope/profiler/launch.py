@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from rankscope.base.errors import InputError
 from rankscope.profiler.masking import masked
 from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, spooled, was_recorded
 from rankscope.profiler.settings import (
@@ -32,7 +33,6 @@ from rankscope.profiler.settings import (
     as_recorded,
 )
 from rankscope.profiler.spool import remove_own
-from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import RunInfo
 

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from rankscope.base.locks import try_lock
+
 LOCAL_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # memory shared between processes is what it is for
 _LOCK_FILE: Final = "lock"
 _NO_SURPRISE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -183,9 +185,8 @@ def _held(lock: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return not try_lock(handle)
     except OSError:
         return True
     finally:
         os.close(handle)
-    return False

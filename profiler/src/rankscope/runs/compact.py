@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, Final, Union, get_args, get_origin
 
 import msgspec
 
+from rankscope.base.errors import InputError
 from rankscope.runs.columns import ColumnError
-from rankscope.runs.errors import InputError
 from rankscope.runs.parquet import Piece, PieceReader, PieceWriter, covered_bytes, digest_of
 from rankscope.runs.paths import RANK_STREAMS, Stream, attempt_dir, host_dir, parquet_file, rank_dir
 from rankscope.runs.reader import RunReader

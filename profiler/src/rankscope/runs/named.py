@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.paths import run_file
 from rankscope.runs.reader import ATTEMPTS, RunReader, is_headless_run, is_run, is_visible_run
 

@@ -18,8 +18,8 @@ import msgspec
 import pyarrow as pa
 from pyarrow import parquet as pq
 
+from rankscope.base.errors import InputError
 from rankscope.runs.columns import ColumnError, arrow_schema, float_columns, from_columns, to_columns
-from rankscope.runs.errors import InputError
 from rankscope.runs.segments import open_regular
 
 PARQUET_SCHEMA: Final = "rankscope.parquet/1"

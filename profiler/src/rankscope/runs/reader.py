@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, TypeVar
 
 import msgspec
 
-from rankscope.runs.errors import InputError, MissingError
+from rankscope.base.errors import InputError, MissingError
 from rankscope.runs.paths import Stream, attempt_dir, host_dir, rank_dir, run_file
 from rankscope.runs.records import (
     RECORD_TYPES,

@@ -21,9 +21,9 @@ from rankscope.alerts.deliver.signing import ID_HEADER, SecretError, SecretUnava
 from rankscope.alerts.deliver.target import Target
 from rankscope.alerts.deliver.templates import TEMPLATES
 from rankscope.alerts.deliver.templates.facts import Facts, facts, headline
-from rankscope.alerts.options import http_url
 from rankscope.alerts.payload import Payload
-from rankscope.runs.errors import MissingError, RankscopeError
+from rankscope.base.errors import MissingError, RankscopeError
+from rankscope.base.options import http_url
 
 
 class Courier(Protocol):

@@ -1,12 +1,12 @@
-"""Who still has to be told what: brings the ledger's alerts to every receiver, and remembers what each accepted."""
+"""Brings the alerts of the ledger to Alertmanagers, all of them at every interval, and to webhooks, once per change."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Final, Protocol
 
 from rankscope.alerts.alert import Notice
@@ -14,195 +14,203 @@ from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.owners import CRASHED
 from rankscope.alerts.watch.ledger import Entry, Ledger, Status
 
-
-class Background:
-    """Runs jobs one after the other; an idle one costs nothing, and none keeps the process from ending."""
-
-    def __init__(self, name: str) -> None:
-        self.busy = False
-        self._name = name
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def begin(self, job: Callable[[], None]) -> None:
-        """Run a job; the one before must have been asked for with ``result``."""
-        assert not self.busy
-        self.busy = True
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._jobs.put(job)
-
-    def result(self, timeout_s: float) -> tuple[bool, Exception | None]:
-        """Whether the job is over, waiting for that at most so long, and the error that ended it."""
-        try:
-            error = self._results.get(timeout=timeout_s) if timeout_s > 0 else self._results.get_nowait()
-        except queue.Empty:
-            return False, None
-        self.busy = False
-        return True, error
-
-    def _run(self) -> None:
-        while True:
-            job = self._jobs.get()
-            try:
-                job()
-            except Exception as error:  # noqa: BLE001 - it is handed to whoever asks
-                self._results.put(error)
-            else:
-                self._results.put(None)
-
-
-LONGEST_PAUSE_S: Final = 120.0
-"""A receiver that keeps failing is left alone for at most this long."""
 WAIT_S: Final = 0.5
-"""A receiver that takes longer holds up neither the others nor the next evaluation; what came of it is learned at a later one."""
+"""How long an evaluation waits for the answer of an Alertmanager; a later answer is taken in at the next evaluation."""
+RETRY_S: Final = 5.0
+"""Pause after a post that failed, where the interval is longer."""
+RESOLVED_FOR_S: Final = 900.0
+"""An alert that has ended is posted for as long, as Prometheus does: an Alertmanager may have missed the first post."""
+
+
+class Manager(Protocol):
+    """An Alertmanager."""
+
+    name: str
+    """Name for people, free of secrets."""
+
+    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
+        """Post alerts that fire or have ended, from any thread. Raises ``DeliveryError``."""
 
 
 class Receiver(Protocol):
-    """Where alerts go."""
+    """A receiver of changes."""
 
     key: str
     """Stable name for the state file."""
     name: str
     """Name for people, free of secrets."""
-    resend_after_s: float | None
-    """A firing alert is sent again after this long; ``None``: only changes are sent."""
 
-    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
-        """Deliver notices of any groups, in a thread of the receiver's own. Raises ``DeliveryError``."""
+    def send(self, notices: Sequence[Notice]) -> None:
+        """Take over the delivery of notices of any groups. Raises ``DeliveryError``."""
 
 
 class Delivery:
-    """Delivers to all receivers; one that fails or is slow holds up nobody else and is tried again at a later evaluation.
+    """Delivers to all receivers; one that fails or is slow delays neither the others nor the next evaluation.
 
-    A receiver that failed is tried at the next evaluation, then with pauses that start at ``retry_after_s`` and double up to
-    two minutes. ``elapsed``: seconds of a clock that is never set.
+    ``managers`` are posted everything every ``interval_s``; ``receivers`` get each change until they have accepted it.
+    ``elapsed``: seconds of a monotonic clock.
     """
 
     def __init__(
         self,
-        receivers: Sequence[Receiver],
         *,
-        retry_after_s: float,
+        managers: Sequence[Manager] = (),
+        receivers: Sequence[Receiver] = (),
+        interval_s: float,
         report: Callable[[str], None],
         elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lines = [_Line(receiver, retry_after_s=retry_after_s, report=report, elapsed=elapsed) for receiver in receivers]
+        self._posts = [_Posts(manager, interval_s, _Failures(manager.name, report), elapsed) for manager in managers]
+        self._receivers = [(receiver, _Failures(receiver.name, report)) for receiver in receivers]
 
     def deliver(self, ledger: Ledger, *, now_unix_ns: int, wait_s: float = WAIT_S) -> None:
-        """Send what is due, wait so long for what comes of it, then drop from the ledger what everybody knows."""
-        for line in self._lines:
-            line.finish(0.0)
-            line.begin(ledger, now_unix_ns)
+        """Send what is due, wait for the answers of Alertmanagers, then drop ended alerts that every receiver knows."""
+        for receiver, failures in self._receivers:
+            _send_changes(receiver, ledger, failures)
+        for posts in self._posts:
+            posts.begin(ledger, now_unix_ns)
         patience = time.monotonic() + wait_s
-        for line in self._lines:
-            line.finish(patience - time.monotonic())
-        # While somebody may be hearing of a beginning, nobody knows yet who has to hear of its end.
-        if not any(line.busy for line in self._lines):
-            ledger.forget(lambda entry: any(_news(entry, line.receiver) for line in self._lines))
-        followed = {entry.fingerprint for entry in ledger.entries}
-        for line in self._lines:
-            line.forget_all_but(followed)
+        for posts in self._posts:
+            posts.finish(max(0.0, patience - time.monotonic()))
+        ledger.forget(lambda entry: self._is_owed(entry, now_unix_ns))
 
     def undelivered(self, ledger: Ledger) -> list[str]:
-        """Names of the receivers that have not accepted something they should know."""
-        return [
-            line.receiver.name
-            for line in self._lines
-            if line.busy or any(_news(entry, line.receiver) for entry in ledger.entries if entry.track.state != "pending")
-        ]
+        """Names of the receivers that have not accepted the present state of an alert."""
+        lacking = [posts.name for posts in self._posts if posts.lacks(ledger)]
+        return [*lacking, *(receiver.name for receiver, _ in self._receivers if _changes(receiver, ledger))]
+
+    def _is_owed(self, entry: Entry, now_unix_ns: int) -> bool:
+        """Whether an alert that has ended is still to be sent."""
+        if self._posts and now_unix_ns - (entry.ends_at_unix_ns or 0) < RESOLVED_FOR_S * 1e9:
+            return True
+        return any(_is_change(entry, receiver) for receiver, _ in self._receivers)
 
 
-class _Line:
-    """What goes to one receiver."""
+class _Failures:
+    """Reports the first failure of a receiver, and each with another reason, and that it works again."""
 
-    def __init__(
-        self, receiver: Receiver, *, retry_after_s: float, report: Callable[[str], None], elapsed: Callable[[], float]
-    ) -> None:
-        self.receiver = receiver
-        self._retry_after_s = retry_after_s
+    def __init__(self, name: str, report: Callable[[str], None]) -> None:
+        self._name = name
         self._report = report
-        self._elapsed = elapsed
-        self._background = Background(f"rankscope-deliver-{receiver.key}")
-        self._sending: list[tuple[Entry, Status, str]] = []
-        self._began_s = 0.0
-        self._sent_s: dict[str, float] = {}
-        self._failures = 0
-        self._not_before_s: float | None = None
-        self._last_error: str | None = None
+        self._reason: str | None = None
+        self.count = 0
 
-    @property
-    def busy(self) -> bool:
-        """Whether something is being sent."""
-        return self._background.busy
+    def add(self, error: Exception) -> None:
+        """A delivery failed."""
+        reason = str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__}: {error}"
+        self.count += 1
+        if reason != self._reason:
+            self._reason = reason
+            self._report(f"{self._name}: not delivered so far: {reason}")
+
+    def end(self) -> None:
+        """A delivery worked."""
+        if self._reason is not None:
+            self._report(f"{self._name}: delivered after {self.count} failed attempts")
+        self._reason, self.count = None, 0
+
+
+_State = tuple[str, Status, str]
+
+
+class _Posts:
+    """The posts to one Alertmanager: one at a time, from a daemon thread, so that none keeps the process from ending."""
+
+    def __init__(self, manager: Manager, interval_s: float, failures: _Failures, elapsed: Callable[[], float]) -> None:
+        self.name = manager.name
+        self._manager = manager
+        self._interval_s = interval_s
+        self._failures = failures
+        self._elapsed = elapsed
+        self._running: Future[None] | None = None
+        self._sending: frozenset[_State] = frozenset()
+        self._accepted: frozenset[_State] = frozenset()
+        """What the last post said that was accepted; nothing after a restart, so that all is posted again."""
+        self._began_s = float("-inf")
 
     def begin(self, ledger: Ledger, now_unix_ns: int) -> None:
-        """Send what is due, unless something is being sent, or the receiver is left alone."""
+        """Post all alerts that fire or ended lately, unless a post is under way or the last one was a moment ago."""
+        self.finish(0.0)
+        entries = _past_pending(ledger)
         now_s = self._elapsed()
-        if self.busy or (self._not_before_s is not None and now_s < self._not_before_s):
+        if not entries or self._running is not None or now_s - self._began_s < self._pause_s(ledger):
             return
-        due = [entry for entry in ledger.entries if _news(entry, self.receiver) or self._stale(entry, now_s)]
-        if not due:
-            return
-        self._sending = [(entry, "firing" if entry.track.state == "firing" else "resolved", entry.revision) for entry in due]
-        self._began_s = now_s
         # Made here: the thread must not look at entries that an evaluation changes.
-        notices = [entry.notice() for entry in due]
-        self._background.begin(partial(self.receiver.send, notices, now_unix_ns=now_unix_ns))
+        notices = [entry.notice() for entry in entries]
+        self._sending, self._began_s = frozenset(map(_state, entries)), now_s
+        self._running = future = Future[None]()
+
+        def post() -> None:
+            try:
+                self._manager.send(notices, now_unix_ns=now_unix_ns)
+            except Exception as error:  # noqa: BLE001 - reported by the thread that evaluates
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        threading.Thread(target=post, name="rankscope-alertmanager", daemon=True).start()
 
     def finish(self, timeout_s: float) -> None:
-        """Take in what came of it, if it is over by then."""
-        if not self.busy:
+        """Take in the answer to the post under way, if it comes within the time."""
+        if self._running is None:
             return
-        over, error = self._background.result(timeout_s)
-        if not over:
+        try:
+            error = self._running.exception(timeout_s)
+        except FutureTimeoutError:
             return
-        if isinstance(error, DeliveryError):
-            self._failed(str(error))
+        self._running = None
+        if isinstance(error, Exception):
+            self._failures.add(error)
             return
-        if error is not None:
-            self._failed(f"{type(error).__name__}: {error}")
-            return
-        for entry, status, revision in self._sending:
-            entry.told[self.receiver.key] = status
-            entry.knows[self.receiver.key] = revision
-            self._sent_s[entry.fingerprint] = self._began_s
-        self._worked()
+        self._accepted = self._sending
+        self._failures.end()
 
-    def forget_all_but(self, fingerprints: set[str]) -> None:
-        """Nothing else is followed any more."""
-        self._sent_s = {sent: when for sent, when in self._sent_s.items() if sent in fingerprints}
+    def lacks(self, ledger: Ledger) -> bool:
+        """Whether an alert is not yet accepted in its present state."""
+        return not self._accepted.issuperset(map(_state, _past_pending(ledger)))
 
-    def _stale(self, entry: Entry, now_s: float) -> bool:
-        if self.receiver.resend_after_s is None or entry.track.state != "firing":
-            return False
-        # Unknown after a restart: send again, it does no harm.
-        sent_s = self._sent_s.get(entry.fingerprint)
-        return sent_s is None or now_s - sent_s >= self.receiver.resend_after_s
-
-    def _failed(self, reason: str) -> None:
-        pause_s = min(LONGEST_PAUSE_S, self._retry_after_s * (2 ** min(self._failures, 16) - 1))
-        self._failures += 1
-        self._not_before_s = self._began_s + pause_s
-        if self._last_error != reason:
-            self._last_error = reason
-            self._report(f"{self.receiver.name}: not delivered so far: {reason}")
-
-    def _worked(self) -> None:
-        if self._last_error is not None:
-            self._report(f"{self.receiver.name}: delivered after {self._failures} failed evaluations")
-        self._last_error = None
-        self._failures = 0
-        self._not_before_s = None
+    def _pause_s(self, ledger: Ledger) -> float:
+        if self._failures.count:
+            return min(RETRY_S, self._interval_s)
+        return 0.0 if self.lacks(ledger) else self._interval_s
 
 
-def _news(entry: Entry, receiver: Receiver) -> bool:
-    """Whether the receiver does not know the entry's state yet. Of an alert it never heard of, it need not hear the end."""
+def _past_pending(ledger: Ledger) -> list[Entry]:
+    return [entry for entry in ledger.entries if entry.track.state != "pending"]
+
+
+def _status(entry: Entry) -> Status:
+    return "firing" if entry.track.state == "firing" else "resolved"
+
+
+def _state(entry: Entry) -> _State:
+    return entry.fingerprint, _status(entry), entry.revision
+
+
+def _send_changes(receiver: Receiver, ledger: Ledger, failures: _Failures) -> None:
+    changed = _changes(receiver, ledger)
+    if not changed:
+        return
+    try:
+        receiver.send([entry.notice() for entry in changed])
+    except Exception as error:  # noqa: BLE001 - a fault of one receiver must not cost the others
+        failures.add(error)
+        return
+    for entry in changed:
+        entry.told[receiver.key] = _status(entry)
+        entry.knows[receiver.key] = entry.revision
+    failures.end()
+
+
+def _changes(receiver: Receiver, ledger: Ledger) -> list[Entry]:
+    return [entry for entry in ledger.entries if _is_change(entry, receiver)]
+
+
+def _is_change(entry: Entry, receiver: Receiver) -> bool:
+    """Whether the receiver has to learn the state of an alert. The end of one that it never heard of is not sent."""
     told = entry.told.get(receiver.key)
     if entry.track.state == "firing":
         return told != "firing" or entry.knows.get(receiver.key, "") != entry.revision
-    # Whoever hears of changes only keeps an incident open until it hears of the end: nobody has mended a run that crashed.
-    only_forgotten = entry.name == CRASHED.alertname and bool(entry.ended_because) and receiver.resend_after_s is None
+    # An incident about a run that crashed stays open until a person closes it: nothing has repaired the run.
+    only_forgotten = entry.name == CRASHED.alertname and bool(entry.ended_because)
     return entry.track.state == "resolved" and told == "firing" and not only_forgotten

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rankscope.alerts.deliver.post import redact, through
-from rankscope.runs.errors import InputError, MissingError
+from rankscope.base.errors import InputError, MissingError
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

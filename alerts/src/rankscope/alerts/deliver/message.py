@@ -1,7 +1,7 @@
-"""What waits in the outbox: some alerts of one group for one target, in a payload that is small enough for every receiver.
+"""A message of the outbox: alerts of one group for one target, in a payload that is small enough for every receiver.
 
-The body is always the payload that Alertmanager would send; what a target wants instead (Slack, Teams, …) is made of it when it
-is sent. So no secret of a target is ever stored, and whatever is told is told of alerts.
+The body is always the payload that Alertmanager would send; templates convert it for Slack, Teams and others when it is sent.
+So no secret of a target is stored.
 """
 
 from __future__ import annotations
@@ -48,13 +48,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     """A ``Payload`` as JSON."""
     alerts: tuple[AlertState, ...]
-    most_alerts: int = MAX_ALERTS
-    """As many may be in one message to this target; while it waits, others of its group may join it."""
 
 
 def messages(target: str, payload: Payload, *, most_alerts: int = MAX_ALERTS, revision: str = "") -> list[Message]:
     """A payload for a target: as many messages as it takes so that none is too large. No alert is left out."""
-    return [_message(target, part, most_alerts, revision) for part in split(payload, most_alerts=most_alerts)]
+    return [_message(target, part, revision) for part in split(payload, most_alerts=most_alerts)]
 
 
 def messages_about(
@@ -108,15 +106,6 @@ def without(body: bytes, gone: Collection[AlertState]) -> bytes:
     return msgspec.json.encode(with_alerts(payload, alerts))
 
 
-def joined(first: bytes, second: bytes) -> bytes | None:
-    """One body with the alerts of two of one group; ``None`` when it would be too large or say two things of one alert."""
-    ours, theirs = (msgspec.json.decode(body, type=Payload) for body in (first, second))
-    if {alert.fingerprint for alert in ours.alerts} & {alert.fingerprint for alert in theirs.alerts}:
-        return None
-    both = with_alerts(ours, ours.alerts + theirs.alerts)
-    return None if too_large(both) else msgspec.json.encode(both)
-
-
 def too_large(payload: Payload) -> bool:
     """Whether some receiver might refuse it for its size."""
     return len(msgspec.json.encode(payload)) > MAX_PAYLOAD_BYTES
@@ -127,7 +116,7 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + _CUT
 
 
-def _message(target: str, payload: Payload, most_alerts: int, revision: str) -> Message:
+def _message(target: str, payload: Payload, revision: str) -> Message:
     alerts = tuple(
         AlertState(fingerprint=alert.fingerprint, starts_at=alert.starts_at, status=alert.status, revision=revision)
         for alert in payload.alerts
@@ -140,7 +129,6 @@ def _message(target: str, payload: Payload, most_alerts: int, revision: str) -> 
         group=payload.group_key,
         body=msgspec.json.encode(payload),
         alerts=alerts,
-        most_alerts=most_alerts,
     )
 
 

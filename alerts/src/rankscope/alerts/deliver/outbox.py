@@ -1,166 +1,92 @@
-"""The outbox: what targets are still to be told, in a file, so that no end of the process loses or doubles it.
+"""The outbox: messages to targets, in the store, so that they outlive the process and none is sent under two ids.
 
-Whoever has something to tell puts it (``put`` returns when it is on the disk); one process sends (``sender.py``); anybody may
-look and put. Of an alert that ended before a target heard of it, neither the beginning nor the end is told.
+``put`` returns when the messages are on the disk; one process sends them (``sender``); any process may list and put. Of an alert
+that ended before a target was told of it, neither the beginning nor the end is sent.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
-from rankscope.alerts.deliver.message import AlertState, Message, joined, without
-from rankscope.alerts.deliver.outbox_file import OutboxError, OutboxFile
+from rankscope.alerts.deliver.message import AlertState, Message, without
+from rankscope.alerts.deliver.outbox_result import Listed, State
 from rankscope.alerts.deliver.templates.facts import headline
 from rankscope.alerts.payload import Payload
-
-State = Literal["waiting", "delivered", "dead", "overtaken"]
-
-
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as people see it."""
-
-    id: str
-    target: str
-    group: str
-    state: State
-    alerts: int
-    attempts: int
-    created_unix_ns: int
-    finished_unix_ns: int | None = None
-    next_attempt_s: float | None = None
-    """Seconds until it is tried again; only while it waits."""
-    last_error: str = ""
-    about: str = ""
-    """State, severity, name and place of its first alert, and how many more there are."""
-    labels: dict[str, str] = {}
-    """In which all of its alerts agree."""
-    starts_at: str = ""
-    """When the first of them began, as the payload has it."""
-
-
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages of one outbox, oldest first, and how many there are in all, by state."""
-
-    path: str
-    counts: dict[str, int]
-    messages: list[Listed]
-
-
-class Listings(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``list --format json`` prints."""
-
-    schema: Literal["rankscope.outbox-list/1"] = "rankscope.outbox-list/1"
-    outboxes: list[Listing]
-
-
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``show --format json`` prints."""
-
-    path: str
-    message: Listed
-    payload: msgspec.Raw
-    """``null``: what is there is no JSON."""
-
+from rankscope.alerts.store.database import Store
 
 _ABOUT: Final = 150
 """Characters of each text in the line that says what a message is about."""
-MAX_WAITING: Final = 50_000
-"""Messages for one target; more are not taken, which is the business of whoever has more."""
 
 
 class Outbox:
-    """The outbox in ``path``; with ``None`` in memory, which outlives nothing.
+    """The messages in ``store``. Every method raises ``StoreError``; then nothing has been changed.
 
-    Any number of threads and processes may use one file. Raises ``InputError`` for a file that is no outbox or a newer one's, and
-    ``OutboxError``, here and in every method, for one that cannot be used: then nothing has been changed. ``report`` takes one
-    line when a damaged file was set aside, which is not done without ``repair``. ``clock``: steady nanoseconds; ``wall``:
-    nanoseconds since 1970, for people.
+    ``wall``: nanoseconds since 1970, for people.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        *,
-        report: Callable[[str], None] = lambda _: None,
-        clock: Callable[[], int] | None = None,
-        wall: Callable[[], int] = time.time_ns,
-        repair: bool = True,
-    ) -> None:
-        self.file = OutboxFile(path, report=report, clock=clock, repair=repair)
+    def __init__(self, store: Store, *, wall: Callable[[], int] = time.time_ns) -> None:
+        self.store = store
         self.wall = wall
 
-    def close(self) -> None:
-        """Close the file."""
-        self.file.close()
-
     def now_ns(self) -> int:
-        """The time that attempts are planned by."""
-        return self.file.clock()
+        """The time by which attempts are planned."""
+        return self.store.clock()
 
     def put(self, messages: Sequence[Message]) -> int:
-        """Take messages, all or none; they are on the disk when this returns. What was put before is not put again.
+        """Store messages, all or none; they are on the disk when this returns. Alert states that were put before are left out.
 
-        Returns how many alerts are to be told by it.
+        Returns the number of alerts that are to be sent because of it.
         """
-        with self.file.transaction() as database:
-            [[total]] = database.execute("SELECT count(*) FROM messages WHERE state = 'waiting'").fetchall()
-            # To count them by target takes longer; with so few in all no target has too many.
-            few = total + len(messages) <= MAX_WAITING
-            waiting: Counter[str] = Counter() if few else Counter(dict(database.execute(_WAITING).fetchall()))
-            new = 0
-            for message in messages:
-                if waiting[message.target] >= MAX_WAITING:
-                    raise OutboxError(
-                        f"{self.file.name}: {waiting[message.target]} messages wait for {message.target} already{self.file.see}"
-                    )
-                taken = self._put(database, message)
-                waiting[message.target] += taken > 0
-                new += taken
+        with self.store.transaction() as database:
+            new = sum([self._put(database, message) for message in messages])
             if new:
-                self.file.require_room()
+                self.store.require_room()
             return new
 
+    def backlog(self) -> tuple[int, float]:
+        """How many messages wait, and for how many seconds the oldest has."""
+        [[count, oldest]] = self.store.query("SELECT count(*), min(entered_ns) FROM messages WHERE state = 'waiting'")
+        return int(count), 0.0 if oldest is None else max(0.0, (self.now_ns() - oldest) / 1e9)
+
     def listed(self, *, state: State | None = None, target: str | None = None, most: int | None = None) -> list[Listed]:
-        """Messages, oldest first; the last ``most`` of them."""
+        """The last ``most`` messages, oldest first."""
         where, parameters = _where(state=state, target=target)
-        rows = self.file.query(f"{_LISTED}{where} ORDER BY sequence DESC LIMIT ?", (*parameters, -1 if most is None else most))
+        rows = self.store.query(f"{_LISTED}{where} ORDER BY sequence DESC LIMIT ?", (*parameters, -1 if most is None else most))
         now = self.now_ns()
         return [_listed(row, now) for row in reversed(rows)]
 
     def counts(self) -> dict[tuple[str, State], int]:
-        """How many messages there are by target and state."""
+        """Number of messages by target and state."""
         return {
             (target, state): count
-            for target, state, count in self.file.query("SELECT target, state, count(*) FROM messages GROUP BY target, state")
+            for target, state, count in self.store.query("SELECT target, state, count(*) FROM messages GROUP BY target, state")
         }
 
     def show(self, id_: str) -> tuple[Listed, bytes] | None:
         """A message and its payload."""
-        rows = self.file.query(f"{_LISTED} WHERE id = ?", (id_,))
+        rows = self.store.query(f"{_LISTED} WHERE id = ?", (id_,))
         if not rows:
             return None
-        [[body]] = self.file.query("SELECT body FROM messages WHERE id = ?", (id_,))
+        [[body]] = self.store.query("SELECT body FROM messages WHERE id = ?", (id_,))
         return _listed(rows[0], self.now_ns()), body
 
     def replay(self, ids: Sequence[str] | None = None, *, target: str | None = None) -> list[str]:
-        """Have dead letters sent again: those named, or all of a target, or all; returns the ids of those that will be.
+        """Send dead letters again: the named ones, or all of a target, or all. Returns their ids, which are the old ones.
 
-        What has ended since is left out. A target that was switched off is on again. Ids are the old
-        ones; the time in which they have to be accepted begins anew.
+        Alerts that have ended since are left out. A target that was disabled is enabled. The time within which they have to be
+        accepted begins anew.
         """
         where, parameters = _where(state="dead", target=target)
-        with self.file.transaction() as database:
+        with self.store.transaction() as database:
             found = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
             chosen = [id_ for (id_,) in found if (ids is None or id_ in ids) and _leave_out_ended(database, id_, self.wall())]
             for id_ in chosen:
-                database.execute("DELETE FROM targets WHERE name = (SELECT target FROM messages WHERE id = ?)", (id_,))
+                database.execute("DELETE FROM disabled WHERE target = (SELECT target FROM messages WHERE id = ?)", (id_,))
                 database.execute(
                     "UPDATE messages SET state = 'waiting', attempts = 0, next_attempt_ns = 0, entered_ns = ?,"
                     " finished_unix_ns = NULL WHERE id = ?",
@@ -169,15 +95,15 @@ class Outbox:
         return chosen
 
     def drop(self, ids: Sequence[str] | None = None, *, state: State | None = None, target: str | None = None) -> list[str]:
-        """Forget messages: those named, or all of a state or target; returns their ids."""
+        """Delete messages: the named ones, or all of a state or target. Returns their ids."""
         where, parameters = _where(state=state, target=target)
-        with self.file.transaction() as database:
+        with self.store.transaction() as database:
             found = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
             chosen = [id_ for (id_,) in found if ids is None or id_ in ids]
             for id_ in chosen:
-                # Who has certainly not heard of a beginning need not hear of the end.
+                # A target that was certainly not told of a beginning need not be told of the end.
                 database.execute(
-                    "UPDATE alerts SET message = '' WHERE message = (SELECT id FROM messages"
+                    "UPDATE told SET message = '' WHERE message = (SELECT id FROM messages"
                     " WHERE id = ? AND state <> 'delivered' AND NOT uncertain)",
                     (id_,),
                 )
@@ -185,70 +111,42 @@ class Outbox:
         return chosen
 
     def _put(self, database: sqlite3.Connection, message: Message) -> int:
-        """Returns how many of its alerts are to be told; 0 when all of them were known, or need not be."""
+        """Returns how many of its alerts are to be sent; 0 when the target knows all of them, or need not."""
         fresh = [alert for alert in dict.fromkeys(message.alerts) if not _known(database, message.target, alert)]
-        if not fresh:
-            return 0
         unheard = [
             alert
             for alert in fresh
             if alert.status == "resolved" and drop_beginning(database, message.target, alert, self.wall())
         ]
-        told = [alert for alert in fresh if alert not in unheard]
-        body = message.body if len(told) == len(message.alerts) else b""
-        if told and not body:
-            body = without(message.body, [alert for alert in message.alerts if alert not in told])
-        id_ = self._store(database, message, body, len(told)) if told else ""
-        [[number]] = database.execute("SELECT coalesce(max(number), 0) + 1 FROM alerts").fetchall()
+        sent = [alert for alert in fresh if alert not in unheard]
+        if sent:
+            others = [alert for alert in message.alerts if alert not in sent]
+            body = without(message.body, others) if others else message.body
+            database.execute(
+                "INSERT INTO messages (id, target, group_key, body, alert_count, state, created_unix_ns, entered_ns)"
+                " VALUES (?, ?, ?, ?, ?, 'waiting', ?, ?)",
+                (message.id, message.target, message.group, body, len(sent), self.wall(), self.now_ns()),
+            )
+        [[number]] = database.execute("SELECT coalesce(max(number), 0) + 1 FROM told").fetchall()
         database.executemany(
-            "INSERT INTO alerts VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO told VALUES (?, ?, ?, ?, ?, ?, ?)",
             [
-                (
-                    message.target,
-                    alert.fingerprint,
-                    alert.starts_at,
-                    alert.status,
-                    alert.revision,
-                    id_ if alert in told else "",
-                    number,
-                )
-                for alert in fresh
+                (*(message.target, alert.fingerprint, alert.starts_at, alert.status, alert.revision), id_, number)
+                for alerts, id_ in ((sent, message.id), (unheard, ""))
+                for alert in alerts
             ],
         )
-        return len(told)
-
-    def _store(self, database: sqlite3.Connection, message: Message, body: bytes, alerts: int) -> str:
-        """Store a message, or let it join the last one of its group that waits and was never sent; returns where it is."""
-        last = database.execute(
-            "SELECT id, body, alert_count, attempts, uncertain FROM messages INDEXED BY waiting_in_groups"
-            " WHERE state = 'waiting' AND target = ? AND group_key = ? ORDER BY sequence DESC LIMIT 1",
-            (message.target, message.group),
-        ).fetchone()
-        if last is not None and not last[3] and not last[4] and last[2] + alerts <= message.most_alerts:
-            both = joined(last[1], body)
-            if both is not None:
-                # Nothing in it is out of date, or it would have been taken out: all of it has the time of what came last.
-                database.execute(
-                    "UPDATE messages SET body = ?, alert_count = alert_count + ?, entered_ns = ? WHERE id = ?",
-                    (both, alerts, self.now_ns(), last[0]),
-                )
-                return str(last[0])
-        database.execute(
-            "INSERT INTO messages (id, target, group_key, body, alert_count, state, created_unix_ns, entered_ns)"
-            " VALUES (?, ?, ?, ?, ?, 'waiting', ?, ?)",
-            (message.id, message.target, message.group, body, alerts, self.wall(), self.now_ns()),
-        )
-        return message.id
+        return len(sent)
 
 
 def drop_beginning(database: sqlite3.Connection, target: str, ended: AlertState, wall_ns: int) -> bool:
-    """Whether a target has certainly not heard that an alert began. Where that still waits to be told, it is told no more."""
+    """Whether a target was certainly not told that an alert began. A message about that which still waits is not sent."""
     rows = database.execute(
-        "SELECT message, revision, state, attempts, uncertain FROM alerts LEFT JOIN messages ON messages.id = alerts.message"
-        " WHERE alerts.target = ? AND fingerprint = ? AND starts_at = ? AND status = 'firing'",
+        "SELECT message, revision, state, attempts, uncertain FROM told LEFT JOIN messages ON messages.id = told.message"
+        " WHERE told.target = ? AND fingerprint = ? AND starts_at = ? AND status = 'firing'",
         (target, ended.fingerprint, ended.starts_at),
     ).fetchall()
-    # Told by an outbox that was pruned since, or before there was one: it has heard.
+    # Without a row the message was pruned since, or another store sent it: the target was told.
     if not rows or any(state == "delivered" or uncertain or (state is None and id_) for id_, _, state, _, uncertain in rows):
         return False
     for id_, revision, state, *_ in rows:
@@ -260,7 +158,7 @@ def drop_beginning(database: sqlite3.Connection, target: str, ended: AlertState,
 
 
 def take_out(database: sqlite3.Connection, id_: str, alert: AlertState, wall_ns: int) -> None:
-    """Take an alert out of a message that waits."""
+    """Take an alert out of a waiting message."""
     [[body, count]] = database.execute("SELECT body, alert_count FROM messages WHERE id = ?", (id_,)).fetchall()
     if count <= 1:
         database.execute(
@@ -273,7 +171,7 @@ def take_out(database: sqlite3.Connection, id_: str, alert: AlertState, wall_ns:
         (without(body, [alert]), id_),
     )
     database.execute(
-        "UPDATE alerts SET message = '' WHERE message = ? AND fingerprint = ? AND starts_at = ? AND status = ?",
+        "UPDATE told SET message = '' WHERE message = ? AND fingerprint = ? AND starts_at = ? AND status = ?",
         (id_, alert.fingerprint, alert.starts_at, alert.status),
     )
 
@@ -281,7 +179,7 @@ def take_out(database: sqlite3.Connection, id_: str, alert: AlertState, wall_ns:
 def _known(database: sqlite3.Connection, target: str, alert: AlertState) -> bool:
     return (
         database.execute(
-            "SELECT 1 FROM alerts WHERE target = ? AND fingerprint = ? AND starts_at = ? AND status = ? AND revision = ?",
+            "SELECT 1 FROM told WHERE target = ? AND fingerprint = ? AND starts_at = ? AND status = ? AND revision = ?",
             (target, alert.fingerprint, alert.starts_at, alert.status, alert.revision),
         ).fetchone()
         is not None
@@ -289,14 +187,11 @@ def _known(database: sqlite3.Connection, target: str, alert: AlertState) -> bool
 
 
 def _leave_out_ended(database: sqlite3.Connection, id_: str, wall_ns: int) -> bool:
-    """Take out of a message what began and, as far as was put, has ended since; whether anything is left.
-
-    Where nothing would be left the message stays as it is.
-    """
+    """Take alerts out of a message that have ended since. Returns whether any is left; if none is, the message is unchanged."""
     rows = database.execute(
-        "SELECT fingerprint, starts_at, revision, status = 'firing' AND EXISTS (SELECT 1 FROM alerts AS ended"
+        "SELECT fingerprint, starts_at, revision, status = 'firing' AND EXISTS (SELECT 1 FROM told AS ended"
         " WHERE ended.target = began.target AND ended.fingerprint = began.fingerprint AND ended.starts_at = began.starts_at"
-        " AND ended.status = 'resolved') FROM alerts AS began WHERE message = ?",
+        " AND ended.status = 'resolved') FROM told AS began WHERE message = ?",
         (id_,),
     ).fetchall()
     if rows and all(over for *_, over in rows):
@@ -308,7 +203,6 @@ def _leave_out_ended(database: sqlite3.Connection, id_: str, wall_ns: int) -> bo
     return True
 
 
-_WAITING: Final = "SELECT target, count(*) FROM messages WHERE state = 'waiting' GROUP BY target"
 _LISTED: Final = (
     "SELECT id, target, group_key, state, alert_count, attempts, created_unix_ns, finished_unix_ns, next_attempt_ns, last_error,"
     " body FROM messages"
@@ -322,7 +216,7 @@ def _where(**columns: str | None) -> tuple[str, tuple[str, ...]]:
 
 def _listed(row: tuple[str, str, str, State, int, int, int, int | None, int, str, bytes], now_ns: int) -> Listed:
     id_, target, group, state, alerts, attempts, created, finished, next_attempt_ns, error, body = row
-    about, labels, starts_at = _said(body)
+    about, labels, starts_at = _summary(body)
     return Listed(
         id=id_,
         target=target,
@@ -340,10 +234,10 @@ def _listed(row: tuple[str, str, str, State, int, int, int, int | None, int, str
     )
 
 
-def _said(body: bytes) -> tuple[str, dict[str, str], str]:
-    """What a message is about in one line, what its alerts agree in, and since when the first of them fires."""
+def _summary(body: bytes) -> tuple[str, dict[str, str], str]:
+    """A line about a message, the labels that its alerts have in common, and when the first of them began."""
     try:
         payload = msgspec.json.decode(body, type=Payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return "not to be read", {}, ""
+        return "unreadable", {}, ""
     return headline(payload, _ABOUT), payload.common_labels, min((alert.starts_at for alert in payload.alerts), default="")

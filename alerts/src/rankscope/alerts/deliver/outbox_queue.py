@@ -1,4 +1,4 @@
-"""The sender's side of the outbox: what is due, what is being tried, what came of it, and what nobody needs any more."""
+"""The sender's side of the outbox: messages that are due, the results of attempts, and pruning."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rankscope.alerts.deliver.message import AlertState
 from rankscope.alerts.deliver.outbox import Outbox, drop_beginning, take_out
 
 KEPT_DELIVERED: Final = 1_000
-"""Delivered and overtaken messages that are kept to be looked at."""
+"""Delivered and overtaken messages that are kept for ``outbox list``."""
 KEPT_DEAD: Final = 10_000
 KEPT_ALERTS: Final = 100_000
-"""Alerts that were told are remembered so long, that nobody is told twice."""
+"""Alert states that are remembered, so that no target is told of one twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """A message that is being sent."""
+    """A message with an attempt under way."""
 
     id: str
     group: str
@@ -33,7 +33,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a claimed message; ``unsent``: it was not its turn after all."""
+    """Result of a claimed message; ``unsent``: no attempt was made."""
 
     message: Claimed
     state: Literal["delivered", "waiting", "dead", "unsent"]
@@ -43,15 +43,15 @@ class Outcome:
 
 
 class OutboxQueue:
-    """What the one process that sends does with an outbox. Raises ``OutboxError``; then nothing has been changed."""
+    """The outbox for the one process that sends. Raises ``StoreError``; then nothing has been changed."""
 
     def __init__(self, outbox: Outbox) -> None:
-        self._file = outbox.file
-        self.see = outbox.file.see
+        self._store = outbox.store
+        self.see = outbox.store.see
         self._wall = outbox.wall
 
     def claim(self, target: str, *, now_ns: int, most: int, probe: bool) -> list[Claimed]:
-        """Messages of a target that are due, oldest first; from now on each counts as perhaps heard.
+        """Messages of a target that are due, oldest first; from now on each may have been received.
 
         No message overtakes an earlier one of its group. ``probe``: one only, and the one that was tried least.
         """
@@ -63,11 +63,11 @@ class OutboxQueue:
             " WHERE earlier.state = 'waiting' AND earlier.target = message.target AND earlier.group_key = message.group_key"
             f" AND earlier.sequence < message.sequence {earlier}) ORDER BY {order} LIMIT ?"
         )
-        # Looked at first without a transaction: mostly there is nothing.
+        # A query first: mostly no message is due, and a transaction would write.
         parameters = (target, now_ns, *(() if probe else (now_ns,)), most)
-        if not self._file.query(sql, parameters):
+        if not self._store.query(sql, parameters):
             return []
-        with self._file.transaction() as database:
+        with self._store.transaction() as database:
             rows = database.execute(sql, parameters).fetchall()
             database.executemany(
                 "UPDATE messages SET attempts = attempts + 1, uncertain = 1 WHERE id = ?", [(row[0],) for row in rows]
@@ -78,14 +78,14 @@ class OutboxQueue:
         ]
 
     def record(self, outcomes: Iterable[Outcome]) -> None:
-        """Write down what came of claimed messages."""
-        with self._file.transaction() as database:
+        """Record the results of claimed messages."""
+        with self._store.transaction() as database:
             for outcome in outcomes:
                 self._record(database, outcome)
 
     def expire(self, target: str, *, entered_before_ns: int, reason: str) -> int:
-        """Give up what has waited since before then; returns how many messages that were."""
-        with self._file.transaction() as database:
+        """Give up messages that have waited since before then; returns their number."""
+        with self._store.transaction() as database:
             return database.execute(
                 "UPDATE messages SET state = 'dead', finished_unix_ns = ?, last_error = ?"
                 " WHERE state = 'waiting' AND target = ? AND entered_ns < ?",
@@ -93,17 +93,17 @@ class OutboxQueue:
             ).rowcount
 
     def waiting(self) -> dict[str, int]:
-        """How many messages wait, by target."""
-        rows = self._file.query("SELECT target, count(*) FROM messages WHERE state = 'waiting' GROUP BY target")
+        """Number of waiting messages by target."""
+        rows = self._store.query("SELECT target, count(*) FROM messages WHERE state = 'waiting' GROUP BY target")
         return {str(target): int(count) for target, count in rows}
 
     def has_waiting(self, target: str) -> bool:
         """Whether anything waits for a target."""
-        return bool(self._file.query("SELECT 1 FROM messages WHERE state = 'waiting' AND target = ? LIMIT 1", (target,)))
+        return bool(self._store.query("SELECT 1 FROM messages WHERE state = 'waiting' AND target = ? LIMIT 1", (target,)))
 
     def next_due_ns(self, target: str) -> int | None:
         """When the next message of a target is due; ``None`` when nothing waits."""
-        [[due]] = self._file.query(
+        [[due]] = self._store.query(
             "SELECT min(next_attempt_ns) FROM messages AS message WHERE state = 'waiting' AND target = ? AND NOT EXISTS"
             " (SELECT 1 FROM messages AS earlier WHERE earlier.state = 'waiting' AND earlier.target = message.target"
             " AND earlier.group_key = message.group_key AND earlier.sequence < message.sequence)",
@@ -112,24 +112,24 @@ class OutboxQueue:
         return None if due is None else int(due)
 
     def disable(self, target: str, reason: str) -> None:
-        """Send this target nothing until a replay or a new start."""
-        with self._file.transaction() as database:
-            database.execute("INSERT OR REPLACE INTO targets VALUES (?, ?)", (target, reason))
+        """Send this target nothing until a replay or the next start."""
+        with self._store.transaction() as database:
+            database.execute("INSERT OR REPLACE INTO disabled VALUES (?, ?)", (target, reason))
 
     def enable_all(self) -> None:
-        """A new start."""
-        if self._file.query("SELECT 1 FROM targets LIMIT 1"):
-            with self._file.transaction() as database:
-                database.execute("DELETE FROM targets")
+        """Enable all targets, as at a start."""
+        if self._store.query("SELECT 1 FROM disabled LIMIT 1"):
+            with self._store.transaction() as database:
+                database.execute("DELETE FROM disabled")
 
     def disabled(self, target: str) -> str | None:
-        """Why a target is sent nothing; ``None``: it is."""
-        rows = self._file.query("SELECT disabled FROM targets WHERE name = ?", (target,))
+        """Why a target is disabled; ``None``: it is enabled."""
+        rows = self._store.query("SELECT reason FROM disabled WHERE target = ?", (target,))
         return str(rows[0][0]) if rows else None
 
     def prune(self) -> None:
-        """Forget the oldest of what is over, so that the file stays small."""
-        with self._file.transaction() as database:
+        """Delete the oldest finished messages and alert states, so that the file stays small."""
+        with self._store.transaction() as database:
             for states, kept in (("'delivered', 'overtaken'", KEPT_DELIVERED), ("'dead'", KEPT_DEAD)):
                 database.execute(
                     f"DELETE FROM messages WHERE state IN ({states}) AND sequence <="  # noqa: S608 - constants
@@ -137,11 +137,11 @@ class OutboxQueue:
                     (kept,),
                 )
             database.execute(
-                "DELETE FROM alerts WHERE number <= (SELECT number FROM alerts ORDER BY number DESC LIMIT 1 OFFSET ?)"
-                " AND NOT EXISTS (SELECT 1 FROM messages WHERE messages.id = alerts.message AND state IN ('waiting', 'dead'))",
+                "DELETE FROM told WHERE number <= (SELECT number FROM told ORDER BY number DESC LIMIT 1 OFFSET ?)"
+                " AND NOT EXISTS (SELECT 1 FROM messages WHERE messages.id = told.message AND state IN ('waiting', 'dead'))",
                 (KEPT_ALERTS,),
             )
-        self._file.query("PRAGMA incremental_vacuum")
+        self._store.query("PRAGMA incremental_vacuum")
 
     def _record(self, database: sqlite3.Connection, outcome: Outcome) -> None:
         message = outcome.message
@@ -164,8 +164,8 @@ class OutboxQueue:
     def _drop_ends(self, database: sqlite3.Connection, id_: str) -> None:
         """Of alerts whose beginning was certainly not heard, an end that came meanwhile and waits behind it need not be told."""
         ends = database.execute(
-            "SELECT ended.target, ended.fingerprint, ended.starts_at, ended.revision, ended.message FROM alerts AS began"
-            " JOIN alerts AS ended ON ended.target = began.target AND ended.fingerprint = began.fingerprint"
+            "SELECT ended.target, ended.fingerprint, ended.starts_at, ended.revision, ended.message FROM told AS began"
+            " JOIN told AS ended ON ended.target = began.target AND ended.fingerprint = began.fingerprint"
             " AND ended.starts_at = began.starts_at AND ended.status = 'resolved'"
             " JOIN messages ON messages.id = ended.message AND messages.state = 'waiting' AND NOT messages.attempts"
             " WHERE began.message = ? AND began.status = 'firing'",

@@ -16,6 +16,10 @@ LONGEST_RETRY_AFTER_S: Final = 600.0
 RETRY_FOR_S: Final = 3600.0
 """After so long without being accepted a message is given up, unless the operator says otherwise."""
 _BUSY: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
+_DENIED: Final = frozenset(
+    {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED}
+)
+"""Address or credentials are wrong, as while a secret is rotated: both are read again for each attempt."""
 _UNKNOWN: Final = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
 """Somebody in between answered; the receiver itself may have accepted."""
 _REASON_CHARACTERS: Final = 300
@@ -43,10 +47,11 @@ def judge_status(status: int, *, retry_after: str = "", date: str = "", wall_s: 
         return Judgement(kind="dead", reason=f"answered {status}; redirects are not followed")
     if status == HTTPStatus.GONE:
         return Judgement(kind="gone", reason=f"refused with {status}: the receiver is gone for good")
-    if status in _BUSY or status >= 500 or status < 200:
+    if status in _BUSY or status in _DENIED or status >= 500 or status < 200:
         wait_s = retry_after_s(retry_after, date=date, wall_s=wall_s)
-        throttle = wait_s is not None or status in _UNKNOWN or status == HTTPStatus.TOO_MANY_REQUESTS
-        return Judgement(kind="retry", reason=f"answered {status}", heard=status in _UNKNOWN, wait_s=wait_s, throttle=throttle)
+        throttle = wait_s is not None or status in _UNKNOWN or status in _DENIED or status == HTTPStatus.TOO_MANY_REQUESTS
+        reason = f"{'refused with' if status in _DENIED else 'answered'} {status}"
+        return Judgement(kind="retry", reason=reason, heard=status in _UNKNOWN, wait_s=wait_s, throttle=throttle)
     return Judgement(kind="dead", reason=f"refused with {status}")
 
 

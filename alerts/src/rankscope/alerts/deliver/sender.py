@@ -1,22 +1,19 @@
-"""The sender: one thread per target, so that a slow receiver holds up no other, and one process per outbox file."""
+"""The sender: one thread per target, so that a slow receiver holds up no other, and one process per store."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 from rankscope.alerts.deliver.courier import AppriseCourier, Courier, HttpCourier
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.outbox_file import OutboxError
 from rankscope.alerts.deliver.outbox_queue import OutboxQueue
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S
 from rankscope.alerts.deliver.target import Target
 from rankscope.alerts.deliver.target_sender import TargetSender
-from rankscope.alerts.lock_file import lock_file
+from rankscope.alerts.store.database import StoreError
 from rankscope.runs.decoders import make_decoders
 
 LOOK_S: Final = 1.0
@@ -33,7 +30,7 @@ def courier_for(target: Target) -> Courier:
 class Sender:
     """Sends what waits in an outbox to ``targets``. ``start``/``stop`` run it in threads; ``run_due`` once, in this one.
 
-    While another process sends from the same file, this one stands by. ``report`` takes one line when something changes.
+    While another process holds the store, this one stands by. ``report`` takes one line when something changes.
     """
 
     def __init__(
@@ -64,7 +61,6 @@ class Sender:
         }
         self._wakes = {name: threading.Event() for name in self._senders}
         self._threads: list[threading.Thread] = []
-        self._lock_file: int | None = None
         self._locking = threading.Lock()
         self._said: dict[str, str] = {}
         self._tidied_s: float | None = None
@@ -85,7 +81,7 @@ class Sender:
         for thread in self._threads:
             thread.join(max(0.0, patience - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
-            self._unlock()
+            self._outbox.store.release()
 
     def wake(self) -> None:
         """Something was put."""
@@ -93,7 +89,7 @@ class Sender:
             wake.set()
 
     def run_due(self) -> int:
-        """Send everything that is due by the outbox's clock; returns how many attempts that took. Raises ``OutboxError``."""
+        """Send everything that is due by the outbox's clock; returns how many attempts that took. Raises ``StoreError``."""
         if not self._is_ours():
             return 0
         total = 0
@@ -104,11 +100,11 @@ class Sender:
         return total
 
     def next_ns(self) -> int | None:
-        """When something is due next, by the outbox's clock; ``None``: nothing waits. Raises ``OutboxError``."""
+        """When something is due next, by the outbox's clock; ``None``: nothing waits. Raises ``StoreError``."""
         return min((due for sender in self._senders.values() if (due := sender.next_ns()) is not None), default=None)
 
     def waiting(self) -> list[str]:
-        """Labels of the targets for which something waits. Raises ``OutboxError``."""
+        """Labels of the targets for which something waits. Raises ``StoreError``."""
         return [sender.target.label for name, sender in self._senders.items() if sender.busy or self._queue.has_waiting(name)]
 
     def lost(self) -> list[str]:
@@ -122,7 +118,7 @@ class Sender:
         while True:
             try:
                 waiting = self.waiting()
-            except OutboxError as error:
+            except StoreError as error:
                 self._complain(str(error))
                 waiting = [sender.target.label for sender in self._senders.values()]
             if not waiting or time.monotonic() >= patience:
@@ -144,7 +140,7 @@ class Sender:
                             pause_s = min(LOOK_S, max(SHORTEST_S, (due - self._outbox.now_ns()) / 1e9))
                     self._tidy()
                     self._said.pop(name, None)
-            except OutboxError as error:
+            except StoreError as error:
                 self._complain(str(error), name)
             except Exception as error:  # noqa: BLE001 - a thread that ends would leave its target untold
                 self._complain(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}", name)
@@ -152,15 +148,10 @@ class Sender:
                 wake.wait(pause_s)
 
     def _is_ours(self) -> bool:
-        """Whether this process is the one that sends from the file; tries to become it."""
-        path = self._outbox.file.path
+        """Whether this process is the one that sends from the store; tries to become it."""
         with self._locking:
-            if self._lock_file is not None or path is None:
-                self._begin_once()
-                return True
-            self._lock_file = _lock(path.with_name(f"{path.name}.lock"))
-            if self._lock_file is None:
-                self._complain(f"{path}: another process sends from it; this one stands by")
+            if not self._outbox.store.hold():
+                self._complain(f"{self._outbox.store.name}: another process sends from it; this one stands by")
                 return False
             self._begin_once()
             return True
@@ -169,12 +160,6 @@ class Sender:
         if self._tidied_s is None:
             self._queue.enable_all()
             self._tidied_s = 0.0
-
-    def _unlock(self) -> None:
-        with self._locking:
-            if self._lock_file is not None:
-                os.close(self._lock_file)
-                self._lock_file = None
 
     def _tidy(self) -> None:
         """Now and then: forget what is old, and give up what is for targets that are not configured any more."""
@@ -197,11 +182,3 @@ class Sender:
             # Several targets may have the same trouble, a full disk above all.
             if list(self._said.values()).count(line) == 1:
                 self._report(line)
-
-
-def _lock(path: Path) -> int | None:
-    """Lock a file for as long as this process lives; ``None``: another one has it, or it cannot be had."""
-    try:
-        return lock_file(path)
-    except OSError as error:
-        raise OutboxError(f"{path}: cannot be locked: {error.strerror or error}") from error

@@ -14,7 +14,7 @@ from rankscope.alerts.deliver.courier import Courier
 from rankscope.alerts.deliver.outbox_queue import Claimed, OutboxQueue, Outcome
 from rankscope.alerts.deliver.retrying import Judgement, pause_s
 from rankscope.alerts.deliver.target import Rate, Target
-from rankscope.analysis.duration import duration
+from rankscope.base.text import duration
 
 
 class TokenBucket:
@@ -92,7 +92,7 @@ class TargetSender:
         self._unrecorded: list[Outcome] = []
 
     def run_due(self) -> int:
-        """Send what is due by now; returns how many attempts that took. Raises ``OutboxError``."""
+        """Send what is due by now; returns how many attempts that took. Raises ``StoreError``."""
         self.busy = True
         try:
             return self._run_due()
@@ -100,7 +100,7 @@ class TargetSender:
             self.busy = False
 
     def next_ns(self) -> int | None:
-        """When there is something to do again; ``None``: when something is put. Raises ``OutboxError``."""
+        """When there is something to do again; ``None``: when something is put. Raises ``StoreError``."""
         due = self._queue.next_due_ns(self.target.name)
         if due is None:
             return None

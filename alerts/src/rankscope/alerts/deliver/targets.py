@@ -17,9 +17,9 @@ from rankscope.alerts.deliver.message import cut
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S
 from rankscope.alerts.deliver.signing import Secret, SecretError, SecretPlace, SecretUnavailableError, parse_secret
 from rankscope.alerts.deliver.target import ATTEMPT_S, Rate, Target, TemplateName
-from rankscope.alerts.options import http_url, rate
 from rankscope.alerts.toml_file import converted, duration, read_toml
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
+from rankscope.base.options import http_url, parse_rate
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PAGERDUTY: Final = "https://events.pagerduty.com/v2/enqueue"
@@ -201,7 +201,7 @@ def _rate(text: str | None) -> Rate | None:
     if text is None:
         return None
     try:
-        count, per_s = rate(text)
+        count, per_s = parse_rate(text)
     except ValueError:
         count, per_s = 0, 0.0
     if not count:

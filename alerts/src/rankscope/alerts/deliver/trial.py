@@ -1,25 +1,17 @@
-"""A test alert, on the way that every alert takes: outbox, template, signature, address check."""
+"""``rankscope alerts test-webhook`` and its result. What needs an extra is imported when it is used."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import click
 import msgspec
 
-from rankscope.alerts.alert import Alert, Notice, fingerprint
-from rankscope.alerts.deliver.courier import Courier
-from rankscope.alerts.deliver.message import messages_about
-from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.retrying import Judgement
-from rankscope.alerts.deliver.sender import Sender, courier_for
-from rankscope.alerts.deliver.target import Target
-from rankscope.alerts.options import format_option, http_url, targets_option
-from rankscope.alerts.output import plain
+from rankscope.alerts.options import targets_option
+from rankscope.base.options import format_option, http_url
+from rankscope.base.text import one_line
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,76 +30,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     schema: Literal["rankscope.test-webhook/1"] = "rankscope.test-webhook/1"
     ok: bool
     results: list[Tried]
-
-
-def try_targets(targets: Sequence[Target], *, now_unix_ns: int) -> Trial:
-    """Send each target an alert that fires and ends, once. A target that does not take the first is not sent the second."""
-    results = [tried for target in targets for tried in _try(target, now_unix_ns)]
-    return Trial(ok=all(tried.delivered for tried in results), results=results)
-
-
-def trial_notice(now_unix_ns: int, *, ended: bool) -> Notice:
-    """An alert that nobody can take for a real one."""
-    labels = {
-        "alertname": "RankscopeTest",
-        "severity": "info",
-        "run_id": f"test-{now_unix_ns // 10**9}",
-        "rank": "0",
-        "host": "none",
-    }
-    annotations = {
-        "summary": "[simulated] A test of rankscope's webhook. Nobody needs to do anything.",
-        "simulated": "true",
-        "cause": "none: this is a test",
-        "cost": "0.00",
-        "next": "rankscope alerts --help",
-    }
-    return Notice(
-        alert=Alert(labels=labels, annotations=annotations),
-        fingerprint=fingerprint(labels),
-        starts_at_unix_ns=now_unix_ns,
-        ends_at_unix_ns=now_unix_ns + 10**9 if ended else None,
-    )
-
-
-@dataclass(slots=True)
-class _Noting:
-    """Notes what the courier came back with."""
-
-    inner: Courier
-    judgement: Judgement | None = None
-
-    def attempt(self, message_id: str, payload: bytes) -> Judgement:
-        self.judgement = self.inner.attempt(message_id, payload)
-        return self.judgement
-
-
-def _try(target: Target, now_unix_ns: int) -> list[Tried]:
-    noting = _Noting(courier_for(target))
-    outbox = Outbox(None)
-    # Given up at the first failure, and in no hurry that a limit has to slow down.
-    target = replace(target, retry_for_s=0.0, rate=None)
-    sender = Sender(outbox, [target], report=lambda _: None, courier=lambda _: noting)
-    results: list[Tried] = []
-    for ended in (False, True):
-        notice = trial_notice(now_unix_ns, ended=ended)
-        outbox.put(messages_about(target.name, [notice], most_alerts=target.most_alerts))
-        began = time.monotonic()
-        sender.run_due()
-        told = noting.judgement
-        assert told is not None
-        results.append(
-            Tried(
-                target=target.label,
-                status="resolved" if ended else "firing",
-                delivered=told.kind == "delivered",
-                answer=told.reason,
-                seconds=round(time.monotonic() - began, 3),
-            )
-        )
-        if told.kind != "delivered":
-            break
-    return results
 
 
 @click.command(name="test-webhook")
@@ -138,6 +60,7 @@ def test_webhook(
     """  # noqa: D301 - \b is for click
     from rankscope.alerts.deliver.target import webhook_target
     from rankscope.alerts.deliver.targets import load_targets
+    from rankscope.alerts.deliver.trial_alert import try_targets
 
     if config is None and (webhook is None or target is not None):
         raise click.UsageError("give --config FILE, or --webhook URL without --target")
@@ -155,6 +78,6 @@ def test_webhook(
     else:
         for tried in trial.results:
             verdict = "delivered" if tried.delivered else "NOT delivered"
-            click.echo(plain(f"{tried.target}: {tried.status}: {verdict}: {tried.answer} after {tried.seconds:.3f} s"))
+            click.echo(one_line(f"{tried.target}: {tried.status}: {verdict}: {tried.answer} after {tried.seconds:.3f} s"))
     if not trial.ok:
         ctx.exit(1)

@@ -17,7 +17,6 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339
-from rankscope.alerts.deliver.outbox_file import OutboxError
 from rankscope.alerts.output import alert_line
 from rankscope.alerts.receive.analyst import BoundedChild, Finished
 from rankscope.alerts.receive.captured import (
@@ -33,9 +32,10 @@ from rankscope.alerts.receive.captured import (
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.forwarding import Forwarded, Forwarding, begun
-from rankscope.alerts.receive.inbox import Action, Inbox, InboxError
+from rankscope.alerts.receive.inbox import Action, Inbox
 from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError, run_named
 from rankscope.alerts.receive.notification import Arrived, payload_alert
+from rankscope.alerts.store.database import StoreError
 from rankscope.alerts.toml_file import duration
 from rankscope.runs.control import MAX_AGE_SECONDS
 from rankscope.runs.control_names import made_ns
@@ -91,7 +91,7 @@ class Actor:
             try:
                 self.run_due()
                 trouble = ""
-            except (InboxError, OutboxError, OSError) as error:
+            except (StoreError, OSError) as error:
                 trouble = self._troubled(str(error), trouble, stopping)
             except Exception as error:  # noqa: BLE001 - a fault of ours costs one try, not all actions to come
                 trouble = self._troubled(f"internal fault: {type(error).__name__}: {error}", trouble, stopping)
@@ -107,7 +107,7 @@ class Actor:
         return what
 
     def run_due(self) -> None:
-        """Take every action as far as it goes now. Raises ``InboxError`` and ``OutboxError``."""
+        """Take every action as far as it goes now. Raises ``StoreError``."""
         for running in list(self._running.values()):
             if (done := running.child.poll()) is not None:
                 self._try(running.action.number, self._over, running, done)
@@ -123,7 +123,7 @@ class Actor:
             return
         try:
             step(*given)
-        except (InboxError, OutboxError, OSError):
+        except (StoreError, OSError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is
             self._faulty.add(number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,6 @@ from typing import IO, Final
 
 import msgspec
 
-from rankscope.alerts.child import end_with_parent
 from rankscope.alerts.receive.facts import Facts, facts_of
 from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError
 from rankscope.analysis.result import Analysis
@@ -40,21 +38,40 @@ class Finished:
     """The last line of its standard error."""
 
 
+_LAUNCHER: Final = """
+import ctypes, os, resource, signal, sys
+parent, address, output, *command = sys.argv[1:]
+libc = ctypes.CDLL(None)
+if hasattr(libc, "prctl"):
+    libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() != int(parent):
+    sys.exit("the receiver exited")
+for limit, most in ((resource.RLIMIT_AS, int(address)), (resource.RLIMIT_FSIZE, int(output)), (resource.RLIMIT_CORE, 0)):
+    hard = resource.getrlimit(limit)[1]
+    resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+os.execv(sys.executable, [sys.executable, *command])
+"""
+"""Limits itself, then becomes the command: code that ran between fork and exec could wait for a lock of another thread."""
+
+
 class BoundedChild:
-    """``rankscope ARGUMENTS…``, begun at once and ended after ``limit_s``, or when the thread that made it ends."""
+    """``rankscope ARGUMENTS…`` in a process with limited memory, killed after ``limit_s``.
+
+    The kernel ends the process when the thread that started it exits (Linux).
+    """
 
     def __init__(self, arguments: Sequence[str], *, limit_s: float) -> None:
         self._until = time.monotonic() + limit_s
         self._finished: Finished | None = None
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by whoever polls for the end
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(MEMORY_BYTES), str(OUTPUT_BYTES)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rankscope", *arguments],
+            [*launcher, "-m", "rankscope", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._errors,
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            preexec_fn=_bounded,  # noqa: PLW1509 - three system calls that take no lock
         )
 
     def poll(self) -> Finished | None:
@@ -89,13 +106,6 @@ def _all_of(file: IO[bytes]) -> bytes:
     with file:
         file.seek(0)
         return file.read(OUTPUT_BYTES)
-
-
-def _bounded() -> None:
-    end_with_parent()
-    for what, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_FSIZE, OUTPUT_BYTES), (resource.RLIMIT_CORE, 0)):
-        _, hard = resource.getrlimit(what)
-        resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 FRESH_S: Final = 30.0

@@ -1,35 +1,46 @@
 """The receiver of webhooks, as an ASGI application: Alertmanager's (version 4) and Grafana's.
 
-What it answers with 200 is kept. A delivery that it cannot keep, or has no room for, gets 503, because a sender retries that; 4xx
-is only for what would never be accepted. What is done about a delivery comes afterwards (``receiving.worker``).
+A delivery that is answered with 200 is on the disk. One that cannot be stored, or for which there is no room, gets 503, because
+senders retry 5xx; 4xx is only for what would never be accepted. ``receive.worker`` processes deliveries afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from rankscope.alerts.output import alert_line, plain
+from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.output import alert_line
 from rankscope.alerts.receive.authentication import UNGUESSABLE, Failures, Headers, Ways
 from rankscope.alerts.receive.counters import Counters
-from rankscope.alerts.receive.inbox import BusyError, Inbox, InboxError
+from rankscope.alerts.receive.inbox import BusyError, Inbox
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
+from rankscope.alerts.store.database import StoreError
+from rankscope.base.text import one_line
 
-MAX_BODY_BYTES: Final = 1024 * 1024
+MAX_BODY_BYTES: Final = 16 * 2**20
+"""2,000 of the largest alerts of our own rules, with long labels, weigh 11 MiB: tests/alerts/receive/test_refusals.py."""
+MAX_BODIES_BYTES: Final = 64 * 2**20
+"""Bodies of all requests that are being answered; senders of more are asked to try again."""
 BODY_TIMEOUT_S: Final = 15.0
-LOOK_S: Final = 5.0
-"""After a delivery that could not be stored, whoever asks has the disk looked at, so often at most."""
+PROBE_S: Final = 5.0
+"""After a delivery that could not be stored, the disk is probed this often until it can be written."""
+REFUSALS_S: Final = 60.0
+"""Further refusals for one reason are reported together after this long."""
 CHALLENGE: Final = b'Bearer, Basic realm="rankscope"'
+
+REPORTED_FAILURES: Final = ("not_authenticated", "failed_attempts")
+"""Reported by ``authentication.Failures``, by address."""
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -74,12 +85,57 @@ class _Refused(Exception):  # noqa: N818 - an answer, not an error of ours
         self.headers = headers
 
 
+class _Refusals:
+    """Reports refused deliveries: the first for a reason at once, the number of further ones after ``REFUSALS_S``."""
+
+    def __init__(self, report: Callable[[str], object]) -> None:
+        self._report = report
+        self._further: dict[str, int] = {}
+
+    def add(self, refused: _Refused, client: str) -> None:
+        """Report a refusal. Runs in the event loop."""
+        if refused.reason in self._further:
+            self._further[refused.reason] += 1
+            return
+        self._further[refused.reason] = 0
+        self._report(f"refused a delivery from {one_line(client)} with {refused.status} ({refused.reason}): {refused.text}")
+        asyncio.get_running_loop().call_later(REFUSALS_S, self._summarise, refused.reason)
+
+    def _summarise(self, reason: str) -> None:
+        if further := self._further.pop(reason):
+            self._report(f"refused {further} more deliveries within {REFUSALS_S:g} s ({reason})")
+
+
+class _Bodies:
+    """Memory of all bodies that are being answered."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    @contextmanager
+    def one(self) -> Iterator[Callable[[int], None]]:
+        """Reserves memory for one body, chunk by chunk, until it is answered."""
+        reserved = 0
+
+        def reserve(size: int) -> None:
+            nonlocal reserved
+            reserved += size
+            self.bytes += size
+            if self.bytes > MAX_BODIES_BYTES:
+                raise _Refused(503, "busy", "too many large deliveries arrive at once; try again", (_CLOSE, *_later(1)))
+
+        try:
+            yield reserve
+        finally:
+            self.bytes -= reserved
+
+
 class ReceiverApp:
     """The ASGI application.
 
-    ``show`` takes one line per alert and never raises; ``report`` takes what is wrong, and ``accepted`` is called after something
-    was kept, both from other threads as well. With ``out`` every accepted payload is appended to that file as one line of JSON
-    (``Received``) before it is acknowledged.
+    ``show`` takes one line per alert and never raises; ``report`` takes problems, and ``accepted`` is called after a delivery was
+    stored, both from other threads as well. ``outbox`` holds the messages that the metrics count. With ``out`` every accepted
+    payload is appended to that file as one line of JSON (``Received``) before it is acknowledged.
     """
 
     def __init__(
@@ -92,9 +148,11 @@ class ReceiverApp:
         ways: Ways | None = None,
         counters: Counters | None = None,
         accepted: Callable[[], object] = lambda: None,
+        outbox: Outbox | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._inbox = inbox
+        self._outbox = outbox
         self._show = show
         self._report = report
         self._out = out
@@ -106,7 +164,9 @@ class ReceiverApp:
         # The disk may take its time, and the loop has others to serve meanwhile.
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inbox")
         self._writable = True
-        self._looked_s = -math.inf
+        self._refusals = _Refusals(report)
+        self._bodies = _Bodies()
+        self._probe: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """Answer one request."""
@@ -115,6 +175,8 @@ class ReceiverApp:
             headers: tuple[tuple[bytes, bytes], ...] = ()
         except _Refused as refused:
             self._counters.add("refused", reason=refused.reason)
+            if scope["path"] == "/webhook" and refused.reason not in REPORTED_FAILURES:
+                self._refusals.add(refused, (scope.get("client") or ("an unknown address",))[0])
             status, kind, body = refused.status, _TEXT, f"{refused.text}\n".encode()
             headers = refused.headers
         start = [
@@ -136,18 +198,24 @@ class ReceiverApp:
             raise _Refused(405, "method", f"only {', '.join(allowed)}", ((b"allow", ", ".join(allowed).encode()),))
         match path:
             case "/webhook":
-                headers, body = await self._authenticated(scope, receive, with_body=True)
-                return await self._take(headers, body)
+                with self._bodies.one() as reserve:
+                    headers, body = await self._authenticated(scope, receive, reserve, with_body=True)
+                    return await self._take(headers, body)
             case "/deliveries":
-                await self._authenticated(scope, receive, with_body=False)
+                with self._bodies.one() as reserve:
+                    await self._authenticated(scope, receive, reserve, with_body=False)
                 return 200, b"application/json", msgspec.json.encode(await self._off_loop(self._listing))
             case "/metrics":
                 return 200, b"text/plain; version=0.0.4; charset=utf-8", await self._off_loop(self._metrics)
             case "/-/ready":
-                return await self._readiness()
+                if not self._writable:
+                    raise _Refused(503, "not_ready", "the last delivery could not be stored", _later(PROBE_S))
+                return 200, _TEXT, b"ready\n"
         return 200, _TEXT, b"ok\n"
 
-    async def _authenticated(self, scope: _Scope, receive: _Receive, *, with_body: bool) -> tuple[Headers, bytes]:
+    async def _authenticated(
+        self, scope: _Scope, receive: _Receive, reserve: Callable[[int], None], *, with_body: bool
+    ) -> tuple[Headers, bytes]:
         """Headers and body of a request by somebody who may make it."""
         address = (scope.get("client") or ("",))[0]
         left_s = self._failures.shut_out_s(address) if self._ways.any else 0.0
@@ -157,7 +225,7 @@ class ReceiverApp:
         known = not self._ways.any or self._ways.by_header(headers, shortest=shortest)
         if not known and not (self._ways.signed or self._ways.grafana):
             raise self._stranger(address, left_s)
-        body = await _body(scope, receive) if with_body or not known else b""
+        body = await _body(scope, receive, reserve) if with_body or not known else b""
         if not known and not self._ways.by_signature(headers, body, now_s=time.time(), shortest=shortest):
             raise self._stranger(address, left_s)
         return headers, body
@@ -170,46 +238,43 @@ class ReceiverApp:
         return _Refused(401, "not_authenticated", "who are you? The credentials are missing or wrong", headers)
 
     async def _take(self, headers: Headers, body: bytes) -> tuple[int, bytes, bytes]:
-        said, body = await self._off_loop(lambda: _read(body))
-        message = headers.get(b"webhook-id")
-        # With the body: an id that somebody uses twice must not lose what it stands for the second time.
-        key = None if message is None else hashlib.sha256(message + b"\0" + body).hexdigest()
-        new = await self._off_loop(lambda: self._keep(body, key))
+        notification, new = await self._off_loop(lambda: self._keep(headers.get(b"webhook-id"), body))
         if not new:
             self._counters.add("duplicates")
             return 200, b"application/json", b'{"accepted": true, "duplicate": true}\n'
-        self._counters.add("deliveries", sender=said.source)
-        self._shown(said)
+        self._counters.add("deliveries", sender=notification.source)
+        self._shown(notification)
         self._accepted()
         return 200, b"application/json", b'{"accepted": true}\n'
 
-    def _keep(self, body: bytes, key: str | None) -> bool:
+    def _keep(self, message_id: bytes | None, body: bytes) -> tuple[Notification, bool]:
+        notification, body = _read(body)
+        # With the body: an id that a sender uses twice must not lose the second delivery.
+        key = None if message_id is None else hashlib.sha256(message_id + b"\0" + body).hexdigest()
         now = self._clock()
         try:
             new = self._inbox.accept(body, key=key, now_unix_ns=now, also=lambda: self._append(body, now))
         except BusyError as error:
             raise _Refused(503, "busy", f"busy: {error}; try again", _later(10)) from error
-        except InboxError as error:
-            self._troubled(str(error))
-            raise _Refused(503, "not_stored", "cannot store the delivery", _later(5)) from error
+        except StoreError as error:
+            raise self._not_stored(str(error)) from error
         except OSError as error:
-            self._troubled(f"{self._out}: cannot be written: {error.strerror or error}")
-            raise _Refused(503, "not_stored", "cannot store the delivery", _later(5)) from error
-        self._works()
-        return new
+            raise self._not_stored(f"{self._out}: cannot be written: {error.strerror or error}") from error
+        self._stored()
+        return notification, new
 
     def _append(self, body: bytes, now_unix_ns: int) -> None:
         if self._out is not None:
             with self._out.open("ab") as file:
                 file.write(msgspec.json.encode(Received(received_unix_ns=now_unix_ns, payload=msgspec.Raw(body))) + b"\n")
 
-    def _troubled(self, what: str) -> None:
-        self._looked_s = time.monotonic()
+    def _not_stored(self, reason: str) -> _Refused:
         if self._writable:
             self._writable = False
-            self._report(f"{what}; senders are asked to try again")
+            self._report(f"{reason}; senders are asked to try again")
+        return _Refused(503, "not_stored", "cannot store the delivery", _later(5))
 
-    def _works(self) -> None:
+    def _stored(self) -> None:
         if not self._writable:
             self._writable = True
             self._report("deliveries can be stored again")
@@ -218,7 +283,7 @@ class ReceiverApp:
         for alert in said.alerts:
             self._show(alert_line(f"{alert.status.upper():<8}", alert.labels, alert.annotations))
         if said.truncated_alerts:
-            self._show(f"… and {said.truncated_alerts} more that {plain(said.source)} left out")
+            self._show(f"… and {said.truncated_alerts} more that {one_line(said.source)} left out")
 
     def _listing(self) -> Deliveries:
         total, kept = self._inbox.kept()
@@ -228,33 +293,38 @@ class ReceiverApp:
     def _metrics(self) -> bytes:
         waiting, oldest = self._inbox.waiting_count()
         age_s = 0.0 if oldest is None else max(0.0, (self._clock() - oldest) / 1e9)
-        return self._counters.page(waiting=waiting, oldest_waiting_seconds=age_s, writable=int(self._writable))
+        undelivered, undelivered_s = (0, 0.0) if self._outbox is None else self._outbox.backlog()
+        return self._counters.page(
+            waiting=waiting,
+            oldest_waiting_seconds=age_s,
+            undelivered_messages=undelivered,
+            oldest_undelivered_seconds=undelivered_s,
+            writable=int(self._writable),
+        )
 
-    async def _readiness(self) -> tuple[int, bytes, bytes]:
-        if self._writable:
-            await self._off_loop(self._inbox.check)
-        elif not await self._off_loop(self._has_room):
-            raise _Refused(503, "not_ready", "the last delivery could not be stored", _later(LOOK_S))
-        return 200, _TEXT, b"ready\n"
+    async def _probe_disk(self) -> None:
+        """Probe the disk until it can be written: a receiver that is not ready is sent no delivery that would show it."""
+        while not self._writable:
+            await asyncio.sleep(PROBE_S)
+            await asyncio.get_running_loop().run_in_executor(self._keeper, self._probe_once)
 
-    def _has_room(self) -> bool:
-        """Whether there is room again: as long as we are not ready nobody may send what would show it."""
-        if time.monotonic() - self._looked_s >= LOOK_S:
-            self._looked_s = time.monotonic()
-            try:
+    def _probe_once(self) -> None:
+        if not self._writable:
+            with suppress(StoreError):
                 # A full disk may have room for a word and not for a delivery.
-                self._inbox.check(room_bytes=MAX_BODY_BYTES)
+                self._inbox.store.probe(MAX_BODY_BYTES)
                 if self._out is None or _may_grow(self._out):
-                    self._works()
-            except InboxError:
-                pass
-        return self._writable
+                    self._stored()
 
     async def _off_loop(self, work: Callable[[], _T]) -> _T:
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._keeper, work)
-        except InboxError as error:
+            return await loop.run_in_executor(self._keeper, work)
+        except StoreError as error:
             raise _Refused(503, "not_ready", str(error), _later(5)) from error
+        finally:
+            if not self._writable and (self._probe is None or self._probe.done()):
+                self._probe = loop.create_task(self._probe_disk())
 
 
 def _may_grow(out: Path) -> bool:
@@ -265,12 +335,15 @@ def _may_grow(out: Path) -> bool:
         return False
 
 
+_CLOSE: Final = (b"connection", b"close")
+
+
 def _later(seconds: float) -> tuple[tuple[bytes, bytes], ...]:
     return ((b"retry-after", b"%d" % max(1, round(seconds))),)
 
 
 def _read(body: bytes) -> tuple[Notification, bytes]:
-    """What a body says, and the body as it is kept: formatted anew, so that it is one line."""
+    """Decode a body; returns the notification and the body on one line, as it is stored."""
     try:
         return read_notification(body), msgspec.json.format(body, indent=-1)
     except NotUnderstoodError as error:
@@ -279,9 +352,9 @@ def _read(body: bytes) -> tuple[Notification, bytes]:
         raise _Refused(400, "not_understood", "not a webhook payload: nested too deeply, or no JSON") from error
 
 
-async def _body(scope: _Scope, receive: _Receive) -> bytes:
-    close = ((b"connection", b"close"),)
-    too_large = _Refused(413, "too_large", f"more than {MAX_BODY_BYTES} bytes", close)
+async def _body(scope: _Scope, receive: _Receive, reserve: Callable[[int], None]) -> bytes:
+    advice = f"the body is larger than {MAX_BODY_BYTES} bytes; set max_alerts in Alertmanager's webhook_configs"
+    too_large = _Refused(413, "too_large", advice, (_CLOSE,))
     length = dict(scope["headers"]).get(b"content-length", b"")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
         raise too_large
@@ -292,10 +365,12 @@ async def _body(scope: _Scope, receive: _Receive) -> bytes:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise _Refused(400, "cut_off", "the connection was closed early")
-                body += message.get("body", b"")
+                chunk = message.get("body", b"")
+                reserve(len(chunk))
+                body += chunk
                 if len(body) > MAX_BODY_BYTES:
                     raise too_large
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError as error:
-        raise _Refused(408, "slow", "the body did not arrive in time", close) from error
+        raise _Refused(408, "slow", "the body did not arrive in time", (_CLOSE,)) from error

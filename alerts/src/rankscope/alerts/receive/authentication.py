@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import hmac
 import math
@@ -15,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.alerts.deliver.signing import Secret, SecretError, SecretUnavailableError, SignatureError, parse_secret, verify
+from rankscope.base.http import basic_credentials, bearer_token
 
 TOLERANCE_S: Final = 300.0
 """A signature that names a time further away than this is an old one sent again."""
@@ -91,16 +90,12 @@ class Ways:
 
     def by_header(self, headers: Headers, *, shortest: int = 0) -> bool:
         """Whether the headers alone say who it is, by a token or password of at least ``shortest`` bytes."""
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() == b"bearer":
-            return _one_of(given.strip(), [token for secret in self.bearer if len(token := secret.value) >= shortest])
-        if scheme.lower() == b"basic":
-            try:
-                said = base64.b64decode(given.strip(), validate=True)
-            except binascii.Error:
-                return False
+        header = headers.get(b"authorization", b"")
+        if (token := bearer_token(header)) is not None:
+            return _one_of(token, [known for secret in self.bearer if len(known := secret.value) >= shortest])
+        if (pair := basic_credentials(header)) is not None:
             passwords = [(user, password) for user, known in self.basic if len(password := known.value) >= shortest]
-            return _one_of(said, [user.encode() + b":" + password for user, password in passwords])
+            return _one_of(b":".join(pair), [user.encode() + b":" + password for user, password in passwords])
         return False
 
     def by_signature(self, headers: Headers, body: bytes, *, now_s: float, shortest: int = 0) -> bool:

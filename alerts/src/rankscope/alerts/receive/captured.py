@@ -8,16 +8,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from rankscope.alerts.output import plain
 from rankscope.alerts.receive.analyst import Finished
 from rankscope.alerts.receive.facts import MAX_TEXT, by_name_only
 from rankscope.alerts.receive.known_runs import KnownRun
 from rankscope.alerts.watch.findings import reading
 from rankscope.alerts.watch.standstill import PIDS, concrete, is_stack, stacks
-from rankscope.analysis.duration import duration
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.result import Analysis
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
+from rankscope.base.text import duration, one_line
 from rankscope.runs.links import overview_url, window_url
 from rankscope.runs.reader import RunReader
 
@@ -197,4 +196,4 @@ def _collectives(found: Analysis) -> str:
 
 
 def _texts(texts: dict[str, str]) -> dict[str, str]:
-    return {name: "\n".join(map(plain, text.split("\n")))[:MAX_TEXT] for name, text in texts.items() if text}
+    return {name: "\n".join(map(one_line, text.split("\n")))[:MAX_TEXT] for name, text in texts.items() if text}

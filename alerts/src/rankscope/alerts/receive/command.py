@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from rankscope.alerts.address import Address
-from rankscope.alerts.options import link_url
+from rankscope.base.options import ListenAddress, link_url
 
 
 @click.command(
@@ -26,7 +25,7 @@ Exit status: 0 ended by SIGTERM or Ctrl-C, 2 usage, 3 a file, folder or address 
     type=click.Path(path_type=Path, dir_okay=False),
     help="alerts.toml: who may send, which runs, where alerts go on to, what may be asked of runs.",
 )
-@click.option("--listen", type=Address(), help="Where to listen.  [default: 127.0.0.1:9099]")
+@click.option("--listen", type=ListenAddress(), help="Where to listen.  [default: 127.0.0.1:9099]")
 @click.option(
     "--runs",
     multiple=True,
@@ -38,7 +37,7 @@ Exit status: 0 ended by SIGTERM or Ctrl-C, 2 usage, 3 a file, folder or address 
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for what was accepted.  [default: with --config, under ~/.local/state/rankscope]",
+    help="Folder for what was accepted and has to be sent.  [default: with --config, ~/.local/state/rankscope/receiver]",
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Append every delivery to this file (JSON Lines).")
 def serve(

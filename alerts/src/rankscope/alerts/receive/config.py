@@ -10,13 +10,12 @@ from typing import Annotated, Final, Literal, TypeVar
 import click
 import msgspec
 
-from rankscope.alerts.address import Address
 from rankscope.alerts.deliver.signing import SecretPlace
-from rankscope.alerts.options import link_url, rate
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.toml_file import converted, duration, read_toml
+from rankscope.base.errors import InputError
+from rankscope.base.options import ListenAddress, link_url, parse_rate
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
-from rankscope.runs.errors import InputError
 
 SECTIONS: Final = ("receive", "route", "action", "target")
 
@@ -25,7 +24,7 @@ _T = TypeVar("_T")
 
 def action_rate(text: str) -> tuple[int, float]:
     """``1/10min per run``: how many in how many seconds. Raises ``ValueError``."""
-    return rate(text.removesuffix(" per run").strip())
+    return parse_rate(text.removesuffix(" per run").strip())
 
 
 def _checked(check: Callable[[str], _T], text: str) -> _T:
@@ -67,7 +66,7 @@ class ReceiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("repeat_after", "enrich_within"):
             duration(getattr(self, name))
         if self.listen is not None:
-            _checked(lambda text: Address().convert(text, None, None), self.listen)
+            _checked(lambda text: ListenAddress().convert(text, None, None), self.listen)
         if self.dashboard_url is not None:
             _checked(link_url, self.dashboard_url)
         if (self.tls_cert is None) != (self.tls_key is None):

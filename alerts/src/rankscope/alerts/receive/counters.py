@@ -1,4 +1,4 @@
-"""What the receiver says of itself: counts since it started, as Prometheus reads them."""
+"""Metrics of the receiver: counts since it started, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -18,11 +18,20 @@ _HELP: Final = {
     "rankscope_receiver_late_verdicts_total": ("counter", "Verdicts that were looked for after their alerts, by outcome."),
     "rankscope_receiver_forwarded_total": ("counter", "Messages put into the outbox."),
     "rankscope_receiver_actions_total": ("counter", "Actions, by kind and outcome."),
-    "rankscope_receiver_waiting": ("gauge", "Accepted deliveries that have not been dealt with."),
+    "rankscope_receiver_waiting": ("gauge", "Accepted deliveries that are not processed yet."),
     "rankscope_receiver_oldest_waiting_seconds": ("gauge", "Age of the oldest of them; 0 when there is none."),
-    "rankscope_receiver_writable": ("gauge", "Whether the inbox could be written at the last look."),
+    "rankscope_receiver_undelivered_messages": ("gauge", "Messages that no target has accepted yet, in the outbox."),
+    "rankscope_receiver_oldest_undelivered_seconds": (
+        "gauge",
+        "How long the oldest of them has waited; 0 when there is none.",
+    ),
+    "rankscope_receiver_writable": ("gauge", "Whether the last delivery could be stored."),
 }
+GAUGES: Final = tuple(name.removeprefix("rankscope_receiver_") for name, (kind, _) in _HELP.items() if kind == "gauge")
+"""What ``Counters.page`` is given."""
 _Key = tuple[str, tuple[tuple[str, str], ...]]
+REFUSALS: Final = ("too_large", "not_understood", "not_authenticated", "failed_attempts", "slow", "cut_off", "busy", "not_stored")
+"""Reasons for refusing a delivery. They start at 0: Prometheus sees no increase in a counter whose first value is 1."""
 
 
 class Counters:
@@ -31,6 +40,8 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[_Key] = Counter()
+        for reason in REFUSALS:
+            self.add("refused", 0, reason=reason)
 
     def add(self, name: str, by: int = 1, /, **labels: str) -> None:
         """Count; ``name`` is without ``rankscope_receiver_`` and ``_total``."""

@@ -6,18 +6,18 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.output import plain
-from rankscope.alerts.owners import ALERTED, STALLED
+from rankscope.alerts.owners import ALERT_OF_KIND, HANG
 from rankscope.analysis.result import Analysis, Finding, Verdict
 from rankscope.analysis.wording import hours_text
+from rankscope.base.text import one_line
 from rankscope.runs.links import overview_url
 
 MAX_TEXT: Final = 2_000
 """Characters of an annotation: what is in a run, anybody may have written."""
 _FINDINGS: Final = 64
 _TELL_OF: Final[dict[str, tuple[str, ...]]] = {
-    **{kind: (rule.alertname,) for kind, rule in ALERTED.items()},
-    "hang": (STALLED.alertname, "TrainingHangSuspected"),
+    **{kind: (rule.alertname,) for kind, rule in ALERT_OF_KIND.items()},
+    "hang": (HANG.alertname, "TrainingStalled", "TrainingHangSuspected"),
 }
 """Kinds of findings, and the alerts that are about them."""
 
@@ -121,4 +121,4 @@ def _about(facts: Facts, alertname: str, rank: int | None) -> Verdict | Finding 
 
 
 def _text(text: str) -> str:
-    return "\n".join(map(plain, text.split("\n")))[:MAX_TEXT]
+    return "\n".join(map(one_line, text.split("\n")))[:MAX_TEXT]

@@ -77,7 +77,7 @@ class Forwarding:
     def put(self, alerts: Sequence[Forwarded]) -> int:
         """Take alerts, all or none; they are on the disk when this returns. Returns how many messages were made of them.
 
-        Raises ``OutboxError``.
+        Raises ``StoreError``.
         """
         groups: dict[tuple[str, str, str], list[PayloadAlert]] = defaultdict(list)
         for one in alerts:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.errors import InputError, RankscopeError
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.runs.paths import rank_dir, run_file
 from rankscope.runs.reader import RunReader, is_visible_run
 

@@ -28,7 +28,7 @@ TOO_LATE_S: Final = 1800.0
 
 
 class LateVerdicts:
-    """The verdicts that are owed. Everything here raises ``InboxError``, and ``run_due`` also ``OutboxError``."""
+    """The verdicts that are owed. Everything here raises ``StoreError``."""
 
     def __init__(
         self,

@@ -6,7 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.alerts.alert import fingerprint, unix_ns
+from rankscope.alerts.alert import fingerprint, is_rfc3339, unix_ns
+from rankscope.alerts.deliver.message import cut
 from rankscope.alerts.payload import NOT_ENDED, PayloadAlert
 
 MAX_ALERTS: Final = 2_000
@@ -29,7 +30,7 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     generator_url: str
     fingerprint: str
     starts_unix_ns: int
-    """0 where the sender's words for it mean nothing."""
+    """0 where the sender gives no time."""
 
 
 class Notification(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +77,10 @@ def read_notification(body: bytes) -> Notification:
         read = msgspec.json.decode(body.decode(), type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotUnderstoodError(f"not a webhook payload of Alertmanager (version 4) or Grafana (version 1): {error}") from error
+    for number, alert in enumerate(read.alerts[:MAX_ALERTS]):
+        for name, moment in (("startsAt", alert.starts_at), ("endsAt", alert.ends_at)):
+            if moment and not is_rfc3339(moment):
+                raise NotUnderstoodError(f"not a webhook payload: alerts[{number}].{name} is not a time: {cut(moment, 40)!r}")
     left_out = max(0, len(read.alerts) - MAX_ALERTS)
     return Notification(
         source="alertmanager" if read.version == "4" else "grafana",

@@ -12,11 +12,9 @@ from typing import Final
 
 import click
 
-from rankscope.alerts.address import Address, bind, host_port, is_loopback
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.outbox_file import OutboxError
 from rankscope.alerts.deliver.signing import SecretError, SecretPlace, SecretUnavailableError, parse_secret
-from rankscope.alerts.output import plain, print_line
+from rankscope.alerts.output import print_line
 from rankscope.alerts.receive.actor import Actor
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.app import ReceiverApp
@@ -29,10 +27,14 @@ from rankscope.alerts.receive.known_runs import KnownRuns, absent
 from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.server import serve as serve_app
 from rankscope.alerts.receive.worker import Policy, Worker
+from rankscope.alerts.store.database import Store, StoreError
+from rankscope.alerts.store.folders import receiver_state
 from rankscope.alerts.toml_file import duration
-from rankscope.alerts.watch.state import state_home
+from rankscope.base.errors import InputError
+from rankscope.base.http import host_port, is_loopback, open_listener
+from rankscope.base.options import ListenAddress
+from rankscope.base.text import one_line
 from rankscope.runs.decoders import make_decoders
-from rankscope.runs.errors import InputError
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9099"
 STOP_S: Final = 10.0
@@ -87,12 +89,12 @@ def settings(
     if config.actions and not folders:
         raise click.UsageError("there are actions, and no runs to ask: name folders of runs with --runs")
     if state is None and file is not None:
-        state = state_home() / "receiver" if receive.state is None else folder / receive.state
+        state = receiver_state() if receive.state is None else folder / receive.state
     return Settings(
         config=config,
         config_file=file,
         folder=folder,
-        listen=listen or Address().convert(receive.listen or DEFAULT_LISTEN, None, None),
+        listen=listen or ListenAddress().convert(receive.listen or DEFAULT_LISTEN, None, None),
         runs=folders,
         dashboard_url=dashboard_url or receive.dashboard_url,
         state=state,
@@ -135,9 +137,10 @@ class Receiving:
                 self._reported(f"{where}: {short}: nobody who sends it is heard while others guess from the same address")
             for root, reason in absent(chosen.runs).items():
                 self._reported(f"{root}: cannot look for runs here: {reason}; tried again with every alert")
-            inbox = stack.enter_context(Inbox(chosen.state, report=self._reported))
-            forwarding = self._forwarding(stack)
-            sock = bind(host, port)
+            store = stack.enter_context(self._store())
+            inbox, outbox = Inbox(store), Outbox(store)
+            forwarding = self._forwarding(stack, outbox)
+            sock = open_listener(host, port)
             # Threads end before the files are closed.
             woken = self._begin(stack, inbox, forwarding)
             app = ReceiverApp(
@@ -148,6 +151,7 @@ class Receiving:
                 ways=self._ways,
                 counters=self._counters,
                 accepted=woken.set,
+                outbox=outbox,
             )
             scheme = "http" if chosen.certificate is None else "https"
             said = f"listening on {scheme}://{host_port(host, sock.getsockname()[1])}/webhook"
@@ -209,7 +213,18 @@ class Receiving:
         woken.set()
         return woken
 
-    def _forwarding(self, stack: ExitStack) -> Forwarding | None:
+    def _store(self) -> Store:
+        state = self._chosen.state
+        try:
+            store = Store(state, report=self._reported)
+            if store.hold():
+                return store
+        except StoreError as error:
+            raise InputError(state or "the store", f"{error}; choose another folder with --state") from error
+        store.close()
+        raise InputError(state or "the store", "another receiver or watcher uses this folder; choose another with --state")
+
+    def _forwarding(self, stack: ExitStack, outbox: Outbox) -> Forwarding | None:
         """With a sender of its own; ``None`` without targets."""
         chosen = self._chosen
         if chosen.config_file is None or not chosen.config.targets:
@@ -218,11 +233,6 @@ class Receiving:
         from rankscope.alerts.deliver.targets import load_targets
 
         targets = load_targets(chosen.config_file, absent=self._reported)
-        try:
-            outbox = Outbox(None if chosen.state is None else chosen.state / "receiver.outbox", report=self._reported)
-        except OutboxError as error:
-            raise InputError(chosen.state or "the outbox", str(error)) from error
-        stack.callback(outbox.close)
         sender = Sender(outbox, targets, report=self._reported)
         stack.callback(sender.stop)
         sender.start()
@@ -261,4 +271,4 @@ def ways(receive: ReceiveSection, *, folder: Path, report: Callable[[str], objec
 
 
 def _report(line: str) -> None:
-    print_line(f"rankscope: {plain(' '.join(line.split()))}", err=True)
+    print_line(f"rankscope: {one_line(' '.join(line.split()))}", err=True)

@@ -1,7 +1,7 @@
-"""What is done about accepted deliveries: find what is news, enrich it, pass it on, note what to ask runs for.
+"""Processing of accepted deliveries: find what is news, enrich it, pass it on, note what to ask runs for.
 
-A delivery is dealt with when its messages are in the outbox and then, in one transaction, what we know of its alerts is in
-the inbox. A process that is killed in between does it again, and the outbox knows the messages by their ids.
+The messages of a delivery, the episodes of its alerts and the actions they call for are stored in one transaction. A process that
+is killed before it processes the delivery again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
-from rankscope.alerts.deliver.outbox_file import OutboxError
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
@@ -22,13 +21,12 @@ from rankscope.alerts.receive.decisions import wanted_actions
 from rankscope.alerts.receive.episodes import Episode, News, next_episode
 from rankscope.alerts.receive.facts import Facts, annotations_of
 from rankscope.alerts.receive.forwarding import Forwarded, Forwarding, forwarded
-from rankscope.alerts.receive.inbox import Action, Delivery, Inbox, InboxError, settle
+from rankscope.alerts.receive.inbox import Action, Delivery, Inbox
 from rankscope.alerts.receive.known_runs import run_named
 from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.notification import Arrived, Notification, NotUnderstoodError, read_notification
+from rankscope.alerts.store.database import StoreError
 
-BATCH: Final = 64
-"""Deliveries that are read at a time."""
 LOOK_S: Final = 0.5
 TROUBLE_S: Final = 5.0
 """Until the next try after something could not be written."""
@@ -103,7 +101,7 @@ class Worker:
                 while not stopping.is_set() and self.run_due():
                     pass
                 self._trouble = ""
-            except (InboxError, OutboxError, OSError) as error:
+            except (StoreError, OSError) as error:
                 self._troubled(str(error), stopping)
             except Exception as error:  # noqa: BLE001 - a fault of ours costs one try, not all alerts to come
                 self._troubled(f"internal fault: {type(error).__name__}: {error}", stopping)
@@ -115,11 +113,12 @@ class Worker:
         stopping.wait(TROUBLE_S)
 
     def run_due(self) -> bool:
-        """Deal with what can be dealt with now; returns whether that was anything. Raises ``InboxError`` and ``OutboxError``."""
+        """Deal with what can be dealt with now; returns whether that was anything. Raises ``StoreError``."""
         held: set[str] = set()
         done = 0
         last = 0
-        while batch := self._inbox.waiting(BATCH, after=last):
+        # One at a time: each may be as large as a body may be.
+        while batch := self._inbox.waiting(1, after=last):
             done += sum([self._looked_at(delivery, held) for delivery in batch])
             last = batch[-1].number
         if self._late is not None:
@@ -150,7 +149,7 @@ class Worker:
             return False
         try:
             done = self._deal_with(delivery, said)
-        except (InboxError, OutboxError, OSError):
+        except (StoreError, OSError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, alerts of others must go out
             if delivery.number not in self._poison:
@@ -173,10 +172,12 @@ class Worker:
             if what == "reminder":
                 words |= {"reminder": str(episode.told - 1), UPDATED_AT: rfc3339(episode.told_unix_ns)}
             told.append(forwarded(alert, episode, words))
-        if self._forwarding is not None and told:
-            self._counters.add("forwarded", self._forwarding.put(told))
-        with self._inbox.transaction() as db:
-            settle(db, delivery.number, list(news.episodes.values()), actions, now_unix_ns=now)
+        forwarded_count = 0
+        with self._inbox.store.transaction():
+            if self._forwarding is not None and told:
+                forwarded_count = self._forwarding.put(told)
+            self._inbox.settle(delivery.number, list(news.episodes.values()), actions, now_unix_ns=now)
+        self._counters.add("forwarded", forwarded_count)
         for kind in news.kinds:
             self._counters.add("alerts", what=kind)
         self._counters.add("truncated_alerts", said.truncated_alerts)

@@ -9,9 +9,9 @@ from typing import Literal
 import click
 import msgspec
 
-from rankscope.alerts.options import format_option, seconds
 from rankscope.alerts.output import progress_line
-from rankscope.alerts.watch.budgets import budgets, judging_options
+from rankscope.alerts.watch.options import budgets, judging_options
+from rankscope.base.options import Duration, format_option
 
 
 @click.command()
@@ -19,7 +19,7 @@ from rankscope.alerts.watch.budgets import budgets, judging_options
 @click.option(
     "--rule", "rules", multiple=True, metavar="NAME", help="Alert to replay. Repeatable.  [default: all of the watcher's]"
 )
-@click.option("--interval", type=seconds, metavar="DURATION", help="Time between evaluations.  [default: 5s]")
+@click.option("--interval", type=Duration(), metavar="DURATION", help="Time between evaluations.  [default: 5s]")
 @click.option("--fire-after", type=click.IntRange(1), help="Consecutive evaluations to fire.  [default: 3]")
 @click.option("--resolve-after", type=click.IntRange(1), help="Consecutive evaluations to resolve.  [default: 3]")
 @judging_options

@@ -30,7 +30,7 @@ from rankscope.alerts.watch.runs import RESTART_GRACE_S, why_unreadable
 from rankscope.alerts.watch.watcher import FORGET_AFTER_S, Options, Watcher
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Analysis, Evidence, Finding
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 INTERVAL_S: Final = 5.0
 """Between evaluations, as of ``rankscope alerts watch``."""
@@ -98,7 +98,7 @@ class _Replaying:
             growing.path,
             analyse=self._analyse,
             follow=_Seen(lambda: self._now / 1e9, self._remember),
-            delivery=Delivery([], retry_after_s=how.interval_s, report=self._note),
+            delivery=Delivery(interval_s=how.interval_s, report=self._note),
             ledger=Ledger(),
             options=Options(
                 policy=how.policy,

@@ -8,10 +8,9 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.alert import rfc3339
-from rankscope.alerts.output import plain
 from rankscope.alerts.watch.findings import reading
-from rankscope.analysis.duration import duration
 from rankscope.analysis.result import Evidence
+from rankscope.base.text import duration, one_line
 
 REPLAY_SCHEMA: Final = "rankscope.replay/1"
 
@@ -73,7 +72,7 @@ def replay_text(replay: Replay) -> str:
         *(line for rule in replay.rules for line in _rule(rule)),
         *(f"note: {note}" for note in replay.notes),
     ]
-    return "\n".join(map(plain, lines))
+    return "\n".join(map(one_line, lines))
 
 
 def _rule(rule: Replayed) -> Iterator[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 import click
 import msgspec
 
-from rankscope.alerts.options import format_option, http_url
+from rankscope.base.options import format_option, http_url
 
 _dashboard: Final = click.option(
     "--dashboard-url",
@@ -66,6 +68,7 @@ def export(folder: Path, *, thresholds: Path | None, dashboard_url: str, runbook
         raise click.UsageError(str(error)) from error
     for path in written:
         click.echo(f"wrote {path}", err=True)
+    _warn_of_links(dashboard_url, runbook_url)
 
 
 @rules.command()
@@ -85,6 +88,30 @@ def show(thresholds: Path | None, dashboard_url: str, runbook_url: str) -> None:
         click.echo(rules_text(dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings), nl=False)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    _warn_of_links(dashboard_url, runbook_url)
+
+
+def _warn_of_links(dashboard_url: str, runbook_url: str) -> None:
+    """Warn of links in alerts that do not work on another machine."""
+    for option, url in (("--dashboard-url", dashboard_url), ("--runbook-url", runbook_url)):
+        if problem := _unreachable(url):
+            click.echo(f"rankscope: warning: alerts link to {url}, {problem}; {option} sets another address", err=True)
+
+
+def _unreachable(url: str) -> str:
+    """Why a link that begins with ``url`` does not work on another machine; empty if it may."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        return ""
+    if parts.scheme not in ("http", "https") or not host:
+        return "a relative path that a browser cannot open from a chat or a pager"
+    try:
+        local = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    return "which only this machine can open" if local else ""
 
 
 @rules.command("thresholds")

@@ -9,12 +9,12 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.owners import EVERY
+from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.rules.tables import policy_of
 from rankscope.alerts.rules.thresholds import DEFAULTS
+from rankscope.base.errors import RankscopeError
 from rankscope.exporter.xids import SOURCE, XIDS
-from rankscope.runs.errors import RankscopeError
 
 EXPLAIN_SCHEMA: Final = "rankscope.explain/1"
 _CODE: Final = re.compile(r"(?:xid[ _-]?)?([0-9]{1,9})", re.IGNORECASE | re.ASCII)
@@ -108,9 +108,9 @@ def _xid(code: int) -> XidExplained:
 
 def _alert(name: str) -> AlertExplained:
     codes = [code for code in XIDS if name in (policy_of(code).alert, *policy_of(code).also)]
-    # Of what only the watcher tells there are no thresholds of a rule.
-    settings = dict(DEFAULTS[name]) if name in DEFAULTS else {}
-    severity = str(settings["severity"]) if settings else next(one.severity for one in EVERY if one.alertname == name)
+    # Alerts of the watcher have options of `alerts watch` instead of thresholds.
+    settings = dict(DEFAULTS.get(name, {}))
+    [severity] = [alert.severity for alert in ALERTS if alert.alertname == name]
     return AlertExplained(name=name, severity=severity, settings=settings, xids=codes, runbook=runbooks()[name])
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from rankscope.alerts.rules.rule_file import DEFAULT_DASHBOARD, DEFAULT_RUNBOOKS, RULES_FILE, rules_text, runbooks
 from rankscope.alerts.rules.thresholds import Tables
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.segments import open_regular
 from rankscope.runs.writer import write_atomically
 

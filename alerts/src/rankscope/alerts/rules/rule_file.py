@@ -14,9 +14,11 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Final
 
-from rankscope.alerts.owners import EVERY
+from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.tables import POLICIES
 from rankscope.alerts.rules.thresholds import SHARED, Tables, Value, duration_seconds, in_words, thresholds
+from rankscope.alerts.watch.budgets import BUDGETS, Budgets
+from rankscope.alerts.watch.life import Patience
 from rankscope.exporter.xids import XIDS
 
 RULES_FILE: Final = "rankscope.rules.yaml"
@@ -32,6 +34,7 @@ PARTS: Final = (
     "xids.alerts.yaml",
     "links.alerts.yaml",
     "nodes.alerts.yaml",
+    "receiver.alerts.yaml",
 )
 DEFAULT_DASHBOARD: Final = "http://127.0.0.1:8050"
 DEFAULT_RUNBOOKS: Final = "runbooks"
@@ -81,18 +84,15 @@ def _default_runbooks() -> Mapping[str, str]:
 
 
 def _filled_runbooks(tables: Tables) -> dict[str, str]:
-    shared = _shared(tables) | _phrases()["runbook"]
-    of_watcher = {rule.alertname: rule.severity for rule in EVERY}
+    shared = _shared(tables) | _watcher_defaults() | _phrases()["runbook"]
+    severities = {alert.alertname: alert.severity for alert in ALERTS}
     filled = {}
     folder = files("rankscope.alerts") / "runbooks"
     for page in sorted(folder.iterdir(), key=lambda page: page.name):
         if page.name.endswith(".md"):
             name = page.name.removesuffix(".md")
-            watchers = of_watcher.get(name)
-            severity = tables[name]["severity"] if name in tables else watchers
-            if watchers not in (None, severity):
-                severity = f"{severity} ({watchers} from the watcher)"
-            values = {**shared, **_measured(tables.get(name, {})), "alert": name, "severity": str(severity)}
+            settings = tables.get(name, {"severity": severities[name]})
+            values = {**shared, **_measured(settings), "alert": name}
             filled[name] = _filled(page.read_text(encoding="utf-8"), values)
     return filled
 
@@ -133,6 +133,16 @@ def _phrases() -> dict[str, Any]:
 
 def _shared(tables: Tables) -> dict[str, Value]:
     return {f"{table}.{name}": value for table in SHARED for name, value in _measured(tables[table]).items()}
+
+
+def _watcher_defaults() -> dict[str, Value]:
+    """What the alerts of the watcher compare with unless `alerts watch` is told otherwise, as people write it."""
+    budgets, patience = Budgets(), Patience()
+    return {
+        **{f"budget.{name}.percent": f"{100 * getattr(budgets, name):.15g} %" for name in BUDGETS},
+        "watcher.silent_after.words": in_words(patience.silent_after_s),
+        "watcher.silent_steps": f"{patience.silent_steps:g}",
+    }
 
 
 def _measured(settings: Mapping[str, Value]) -> dict[str, Value]:

@@ -13,8 +13,9 @@ from typing import Final, cast
 
 import msgspec
 
+from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.toml_file import read_toml
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 Value = bool | int | float | str
 Tables = Mapping[str, Mapping[str, Value]]
@@ -42,6 +43,8 @@ def thresholds(path: Path | None = None) -> Tables:
     tables = {name: dict(settings) for name, settings in DEFAULTS.items()}
     if path is not None:
         for name, settings in _read(path).items():
+            if name in WATCHER_ALERTS:
+                raise InputError(path, "an alert of the watcher, adjusted by `rankscope alerts watch`", place=f"[{name}]")
             if name not in tables:
                 raise InputError(path, f"no such alert or table{_instead(name, tables)}", place=f"[{name}]")
             known = DEFAULTS[name] | _WITHOUT_DEFAULT.get(name, {})

@@ -5,5 +5,6 @@ an analysis), ``signs``, ``life``, ``standstill``, ``dumps`` (from ranks that
 stopped) → ``candidate`` (labels, annotations, cost)
 → ``ledger`` (pending, firing, resolved) → ``announcements`` (``findings.jsonl``) and ``deliver.delivery`` (receivers).
 ``watcher`` runs these once per interval, ``state`` keeps the ledger on disk, ``page`` serves the watcher's own health,
-``setup`` builds a watcher from the command line.
+``setup`` builds a watcher from the
+command line, of which ``options`` and ``budgets`` hold the numbers.
 """

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final
 
-import click
-
-from rankscope.alerts.options import seconds
 from rankscope.analysis.bottleneck import LIMITS
 from rankscope.analysis.result import Kind
 
@@ -56,54 +53,3 @@ def budgets_of(told: Sequence[str]) -> Budgets:
             raise ValueError(f"{one}: a share is above 0 and at most 1, or 100%")
         shares[name] = share
     return Budgets(**shares)
-
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-_OPTIONS: Final = (
-    click.option(
-        "--least-firing",
-        type=seconds,
-        metavar="DURATION",
-        default="1m",
-        show_default=True,
-        help="An alert fires at least so long.",
-    ),
-    click.option(
-        "--silent-after",
-        type=seconds,
-        metavar="DURATION",
-        default="2m",
-        show_default=True,
-        help="Time without a step after which a rank is silent, or the run stalled.",
-    ),
-    click.option(
-        "--silent-steps",
-        type=click.FloatRange(2),
-        default=10.0,
-        show_default=True,
-        help="And at least so many times what a step takes as a rule.",
-    ),
-    click.option(
-        "--budget",
-        multiple=True,
-        metavar="NAME=SHARE",
-        help="Of the step: communication=30%, input=25%, host=35%; of the run's own past: slower=10%. Repeatable.",
-    ),
-)
-"""Their parameters."""
-
-
-def judging_options(command: _Command) -> _Command:
-    """``--least-firing``, ``--silent-after``, ``--silent-steps`` and ``--budget``."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def budgets(told: tuple[str, ...]) -> Budgets:
-    """What ``--budget`` says. Raises ``click.BadParameter``."""
-    try:
-        return budgets_of(told)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--budget") from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rankscope.alerts.alert import Alert, fingerprint
-from rankscope.alerts.owners import FindingRule
+from rankscope.alerts.owners import OwnedAlert
 from rankscope.analysis.result import Finding
 from rankscope.analysis.wording import hours_text
 from rankscope.runs.links import overview_url
@@ -71,7 +71,7 @@ class Subject:
 
     def candidate(
         self,
-        rule: FindingRule,
+        rule: OwnedAlert,
         annotations: Mapping[str, str],
         *,
         rank: int | None = None,
@@ -80,6 +80,7 @@ class Subject:
         loss: Loss | None = None,
     ) -> Candidate:
         """The alert about this run, or about one of its ranks; empty annotations are left out."""
+        assert rule.owner == "watcher", f"{rule.alertname} belongs to the Prometheus rules"
         labels = {
             "alertname": rule.alertname,
             "severity": rule.severity,

@@ -10,12 +10,16 @@ from typing import Literal
 
 import click
 
-from rankscope.alerts.address import Address, host_port
-from rankscope.alerts.options import format_option, http_url, link_url, seconds, targets_option
+from rankscope.alerts.options import targets_option
 from rankscope.alerts.output import print_line
-from rankscope.alerts.watch.budgets import budgets, judging_options
+from rankscope.alerts.watch.options import budgets, judging_options
 from rankscope.analysis.locations import local_path
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
+from rankscope.base.http import host_port
+from rankscope.base.options import Duration, ListenAddress, format_option, http_url, link_url
+
+LAST_SCRAPE_S = 120.0
+"""How long a watcher whose run is over stays for a last scrape, when something scrapes it."""
 
 
 class _Stop(BaseException):
@@ -47,7 +51,9 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
     is_flag=True,
     help="Evaluate and deliver once, also a run that is over, and leave. Silence takes watching: it is not judged.",
 )
-@click.option("--interval", type=seconds, metavar="DURATION", default="5s", show_default=True, help="Time between evaluations.")
+@click.option(
+    "--interval", type=Duration(), metavar="DURATION", default="5s", show_default=True, help="Time between evaluations."
+)
 @click.option("--fire-after", type=click.IntRange(1), help="Consecutive evaluations to fire.  [default: 3; 1 with --once]")
 @click.option("--resolve-after", type=click.IntRange(1), default=3, show_default=True, help="Consecutive evaluations to resolve.")
 @judging_options
@@ -62,11 +68,13 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
     "--runbook-url", type=link_url, metavar="URL", help="Where the runbooks are served; without, alerts say how to print them."
 )
 @click.option(
-    "--state", type=click.Path(path_type=Path, dir_okay=False), help="State file.  [default: under ~/.local/state/rankscope]"
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for what the watcher remembers and has to send.  [default: one per watched folder, in ~/.local/state/rankscope]",
 )
 @click.option(
     "--listen",
-    type=Address(),
+    type=ListenAddress(),
     help="Serve /metrics and /-/healthy there: whether the watcher still watches.  [default: nowhere]",
 )
 @format_option("json: one object per line.")
@@ -152,6 +160,8 @@ def watch(
             time.sleep(max(interval, time.monotonic() - began))
             began = time.monotonic()
         undelivered = watch.finish()
+        if listen is not None and not once and not watch.watcher.page.finish(LAST_SCRAPE_S):
+            print_line("rankscope: the end of the run was not scraped in time: silence WatcherSilent for this instance", err=True)
     except _Stop:
         watch.watcher.remember()
         ctx.exit(0)

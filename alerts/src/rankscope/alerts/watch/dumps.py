@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.analysis.hang.result import HangReport
+from rankscope.base.errors import RankscopeError
 from rankscope.runs.control import new_request, post, read_answer
 from rankscope.runs.control_names import answer_name
-from rankscope.runs.errors import RankscopeError
 from rankscope.runs.paths import control_dir, flight_dir
 
 WAIT_S: Final = 30.0

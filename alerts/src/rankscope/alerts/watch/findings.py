@@ -9,12 +9,12 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.alert import Alert, fingerprint
-from rankscope.alerts.owners import ALERTED
+from rankscope.alerts.owners import ALERT_OF_KIND
 from rankscope.alerts.watch.budgets import PARTS, SAYS, Budgets
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.analysis.duration import duration
 from rankscope.analysis.result import Analysis, Cost, Evidence, Finding, Verdict
 from rankscope.analysis.wording import first_of
+from rankscope.base.text import duration
 
 _HOUR_US: Final = 3.6e9
 
@@ -39,7 +39,7 @@ def candidates(
     subject = subject_of(analysis, dashboard_url=dashboard_url, runbook_url=runbook_url)
     found: dict[str, Candidate] = {}
     for finding in (*_of_each_rank(analysis), *_over_budget(analysis, budgets or Budgets(), rare_share)):
-        rule = ALERTED.get(finding.kind)
+        rule = ALERT_OF_KIND.get(finding.kind)
         if rule is None:
             continue
         # Who hangs may become clear later: it must not make another alert of it.

@@ -1,6 +1,6 @@
-"""What the watcher remembers: which alert is pending or firing since when, and which receiver has been told what.
+"""Ledger of alerts: which are pending, firing or resolved, since when, and which webhook has accepted which change.
 
-It is the part of the watcher that outlives a restart: start times and fingerprints stay, nobody is told twice.
+It survives a restart of the watcher: start times and fingerprints stay, and no webhook is sent a change twice.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ def advance(track: Track | None, *, present: bool, policy: Policy, firing_s: flo
 
 ENDED_BECAUSE: Final = "ended_because"
 """Annotation of an alert that has ended although nobody saw that it was mended."""
-LEDGER_SCHEMA: Final = "rankscope.alerts-state/1"
 _LONGEST_HOURS: Final = 1.0
 """Between two evaluations: what a clock that is set, or a watcher that was away, adds beyond is not counted as lost."""
 
@@ -149,7 +148,6 @@ class Entry(msgspec.Struct, kw_only=True):
 class Ledger(msgspec.Struct, kw_only=True):
     """All alerts that are followed, of all runs."""
 
-    schema: str = LEDGER_SCHEMA
     entries: list[Entry] = []
     alive: list[str] = []
     """Folders of runs that were seen to make steps and have not ended: that they no longer do is news after a restart, too."""

@@ -1,4 +1,4 @@
-"""Of all runs that are watched: who has fallen silent, and what stands still."""
+"""Whether the ranks of each followed run still record steps, on the watcher's own monotonic clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.alerts.owners import DISABLED, SILENT, STALLED
+from rankscope.alerts.owners import HANG, RANK_LOST
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.dumps import Dumps
 from rankscope.alerts.watch.past import StepPast
@@ -16,23 +16,23 @@ from rankscope.alerts.watch.signs import Life, Signs, WatchedTime
 from rankscope.alerts.watch.standstill import Standing
 
 SILENT_AFTER_S: Final = 120.0
-"""Longer than file servers show what is old, which is a minute as a rule."""
+"""Longer than the caches of file servers show old sizes, typically a minute."""
 SILENT_STEPS: Final = 10.0
 LARGEST_WORLD: Final = 1_000_000
-"""What a file claims beyond is not believed."""
+"""A larger world size in a file is not believed."""
 _TIMES_LONGEST: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long nobody need be seen to make a step: the longest of all these."""
+    """Time without a step after which a rank is silent, or a run stands still: the longest of all these."""
 
     silent_after_s: float = SILENT_AFTER_S
     silent_steps: float = SILENT_STEPS
-    """Times the usual step. Besides, twice what a checkpoint, an evaluation or another step that takes long has taken before."""
+    """In usual steps. Besides, twice what a checkpoint, an evaluation or another repeated long step has taken so far."""
 
     def seconds(self, past: StepPast | None) -> float | None:
-        """``None`` before the first step: how long a job takes to start nobody knows."""
+        """The patience with a run; ``None`` before its first step, as a job may take any time to start."""
         usual = None if past is None else past.usual_us()
         if past is None or usual is None:
             return None
@@ -40,20 +40,20 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What one look tells."""
+class LifeReport:
+    """Result of one look at a run that goes on."""
 
     found: list[Candidate]
     of: set[str]
-    """Names of the alerts that it tells of."""
+    """Names of the alerts that were decided, found or not."""
     unknown: Collection[int]
-    """Ranks of which it tells nothing."""
+    """Ranks for which nothing was decided."""
     moved: bool
-    """Whether the run has made a step since it is watched."""
+    """Whether the run has made a step since the watcher started."""
 
 
 class Lives:
-    """Looks at runs again and again. ``elapsed``: a monotonic clock, in seconds."""
+    """The lives of all followed runs. ``elapsed``: a monotonic clock, in seconds."""
 
     def __init__(self, *, patience: Patience, interval_s: float, dumps: Dumps, elapsed: Callable[[], float]) -> None:
         self._patience = patience
@@ -63,11 +63,11 @@ class Lives:
         self._lives: dict[Path, Life] = {}
 
     def tick(self) -> None:
-        """An evaluation begins."""
+        """Begin an evaluation."""
         self._time.tick(self._elapsed())
 
-    def look(self, run: Path, seen: Glance, past: StepPast | None, *, subject: Subject, news: bool) -> Told:
-        """``news``: that nobody makes a step is news, for somebody was seen to before."""
+    def look(self, run: Path, seen: Glance, past: StepPast | None, *, subject: Subject, news: bool) -> LifeReport:
+        """Look at a run. ``news``: report also what happened before the watcher started."""
         now_s = self._time.s
         life = self._lives.get(run)
         if life is None or life.attempt != seen.attempt:
@@ -75,7 +75,7 @@ class Lives:
             self._dumps.over(run)
         life.look(seen.ranks, now_s)
         patience_s = self._patience.seconds(past)
-        signs = life.judge(seen.ranks, float("inf") if patience_s is None else patience_s, now_s)
+        signs = life.judge(seen.ranks, float("inf") if patience_s is None else patience_s, now_s, news=news)
         standing = Standing(
             run=run,
             subject=subject,
@@ -83,29 +83,29 @@ class Lives:
             usual_us=None if past is None else past.usual_us(),
             gpus=gpus_of(seen),
         )
-        found, of = [*standing.silent(signs), *standing.disabled()], {SILENT.alertname, DISABLED.alertname}
+        found, of = standing.lost(signs), {RANK_LOST.alertname}
         if signs.stalled is False:
             self._dumps.over(run)
-            of.add(STALLED.alertname)
+            of.add(HANG.alertname)
         elif signs.stalled and (news or life.moved) and (stalled := self._stalled(run, seen, signs, standing)) is not None:
             found.append(stalled)
-            of.add(STALLED.alertname)
-        return Told(found=found, of=of, unknown=signs.unknown, moved=life.moved)
+            of.add(HANG.alertname)
+        return LifeReport(found=found, of=of, unknown=signs.unknown, moved=life.moved)
 
     def _stalled(self, run: Path, seen: Glance, signs: Signs, standing: Standing) -> Candidate | None:
-        """``None`` while dumps may still come that tell who it is."""
+        """The alert about a run that stands still; ``None`` while dumps that name the culprit may still arrive."""
         report, missing = self._dumps.look(run, seen.attempt, signs.live, self._time.s)
-        return None if missing is None else standing.stalled(signs, report, missing=missing)
+        return None if missing is None else standing.hang(signs, report, missing=missing)
 
     def keep(self, runs: Collection[Path]) -> None:
-        """Remember nothing of other runs than these."""
+        """Forget all other runs."""
         for run in self._lives.keys() - set(runs):
             del self._lives[run]
             self._dumps.over(run)
 
 
 def gpus_of(seen: Glance) -> Loss | None:
-    """What all GPUs of a run cost while they do nothing; ``None`` where there are none and nobody has priced the ranks."""
+    """Cost of all GPUs of a run while they do nothing; ``None`` for a run on CPUs without a price."""
     infos = seen.infos.values()
     price = seen.info.price_per_gpu_hour
     if price is None and all(info.device_kind == "cpu" for info in infos):

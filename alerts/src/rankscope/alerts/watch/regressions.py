@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.alerts.owners import REGRESSION, THROUGHPUT, FindingRule
+from rankscope.alerts.owners import REGRESSION, THROUGHPUT, OwnedAlert
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.past import StepPast
 from rankscope.analysis.change_points import change_points
-from rankscope.analysis.duration import duration
+from rankscope.base.text import duration
 
 REMEMBERED_S: Final = 6 * 3600.0
 """What has been so for longer is how the run is."""
@@ -95,7 +95,7 @@ class Regressions:
         what = f"{found.lost:.0%} fewer {work[0]} a second than before, in steps that take no longer: there is less in each"
         return [self._candidate(THROUGHPUT, what, found)]
 
-    def _candidate(self, rule: FindingRule, what: str, found: Slower) -> Candidate:
+    def _candidate(self, rule: OwnedAlert, what: str, found: Slower) -> Candidate:
         loss = None
         if self.gpus is not None:
             per_hour = self.gpus.per_hour * found.lost

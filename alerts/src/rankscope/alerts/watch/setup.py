@@ -8,26 +8,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from rankscope.alerts.deliver.delivery import Delivery, Receiver
+import msgspec
+
+from rankscope.alerts.deliver.delivery import Delivery
 from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.outbox_command import outbox_file
-from rankscope.alerts.deliver.outbox_file import OutboxError
 from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.target import Target
 from rankscope.alerts.output import Event, as_json, as_text, print_line
+from rankscope.alerts.store.database import Store, StoreError
+from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger
-from rankscope.alerts.watch.state import default_state_file, hold, load_ledger, save_ledger
+from rankscope.alerts.watch.state import load_ledger, save_ledger
 from rankscope.alerts.watch.watcher import Options, Watcher
 from rankscope.analysis.engine import analyze
+from rankscope.base.errors import InputError
 
-RESEND_S: Final = 60.0
-"""A firing alert is sent to Alertmanager again after this long."""
-VALID_RESENDS: Final = 4
-"""It stays valid for as many resends, so that a few lost ones do not resolve it."""
-
+VALID_INTERVALS: Final = 4
+"""A firing alert that is not posted again ends in Alertmanager after as many intervals, as with Prometheus."""
+LEAST_INTERVAL_S: Final = 60.0
+"""Shorter intervals count as this: an evaluation of a thousand ranks may take a minute."""
 
 DRAIN_S: Final = 60.0
 """After a followed run has ended, deliveries that fail are tried again for this long; what is left then stays in the outbox."""
@@ -45,13 +47,9 @@ class Addresses:
 
     def managers(self, *, interval_s: float, once: bool) -> list[Alertmanager]:
         """The Alertmanagers, each address once."""
-        resend_s = max(RESEND_S, interval_s)
-        # Sent once, nobody renews it: its end is then up to Alertmanager's own resolve_timeout.
-        valid_s = None if once else VALID_RESENDS * resend_s
-        return [
-            Alertmanager(url, http_client(url), resend_after_s=resend_s, valid_s=valid_s)
-            for url in dict.fromkeys(self.alertmanagers)
-        ]
+        # Posted once, an alert is not renewed: it ends by Alertmanager's own resolve_timeout.
+        valid_s = None if once else VALID_INTERVALS * max(LEAST_INTERVAL_S, interval_s)
+        return [Alertmanager(url, http_client(url), valid_s=valid_s) for url in dict.fromkeys(self.alertmanagers)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,48 +77,43 @@ def prepare(
     state: Path | None,
     json_lines: bool,
 ) -> Watch:
-    """A watcher over ``path`` that prints, delivers and remembers. Raises ``InputError`` for a state file it cannot use."""
-    # One name for one folder, wherever the command was started: both the state file and the entries in it go by it.
+    """A watcher over ``path`` that prints, delivers and remembers. Raises ``InputError`` for an unusable state folder."""
+    # One name for one folder, wherever the command was started: the state folder and the entries in it are found by it.
     path = path.resolve()
-    state = state or default_state_file(path)
-    if not options.once:
-        hold(state, path)
-    ledger = load_ledger(state, report=_report)
-    outbox = _outbox(state, addresses.targets, ledger)
+    store = _store(state or watcher_state(path), path, once=options.once)
+    ledger = load_ledger(store)
+    outbox = Outbox(store)
     sender = Sender(outbox, addresses.targets, report=_report)
-    receivers: list[Receiver] = [
-        *addresses.managers(interval_s=options.interval_s, once=options.once),
-        *(Webhook(target, outbox, wake=sender.wake, external_url=addresses.dashboard or "") for target in addresses.targets),
-    ]
+    managers = addresses.managers(interval_s=options.interval_s, once=options.once)
+    webhooks = [Webhook(target, outbox, wake=sender.wake, external_url=addresses.dashboard or "") for target in addresses.targets]
     watcher = Watcher(
         path,
         analyse=analyze,
         follow=Following(),
-        delivery=Delivery(receivers, retry_after_s=options.interval_s, report=_report),
+        delivery=Delivery(managers=managers, receivers=webhooks, interval_s=options.interval_s, report=_report),
         ledger=ledger,
         options=replace(options, dashboard_url=addresses.dashboard, runbook_url=addresses.runbooks),
         report=_report,
-        emit=_printer(as_json if json_lines else as_text, needed=not receivers),
-        save=_saver(state),
+        emit=_printer(as_json if json_lines else as_text, needed=not (managers or webhooks)),
+        save=_saver(store),
     )
     return Watch(watcher=watcher, sender=sender, once=options.once)
 
 
-def _outbox(state: Path, targets: tuple[Target, ...], ledger: Ledger) -> Outbox:
-    """The outbox beside the state file. Where it cannot be had alerts go out all the same, from memory."""
-    if not targets:
-        return Outbox(None)
+def _store(folder: Path, watched: Path, *, once: bool) -> Store:
+    """The store in ``folder``. Where it cannot be opened alerts are delivered all the same, from memory.
+
+    Raises ``InputError`` where another watcher holds it; one that evaluates ``once`` shares it.
+    """
     try:
-        outbox = Outbox(outbox_file(state), report=_report)
-    except OutboxError as error:
-        _report(f"{error}; alerts are sent, but what could not be delivered by the end is lost")
-        return Outbox(None)
-    if outbox.file.recovered:
-        # What waited is not known any more: better some alerts told twice than none at all.
-        for entry in ledger.entries:
-            for target in targets:
-                entry.told.pop(target.key, None)
-    return outbox
+        store = Store(folder, report=_report)
+        if once or store.hold():
+            return store
+    except StoreError as error:
+        _report(f"{error}; alerts are sent, but undelivered ones are lost at the end, and may be sent again after a restart")
+        return Store(None)
+    store.close()
+    raise InputError(watched, f"another watcher follows it already, with the state in {folder}; --state names another folder")
 
 
 def _report(line: str) -> None:
@@ -144,23 +137,21 @@ def _printer(render: Callable[[Event], str], *, needed: bool) -> Callable[[Event
     return emit
 
 
-def _saver(path: Path) -> Callable[[Ledger], None]:
-    """Writes the ledger when it has changed; says once when that is not possible."""
+def _saver(store: Store) -> Callable[[Ledger], None]:
+    """Stores the ledger when it has changed; reports once when that fails."""
     last: list[object] = [None]
     failed: list[str] = []
 
     def save(ledger: Ledger) -> None:
-        import msgspec
-
         data = msgspec.json.encode(ledger)
         if data == last[0]:
             return
         try:
-            save_ledger(path, ledger)
-        except OSError as error:
+            save_ledger(store, ledger)
+        except StoreError as error:
             if not failed:
                 failed.append(str(error))
-                _report(f"{path}: the state cannot be kept: {error.strerror or error}; after a restart alerts may be sent again")
+                _report(f"{error}; after a restart alerts may be sent again")
             return
         last[0] = data
 

@@ -1,7 +1,7 @@
-"""Who is silent, by the watcher's own clock: files that grow or do not, never the times in them.
+"""Which ranks still record steps, by the growth of their files on the watcher's own clock, never by the times in them.
 
-The clocks of hosts may be hours apart, and what a file server shows may be a minute old. A watcher that was itself suspended, as
-on a laptop or in a virtual machine, has seen nothing in that time: it does not count.
+The clocks of hosts may be hours apart, and a file server may show sizes that are a minute old. Time in which the watcher itself
+was suspended, as on a laptop or in a virtual machine, does not count.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final
 from rankscope.alerts.watch.runs import RESTART_GRACE_S, RankSeen
 
 LONGEST_LOOK_S: Final = 30.0
-"""As much time passes between two looks at most, or two intervals: what is beyond was no watching."""
+"""At most this long, or two intervals, counts as watched between two looks."""
 GOING: Final = 0.25
-"""Who has grown within this share of the patience goes on."""
+"""A rank goes on if it has recorded a step within this share of the patience."""
 
 
 class WatchedTime:
-    """Seconds that were watched, of a monotonic clock."""
+    """Seconds of a monotonic clock during which the watcher looked."""
 
     def __init__(self, interval_s: float) -> None:
         self._most_s = max(LONGEST_LOOK_S, 2 * interval_s)
@@ -27,7 +27,7 @@ class WatchedTime:
         self.s = 0.0
 
     def tick(self, monotonic_s: float) -> None:
-        """A look is taken."""
+        """Count the time since the last look."""
         if self._last_s is not None:
             self.s += max(0.0, min(self._most_s, monotonic_s - self._last_s))
         self._last_s = monotonic_s
@@ -35,7 +35,7 @@ class WatchedTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What can be told of the ranks of a run that has not ended."""
+    """State of the ranks of a run that has not ended."""
 
     stalled: bool | None
     """No rank has finished a step for longer than the patience; ``None``: not known (yet)."""
@@ -46,7 +46,7 @@ class Signs:
     gone: dict[int, str]
     """Ranks that crashed or were killed while others have not ended, and how."""
     unknown: frozenset[int]
-    """Ranks of which it cannot be told."""
+    """Ranks whose state is not known."""
     live: list[int]
     """Ranks that have not ended and are observed."""
 
@@ -58,6 +58,7 @@ class _Rank:
     """Watched time when its steps grew last, or when it was seen first."""
     moved: bool = False
     gone_s: float | None = None
+    gone_at_first_look: bool = False
 
 
 @dataclass(slots=True)
@@ -67,22 +68,25 @@ class Life:
     attempt: int
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     moved: bool = False
-    """Whether any rank has made a step meanwhile."""
+    """Whether any rank has made a step since the first look."""
 
     def look(self, seen: Mapping[int, RankSeen], now_s: float) -> None:
         """Take in what is there at ``now_s`` of the watched time."""
         for rank, one in seen.items():
             known = self._ranks.get(rank)
             if known is None:
-                known = self._ranks[rank] = _Rank(one.steps, now_s)
+                known = self._ranks[rank] = _Rank(one.steps, now_s, gone_at_first_look=_is_gone(one))
             elif one.steps != known.steps:
                 known.steps, known.moved_s = one.steps, now_s
                 known.moved = self.moved = True
             if known.gone_s is None and _is_gone(one):
                 known.gone_s = now_s
 
-    def judge(self, seen: Mapping[int, RankSeen], patience_s: float, now_s: float) -> Signs:
-        """Who is silent; ``seen`` as last looked at."""
+    def judge(self, seen: Mapping[int, RankSeen], patience_s: float, now_s: float, *, news: bool = True) -> Signs:
+        """Which ranks are silent or gone; ``seen`` as last looked at.
+
+        ``news``: what happened before the first look is reported even if no rank has made a step since.
+        """
         live = [rank for rank, one in seen.items() if _is_live(one)]
         there = [rank for rank in live if seen[rank].readable]
         silence = {rank: now_s - self._ranks[rank].moved_s for rank in there}
@@ -98,7 +102,7 @@ class Life:
         gone = {
             rank: str(one.info.end_reason)
             for rank, one in seen.items()
-            if live and one.info is not None and _is_gone(one) and now_s - (self._ranks[rank].gone_s or now_s) >= RESTART_GRACE_S
+            if live and one.info is not None and self._is_gone_for_good(rank, now_s, news=news or self.moved)
         }
         silent = quiet if going else []
         others = (rank for rank, one in seen.items() if one.info is not None and not _is_live(one) and not _is_gone(one))
@@ -111,6 +115,11 @@ class Life:
             unknown=frozenset(seen.keys() - certain),
             live=live,
         )
+
+    def _is_gone_for_good(self, rank: int, now_s: float, *, news: bool) -> bool:
+        """Whether a rank died, and an elastic restart has had the time to replace it."""
+        known = self._ranks[rank]
+        return known.gone_s is not None and now_s - known.gone_s >= RESTART_GRACE_S and (news or not known.gone_at_first_look)
 
 
 def _is_gone(one: RankSeen) -> bool:

@@ -1,4 +1,4 @@
-"""Alerts about ranks that are silent, and about a run in which nobody makes a step."""
+"""Alerts about ranks that ended or stopped, about a run that stands still, and about a run that ended early."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.owners import CRASHED, DISABLED, SILENT, STALLED
+from rankscope.alerts.owners import CRASHED, HANG, RANK_LOST
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.signs import Signs
-from rankscope.analysis.duration import duration
-from rankscope.analysis.endings import endings, listed
+from rankscope.analysis.endings import endings
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.hang.wording import operation_text
-from rankscope.base.text import span
+from rankscope.base.text import duration, ranks_text, span
 from rankscope.runs.records import RankInfo
 
 CHAIN: Final = 4
@@ -40,57 +39,35 @@ class Standing:
     gpus: Loss | None = None
     """What all its GPUs cost in an hour; ``None``: nothing that is paid for."""
 
-    def silent(self, signs: Signs) -> list[Candidate]:
-        """One alert for each rank that is gone or silent while others are not."""
-        found: list[Candidate] = []
-        for rank in sorted({*signs.silent, *signs.gone}):
-            how = {"crash": "crashed", "killed": "was killed"}.get(signs.gone.get(rank, ""))
-            says = f"{how}, and others of the run have not ended" if how else "no longer records a step, and others go on"
-            found.append(self._of_rank(rank, says, "ended" if how else "silent"))
-        return found
+    def lost(self, signs: Signs) -> list[Candidate]:
+        """One alert for each rank that ended or stopped while others go on."""
+        return [self._lost_rank(rank, signs.gone.get(rank)) for rank in sorted({*signs.silent, *signs.gone})]
 
-    def _of_rank(self, rank: int, says: str, cause: str) -> Candidate:
+    def _lost_rank(self, rank: int, end_reason: str | None) -> Candidate:
         info = self.infos.get(rank)
         where = "" if info is None else f" on {info.host}"
-        summary = f"Rank {rank}{where} of run {self.subject.title} {says}."
+        if end_reason is None:
+            what = "has stopped recording steps, and other ranks go on"
+            stack = () if info is None else (_stack_of_what_may_be_dead(info),)
+        else:
+            what = f"{_ENDS[end_reason]}, and other ranks have not ended"
+            stack = (f"Look at the error output of rank {rank}{where}",)
         return self.subject.candidate(
-            SILENT,
+            RANK_LOST,
             {
-                "summary": summary,
-                "cause": cause,
+                "summary": f"Rank {rank}{where} of run {self.subject.title} {what}.",
+                "cause": "silent" if end_reason is None else "ended",
                 "gpu_uuid": "" if info is None else info.gpu_uuid or "",
                 "next": "\n".join(
-                    [
-                        *self._stacks([rank]),
-                        f"On that host: is the process there, and what does the kernel say? {_KERNEL}",
-                        f"rankscope analyze {self._quoted}",
-                    ]
+                    [*stack, f"Look for the reason in the kernel log{where}: {_KERNEL}", f"rankscope analyze {self._quoted}"]
                 ),
             },
             rank=rank,
             host=None if info is None else info.host,
         )
 
-    def disabled(self) -> list[Candidate]:
-        """One alert for each rank whose recorder switched itself off while training goes on."""
-        return [
-            self.subject.candidate(
-                DISABLED,
-                {
-                    "summary": f"The recorder of rank {rank} on {info.host} switched itself off: {info.disabled_reason}. "
-                    "Training goes on, and this rank is no longer observed.",
-                    "gpu_uuid": info.gpu_uuid or "",
-                    "next": f"rankscope analyze {self._quoted}",
-                },
-                rank=rank,
-                host=info.host,
-            )
-            for rank, info in self.infos.items()
-            if info.disabled_reason is not None
-        ]
-
-    def stalled(self, signs: Signs, report: HangReport | None, *, missing: str = "") -> Candidate:
-        """The alert about all of it. ``missing``: why no dumps tell who the culprit is."""
+    def hang(self, signs: Signs, report: HangReport | None, *, missing: str = "") -> Candidate:
+        """The alert about a run that stands still. ``missing``: why no dumps name the culprit."""
         usual = "" if self.usual_us is None else f" (usually {duration(self.usual_us)} each)"
         lost = None
         if self.gpus is not None:
@@ -103,7 +80,7 @@ class Standing:
             "evidence": missing if report is None else "; ".join(one.detail for one in report.evidence[:PIDS]),
             "next": "\n".join(self._next(signs, report)),
         }
-        return self.subject.candidate(STALLED, texts, loss=lost)
+        return self.subject.candidate(HANG, texts, loss=lost)
 
     def _culprit(self, report: HangReport) -> dict[str, str]:
         hosts = dict.fromkeys(one.host for one in report.evidence if one.host is not None)
@@ -151,7 +128,7 @@ class Standing:
                 "culprit_host": "" if info is None else info.host,
                 "gpu_uuid": "" if info is None else info.gpu_uuid or "",
                 "cause": "crash" if ended.crashed else "killed",
-                "evidence": f"{listed(died)} of {len(self.infos)} did not come to the end of training",
+                "evidence": f"{ranks_text(died)} of {len(self.infos)} did not come to the end of training",
                 "next": "\n".join(
                     [
                         f"Look at the job's own error output{where}",
@@ -163,13 +140,19 @@ class Standing:
         )
 
 
+_ENDS: Final = {"crash": "crashed", "killed": "was killed"}
 _STACK: Final = "py-spy dump --pid "
 _KERNEL: Final = "dmesg -T | grep -i -E 'oom|killed process|xid'"
 
 
 def stacks(infos: Iterable[RankInfo]) -> list[str]:
-    """What shows where the first few of these ranks are in their Python."""
-    return [f"{_STACK}{info.pid}   (rank {info.rank}, on {info.host})" for info in islice(infos, PIDS)]
+    """Commands that print the Python stacks of the first few of these ranks whose processes have not ended."""
+    there = (info for info in infos if info.end_unix_ns is None and info.end_reason is None)
+    return [f"{_STACK}{info.pid}   (rank {info.rank}, on {info.host})" for info in islice(there, PIDS)]
+
+
+def _stack_of_what_may_be_dead(info: RankInfo) -> str:
+    return f"If its process is still there on {info.host} (ps -p {info.pid}): {_STACK}{info.pid}"
 
 
 def is_stack(step: str) -> bool:

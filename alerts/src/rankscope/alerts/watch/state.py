@@ -1,100 +1,42 @@
-"""The watcher's state file: the ledger as JSON, replaced atomically."""
+"""The watcher's part of the store: its ledger, one row for each alert that is followed."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
-from rankscope.alerts.lock_file import lock_file
-from rankscope.alerts.watch.ledger import LEDGER_SCHEMA, Ledger
-from rankscope.runs.errors import InputError
-from rankscope.runs.segments import open_regular
-from rankscope.runs.writer import write_record
+from rankscope.alerts.store.database import Store, read_only
+from rankscope.alerts.store.folders import STORE_FILE
+from rankscope.alerts.watch.ledger import Entry, Ledger
+from rankscope.base.errors import InputError
 
 
-def state_home() -> Path:
-    """``$XDG_STATE_HOME/rankscope`` (``~/.local/state`` when the variable is not set)."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "rankscope"
+def load_ledger(store: Store) -> Ledger:
+    """The ledger in ``store``, empty in a new one. Raises ``StoreError``, and ``InputError`` for entries of another version."""
+    rows = store.query("SELECT entry FROM followed ORDER BY number")
+    alive = store.query("SELECT run FROM alive ORDER BY run")
+    return Ledger(entries=_decoded(rows, Path(store.name)), alive=[run for (run,) in alive])
 
 
-_BEGINNING: Final = b'{"schema":"rankscope.alerts-state/'
+def save_ledger(store: Store, ledger: Ledger) -> None:
+    """Replace the ledger in ``store``. Raises ``StoreError``."""
+    with store.transaction() as database:
+        database.execute("DELETE FROM followed")
+        database.execute("DELETE FROM alive")
+        database.executemany("INSERT INTO followed (entry) VALUES (?)", [(msgspec.json.encode(one),) for one in ledger.entries])
+        database.executemany("INSERT OR IGNORE INTO alive VALUES (?)", [(run,) for run in ledger.alive])
 
 
-def default_state_file(watched: Path) -> Path:
-    """``alerts-….json`` among what is kept, one per watched folder."""
-    name = hashlib.sha256(os.fsencode(os.path.realpath(watched))).hexdigest()[:16]
-    return state_home() / f"alerts-{name}.json"
+def read_entries(folder: Path) -> list[Entry]:
+    """Alerts in the store in ``folder``, for readers beside the watcher; none where there is no store. Raises ``InputError``."""
+    with read_only(folder) as database:
+        rows = [] if database is None else database.execute("SELECT entry FROM followed ORDER BY number").fetchall()
+    return _decoded(rows, folder / STORE_FILE)
 
 
-def load_ledger(path: Path, *, report: Callable[[str], None]) -> Ledger:
-    """The ledger in ``path``; an empty one when there is no such file. Raises ``InputError`` for anything else.
-
-    What a crash of the machine left of a state file, nothing or its beginning, is moved to ``….bad`` and reported: better some
-    alerts told twice than none at all.
-    """
+def _decoded(rows: list[tuple[bytes]], path: Path) -> list[Entry]:
     try:
-        # A device, too, has a beginning and no end, or is empty: read it would not be, and moved away it must not be.
-        with open_regular(path) as file:
-            data = file.read()
-    except FileNotFoundError:
-        return Ledger()
-    except OSError as error:
-        raise InputError(path, error.strerror or str(error)) from error
-    try:
-        ledger = msgspec.json.decode(data, type=Ledger)
+        return [msgspec.json.decode(entry, type=Entry) for (entry,) in rows]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if _is_remnant(data):
-            _set_aside(path, report)
-            return Ledger()
-        raise InputError(path, f"not the state of a watcher: {error}; remove it to start afresh") from error
-    if ledger.schema != LEDGER_SCHEMA:
-        raise InputError(path, f"written in format {ledger.schema!r}; this version reads {LEDGER_SCHEMA!r}")
-    return ledger
-
-
-def hold(path: Path, watched: Path) -> None:
-    """Keep the state file ``path`` to this process until it ends. Raises ``InputError`` where another watcher has it.
-
-    Where it cannot be locked at all, as on some file servers, it is shared.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = lock_file(path.with_name(f"{path.name}.lock"))
-    except OSError:
-        return  # whoever saves it says so, if it cannot be written
-    if handle is None:
-        raise InputError(watched, f"another watcher follows it already, with the state in {path}; --state names another")
-    _held.append(handle)
-
-
-_held: list[int] = []
-"""Open as long as this process lives."""
-
-
-def _is_remnant(data: bytes) -> bool:
-    """Whether a state file was to be here and is incomplete. Anything else may be a file that somebody still needs."""
-    try:
-        msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        beginning = b"".join(data[: 4 * len(_BEGINNING)].replace(b"\0", b"").split())
-        return beginning.startswith(_BEGINNING) or _BEGINNING.startswith(beginning)
-    return False
-
-
-def _set_aside(path: Path, report: Callable[[str], None]) -> None:
-    aside = path.with_name(f"{path.name}.bad")
-    try:
-        path.replace(aside)
-    except OSError as error:
-        raise InputError(path, f"damaged, and cannot be moved away: {error.strerror or error}") from error
-    report(f"{path}: damaged, moved to {aside.name}; alerts may be sent again")
-
-
-def save_ledger(path: Path, ledger: Ledger) -> None:
-    """Replace ``path``. Raises ``OSError``."""
-    write_record(path, ledger, share=False)
+        raise InputError(path, f"not the ledger of a watcher: {error}") from error

@@ -1,7 +1,7 @@
-"""Follows runs: looks at them again and again, turns what lasts into alerts, and has them delivered.
+"""Follows runs: evaluates them once per interval, turns lasting findings into alerts, and has these delivered.
 
-Whatever goes wrong with one run is reported in one line and costs only that run, only this time: its alerts stay as they are,
-because what cannot be read is neither well nor ill.
+A failure of one run is reported in one line and affects neither other runs nor the next evaluation. Its alerts stay as they are:
+a run that cannot be read is neither well nor ill.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from rankscope.alerts.deliver.delivery import Delivery
 from rankscope.alerts.output import Event
-from rankscope.alerts.owners import CRASHED, OF_LIFE, OF_PAST, OF_RECORDS
+from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIFE_ALERTS, RECORD_ALERTS
 from rankscope.alerts.watch.announcements import Announcer
 from rankscope.alerts.watch.budgets import Budgets
 from rankscope.alerts.watch.candidate import Candidate, Subject
@@ -32,17 +32,17 @@ from rankscope.alerts.watch.standstill import Standing
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result import Analysis, Cost
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import span
-from rankscope.runs.errors import InputError, RankscopeError
 
 FINAL_TRIES: Final = 5
-"""So often is a run that is over evaluated when that fails, one evaluation after the other: a file server may be back soon."""
+"""Attempts at the last evaluation of a run that is over, one per interval: a file server may be back soon."""
 FORGET_AFTER_S: Final = 3600.0
-"""Alerts of a run that has been gone, unreadable or without a new record for this long are ended: nothing else would end them."""
+"""Alerts of a run that has been gone, unreadable or without a new record for so long are ended; nothing else would end them."""
 FORGET_LIFE_AFTER_S: Final = 24 * 3600.0
-"""Those that say just that, that nothing is recorded any more."""
+"""The same for alerts that say that nothing is recorded any more."""
 CRASH_TOLD_S: Final = 600.0
-"""So long it is told that a run crashed: what is over as soon as it fires nobody gets to see."""
+"""An alert about a crash fires for so long: one that ends as soon as it fires is seen by no person."""
 
 
 class Analyse(Protocol):
@@ -286,7 +286,7 @@ class Watcher:
         found, told = self._found(run, analysis, seen)
         if not seen.ended and not self._options.once:
             # While it goes on, that it moves or does not is told by looking at it, which is quicker.
-            found = [one for one in found if one.name not in OF_LIFE]
+            found = [one for one in found if one.name not in LIFE_ALERTS]
         policy = self._options.policy
         if seen.ended:
             # All evidence is in: nothing can become clearer by waiting.
@@ -303,7 +303,7 @@ class Watcher:
         told = {CRASHED.alertname}
         past = self._follow.past(run, read=seen.ended or options.once)
         if analysis.verdict.kind != "insufficient_data":
-            told |= {*OF_RECORDS} - {one.alertname for one in OF_PAST}
+            told |= {*RECORD_ALERTS} - {*HISTORY_ALERTS}
             found += candidates(
                 analysis,
                 dashboard_url=options.dashboard_url,
@@ -315,13 +315,11 @@ class Watcher:
         regressions = Regressions(run=run, subject=subject, gpus=gpus_of(seen))
         slower = None if past is None else regressions.found(past, at_least=options.budgets.slower)
         if slower is not None:
-            told |= {one.alertname for one in OF_PAST}
+            told |= {*HISTORY_ALERTS}
             found += slower
         standing = Standing(run=run, subject=subject, infos=seen.infos)
         if seen.ended and (crashed := standing.crashed()) is not None:
             found.append(crashed)
-        if options.once:
-            found += standing.disabled()
         return found, told
 
     def _look_for_life(self, run: Path, seen: Glance, *, news: bool) -> None:
@@ -380,7 +378,7 @@ class Watcher:
                 over = named
                 self._set_alive(Path(run), alive=False)
             elif silent_s >= FORGET_AFTER_S:
-                over = named - set(OF_LIFE)
+                over = named - set(LIFE_ALERTS)
             else:
                 over = named & {CRASHED.alertname} if Path(run) in self._over and silent_s >= CRASH_TOLD_S else set()
             if over:

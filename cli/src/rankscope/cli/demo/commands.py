@@ -16,11 +16,11 @@ from typing import NoReturn
 import click
 
 from rankscope.analysis.render import render_text
+from rankscope.base.errors import InputError, MissingError
 from rankscope.cli.demo.faults import Fault, FaultType
 from rankscope.cli.demo.services import Services
 from rankscope.cli.demo.story import Part, Story, announce, tell
 from rankscope.cli.terminal import format_option, print_json, use_color, width
-from rankscope.runs.errors import InputError, MissingError
 
 
 @click.command(

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rankscope.alerts.child import end_with_parent
-from rankscope.runs.errors import RankscopeError
+from rankscope.base.errors import RankscopeError
+from rankscope.base.process import end_with_parent
 
 HOST: Final = "127.0.0.1"
 _STOP_GRACE_S: Final = 8.0

@@ -17,10 +17,10 @@ import msgspec
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Analysis
+from rankscope.base.errors import RankscopeError
 from rankscope.cli.demo.faults import WORLD_SIZE, Fault
 from rankscope.cli.demo.services import HOST, Services, free_port, get, post_json, rankscope_command
 from rankscope.cli.nvml import ask_nvml
-from rankscope.runs.errors import RankscopeError
 from rankscope.runs.links import overview_url
 from rankscope.runs.reader import RunReader, is_run
 
@@ -175,7 +175,7 @@ def _follow_run(story: Story) -> None:
     story.services.start(
         "watcher",
         rankscope_command(
-            "alerts", "watch", story.run_dir, "--interval", "2s", "--state", story.services.logs / "watcher-state.json",
+            "alerts", "watch", story.run_dir, "--interval", "2s", "--state", story.services.logs / "watcher-state",
             *(["--webhook", story.urls["webhook"]] if "webhook" in story.urls else []), "--dashboard-url", base,
         ),
     )  # fmt: skip

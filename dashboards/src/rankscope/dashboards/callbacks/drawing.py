@@ -8,6 +8,7 @@ from typing import Any
 
 from dash import ALL, MATCH, Dash, Input, Output, State, ctx, html, no_update
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError, RunSource
 from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn
@@ -16,7 +17,6 @@ from rankscope.dashboards.figures.palette import Palette, palette
 from rankscope.dashboards.pages.live import identity, not_yet
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.registry import FIGURES, GRIDS, PARTS
-from rankscope.runs.errors import RankscopeError
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import flask
 from dash import Dash
 
 from rankscope.analysis.wording import size
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
 from rankscope.dashboards.url_state import PageState
-from rankscope.runs.errors import RankscopeError
 
 
 def register(app: Dash, source: RunSource) -> None:

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from dash import Dash, Input, Output, State, no_update
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.pages.run_page import LIVE, run_head, shown, stale_note
 from rankscope.dashboards.views.registry import view_of
-from rankscope.runs.errors import RankscopeError
 
 AS_IT_WAS: Final = "The run cannot be read at the moment; what is shown is as it was before."
 

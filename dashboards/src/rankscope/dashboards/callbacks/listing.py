@@ -9,12 +9,12 @@ from typing import Any, Final
 from dash import ClientsideFunction, Dash, Input, Output, Patch, State, no_update
 from dash.exceptions import PreventUpdate
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.lately import Lately
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.many_state import ListState
 from rankscope.dashboards.pages.run_rows import asked_row
 from rankscope.dashboards.pages.runs import compare_link, counted, list_revision, list_rows
-from rankscope.runs.errors import RankscopeError
 
 MOST_ASKED: Final = 24
 """Rows that are told of in one answer."""

@@ -10,6 +10,7 @@ import flask
 from dash import MATCH, Dash, Input, Output, State, ctx, no_update
 
 from rankscope.analysis.compare.result import Comparison, Scaling
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.callbacks.drawing import drawn_or_why
 from rankscope.dashboards.callbacks.saving import csv_answer
 from rankscope.dashboards.data.source import NotReadyError, RunSource
@@ -23,7 +24,6 @@ from rankscope.dashboards.many_state import CompareState, LedgerState
 from rankscope.dashboards.pages.compare import compared_of
 from rankscope.dashboards.pages.ledger import ledger_body, ledger_of
 from rankscope.dashboards.pages.live import identity
-from rankscope.runs.errors import RankscopeError
 
 ASKED_AT_ONCE: Final = 4
 """Runs that the ledger asks the analysis of at a time; so many are worked on at most."""

@@ -8,6 +8,7 @@ from typing import Any
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, no_update
 from dash.development.base_component import Component
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.callbacks.drawing import OUR_FAULT
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.run_data import RunData
@@ -19,7 +20,6 @@ from rankscope.dashboards.pages.site import SitePage, site_links, site_page
 from rankscope.dashboards.url_state import run_of
 from rankscope.dashboards.views.registry import view_of
 from rankscope.dashboards.views.view import View
-from rankscope.runs.errors import RankscopeError
 
 _LOG = logging.getLogger(__name__)
 

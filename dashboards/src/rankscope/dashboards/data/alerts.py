@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound, State
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.data.watched_alerts import alert_of, findings_of, followed
-from rankscope.runs.errors import RankscopeError
 from rankscope.runs.links import overview_url
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from rankscope.analysis.run_analysis import analysis_of, read_evidence
 from rankscope.analysis.run_evidence import RunEvidence
 from rankscope.analysis.steps import METRICS, Stored
 from rankscope.analysis.workers import Engine, LocalEngine
+from rankscope.base.errors import InputError
 from rankscope.dashboards.data.blame import BlameBook, blame_book
 from rankscope.dashboards.data.brief import Brief, brief_of
 from rankscope.dashboards.data.events import Events
@@ -31,7 +32,6 @@ from rankscope.dashboards.data.topology import Topology, topology_of
 from rankscope.dashboards.data.trend import Trend, read_trend, trend_of, write_trend
 from rankscope.dashboards.data.whole import read_json, replace_file
 from rankscope.dashboards.inert import inert_record
-from rankscope.runs.errors import InputError
 
 ANALYSIS: Final = "analysis.json"
 BRIEF: Final = "brief.json"

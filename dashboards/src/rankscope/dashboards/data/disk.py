@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.result import Analysis
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.alert_record import AlertsFound
 from rankscope.dashboards.data.blame import BlameBook
 from rankscope.dashboards.data.brief import Brief
@@ -36,7 +37,6 @@ from rankscope.dashboards.data.trend import Trend
 from rankscope.dashboards.data.window_data import WindowData, read_window
 from rankscope.dashboards.data.window_export import EXPORT
 from rankscope.dashboards.data.windows import CAPTURED, Window, Windows, read_windows, steps_of
-from rankscope.runs.errors import InputError, RankscopeError
 from rankscope.runs.records import StepRecord
 
 if TYPE_CHECKING:

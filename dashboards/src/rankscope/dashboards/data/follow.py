@@ -24,6 +24,7 @@ from rankscope.analysis.online import OnlineAnalysis
 from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.run_analysis import analysis_of
 from rankscope.analysis.run_evidence import RunEvidence
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.derive import (
     HARDWARE,
     PROFILED,
@@ -42,7 +43,6 @@ from rankscope.dashboards.data.step_values import imposed_values, window_values
 from rankscope.dashboards.data.tiles import Tiles, TileWriter
 from rankscope.dashboards.data.trend import Trend, trend_of, write_trend
 from rankscope.dashboards.data.whole import replace_file
-from rankscope.runs.errors import RankscopeError
 from rankscope.runs.follow import StartOverError, StreamFollower
 from rankscope.runs.paths import host_dir
 from rankscope.runs.reader import RunReader

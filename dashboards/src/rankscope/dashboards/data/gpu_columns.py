@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.hardware import bare
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.hardware import Gpu, Hardware, Rows
 from rankscope.dashboards.data.samples import in_steps
-from rankscope.runs.errors import RankscopeError
 
 MOST_COLUMNS: Final = 480
 """More than a figure has room for."""

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.whole import read_json
-from rankscope.runs.errors import InputError, RankscopeError
 
 GAUGES: Final = (
     "utilization_ratio",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import signal
@@ -23,6 +22,8 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.errors import RankscopeError
+from rankscope.base.locks import try_lock
 from rankscope.dashboards.data.comparing import compare_runs
 from rankscope.dashboards.data.derive import derive
 from rankscope.dashboards.data.progress import Progress, Tell
@@ -34,7 +35,6 @@ from rankscope.dashboards.data.window_export import export_window
 from rankscope.dashboards.data.window_laying import derive_window
 from rankscope.dashboards.data.windows import find_windows
 from rankscope.dashboards.inert import MAX_TEXT, shown
-from rankscope.runs.errors import RankscopeError
 
 SLOTS: Final = 2
 """Jobs at a time; each of a large run uses all cores."""
@@ -174,11 +174,7 @@ def ended_silently(what: str, folder: Path) -> str:
 def take(path: Path, held: contextlib.ExitStack) -> int | None:
     """A lock, as a file descriptor that ``held`` closes, or ``None`` where somebody has it. Raises ``OSError``."""
     file = held.enter_context(path.open("ab"))
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return None
-    return file.fileno()
+    return file.fileno() if try_lock(file.fileno()) else None
 
 
 def start(module: str, arguments: Sequence[object], *, locks: Sequence[int]) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.analysis.result import Cause
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief, Lost
 from rankscope.dashboards.data.source import RunSource, RunSummary
-from rankscope.runs.errors import RankscopeError
 
 REPEATED: Final = 2
 """A host that is blamed in so many runs is a repeat offender."""

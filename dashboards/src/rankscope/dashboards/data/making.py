@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.derive import Derived, derive
 from rankscope.dashboards.data.follow import Live
 from rankscope.dashboards.data.jobs import TASKS, Jobs
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.store import ELSEWHERE, Store, key_of
-from rankscope.runs.errors import InputError, RankscopeError
 
 PATIENCE_S: Final = 0.8
 """So long an answer may wait for what is not there yet: most runs take less, and their page need not be drawn twice."""

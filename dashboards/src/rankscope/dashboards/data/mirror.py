@@ -21,13 +21,13 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from rankscope.alerts.child import end_with_parent
 from rankscope.analysis.locations import asked, filesystem_of
+from rankscope.base.errors import InputError, RankscopeError
+from rankscope.base.process import end_with_parent
 from rankscope.dashboards.data.footprint import NOT_SHOWN, STREAM
 from rankscope.dashboards.data.source import Stale
 from rankscope.dashboards.data.store import ELSEWHERE, cache_folder
 from rankscope.dashboards.data.whole import replace_file
-from rankscope.runs.errors import InputError, RankscopeError
 
 LOOK_EVERY_S: Final = 5.0
 _PAUSE_FACTOR: Final = 4.0

@@ -12,8 +12,8 @@ import numpy as np
 from rankscope.alerts.prometheus import Prometheus, Series, step_for
 from rankscope.analysis.hardware import bare
 from rankscope.analysis.result import Analysis
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.hardware import GAUGES, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, Rows, nothing
-from rankscope.runs.errors import RankscopeError
 
 SELECTORS: Final[Mapping[str, tuple[str, str]]] = {
     "utilization_ratio": ("gpu_utilization_ratio", ""),

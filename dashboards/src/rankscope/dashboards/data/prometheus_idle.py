@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 from rankscope.alerts.prometheus import Prometheus
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.idle import IdleGpu
 from rankscope.dashboards.data.lately import Lately
-from rankscope.runs.errors import RankscopeError
 
 EVERY_S: Final = 300
 """Between the moments at which idle hours are counted."""

@@ -14,10 +14,10 @@ from rankscope.analysis.breakdown import Work
 from rankscope.analysis.intervals import join
 from rankscope.analysis.traces import read_trace
 from rankscope.analysis.work import COMMUNICATION, COMPUTE, work_events
+from rankscope.base.errors import InputError
 from rankscope.dashboards.data.lanes import Kind, Numbers
 from rankscope.dashboards.data.window_data import Events
 from rankscope.dashboards.inert import MAX_TEXT, shown
-from rankscope.runs.errors import InputError
 from rankscope.runs.paths import rank_dir
 
 MOST_RANKS: Final = 32

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.result import Analysis
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.alert_record import AlertsFound
 from rankscope.dashboards.data.alerts import about_run
 from rankscope.dashboards.data.blame import BlameBook
@@ -16,7 +17,6 @@ from rankscope.dashboards.data.scenarios import Scenarios
 from rankscope.dashboards.data.source import RunSource, RunSummary, Stale, StepMatrices
 from rankscope.dashboards.data.topology import Topology
 from rankscope.dashboards.data.trend import Trend
-from rankscope.runs.errors import RankscopeError
 
 
 @dataclass(frozen=True)

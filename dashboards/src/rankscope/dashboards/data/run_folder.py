@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.alerts.watch.runs import discover
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.footprint import Footprint, footprint, leads_out
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
 from rankscope.dashboards.inert import MAX_TEXT, shown
-from rankscope.runs.errors import InputError, RankscopeError
 from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.world_size import told_world_size
 

@@ -13,10 +13,10 @@ from rankscope.analysis.whatif.combinations import Combinations, combinations, r
 from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.analysis.whatif.run_answer import whatif_with_chain
+from rankscope.base.errors import InputError
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.inert import inert_record
-from rankscope.runs.errors import InputError
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
 

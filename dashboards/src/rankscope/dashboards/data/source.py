@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.result import Analysis
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.alert_record import AlertsFound
 from rankscope.dashboards.data.blame import BlameBook
 from rankscope.dashboards.data.brief import Brief
@@ -23,7 +24,6 @@ from rankscope.dashboards.data.scenarios import Scenarios
 from rankscope.dashboards.data.topology import Topology
 from rankscope.dashboards.data.window_data import WindowData
 from rankscope.dashboards.data.windows import Window, Windows
-from rankscope.runs.errors import RankscopeError
 from rankscope.runs.records import StepRecord
 
 if TYPE_CHECKING:

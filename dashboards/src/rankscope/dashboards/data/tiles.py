@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.base.errors import InputError
 from rankscope.dashboards.data.metrics import worst_of
 from rankscope.dashboards.data.source import Part
 from rankscope.dashboards.data.whole import replace_file
-from rankscope.runs.errors import InputError
 
 BLOCK_STEPS: Final = 256
 COARSE: Final = 16

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.change_points import ChangePoint, change_points
+from rankscope.base.errors import InputError
 from rankscope.dashboards.data.source import StepMatrices
 from rankscope.dashboards.data.whole import replace_file
-from rankscope.runs.errors import InputError
 
 PERCENTILES: Final = (5, 25, 50, 75, 95, 100)
 MEDIAN: Final = PERCENTILES.index(50)

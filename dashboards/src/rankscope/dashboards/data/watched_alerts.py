@@ -1,4 +1,4 @@
-"""Alerts that a watcher found in runs: what it wrote into each, and its state file where it is this user's."""
+"""Alerts that a watcher found in runs: what it wrote into each, and its state where it is this user's."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final
 
 import msgspec
 
+from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.announcements import FindingRecord
-from rankscope.alerts.watch.ledger import LEDGER_SCHEMA, Entry, Ledger
-from rankscope.alerts.watch.state import default_state_file
+from rankscope.alerts.watch.ledger import Entry
+from rankscope.alerts.watch.state import read_entries
+from rankscope.base.errors import InputError
 from rankscope.dashboards.data.alert_record import AlertRecord, alert_record
-from rankscope.runs.errors import InputError
 from rankscope.runs.paths import findings_file
 from rankscope.runs.segments import decode_blocks, open_regular, read_blocks
 
 READ_BYTES: Final = 8 * 2**20
 """Of the end of a ``findings.jsonl``: some thousand alerts."""
-_MOST_STATE: Final = 64 * 2**20
 
 
 def findings_of(run: Path, *, over: bool) -> list[AlertRecord]:
@@ -59,23 +59,11 @@ def revision_of(run: Path) -> str:
 
 
 def followed(watched: Path) -> list[Entry]:
-    """What the watcher of ``watched``, a run or a folder of runs, follows just now, as far as this user's state files tell.
+    """What the watcher of ``watched``, a run or a folder of runs, follows now, as far as this user's state folders tell.
 
     Raises ``InputError``.
     """
-    path = default_state_file(watched)
-    try:
-        with open_regular(path) as file:
-            ledger = msgspec.json.decode(file.read(_MOST_STATE), type=Ledger)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise InputError(path, error.strerror or str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(path, f"not the state of a watcher: {error}") from error
-    if ledger.schema != LEDGER_SCHEMA:
-        raise InputError(path, f"written in format {ledger.schema!r}; this version reads {LEDGER_SCHEMA!r}")
-    return ledger.entries
+    return read_entries(watcher_state(watched))
 
 
 def alert_of(entry: Entry, *, seen_unix_ns: int) -> AlertRecord:

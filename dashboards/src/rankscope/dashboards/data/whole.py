@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from rankscope.analysis.perfetto.result import ExportClock
+from rankscope.base.errors import InputError
 from rankscope.dashboards.data.lanes import Numbers, Parts
-from rankscope.runs.errors import InputError
 
 ABOUT: Final = "window.json"
 COLUMNS: Final = "window.npz"

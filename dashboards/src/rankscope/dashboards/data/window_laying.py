@@ -19,11 +19,11 @@ from rankscope.analysis.perfetto.collective_tracks import Key, key_of, waiting_o
 from rankscope.analysis.perfetto.run_source import shared_by_hosts
 from rankscope.analysis.perfetto.source import clock_of
 from rankscope.analysis.reduce import Reduction
+from rankscope.base.errors import InputError
 from rankscope.dashboards.data.lanes import NOBODY, Numbers, Parts, Recorded, joined, parts_of
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.raw_events import RawEvents, kept_files
 from rankscope.dashboards.data.window_data import Calls, Collective, WindowAbout, WindowData, write_window
-from rankscope.runs.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord
 from rankscope.runs.world_size import told_world_size

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from rankscope.alerts.options import format_option, http_url
+from rankscope.base.options import format_option, http_url
 from rankscope.dashboards.grafana.export import export as write
 from rankscope.dashboards.grafana.shipped import COMPATS, Board, Compat, shipped
 

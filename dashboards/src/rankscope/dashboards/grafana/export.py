@@ -8,8 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from rankscope.base.errors import InputError
 from rankscope.dashboards.grafana.shipped import Board, Compat, shipped
-from rankscope.runs.errors import InputError
 from rankscope.runs.writer import write_atomically
 
 DEFAULT_DATASOURCE: Final = "prometheus"

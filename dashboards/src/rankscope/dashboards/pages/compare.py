@@ -10,6 +10,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.analysis.compare.result import CompareResult, Comparison, Side
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.comparing import Compared
 from rankscope.dashboards.data.source import RunSource
@@ -20,7 +21,6 @@ from rankscope.dashboards.pages import wording
 from rankscope.dashboards.pages.live import figure
 from rankscope.dashboards.pages.pieces import badge, run_link, section, simulated_band, table
 from rankscope.dashboards.pages.problem import problem_page
-from rankscope.runs.errors import RankscopeError
 
 TONES = {
     "worse": "bad",

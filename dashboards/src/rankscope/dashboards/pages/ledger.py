@@ -10,6 +10,7 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.idle import IdleGpus, by_holder
 from rankscope.dashboards.data.ledger import DAY_NS, ClusterLedger, HostLoss, cluster_ledger, told, total_cost
@@ -20,7 +21,6 @@ from rankscope.dashboards.pages import wording
 from rankscope.dashboards.pages.facts import fact
 from rankscope.dashboards.pages.live import figure
 from rankscope.dashboards.pages.pieces import advice, badge, first_of, run_link, section, table
-from rankscope.runs.errors import RankscopeError
 
 SHOWN: Final = 200
 """Hosts in the table; all are in the CSV."""

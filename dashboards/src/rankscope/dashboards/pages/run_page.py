@@ -5,6 +5,7 @@ from __future__ import annotations
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards import inert
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.run_data import RunData
@@ -15,7 +16,6 @@ from rankscope.dashboards.pages.pieces import simulated_band, status_badges
 from rankscope.dashboards.url_state import PageState, run_path
 from rankscope.dashboards.views.registry import VIEWS
 from rankscope.dashboards.views.view import View
-from rankscope.runs.errors import RankscopeError
 
 LIVE = wording.GOING_ON | {"failed"}
 """Statuses of runs that may still change; an elastic job that lost ranks may start its next attempt."""

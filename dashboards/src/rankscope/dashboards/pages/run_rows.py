@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief
 from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary, Stale
 from rankscope.dashboards.inert import shown
@@ -12,7 +13,6 @@ from rankscope.dashboards.pages import wording
 from rankscope.dashboards.pages.grid import number_column, text_column
 from rankscope.dashboards.pages.pieces import STATUS_TONES
 from rankscope.dashboards.url_state import run_path
-from rankscope.runs.errors import RankscopeError
 
 COLUMNS: Final[list[dict[str, Any]]] = [
     {**text_column("name", "Run", width=170), "cellRenderer": "RunName", "pinned": "left"},

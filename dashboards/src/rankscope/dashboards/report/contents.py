@@ -12,6 +12,7 @@ import plotly.io.json  # type: ignore[import-untyped]
 from dash import html
 from dash.development.base_component import Component
 
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.callbacks.drawing import instead
 from rankscope.dashboards.callbacks.saving import csv_of
 from rankscope.dashboards.data.run_data import RunData
@@ -25,7 +26,6 @@ from rankscope.dashboards.report.static_table import MOST_ROWS, columns_of, data
 from rankscope.dashboards.url_state import PageState, run_of
 from rankscope.dashboards.views.registry import VIEWS, view_of
 from rankscope.dashboards.views.view import View
-from rankscope.runs.errors import RankscopeError
 
 MOST_CSV_ROWS: Final = 5_000
 """Rows of the numbers behind a figure in the file; the page has all of them."""

@@ -9,6 +9,7 @@ from typing import Final
 from dash.development.base_component import Component
 
 from rankscope.alerts.owners import WATCHER_ALERTS
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.figures.alert_times import alert_table, alert_times
 from rankscope.dashboards.figures.drawn import Drawn
@@ -21,7 +22,6 @@ from rankscope.dashboards.pages.pieces import advice, section
 from rankscope.dashboards.pages.replay_list import replay_list
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.view import Help, View
-from rankscope.runs.errors import RankscopeError
 
 ALL: Final = "all"
 """In the address: all alerts."""

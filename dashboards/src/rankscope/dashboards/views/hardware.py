@@ -13,6 +13,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from rankscope.analysis.hardware import bare
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.events import HardwareEvent
 from rankscope.dashboards.data.gpu_columns import TimeColumns, figures_of, source_of, time_columns, worst_in
 from rankscope.dashboards.data.group_power import GroupPower, group_powers, racks_of_gpus, unsampled_gpus
@@ -35,7 +36,6 @@ from rankscope.dashboards.pages.sheet import save_sheet
 from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.picks import steps_of_drag
 from rankscope.dashboards.views.view import Help, View
-from rankscope.runs.errors import RankscopeError
 
 _FOUND_NONE: Final = "no samples of its GPUs"
 

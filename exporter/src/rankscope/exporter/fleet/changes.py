@@ -1,4 +1,4 @@
-"""What a GPU's process sends of its readings: all of them once, then those that differ from the ones before."""
+"""Readings between a GPU's process and the daemon: all of them in the first message, then only the changed ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Changes:
     """The sending side."""
 
     def __init__(self) -> None:
-        self._sent: tuple[Reading, ...] = ()
+        self._sent: tuple[Reading, ...] | None = None
 
     def of(self, sample: GpuSample, took_s: float) -> Sampled:
-        """The message of this sample; every message made has to be sent."""
+        """The message of this sample, to be sent; the first one carries all readings, even if there are none."""
         before, readings = self._sent, sample.readings
         self._sent = readings
-        if len(before) != len(readings):
+        if before is None or len(before) != len(readings):
             return Sampled(sample, took_s)
         places = [place for place, reading in enumerate(readings) if reading is not before[place] and reading != before[place]]
         return Sampled(msgspec.structs.replace(sample, readings=tuple(readings[place] for place in places)), took_s, places)

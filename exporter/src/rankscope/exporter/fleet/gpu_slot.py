@@ -23,11 +23,12 @@ _NOBODY_ASKED: Final = ("missing", "not_in_driver", "no_driver", "released")
 
 
 class Down(msgspec.Struct, frozen=True):
-    """Why a GPU is not up, and since when."""
+    """Why a GPU is not up, since when, and the NVML function that did not return, if there is one."""
 
     reason: DownReason
     detail: str
     since_unix_s: float
+    call: str = ""
 
 
 class GpuSlot:
@@ -106,13 +107,15 @@ class GpuSlot:
         if down is None:
             assert self._sample is not None
             call = self._present_call()
-            down = Down("stale", f"no new sample; its process is in {call}" if call else "no new sample", self._sample.unix_s)
+            detail = f"no new sample; its process is in {call}" if call else "no new sample"
+            down = Down("stale", detail, self._sample.unix_s, call)
         return GpuState(
             self.identity,
             up=False,
             age_s=age_s,
             reason=down.reason,
             detail=self._detail(down),
+            call=down.call,
             since_unix_s=down.since_unix_s,
             restarts=self.restarts,
         )
@@ -175,7 +178,8 @@ class GpuSlot:
         if not self._end_explained:
             self._fail("died", f"its process {why}", now)
         elif self.stuck:
-            self._set_down("hung", "its process was stuck in the driver until now")
+            assert self.down is not None
+            self._set_down("hung", "its process was stuck in the driver until now", self.down.call)
 
     def released(self, now: float) -> bool:
         """Whether it is to be left alone."""
@@ -242,7 +246,7 @@ class GpuSlot:
             if now - child.killed_at > self._patience.die_s and not self.stuck:
                 call = self._present_call()
                 told = f" in {call}" if call else ""
-                self._set_down("stuck", f"its process (pid {child.pid}) was killed{told} and does not die")
+                self._set_down("stuck", f"its process (pid {child.pid}) was killed{told} and does not die", call)
         elif child.hung_up_at is not None:
             if now - child.hung_up_at > self._patience.end_s:
                 self._children.kill(child, now)
@@ -254,7 +258,7 @@ class GpuSlot:
             silence_s = deadline_s + STALE_AFTER_INTERVALS * self._interval_s
             trouble = child.trouble(now, deadline_s=deadline_s, silence_s=silence_s)
             if trouble is not None:
-                self._fail("hung", trouble, now)
+                self._fail("hung", trouble, now, self._present_call())
                 self._children.kill(child, now)
 
     def _detail(self, down: Down) -> str:
@@ -268,13 +272,13 @@ class GpuSlot:
         pauses = self._patience.retry_s
         return pauses[min(max(self._failures, 1), len(pauses)) - 1]
 
-    def _fail(self, reason: DownReason, detail: str, now: float) -> None:
+    def _fail(self, reason: DownReason, detail: str, now: float, call: str = "") -> None:
         self._end_explained = True
         self._failures += 1
         self._retry_at = now + self._delay_s()
-        self._set_down(reason, detail)
+        self._set_down(reason, detail, call)
 
-    def _set_down(self, reason: DownReason, detail: str) -> None:
+    def _set_down(self, reason: DownReason, detail: str, call: str = "") -> None:
         """Keep the time since when it is down, and log a reason once."""
         before = self.down
         if before is not None and (before.reason, before.detail) == (reason, detail):
@@ -283,7 +287,7 @@ class GpuSlot:
             since_unix_s = before.since_unix_s
         else:
             since_unix_s = self._sample.unix_s if self._sample is not None else time.time()
-        self.down, self._sample = Down(reason, detail, since_unix_s), None
+        self.down, self._sample = Down(reason, detail, since_unix_s, call), None
         if reason == "starting" or (before is not None and before.reason == reason):
             return
         self.said_down = True

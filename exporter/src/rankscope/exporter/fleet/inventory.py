@@ -184,7 +184,7 @@ class Inventory:
         if self._look(path):
             return  # what somebody forgot must not come back
         try:
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             _store(path, content)
         except OSError as error:
             self._write_at, self._problem = time.monotonic() + self._retry_s, True
@@ -236,7 +236,9 @@ def _store(path: Path, content: dict[str, Remembered]) -> None:
     text = msgspec.json.format(msgspec.json.encode(_File(tuple(content.values()))), indent=2) + b"\n"
     replacement = path.with_suffix(f".{os.getpid()}.new")
     try:
-        with replacement.open("wb") as file:
+        replacement.unlink(missing_ok=True)  # of an exporter that was killed while it wrote
+        fd = os.open(replacement, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(fd, "wb") as file:  # noqa: PTH123  a descriptor, not a path
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from rankscope.base.process import end_if_orphaned, end_with_parent
 from rankscope.exporter.fleet.call_board import CallBoard
 from rankscope.exporter.fleet.probe import probe
 from rankscope.exporter.fleet.wire import (
@@ -41,7 +42,6 @@ LoadDriver = Callable[[], tuple[Any, MakeGpu]]
 _DATAGRAM_BYTES: Final = 65536
 _LEAKED_OBJECTS: Final = 20_000
 _LAST_BURIALS_S: Final = 0.3
-_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -173,11 +173,9 @@ def _become(name: str, *, parent: int, keep: Iterable[int]) -> None:
     A service manager signals all processes of a service at once; ours end when their socket does, so that the daemon's end stays
     orderly.
     """
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # it died before we asked to be told
-    libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    end_with_parent(signal.SIGKILL)
+    end_if_orphaned(parent)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     kept = set(keep)

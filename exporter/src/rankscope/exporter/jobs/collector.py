@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from rankscope.exporter.jobs.claims import claims_of
-from rankscope.exporter.jobs.deadline import Deadline
+from rankscope.exporter.jobs.deadline import Deadline, HoldSource
 from rankscope.exporter.jobs.devices import Devices, bare, device_numbers
-from rankscope.exporter.jobs.hold_source import HoldSource
-from rankscope.exporter.jobs.join import MULTIPLE, Answer, Claim, join
+from rankscope.exporter.jobs.join import MULTIPLE, Answer, Claim, claims_of, join
 from rankscope.exporter.jobs.kubelet import DEFAULT_SOCKET, Kubelet
 from rankscope.exporter.jobs.party import Device, Hold, Identity, Use
 from rankscope.exporter.jobs.processes import ProcessTable

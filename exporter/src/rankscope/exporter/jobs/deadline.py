@@ -1,11 +1,14 @@
-"""Asking what may never answer: a directory service, a network file system, a process stuck in the kernel."""
+"""Calls with a deadline: of a directory service, a network file system, a stuck process, or a scheduler that lists its holds."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+from rankscope.exporter.jobs.party import Hold
 
 T = TypeVar("T")
 
@@ -56,3 +59,54 @@ def _run(call: Callable[[], Any], answer: _Answer) -> None:
         answer.value = call()
     except BaseException as error:  # noqa: BLE001  it is raised by who asked
         answer.error = error
+
+
+logger = logging.getLogger(__name__)
+
+KEEP_S: Final = 30.0
+"""A kubelet restarts within this time. Labels that came and went would be new series each time."""
+
+_DEADLINE_S: Final = 2.0
+
+
+class HoldSource:
+    """Asks ``call`` and waits two seconds at most.
+
+    ``ok``: it answered; None where there is nothing to ask. ``known``: what it said last may still be believed.
+    """
+
+    def __init__(self, name: str, call: Callable[[], tuple[Hold, ...] | None]) -> None:
+        self.name = name
+        self.ok: bool | None = None
+        self.known: bool | None = None
+        self._call = call
+        self._deadline = Deadline(_DEADLINE_S)
+        self._last: tuple[Hold, ...] | None = None
+        self._last_s = float("-inf")
+        self._logged: str | None = None
+
+    def read(self, now_s: float) -> tuple[Hold, ...] | None:
+        """All that hold something, at most ``KEEP_S`` old; None where that is not known. ``now_s`` is monotonic."""
+        recent = self._last is not None and now_s - self._last_s <= KEEP_S
+        try:
+            holds = self._deadline.ask(self._call)
+        except Exception as error:  # noqa: BLE001  whatever goes wrong with one source costs that source only
+            self.ok, self.known = False, recent
+            self._log(str(error) or type(error).__name__)
+            return self._last if recent else None
+        if holds is None and recent:  # as a kubelet that restarts takes its socket away
+            self.ok, self.known = False, True
+            return self._last
+        self._log(None)
+        self._last, self._last_s = holds, now_s
+        self.ok = self.known = None if holds is None else True
+        return holds
+
+    def _log(self, problem: str | None) -> None:
+        if problem == self._logged:
+            return
+        if problem is None:
+            logger.info("jobs: %s works again", self.name)
+        else:
+            logger.warning("jobs: %s: %s", self.name, problem)
+        self._logged = problem

@@ -1,4 +1,4 @@
-"""One answer per GPU or MIG device, however many hold and use it."""
+"""One answer per GPU or MIG device from its holders, its processes and the claims of ranks in the spool."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import Final
 
 import msgspec
 
+from rankscope.exporter.jobs.devices import bare
+from rankscope.exporter.jobs.environment import number, word
 from rankscope.exporter.jobs.party import Identity, Ranks, Use
 from rankscope.exporter.source import Labels
+from rankscope.exporter.spool.reading import SpoolSample
+from rankscope.exporter.spool.series import RankKey
 
 MULTIPLE: Final = "multiple"
 
@@ -157,3 +161,34 @@ def _shared(parties: list[set[str]]) -> str | None:
     if not union:
         return None
     return union.pop() if len(union) == 1 and all(parties) else MULTIPLE
+
+
+_METRIC = "rank_info"
+
+
+def claims_of(sample: SpoolSample | None) -> dict[str, list[Claim]]:
+    """The ranks by the uuid they name, without its prefix, each as the word of the user whose files speak of its run."""
+    claims: dict[str, list[Claim]] = {}
+    if sample is None:
+        return claims
+    for family in sample.families:
+        if family.name != _METRIC:
+            continue
+        for series in family.series:
+            labels = dict(series.labels)
+            run_id = labels.get("run_id", "")
+            owner, uuid = sample.owners.get(run_id), labels.get("gpu_uuid")
+            if owner is not None and uuid:
+                key = RankKey(labels.get("run", ""), labels.get("rank", ""), labels.get("slot", ""))
+                silent = sample.states.get(key, "silent") == "silent"
+                claims.setdefault(bare(uuid), []).append(Claim(owner, _claimed_ranks(labels), silent))
+    return claims
+
+
+def _claimed_ranks(labels: Mapping[str, str]) -> Ranks:
+    return Ranks(
+        rank=number(labels.get("rank")),
+        local_rank=number(labels.get("local_rank")),
+        world_size=number(labels.get("world_size")),
+        run_id=word(labels.get("run_id")),
+    )

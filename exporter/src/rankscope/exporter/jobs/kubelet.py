@@ -49,7 +49,7 @@ class Kubelet:
         self._asked_for = asked_for
         self._channel: grpc.Channel | None = None
         self._gives = False
-        self._installed = find_spec("grpc") is not None and find_spec("google.protobuf") is not None
+        self._installed = _is_installed("grpc") and _is_installed("google.protobuf")
         if asked_for and not self._installed:
             raise ExporterMissingError("asking the kubelet needs grpcio and protobuf: pip install 'rankscope[kubernetes]'")
 
@@ -124,6 +124,13 @@ class Kubelet:
             code = getattr(error, "code", None)
             reason = code().name.lower() if code is not None else type(error).__name__
             raise KubeletError(f"{self._socket}: {reason}", reason) from error
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent package is missing
+        return False
 
 
 def _holds(response: Any) -> Iterator[Hold]:

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from rankscope.exporter.boot import boot_id
+from rankscope.base.process import boot_id
 from rankscope.exporter.jobs.environment import number, word
 from rankscope.exporter.jobs.party import Device, Hold, Identity
 

@@ -25,7 +25,7 @@ _METRICS_GET_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """A GPM metric: its number and the catalogue's name, for a share up to ``_ratio``.
+    """A GPM metric: its number and the catalogue's name up to ``_ratio``; empty for a rate of which only the integral is wanted.
 
     ``integral`` and ``bounds`` say whether the catalogue has those too. NVML's number divided by ``per`` is in the metric's unit;
     above ``at_most`` it cannot be.
@@ -40,21 +40,18 @@ class Activity:
     at_most: float = 110
 
     @property
-    def name(self) -> str:
-        """The metric of the catalogue."""
-        return self.metric if self.per < 1 else f"{self.metric}_ratio"
-
-    @property
     def metrics(self) -> tuple[str, ...]:
         """All metrics of the catalogue that come of it."""
+        if not self.metric:
+            return ()
         bounds = (f"{self.metric}_min_ratio", f"{self.metric}_max_ratio") if self.bounds else ()
-        return (self.name, *bounds, *((f"{self.metric}_seconds_total",) if self.integral else ()))
+        return (f"{self.metric}_ratio", *bounds, *((f"{self.metric}_seconds_total",) if self.integral else ()))
 
 
 _PER_MIB: Final = 2.0**-20
 _MOST_MIB: Final = 2.0**30
-TRANSMIT: Final = Activity(20, "gpu_pcie_transmit_bytes_per_second", per=_PER_MIB, at_most=_MOST_MIB)
-RECEIVE: Final = Activity(21, "gpu_pcie_receive_bytes_per_second", per=_PER_MIB, at_most=_MOST_MIB)
+TRANSMIT: Final = Activity(20, "", per=_PER_MIB, at_most=_MOST_MIB)
+RECEIVE: Final = Activity(21, "", per=_PER_MIB, at_most=_MOST_MIB)
 
 ACTIVITIES: Final = (
     Activity(1, "gpu_graphics_active", integral=True),
@@ -160,7 +157,9 @@ class GpmChain:
                 for metric in activity.metrics:
                     at.lack(metric, answer, activity.labels)
                 continue
-            at.give(activity.name, answer, activity.labels, uuid)
+            if not activity.metric:
+                continue
+            at.give(f"{activity.metric}_ratio", answer, activity.labels, uuid)
             if activity.bounds:
                 least, greatest = self._bounds[activity.number]
                 at.give(f"{activity.metric}_min_ratio", least, activity.labels, uuid)

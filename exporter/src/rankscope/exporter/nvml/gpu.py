@@ -12,15 +12,55 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from rankscope.exporter.catalogue import BY_NAME
+from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
 from rankscope.exporter.errors import ExporterMissingError
 from rankscope.exporter.nvml.asking import Asking, is_lasting, is_trouble
+from rankscope.exporter.nvml.cooling import Fans, Margin
 from rankscope.exporter.nvml.fields import FieldBatches
+from rankscope.exporter.nvml.gpm import Gpm, PcieBytes
+from rankscope.exporter.nvml.mig import Mig
+from rankscope.exporter.nvml.nvlink import EachLink, Fabric, Links, NvLinks, PeerToPeer
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
-from rankscope.exporter.nvml.rows import RARELY
-from rankscope.exporter.nvml.topics import topics_of
+from rankscope.exporter.nvml.processes import Processes
+from rankscope.exporter.nvml.rows import RARELY, Rows
+from rankscope.exporter.nvml.status import RECOVERY_ACTION, RetiredPages, Virtualization
+from rankscope.exporter.nvml.tables import CALLS, FIELDS
+from rankscope.exporter.nvml.utilization import BusySeconds
 from rankscope.exporter.nvml.xid_events import Xids
 from rankscope.exporter.source import Absent, CollectorRun, GpuIdentity, GpuSample, Reading, SourceError, XidEvent
+
+
+def topics_of(collectors: frozenset[str]) -> dict[str, Sequence[Topic]]:
+    """The parts of each enabled collector that asks GPUs, in the order in which they run: MIG devices come before processes."""
+    links = Links()
+    gpm = Gpm() if "gpm" in collectors else None
+    special: dict[str, Sequence[Topic]] = {
+        # The table of processes is asked for jobs as well, whose collector is not one of GPUs.
+        "gpu": [] if "process" in collectors or "jobs" not in collectors else [Processes(series=False)],
+        "temperature": [Margin()],
+        "utilization": [BusySeconds()],
+        "gpm": [gpm] if gpm else [],
+        "fan": [Fans()],
+        "pcie": [PcieBytes(gpm.chain if gpm else None)],
+        "nvlink": [NvLinks(links), Fabric()],
+        "nvlink_link": [EachLink(links)],
+        "xid": [Xids()],
+        "recovery": [Rows(fields=(RECOVERY_ACTION,))],
+        "mig": [Mig()],
+        "retired_pages": [RetiredPages()],
+        "virtualization": [Virtualization()],
+        "process": [Processes(series=True)],
+        "p2p": [PeerToPeer()],
+    }
+    names = [name for name, collector in COLLECTORS.items() if collector.asks_gpu and name != "gpu" and name in collectors]
+    return {
+        name: [
+            *([Rows(CALLS.get(name, ()), FIELDS.get(name, ()))] if name in CALLS or name in FIELDS else []),
+            *special.get(name, ()),
+        ]
+        for name in [*names, "gpu"]
+    }
+
 
 _NOT_WHEN_DIVIDED: Final = frozenset({"utilization", "encoder"})
 

@@ -1,12 +1,15 @@
-"""NVLinks: state, bytes and errors."""
+"""NVLinks (state, bytes, errors), the NVSwitch fabric as a GPU sees it, and the GPUs that a GPU can reach directly."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import byref
 from typing import Any, Final
 
+from rankscope.exporter.nvml.asking import Asking
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES
+from rankscope.exporter.source import Labels
 
 _MOST_LINKS: Final = 36
 _ALL_LINKS: Final = 0xFFFFFFFF
@@ -68,7 +71,6 @@ class NvLinks(PlainTopic):
     metrics = (
         "gpu_nvlink_links",
         *(metric for metric, _ in _BYTES),
-        "gpu_nvlink_bytes_per_second",
         "gpu_nvlink_errors_total",
     )
     has_fields = True
@@ -77,7 +79,6 @@ class NvLinks(PlainTopic):
         self._links = links
         self._errors: dict[str, float | str] = {}
         self._errors_due_s = float("-inf")
-        self._total: tuple[float, float] | None = None
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
         """Bytes, and from time to time errors: from the second pass on, when the links are known."""
@@ -98,20 +99,12 @@ class NvLinks(PlainTopic):
         self._tell_errors(at)
 
     def _tell_bytes(self, at: Pass) -> None:
-        values = [at.fields.get(key, "first_sample") for _, key in _BYTES]
-        for (metric, _), value in zip(_BYTES, values, strict=True):
+        for metric, key in _BYTES:
+            value = at.fields.get(key, "first_sample")
             if isinstance(value, str):
                 at.lack(metric, value)
             else:
                 at.give(metric, value * 1024)
-        numbers = [value * 1024 for value in values if not isinstance(value, str)]
-        before, self._total = self._total, (at.now_s, sum(numbers)) if len(numbers) == len(values) else None
-        if self._total is None:
-            at.lack("gpu_nvlink_bytes_per_second", next(value for value in values if isinstance(value, str)))
-        elif before is None or self._total[1] < before[1]:
-            at.lack("gpu_nvlink_bytes_per_second", "first_sample")
-        else:
-            at.give("gpu_nvlink_bytes_per_second", (self._total[1] - before[1]) / (self._total[0] - before[0]))
 
     def _tell_errors(self, at: Pass) -> None:
         if (_ERRORS[0][2], 0) in at.fields:
@@ -132,3 +125,90 @@ class NvLinks(PlainTopic):
             if len(numbers) == len(values):
                 return sum(numbers)
         return at.fields[total, 0]
+
+
+_STATES: Final = ("not_supported", "not_started", "in_progress", "completed")
+_FAILED: Final = "failed"
+# Two bits each: 1 is true, 2 is false, 0 is not known here.
+_TROUBLE_SHIFTS: Final = (0, 2, 4, 6)
+_MISCONFIGURED_SHIFT: Final = 8
+_MISCONFIGURED_MASK: Final = 0xF
+
+
+class Fabric(PlainTopic):
+    """Registration with the NVSwitch fabric and its health."""
+
+    metrics = ("gpu_fabric_state", "gpu_fabric_healthy")
+
+    def __init__(self) -> None:
+        self._due_s = float("-inf")
+        self._state = ""
+        self._healthy: bool | None = None
+
+    def collect(self, at: Pass) -> None:
+        """State, and health where the fabric tells it."""
+        if self._due_s <= at.now_s:
+            self._ask(at)
+            self._due_s = at.now_s + SOMETIMES
+        at.give("gpu_fabric_state", 1, (("state", self._state),))
+        if self._healthy is None:
+            at.lack("gpu_fabric_healthy", "not_supported")
+        else:
+            at.give("gpu_fabric_healthy", self._healthy)
+
+    def _ask(self, at: Pass) -> None:
+        ask = at.ask
+        info = ask.nvml.c_nvmlGpuFabricInfoV_t()
+        try:
+            ask("nvmlDeviceGetGpuFabricInfoV", ask.handle, byref(info))
+            mask = info.healthMask
+        except ask.nvml.NVMLError_FunctionNotFound:
+            info = ask.nvml.c_nvmlGpuFabricInfo_t()
+            ask("nvmlDeviceGetGpuFabricInfo", ask.handle, byref(info))
+            mask = 0
+        self._state = _STATES[info.state] if info.state < len(_STATES) else f"state_{info.state}"
+        if self._state == "completed" and info.status:
+            self._state = _FAILED
+        self._healthy = None if not mask else not _is_sick(mask)
+
+
+def _is_sick(mask: int) -> bool:
+    misconfigured = mask >> _MISCONFIGURED_SHIFT & _MISCONFIGURED_MASK
+    return misconfigured > 1 or any(mask >> shift & 3 == 1 for shift in _TROUBLE_SHIFTS)
+
+
+_CAPABILITIES: Final = (("read", 0), ("write", 1), ("nvlink", 2), ("atomics", 3))
+_OK: Final = 0
+
+
+class PeerToPeer(PlainTopic):
+    """One series per peer and capability."""
+
+    metrics = ("gpu_p2p_status",)
+
+    def __init__(self) -> None:
+        self._due_s = float("-inf")
+        self._reachable: dict[Labels, bool] = {}
+
+    def collect(self, at: Pass) -> None:
+        """Topology does not change while the driver runs."""
+        if self._due_s <= at.now_s:
+            self._reachable = _ask(at.ask, at.uuid)
+            self._due_s = at.now_s + RARELY
+        for labels, ok in self._reachable.items():
+            at.give(self.metrics[0], ok, labels)
+        if not self._reachable:
+            at.lack(self.metrics[0], "no_peers")
+
+
+def _ask(ask: Asking, own: str) -> dict[Labels, bool]:
+    reachable: dict[Labels, bool] = {}
+    for index in range(ask("nvmlDeviceGetCount")):
+        peer = ask("nvmlDeviceGetHandleByIndex", index)
+        uuid = ask("nvmlDeviceGetUUID", peer)
+        if uuid == own:
+            continue
+        for capability, number in _CAPABILITIES:
+            status = ask("nvmlDeviceGetP2PStatus", ask.handle, peer, number)
+            reachable[("peer_uuid", uuid), ("capability", capability)] = status == _OK
+    return reachable

@@ -131,9 +131,9 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
     "pcie": (
         Call("nvmlDeviceGetPcieReplayCounter", (Out("gpu_pcie_replays_total"),), every_s=SOMETIMES),
         Call("nvmlDeviceGetCurrPcieLinkWidth", (Out("gpu_pcie_link_width", at_most=64),), every_s=SOMETIMES),
-        Call("nvmlDeviceGetMaxPcieLinkWidth", (Out("gpu_pcie_link_width_max", at_most=64),), every_s=RARELY),
+        Call("nvmlDeviceGetMaxPcieLinkWidth", (Out("gpu_pcie_link_max_width", at_most=64),), every_s=RARELY),
         Call("nvmlDeviceGetCurrPcieLinkGeneration", (Out("gpu_pcie_link_generation", at_most=16),), every_s=SOMETIMES),
-        Call("nvmlDeviceGetMaxPcieLinkGeneration", (Out("gpu_pcie_link_generation_max", at_most=16),), every_s=RARELY),
+        Call("nvmlDeviceGetMaxPcieLinkGeneration", (Out("gpu_pcie_link_max_generation", at_most=16),), every_s=RARELY),
     ),
     "ecc": (
         Call("nvmlDeviceGetEccMode", (Out("gpu_ecc_enabled", at_most=1),), formats=("I", "I"), numbers=_first, every_s=RARELY),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import byref, c_uint, c_ulonglong, create_string_buffer
+from itertools import pairwise
 from struct import Struct
 from typing import Final
 
@@ -12,14 +13,20 @@ from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
 _GPU_UTILIZATION_SAMPLES: Final = 1
 _GAUGE: Final = "gpu_utilization_ratio"
 _SAMPLE: Final = Struct("@Q8s")
-_SILENCE_S: Final = 10
-"""Longer than the driver lets pass between two samples; its samples bear the time of the wall clock."""
+_CLOCK_STEP_S: Final = 10
+"""The driver's samples carry wall-clock times; a larger difference from the monotonic clock means that the wall clock was set."""
 _MOST_SAMPLES: Final = 256
 """More than the driver keeps."""
 
+_Samples = list[tuple[int, float]]
+
 
 class BusySeconds(PlainTopic):
-    """Every sample of the driver counts for the time since the one before it."""
+    """Busy time as the integral of the driver's utilisation samples, at any interval between two passes.
+
+    Each sample counts for the time since the sample before it. Time that the driver's buffer no longer covers counts with the
+    mean of the samples that it does cover, and so does the time in which the wall clock was set.
+    """
 
     metrics = ("gpu_utilization_min_ratio", "gpu_utilization_max_ratio", "gpu_busy_seconds_total")
 
@@ -33,21 +40,14 @@ class BusySeconds(PlainTopic):
         self._references = (byref(self._kind), byref(self._count), self._buffer)
 
     def collect(self, at: Pass) -> None:
-        """Ask for the samples since the last pass; between two samples of the driver the bounds stay."""
-        elapsed_s = at.now_s - self._heard_s
-        if elapsed_s > _SILENCE_S:
-            # The clock was set back: what the driver has now seems to be older than what was seen.
-            self._seen_us = 0
-        samples = self._samples(at)
-        if samples and (not self._seen_us or samples[-1][0] - self._seen_us > (elapsed_s + _SILENCE_S) * 1e6):
-            # What was before the exporter started is not its to count, and nor is the time by which a clock was set forward.
-            samples = samples[-1:]
-            self._seen_us = samples[0][0]
-        for stamp_us, share in samples:
-            self._seconds += share * (stamp_us - self._seen_us) / 1e6
-            self._seen_us = stamp_us
+        """Add the samples since the last pass; without a new sample counter and bounds stay as they are."""
+        samples = self._new_samples(at)
         if samples:
-            self._heard_s = at.now_s
+            if self._seen_us:
+                self._seconds += _busy_s(samples, self._seen_us, at.now_s - self._heard_s)
+            else:
+                samples = samples[-1:]  # the time before the first pass is not this exporter's to count
+            self._seen_us, self._heard_s = samples[-1][0], at.now_s
             shares = [share for _, share in samples]
             self._bounds = min(shares), max(shares)
         if self._bounds is None:
@@ -60,17 +60,40 @@ class BusySeconds(PlainTopic):
         at.give("gpu_utilization_max_ratio", max(shares))
         at.give("gpu_busy_seconds_total", self._seconds)
 
-    def _samples(self, at: Pass) -> list[tuple[int, float]]:
-        """Time in microseconds and share of those newer than the last one seen."""
+    def _new_samples(self, at: Pass) -> _Samples:
+        """Samples that the last pass did not have: (time in microseconds, share), oldest first."""
+        samples = self._samples(at, self._seen_us)
+        if samples or not self._seen_us or at.now_s - self._heard_s <= _CLOCK_STEP_S:
+            return samples
+        # After the wall clock was set back, new samples are older than the last one seen.
+        samples = self._samples(at, 0)
+        return samples if samples and samples[-1][0] != self._seen_us else []
+
+    def _samples(self, at: Pass, since_us: int) -> _Samples:
         ask = at.ask
         self._count.value = _MOST_SAMPLES
-        code = ask.call(
-            "nvmlDeviceGetSamples", ask.handle, _GPU_UTILIZATION_SAMPLES, c_ulonglong(self._seen_us), *self._references
-        )
+        code = ask.call("nvmlDeviceGetSamples", ask.handle, _GPU_UTILIZATION_SAMPLES, c_ulonglong(since_us), *self._references)
         if code == ask.nvml.NVML_ERROR_NOT_FOUND:
             return []
         if code:
             raise ask.nvml.NVMLError(code)
         pairs = _SAMPLE.iter_unpack(memoryview(self._buffer)[: self._count.value * _SAMPLE.size])
         samples = [(stamp_us, by_type(self._kind.value, union) / 100) for stamp_us, union in pairs]
-        return sorted((stamp_us, share) for stamp_us, share in samples if stamp_us > self._seen_us and 0 <= share <= 1)
+        return sorted((stamp_us, share) for stamp_us, share in samples if stamp_us > since_us and 0 <= share <= 1)
+
+
+def _busy_s(samples: _Samples, seen_us: int, elapsed_s: float) -> float:
+    """Busy seconds from the last sample of the pass before (``seen_us``) to the last of ``samples``.
+
+    ``elapsed_s`` is the monotonic time between the two passes.
+    """
+    steps = [(after_us - before_us, share) for (before_us, _), (after_us, share) in pairwise(samples)]
+    first_us, first_share = samples[0]
+    longest_us = max((step_us for step_us, _ in steps), default=0)
+    if not steps or 0 < first_us - seen_us <= 2 * longest_us:
+        steps.append((first_us - seen_us, first_share))  # the buffer reaches back to the last pass
+    span_s = (samples[-1][0] - seen_us) / 1e6
+    if abs(span_s - elapsed_s) > _CLOCK_STEP_S:
+        span_s = elapsed_s
+    covered_us = sum(step_us for step_us, _ in steps)
+    return span_s * sum(step_us * share for step_us, share in steps) / covered_us

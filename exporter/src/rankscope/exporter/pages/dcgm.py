@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from rankscope.exporter.catalogue import CATALOGUE, DcgmName
 from rankscope.exporter.pages.dcgm_counters import PREFIX, Counters, LabelField, default_counters
-from rankscope.exporter.pages.exposition import TEXT_TYPE, Family, Renderer
+from rankscope.exporter.pages.exposition import TEXT_TYPE, Family, text
 from rankscope.exporter.pages.page import SIMULATED_COMMENT, Page, SeriesLoop
-from rankscope.exporter.source import FleetState, GpuSample, GpuState, Labels, MigDevice
+from rankscope.exporter.source import FleetState, GpuSample, GpuState, Labels, MigDevice, Reading
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +45,12 @@ class DcgmPage:
         self._page = page
         self._counters = counters or default_counters()
         self._hostname_label = hostname_label
-        self._renderer = Renderer()
         wanted = {counter.name for counter in self._counters.metrics}
         self._ways: dict[str, tuple[_Way, ...]] = {}
         for row in CATALOGUE:
             ways = (_Way(entry, PREFIX + entry.name, row.name.startswith("gpu_mig_")) for entry in row.dcgm)
             self._ways[row.name] = tuple(way for way in ways if way.name in wanted)
+        self._rates = _Rates({metric for metric, ways in self._ways.items() if any(way.entry.rate for way in ways)})
         self._asleep = self._not_collected()
         for name, reason in (*self._counters.refused, *self._asleep):
             logger.warning("DCGM-compatible page: no %s: %s", name, reason)
@@ -72,7 +72,7 @@ class DcgmPage:
                         families[way.name].add(labels, xids[gpu.identity.uuid])
             remarks += self._remarks(state)
         comments = "".join(f"# {' '.join(remark.split())}\n" for remark in remarks).encode("utf-8", "replace")
-        body = self._renderer.text(family for family in families.values() if family.points)
+        body = text(family for family in families.values() if family.points)
         return (SIMULATED_COMMENT if self._page.simulated else b"") + comments + body, TEXT_TYPE
 
     def _add_gpu(self, families: dict[str, Family], gpu: GpuState, state: FleetState, jobs: dict[str, dict[str, str]]) -> None:
@@ -83,7 +83,8 @@ class DcgmPage:
             labels[instance.uuid] = self._labels(gpu, state, instance, jobs.get(instance.uuid, {}))
         values: dict[tuple[str, str], float] = {}
         divided: set[str] = set()
-        for reading in gpu.sample.readings:
+        published = self._rates.values(gpu.sample)
+        for reading in published:
             for way in self._ways.get(reading.metric, ()):
                 if reading.uuid in labels and way.entry.labels.items() <= set(reading.labels):
                     key = way.name, reading.uuid
@@ -144,6 +145,50 @@ class DcgmPage:
             for name, collector in collector_of.items()
             if collector not in self._page.collectors
         )
+
+
+_SeriesKey = tuple[str, str, Labels]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Counters of one sample, and its time on the monotonic clock."""
+
+    at_s: float
+    values: dict[_SeriesKey, float]
+
+
+class _Rates:
+    """The change per second of counters since the sample that an earlier page showed; none on the first page with a GPU."""
+
+    def __init__(self, metrics: Collection[str]) -> None:
+        self._metrics = metrics
+        self._latest: dict[str, tuple[_Counts | None, _Counts]] = {}
+
+    def values(self, sample: GpuSample) -> Iterator[Reading]:
+        """The readings of a sample, with the rate in place of each such counter; a counter that was reset has none."""
+        rates = self._of(sample)
+        for reading in sample.readings:
+            if reading.metric not in self._metrics:
+                yield reading
+            elif (rate := rates.get((reading.metric, reading.uuid, reading.labels))) is not None:
+                yield Reading(reading.metric, rate, reading.labels, reading.uuid)
+
+    def _of(self, sample: GpuSample) -> dict[_SeriesKey, float]:
+        before, latest = self._latest.get(sample.identity.uuid, (None, None))
+        if latest is None or latest.at_s != sample.monotonic_s:
+            counted = (reading for reading in sample.readings if reading.metric in self._metrics)
+            values = {(reading.metric, reading.uuid, reading.labels): reading.value for reading in counted}
+            before, latest = latest, _Counts(sample.monotonic_s, values)
+            self._latest[sample.identity.uuid] = before, latest
+        if before is None or latest.at_s <= before.at_s:
+            return {}
+        elapsed_s = latest.at_s - before.at_s
+        return {
+            key: (value - before.values[key]) / elapsed_s
+            for key, value in latest.values.items()
+            if key in before.values and value >= before.values[key]
+        }
 
 
 def _fresh(loop: SeriesLoop | None, metric: str) -> Iterator[tuple[dict[str, str], float]]:

@@ -58,10 +58,10 @@ def counters_of(settings: Settings) -> Counters | None:
 
 
 def with_collectors(settings: Settings, counters: Counters | None) -> Settings:
-    """The settings with the collectors switched on that the counters need; none of them runs where no GPU is asked."""
+    """Switch on the collectors that the counters need, except those that the user switched off; none without ``gpu``."""
     if counters is None or "gpu" not in settings.collectors:
         return settings
-    return replace(settings, collectors=settings.collectors | counters.collectors)
+    return replace(settings, collectors=settings.collectors | (counters.collectors - settings.collectors_off))
 
 
 def read_counters(path: Path) -> Counters:

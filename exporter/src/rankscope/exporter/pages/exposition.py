@@ -1,18 +1,20 @@
 """Metric families as Prometheus text 0.0.4 and OpenMetrics 1.0.
 
-Our own renderer, because DCGM's counters lack ``_total``, which the client library does not allow, and because every scraper asks
-for a page of a thousand series: what does not change between pages is not made anew.
+Our own renderer, because DCGM's counters lack ``_total``, which the client library does not allow, and because a page has a
+thousand series: what a line has before its value is rendered once.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Generic, Literal, TypeVar
 
 from rankscope.exporter.source import Labels
+
+V = TypeVar("V")
 
 Kind = Literal["gauge", "counter", "histogram"]
 
@@ -21,26 +23,21 @@ OPENMETRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=
 
 # Beyond this, whole numbers are not exact anyway and shorter with an exponent.
 _LARGEST_PLAIN: Final = 10**15
-_FEW_LINES: Final = 4096
 _QUALITY: Final = re.compile(r"[01](?:\.[0-9]{0,3})?")
 
 
 class Point:
-    """One series of a family: labels in their order, the value, and, once it was written, its line.
+    """One series of a family: labels in their order, and value."""
 
-    Whoever keeps a point from page to page, because nothing about it has changed, saves the line. Points do not change.
-    """
+    __slots__ = ("beginning", "labels", "name", "value")
 
-    __slots__ = ("beginning", "labels", "line", "name", "value")
-
-    def __init__(self, labels: Labels, value: float, name: str = "", beginning: str = "") -> None:
+    def __init__(self, labels: Labels, value: float, name: str = "") -> None:
         self.labels = labels
         self.value = value
         self.name = name
-        """That of the series, where it is not the family's: a part of a histogram."""
-        self.beginning = beginning
-        """The line up to the value, once it was written; who makes a new point for a new value may hand it on."""
-        self.line = ""
+        """That of the series, where it may differ from the family's: a part of a histogram."""
+        self.beginning = ""
+        """The line up to the value, once it was rendered."""
 
 
 @dataclass(slots=True)
@@ -61,65 +58,65 @@ class Family:
         self.points.append(Point(labels, value))
 
 
-class Renderer:
-    """Turns families into text; remembers lines, at most about twice as many as the largest page had.
+def text(families: Iterable[Family]) -> bytes:
+    """Prometheus text 0.0.4."""
+    lines: list[str] = []
+    for family in families:
+        help_text = family.help.replace("\\", r"\\").replace("\n", r"\n")
+        lines.append(f"# HELP {family.name} {help_text}\n# TYPE {family.name} {family.type}\n")
+        lines += [f"{point.beginning or _beginning(point, family)}{number(point.value)}\n" for point in family.points]
+    return _encoded(lines)
 
-    Any number of threads may use one.
+
+def openmetrics(families: Iterable[Family]) -> bytes:
+    """OpenMetrics 1.0; of the families, no two may be the same one to it (see ``openmetrics_can_say``)."""
+    lines: list[str] = []
+    for family in families:
+        name = family.name.removesuffix("_total")
+        lines.append(f"# HELP {name} {_escaped(family.help)}\n# TYPE {name} {family.type}\n")
+        if family.unit and name.endswith(f"_{family.unit}"):
+            lines.append(f"# UNIT {name} {family.unit}\n")
+        lines += [f"{point.beginning or _beginning(point, family)}{number(point.value)}\n" for point in family.points]
+    lines.append("# EOF\n")
+    return _encoded(lines)
+
+
+class PointSource(Generic[V]):
+    """Points of one source of values, which ``point_of`` makes; any thread may ask.
+
+    A series keeps its rendered labels from page to page. Without that, the exporter's CPU and the latency of a scrape break their
+    budgets (benchmarks/page_caches.py).
     """
 
-    def __init__(self) -> None:
-        self._lines: dict[str, dict[Labels, tuple[float, str, str]]] = {}
-        self._remembered = 0
-        self._limit = _FEW_LINES
+    def __init__(self, point_of: Callable[[V], Point]) -> None:
+        self._point_of = point_of
+        self._last: tuple[Sequence[V], list[Point]] = ((), [])
 
-    def text(self, families: Iterable[Family]) -> bytes:
-        """Prometheus text 0.0.4."""
-        lines: list[str] = []
-        for family in families:
-            help_text = family.help.replace("\\", r"\\").replace("\n", r"\n")
-            lines.append(f"# HELP {family.name} {help_text}\n# TYPE {family.name} {family.type}\n")
-            self._add_series(lines, family)
-        return self._finish(lines)
+    def points(self, values: Sequence[V]) -> list[Point]:
+        """A point for each value; of a series that is there twice, which would cost the whole page, only the last."""
+        points = self._of_same_series(values)
+        if points is None:
+            made = [(value, self._point_of(value)) for value in values]
+            once = {(point.name, point.labels): (value, point) for value, point in made}
+            values, points = [value for value, _ in once.values()], [point for _, point in once.values()]
+        self._last = values, points
+        return points
 
-    def openmetrics(self, families: Iterable[Family]) -> bytes:
-        """OpenMetrics 1.0; of the families, no two may be the same one to it (see ``openmetrics_can_say``)."""
-        lines: list[str] = []
-        for family in families:
-            name = family.name.removesuffix("_total")
-            lines.append(f"# HELP {name} {_escaped(family.help)}\n# TYPE {name} {family.type}\n")
-            if family.unit and name.endswith(f"_{family.unit}"):
-                lines.append(f"# UNIT {name} {family.unit}\n")
-            self._add_series(lines, family)
-        lines.append("# EOF\n")
-        return self._finish(lines)
-
-    def _add_series(self, lines: list[str], family: Family) -> None:
-        lines += [point.line or self._line(point.name or family.name, point) for point in family.points]
-
-    def _line(self, name: str, point: Point) -> str:
-        if point.beginning:
-            point.line = f"{point.beginning}{number(point.value)}\n"
-            return point.line
-        known = self._lines.setdefault(name, {})
-        last = known.get(point.labels)
-        if last is not None and last[0] == point.value:  # most values are those of the page before
-            point.beginning, point.line = last[1], last[2]
-            return point.line
-        if last is None:
-            self._remembered += 1
-            beginning = _beginning(name, point.labels)
-        else:
-            beginning = last[1]
-        point.beginning, point.line = beginning, f"{beginning}{number(point.value)}\n"
-        known[point.labels] = point.value, beginning, point.line
-        return point.line
-
-    def _finish(self, lines: list[str]) -> bytes:
-        self._limit = max(self._limit, 2 * len(lines))
-        if self._remembered > self._limit:
-            self._lines, self._remembered = {}, 0
-        # Half a character (a file name, say, that is not UTF-8) must not cost the page.
-        return "".join(lines).encode("utf-8", "replace")
+    def _of_same_series(self, values: Sequence[V]) -> list[Point] | None:
+        """None when the series are others than on the page before."""
+        before, points = self._last
+        if len(values) != len(before):
+            return None
+        points = points.copy()
+        for place, (value, old) in enumerate(zip(values, before, strict=True)):
+            if value is not old:
+                point, known = self._point_of(value), points[place]
+                if point.labels != known.labels or point.name != known.name:
+                    return None
+                if point.value != known.value:
+                    point.beginning = known.beginning
+                    points[place] = point
+        return points
 
 
 def number(value: float) -> str:
@@ -151,9 +148,16 @@ def prefers_openmetrics(accept: str) -> bool:
     return openmetrics > 0 and openmetrics >= text
 
 
-def _beginning(name: str, labels: Labels) -> str:
-    inside = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels)
-    return f"{name}{{{inside}}} " if inside else f"{name} "
+def _encoded(lines: list[str]) -> bytes:
+    # Half a character (a file name, say, that is not UTF-8) must not cost the page.
+    return "".join(lines).encode("utf-8", "replace")
+
+
+def _beginning(point: Point, family: Family) -> str:
+    inside = ",".join(f'{label}="{_escaped(value)}"' for label, value in point.labels)
+    name = point.name or family.name
+    point.beginning = f"{name}{{{inside}}} " if inside else f"{name} "
+    return point.beginning
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Pushing the page's data by OTLP, as the standard ``OTEL_*`` variables say, without ever standing in the way of a scrape."""
+"""Export of the page's data by OTLP, configured by the standard ``OTEL_*`` variables; never delays a scrape."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from rankscope.exporter.pages.page import Page
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
-
-    from rankscope.exporter.pages.otlp_metrics import OtlpMetrics
+    from opentelemetry.sdk.resources import Resource
 
 logger = logging.getLogger(__name__)
 
 _STOP_S: Final = 1.0
+_EXPORT_S: Final = 30.0
+_SILENT: Final = logging.NullHandler()
 _EXPORTERS: Final = {
     "http/protobuf": ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "otlp"),
     "grpc": ("opentelemetry.exporter.otlp.proto.grpc.metric_exporter", "otlp-grpc"),
@@ -28,38 +29,40 @@ _EXPORTERS: Final = {
 
 
 class OtlpPush:
-    """Sends what ``page`` has every ``OTEL_METRIC_EXPORT_INTERVAL`` milliseconds (60,000), from a thread of its own.
+    """Exports the page's data every ``OTEL_METRIC_EXPORT_INTERVAL`` milliseconds (60,000), from a thread of its own.
 
     ``OTEL_EXPORTER_OTLP_PROTOCOL`` is ``http/protobuf`` or ``grpc``; endpoint, headers, timeout, certificates and compression are
-    read by the SDK's exporter, service name and resource attributes by the SDK. That nobody takes the data is logged once, and
-    once that somebody does again.
+    read by the SDK's exporter, service name and resource attributes by the SDK. A collector that does not accept the data is
+    logged once, and once more when it accepts again.
 
     Raises:
         ExporterMissingError: the extra is not installed.
-        ExporterInputError: a variable says what cannot be.
+        ExporterInputError: a variable has a value that cannot be used.
     """
 
     def __init__(self, page: Page) -> None:
         self._interval_s = _interval_s()
         self._exporter = _exporter()
-        self._metrics = _metrics(page)
+        # Not before the exporter, whose absence is what the user has to be told of.
+        from rankscope.exporter.pages.otlp_pipeline import OtlpPipelines
+
+        self._pipelines = OtlpPipelines(page, _resource(page), self._exporter)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
-        self._words = _FirstWords()
-        self._taken: bool | None = None
+        self._accepted: bool | None = None
 
     def start(self) -> None:
-        """Begin to send, unless ``OTEL_SDK_DISABLED``; to be called after all forks, for it starts a thread."""
+        """Begin to export, unless ``OTEL_SDK_DISABLED``; to be called after all forks, because it starts a thread."""
         if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-            logger.info("OTLP: OTEL_SDK_DISABLED says not to send")
+            logger.info("OTLP: nothing is exported, because OTEL_SDK_DISABLED is true")
             return
         sdk = logging.getLogger("opentelemetry")
-        sdk.addHandler(self._words)
-        sdk.propagate = False  # it repeats itself with every try
+        sdk.addHandler(_SILENT)
+        sdk.propagate = False  # it repeats itself with every attempt
         self._thread.start()
 
     def stop(self) -> None:
-        """Send once more, if that does not take long, and end."""
+        """Export once more, if that does not take long, and end."""
         self._ended.set()
         started = self._thread.is_alive()
         if started:
@@ -68,39 +71,28 @@ class OtlpPush:
         if started:
             self._thread.join(_STOP_S)
         sdk = logging.getLogger("opentelemetry")
-        sdk.removeHandler(self._words)
+        sdk.removeHandler(_SILENT)
         sdk.propagate = True
 
     def _run(self) -> None:
         while not self._ended.wait(self._interval_s):
-            self._send()
-        if self._taken:
-            self._send()
+            self._export()
+        if self._accepted:
+            self._export()
+        self._pipelines.close()
 
-    def _send(self) -> None:
+    def _export(self) -> None:
         try:
-            self._words.first = ""
-            taken = self._exporter.export(self._metrics.collect()).name == "SUCCESS"
-            reason = self._words.first
-        except Exception as error:  # noqa: BLE001  whatever is wrong there must not end this thread
-            taken, reason = False, str(error) or type(error).__name__
-        if not taken and self._ended.is_set():
+            failure = self._pipelines.export(_EXPORT_S)
+        except Exception as error:  # noqa: BLE001  no fault may end this thread
+            failure = str(error) or type(error).__name__
+        if failure is not None and self._ended.is_set():
             return
-        if not taken and self._taken is not False:
-            logger.warning("OTLP: nobody takes the metrics: %s", reason or "no reason given")
-        elif taken and self._taken is False:
-            logger.info("OTLP: the metrics are taken again")
-        self._taken = taken
-
-
-class _FirstWords(logging.Handler):
-    """Keeps what the SDK complained of first; what comes after that is only that it gave up."""
-
-    first = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.WARNING and not self.first:
-            self.first = " ".join(record.getMessage().split())
+        if failure is not None and self._accepted is not False:
+            logger.warning("OTLP: the collector does not accept metrics: %s", failure)
+        elif failure is None and self._accepted is False:
+            logger.info("OTLP: the collector accepts metrics again")
+        self._accepted = failure is None
 
 
 def _interval_s() -> float:
@@ -110,17 +102,17 @@ def _interval_s() -> float:
     except ValueError:
         interval_s = math.nan
     if not 0 < interval_s < math.inf:
-        raise ExporterInputError(f"OTEL_METRIC_EXPORT_INTERVAL={text}: a number of milliseconds is needed")
+        raise ExporterInputError(f"OTEL_METRIC_EXPORT_INTERVAL={text}: must be a positive number of milliseconds")
     return interval_s
 
 
 def _exporter() -> MetricExporter:
-    """The exporter for the protocol asked for."""
+    """The SDK's exporter for the protocol of the variables."""
     variables = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     asked = next(((name, os.environ[name].strip()) for name in variables if os.environ.get(name, "").strip()), None)
     protocol = asked[1] if asked is not None else "http/protobuf"
     if asked is not None and protocol not in _EXPORTERS:
-        raise ExporterInputError(f"{asked[0]}={protocol}: this exporter speaks {' and '.join(_EXPORTERS)}")
+        raise ExporterInputError(f"{asked[0]}={protocol}: supported are {' and '.join(_EXPORTERS)}")
     module, extra = _EXPORTERS[protocol]
     try:
         exporter: MetricExporter = importlib.import_module(module).OTLPMetricExporter()
@@ -131,13 +123,9 @@ def _exporter() -> MetricExporter:
     return exporter
 
 
-def _metrics(page: Page) -> OtlpMetrics:
-    """What to send, as from whom: this node's exporter, unless ``OTEL_RESOURCE_ATTRIBUTES`` or ``OTEL_SERVICE_NAME`` differ."""
-    # Not before the exporter: its absence is what a person has to be told of.
-    from opentelemetry.sdk.metrics.export import AggregationTemporality
+def _resource(page: Page) -> Resource:
+    """This node's exporter, unless ``OTEL_RESOURCE_ATTRIBUTES`` or ``OTEL_SERVICE_NAME`` differ."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-
-    from rankscope.exporter.pages.otlp_metrics import OtlpMetrics
 
     attributes = {
         "service.name": "rankscope-exporter",
@@ -147,9 +135,4 @@ def _metrics(page: Page) -> OtlpMetrics:
         **({"rankscope.simulated": "true"} if page.simulated else {}),
     }
     given = OTELResourceDetector().detect().attributes
-    preference = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "").strip().lower()
-    return OtlpMetrics(
-        page,
-        Resource.create({key: value for key, value in attributes.items() if key not in given}),
-        temporality=AggregationTemporality.DELTA if preference == "delta" else AggregationTemporality.CUMULATIVE,
-    )
+    return Resource.create({key: value for key, value in attributes.items() if key not in given})

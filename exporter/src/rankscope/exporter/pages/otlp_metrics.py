@@ -1,183 +1,156 @@
-"""From the families of a page to OpenTelemetry's data: hardware conventions where they have a word, extensions elsewhere.
-
-Points are made directly, not by instruments: an instrument keeps every set of attributes it ever saw, and ranks come and go while
-a node lives. So nothing is sent again that the page no longer has, and a counter that began anew gets a new start.
-"""
+"""OpenTelemetry measurements of a page: names of the hardware conventions where they exist, ``rankscope.…`` elsewhere."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
-from typing import Final
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
 
-from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    Gauge,
-    Metric,
-    MetricsData,
-    NumberDataPoint,
-    ResourceMetrics,
-    ScopeMetrics,
-    Sum,
-)
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
-from rankscope.exporter.catalogue import OtelName
-from rankscope.exporter.pages.exposition import Family
-from rankscope.exporter.pages.otlp_histograms import OtlpHistograms
-from rankscope.exporter.pages.otlp_names import attributes, otel_name
+from rankscope.exporter.catalogue import BY_NAME, OtelName
+from rankscope.exporter.pages.exposition import Family, Kind, Point
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.source import Driver, FleetState, GpuState, Labels
 
-_STATUS: Final = "gpu_up"
-_STATUS_NAME: Final = OtelName(name="hw.status", kind="updowncounter", unit="1")
-_STATUS_HELP: Final = "1 for the state the GPU is in."
-_MEMORY: Final = OtelName(name="hw.gpu.memory.utilization", kind="gauge", unit="1")
-_MEMORY_HELP: Final = "Share of the memory that is in use."
+InstrumentKind = Literal["gauge", "counter", "updowncounter"]
+
+_LONGEST_NAME: Final = 200
+_UNITS: Final = {
+    "celsius": "Cel",
+    "bytes": "By",
+    "ratio": "1",
+    "watts": "W",
+    "joules": "J",
+    "hertz": "Hz",
+    "seconds": "s",
+}
 _STATES: Final = ("ok", "degraded", "failed", "predicted_failure")
-# Of these nobody knows how they are.
+# The state of a GPU that is down for one of these reasons is unknown.
 _UNKNOWN: Final = frozenset({"starting", "released"})
 
-_Key = tuple[str, tuple[tuple[str, str], ...]]
 _Rank = tuple[str, str, str]
 
 
-@dataclass(slots=True)
-class _Counted:
-    """A counter as it was last time: since when it counts, what it was, and when."""
+class Instrument(NamedTuple):
+    """Identity of an instrument: two metrics that differ in kind or unit are two instruments, also under one name."""
 
-    start_ns: int
+    name: str
+    kind: InstrumentKind
+    unit: str
+
+
+class Measurement(NamedTuple):
+    """One value of an instrument, in its unit.
+
+    ``owner`` is what the series belongs to: a run (its id), the MIG devices of a GPU (their uuids), or the node (empty). The
+    series of an owner begin and end with it.
+    """
+
+    owner: str
+    instrument: Instrument
+    help: str
+    attributes: Mapping[str, str]
     value: float
-    at_ns: int
 
 
-class OtlpMetrics:
-    """Makes one message out of a page each time it is asked. ``temporality`` is that of counters; ``now_ns`` returns unix ns."""
+_STATUS: Final = Instrument("hw.status", "updowncounter", "1")
+_MEMORY_UTILIZATION: Final = Instrument("hw.gpu.memory.utilization", "gauge", "1")
 
-    def __init__(
-        self,
-        page: Page,
-        resource: Resource,
-        *,
-        temporality: AggregationTemporality = AggregationTemporality.CUMULATIVE,
-        now_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self._temporality = temporality
-        self._page = page
-        self._resource = resource
-        self._now_ns = now_ns
-        self._last_ns = now_ns()
-        self._started_ns = self._last_ns
-        self._counted: dict[_Key, _Counted] = {}
-        self._histograms = OtlpHistograms(temporality)
 
-    def collect(self) -> MetricsData:
-        """Everything the page has now."""
-        state = self._page.fleet.state() if self._page.fleet is not None else None
-        families = self._page.families()
-        at_ns = max(self._now_ns(), self._last_ns + 1)  # also when somebody sets the clock back
-        found: dict[str, tuple[OtelName, str, list[NumberDataPoint]]] = {}
-        counted: dict[_Key, _Counted] = {}
-        hardware = _hardware(state) if state is not None else {}
-        ranks = _ranks(families)
-        for otel, text, given, value in self._values(families, state, hardware, ranks):
-            _, _, points = found.setdefault(otel.name, (otel, text, []))
-            point = self._point(otel, given, float(value * otel.times), at_ns, counted)
-            if point is not None:
-                points.append(point)
-        metrics = [self._metric(*one) for one in found.values() if one[2]]
-        metrics += self._histograms.metrics(
-            families, lambda labels: _of_rank(labels, hardware, ranks), at_ns=at_ns, last_ns=self._last_ns
-        )
-        self._counted, self._last_ns = counted, at_ns
-        scope = ScopeMetrics(InstrumentationScope("rankscope.exporter", version("rankscope")), metrics, "")
-        return MetricsData([ResourceMetrics(self._resource, [scope], "")])
+def measurements(page: Page) -> Iterator[Measurement]:
+    """Everything on the page that has a name in OpenTelemetry.
 
-    def _values(
-        self,
-        families: Sequence[Family],
-        state: FleetState | None,
-        hardware: Mapping[str, dict[str, str]],
-        ranks: Mapping[_Rank, Mapping[str, str]],
-    ) -> Iterator[tuple[OtelName, str, dict[str, str], float]]:
-        for family in families:
-            otel = otel_name(family.name, family.type)
-            if otel is None or family.name == _STATUS or family.type == "histogram":
-                continue
-            for point in family.points:
-                labels = point.labels
-                if labels and labels[0][0] == "uuid":
-                    given = {**hardware.get(labels[0][1], {}), **attributes(otel, labels)}
-                else:
-                    given = {**_of_rank(labels, hardware, ranks), **attributes(otel, labels)}
-                yield otel, family.help, given, point.value
-        memory = {
-            family.name: {point.labels: point.value for point in family.points}
-            for family in families
-            if family.name.endswith(("memory_used_bytes", "memory_total_bytes"))
-        }
-        for part in ("gpu_memory", "gpu_mig_memory"):
-            for labels, used in memory.get(f"{part}_used_bytes", {}).items():
-                if total := memory.get(f"{part}_total_bytes", {}).get(labels):
-                    yield _MEMORY, _MEMORY_HELP, hardware.get(labels[0][1], {}), used / total
+    Infinities and NaN are left out, because the SDK's instruments accept neither.
+    """
+    state = page.fleet.state() if page.fleet is not None else None
+    families = page.families()
+    identities = _Identities(state, families)
+    for family in families:
+        otel = otel_name(family.name, family.type)
+        if otel is None or family.name == "gpu_up":
+            continue
+        for point in family.points:
+            if math.isfinite(point.value):
+                instrument, given = _instrument(otel, family, point)
+                owner, identity = identities.of(point.labels)
+                yield Measurement(owner, instrument, family.help, {**identity, **given}, float(point.value * otel.times))
+    yield from _memory_utilization(families, identities)
+    for gpu in state.gpus if state is not None else ():
+        now = _status(gpu)
+        for one in _STATES if now is not None else ():
+            given = {**identities.hardware[gpu.identity.uuid], "hw.type": "gpu", "hw.state": one}
+            yield Measurement("", _STATUS, "1 for the state the GPU is in.", given, float(one == now))
+
+
+def _instrument(otel: OtelName, family: Family, point: Point) -> tuple[Instrument, dict[str, str]]:
+    """The instrument of a point and its attributes besides identity.
+
+    The SDK has no observable histogram: the parts of one are counters, ``….bucket`` with the attribute ``le``, ``….sum`` and
+    ``….count``, as Prometheus has them. To record observations in an SDK histogram would invent their values.
+    """
+    if otel.kind != "histogram":
+        return Instrument(otel.name, otel.kind, otel.unit), attributes(otel, point.labels)
+    part = point.name.removeprefix(f"{family.name}_")
+    given = attributes(otel, tuple(pair for pair in point.labels if pair[0] != "le"))
+    bound = {name: value for name, value in point.labels if name == "le"}
+    return Instrument(f"{otel.name}.{part}", "counter", otel.unit if part == "sum" else "1"), {**given, **bound}
+
+
+def _memory_utilization(families: Iterable[Family], identities: _Identities) -> Iterator[Measurement]:
+    memory = {
+        family.name: {point.labels: point.value for point in family.points}
+        for family in families
+        if family.name.endswith(("memory_used_bytes", "memory_total_bytes"))
+    }
+    for part in ("gpu_memory", "gpu_mig_memory"):
+        for labels, used in memory.get(f"{part}_used_bytes", {}).items():
+            if total := memory.get(f"{part}_total_bytes", {}).get(labels):
+                owner, identity = identities.of(labels)
+                yield Measurement(owner, _MEMORY_UTILIZATION, "Share of the memory that is in use.", identity, used / total)
+
+
+class _Identities:
+    """Attributes that identify the hardware or the rank of a series, because nothing can be joined behind a collector."""
+
+    def __init__(self, state: FleetState | None, families: Iterable[Family]) -> None:
+        self.hardware: dict[str, dict[str, str]] = {}
+        self._owners: dict[str, str] = {}
         for gpu in state.gpus if state is not None else ():
-            now = _status(gpu)
-            for one in _STATES if now is not None else ():
-                yield (
-                    _STATUS_NAME,
-                    _STATUS_HELP,
-                    {**hardware[gpu.identity.uuid], "hw.type": "gpu", "hw.state": one},
-                    float(one == now),
-                )
+            self._add_gpu(gpu, state.driver if state is not None else None)
+        infos = (dict(one.labels) for family in families if family.name == "rank_info" for one in family.points)
+        self._ranks = {_rank(info): info for info in infos}
 
-    def _point(
-        self, otel: OtelName, given: dict[str, str], value: float, at_ns: int, counted: dict[_Key, _Counted]
-    ) -> NumberDataPoint | None:
-        if otel.kind != "counter":
-            return NumberDataPoint(given, self._started_ns if otel.kind == "updowncounter" else None, at_ns, value)  # type: ignore[arg-type]
-        key = otel.name, tuple(sorted(given.items()))
-        before = self._counted.get(key)
-        # What appears later counts from about then; what went backwards began anew.
-        begun = (before.start_ns if value >= before.value else before.at_ns) if before is not None else self._last_ns
-        counted[key] = _Counted(begun, value, at_ns)
-        if self._temporality is AggregationTemporality.CUMULATIVE:
-            return NumberDataPoint(given, begun, at_ns, value)
-        if before is None:
-            return None  # how much of it is new, nobody knows
-        return NumberDataPoint(given, before.at_ns, at_ns, value - before.value if value >= before.value else value)
+    def of(self, labels: Labels) -> tuple[str, dict[str, str]]:
+        """Owner and attributes of a series; a rank has those of the GPU it uses, too."""
+        if labels and labels[0][0] == "uuid":
+            uuid = labels[0][1]
+            return self._owners.get(uuid, ""), self.hardware.get(uuid, {})
+        given = dict(labels)
+        info = self._ranks.get(_rank(given))
+        if info is None:
+            return "", {}
+        run_id = info.get("run_id", "")
+        of_run = {f"rankscope.{name}": given[name] for name in ("run", "rank", "slot")}
+        return f"run {run_id}", {**self.hardware.get(info.get("gpu_uuid", ""), {}), **of_run, "rankscope.run_id": run_id}
 
-    def _metric(self, otel: OtelName, text: str, points: list[NumberDataPoint]) -> Metric:
-        data: Gauge | Sum = Gauge(points)
-        if otel.kind == "counter":
-            data = Sum(points, self._temporality, is_monotonic=True)
-        elif otel.kind == "updowncounter":
-            data = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=False)
-        return Metric(otel.name, text, otel.unit, data)
-
-
-def _hardware(state: FleetState) -> dict[str, dict[str, str]]:
-    """The attributes that say which hardware it is, by the uuid of GPUs and MIG devices."""
-    found: dict[str, dict[str, str]] = {}
-    for gpu in state.gpus:
-        given = found[gpu.identity.uuid] = _identity(gpu, state.driver)
-        for device in gpu.sample.mig_devices if gpu.sample is not None else ():
-            found[device.uuid] = {
+    def _add_gpu(self, gpu: GpuState, driver: Driver | None) -> None:
+        given = self.hardware[gpu.identity.uuid] = _gpu_identity(gpu, driver)
+        devices = gpu.sample.mig_devices if gpu.sample is not None else ()
+        for device in devices:
+            self._owners[device.uuid] = " ".join(one.uuid for one in devices)
+            self.hardware[device.uuid] = {
                 **given,
                 "hw.id": device.uuid,
                 "hw.parent": gpu.identity.uuid,
                 "hw.name": f"MIG {device.profile} {device.gpu_instance}.{device.compute_instance}",
             }
-    return found
 
 
-def _identity(gpu: GpuState, driver: Driver | None) -> dict[str, str]:
+def _gpu_identity(gpu: GpuState, driver: Driver | None) -> dict[str, str]:
     identity = gpu.identity
     given = {
         "hw.id": identity.uuid,
-        # Not the index: that may change, and with it every series.
+        # Not the index, which may change.
         "hw.name": f"GPU {identity.pci_bus_id}",
         "hw.model": identity.model,
         "hw.vendor": "NVIDIA",
@@ -187,6 +160,10 @@ def _identity(gpu: GpuState, driver: Driver | None) -> dict[str, str]:
     return {key: value for key, value in given.items() if value}
 
 
+def _rank(labels: Mapping[str, str]) -> _Rank:
+    return labels.get("run", ""), labels.get("rank", ""), labels.get("slot", "")
+
+
 def _status(gpu: GpuState) -> str | None:
     if not gpu.up:
         return None if gpu.reason in _UNKNOWN else "failed"
@@ -194,25 +171,42 @@ def _status(gpu: GpuState) -> str | None:
     seen = {(one.metric, one.value, dict(one.labels).get("action")) for one in readings if not one.uuid}
     if ("gpu_row_remap_failure", 1, None) in seen:
         return "predicted_failure"
-    asked_for = {action for metric, _, action in seen if metric == "gpu_recovery_action"}
-    return "degraded" if asked_for - {"none"} or ("gpu_fabric_healthy", 0, None) in seen else "ok"
+    actions = {action for metric, _, action in seen if metric == "gpu_recovery_action"}
+    return "degraded" if actions - {"none"} or ("gpu_fabric_healthy", 0, None) in seen else "ok"
 
 
-def _ranks(families: Iterable[Family]) -> dict[_Rank, Mapping[str, str]]:
-    """What each rank says who it is: there are no joins behind a collector."""
-    infos = (dict(one.labels) for family in families if family.name == "rank_info" for one in family.points)
-    return {_rank(info): info for info in infos}
+@lru_cache(maxsize=1024)
+def otel_name(name: str, kind: Kind) -> OtelName | None:
+    """The OpenTelemetry name of a metric of the catalogue or of a rank; None where there is none.
+
+    Identity (``…_info``) becomes attributes, and the exporter's metrics about itself stay on its page.
+    """
+    row = BY_NAME.get(name)
+    if row is not None and row.otel is not None:
+        return row.otel
+    if row is not None and row.group == "exporter":
+        return None
+    return None if name.endswith("_info") or len(name) > _LONGEST_NAME else _extension(name, kind)
 
 
-def _rank(given: Mapping[str, str]) -> _Rank:
-    return given.get("run", ""), given.get("rank", ""), given.get("slot", "")
+def attributes(otel: OtelName, labels: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Attributes besides identity: those of the catalogue, or each label as ``rankscope.label``."""
+    if otel.attributes:
+        given = dict(labels)
+        return {key: value.format_map(given) for key, value in otel.attributes.items()}
+    return {f"rankscope.{label}": value for label, value in labels if label != "uuid"}
 
 
-def _of_rank(labels: Labels, hardware: Mapping[str, dict[str, str]], ranks: Mapping[_Rank, Mapping[str, str]]) -> dict[str, str]:
-    """The attributes of a series of a rank: its own labels, its run, and the GPU it says it uses."""
-    given = dict(labels)
-    info = ranks.get(_rank(given))
-    if info is None:
-        return {}
-    of_run = {f"rankscope.{name}": given[name] for name in ("run", "rank", "slot")}
-    return {**hardware.get(info.get("gpu_uuid", ""), {}), **of_run, "rankscope.run_id": info.get("run_id", "")}
+def _extension(name: str, kind: Kind) -> OtelName:
+    """``gpu_sm_active_seconds_total`` is ``rankscope.gpu.sm_active_time`` in ``s``: units have a field of their own."""
+    words = name.removesuffix("_total")
+    unit = "1"
+    for ours, theirs in _UNITS.items():
+        if words.endswith(f"_{ours}_per_second"):
+            words, unit = words.removesuffix(f"_{ours}_per_second") + "_rate", f"{theirs}/s"
+        elif words.endswith(f"_{ours}"):
+            # A counter of seconds has a sibling that is the ratio.
+            words = words.removesuffix(f"_{ours}") + ("_time" if ours == "seconds" and kind == "counter" else "")
+            unit = theirs
+    area, _, rest = words.partition("_")
+    return OtelName(name=f"rankscope.{area}.{rest}", kind=kind, unit=unit)

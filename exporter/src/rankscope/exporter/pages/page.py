@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -16,13 +15,15 @@ from rankscope.exporter.pages.exposition import (
     TEXT_TYPE,
     Family,
     Point,
-    Renderer,
+    PointSource,
+    openmetrics,
     openmetrics_can_say,
     prefers_openmetrics,
+    text,
 )
-from rankscope.exporter.pages.relay import Relay
 from rankscope.exporter.source import Fleet, FleetState, GpuState, Labels, Reading, Series
 from rankscope.exporter.spool.reading import SpoolSample
+from rankscope.exporter.spool.series import SpoolSeries
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +57,9 @@ class Page:
         self.jobs = jobs
         self.xid = xid
         self.collectors = collectors
-        self._renderer = Renderer()
-        self._sources: dict[str, _Source] = {}
-        self._relay = Relay()
+        self._gpu_sources: dict[str, PointSource[Reading]] = {}
+        self._loop_sources = {name: PointSource(_point_of_series) for name in ("jobs", "xid")}
+        self._rank_source = _RankSource()
         self._mig_devices: dict[str, frozenset[str]] = {}
         self._down: frozenset[str] = frozenset()
         self._build: Labels = (("version", version("rankscope")), ("python_version", platform.python_version()))
@@ -99,14 +100,14 @@ class Page:
             if ranks.last is not None and ranks.fresh:
                 _add_spool(families, ranks.last)
                 if "spool" in wanted:
-                    relayed = self._relay.families(ranks.last)
+                    relayed = [*self._rank_source.families(ranks.last)]
         for loop in (self.jobs, self.xid):
             if loop is not None:
                 known = loop.latest()
                 health.add_loop(loop.name, ok=known.ok, duration_s=known.duration_s, age_s=known.age_s)
                 if known.last is not None and known.fresh:
                     series = known.last if loop is not self.jobs else [*self._of_present_devices(known.last)]
-                    families.take(self._sources.setdefault(loop.name, _Source()).points(series))
+                    families.take(self._loop_sources[loop.name].points(series))
         health.into(families, wanted)
         return [*families.in_order(), *relayed]
 
@@ -133,8 +134,8 @@ class Page:
         families = self.families(collectors)
         # OpenMetrics has no comments; there the label and the metric have to say that GPUs are invented.
         if prefers_openmetrics(accept) and openmetrics_can_say(families):
-            return self._renderer.openmetrics(families), OPENMETRICS_TYPE
-        body = self._renderer.text(families)
+            return openmetrics(families), OPENMETRICS_TYPE
+        body = text(families)
         return (SIMULATED_COMMENT + body if self.simulated else body), TEXT_TYPE
 
     def _loops(self) -> Iterator[CollectorLoop[Any]]:
@@ -155,7 +156,7 @@ class Page:
         if state.nvswitches is not None:
             families.add("nvswitch_devices", state.nvswitches, ())
         for source, count in state.counts.items():
-            families.add("node_gpus", count, (("source", source),))
+            families.add("gpu_devices", count, (("source", source),))
         families.add("rankscope_exporter_unidentified_gpus", state.unidentified, ())
         families.add("rankscope_exporter_stuck_processes", state.stuck, ())
         for name, holds in (("driver_answers", state.driver_answers), ("inventory_durable", state.inventory_durable)):
@@ -190,69 +191,50 @@ class Page:
         if gpu.age_s is not None:
             families.add("gpu_sample_age_seconds", round(gpu.age_s, 6), uuid)
         if not gpu.up:
-            families.add("gpu_down_info", 1, (*uuid, ("reason", gpu.reason or "nvml_error")))
+            call = (("call", gpu.call),) if gpu.call else ()
+            families.add("gpu_down_info", 1, (*uuid, ("reason", gpu.reason or "nvml_error"), *call))
             if gpu.since_unix_s is not None:
                 families.add("gpu_down_since_timestamp_seconds", gpu.since_unix_s, uuid)
         if gpu.sample is None:
             return
-        families.take(self._sources.setdefault(identity.uuid, _Source(identity.uuid)).points(gpu.sample.readings))
+        if identity.uuid not in self._gpu_sources:
+            self._gpu_sources[identity.uuid] = _source_of_gpu(identity.uuid)
+        families.take(self._gpu_sources[identity.uuid].points(gpu.sample.readings))
         for absent in dict.fromkeys(gpu.sample.absent):  # the same of several MIG devices is said once
             # One clock, say, may be absent while the others are there.
             series: Labels = (("series", ",".join(f"{name}={value}" for name, value in absent.labels)),) if absent.labels else ()
             families.add_absent(absent.metric, (*uuid, ("metric", absent.metric), *series, ("reason", absent.reason)))
 
 
-class _Source:
-    """The points of one source: a value that is what it was on the page before keeps its point, and with it its line.
-
-    ``uuid`` is that of the GPU whose readings they are. Any thread may ask.
-    """
-
-    def __init__(self, uuid: str = "") -> None:
-        self._uuid = uuid
-        self._last = _Remembered((), [], {}, {})
-
-    def points(self, values: Sequence[Reading | Series]) -> Mapping[str, Sequence[Point]]:
-        """The points of each metric; a series that is there twice would cost the page of all, and is there once."""
-        before = self._last
-        if len(values) != len(before.values):
-            return self._anew(values)
-        changed = [place for place, (value, old) in enumerate(zip(values, before.values, strict=True)) if value is not old]
-        points = before.points.copy()
-        for place in changed:
-            value, labels = values[place], points[place].labels
-            if value.metric != before.values[place].metric or self._labels(value) != labels:
-                return self._anew(values)
-            if value.value != points[place].value:
-                points[place] = Point(labels, value.value)
-        by_metric = {**before.by_metric}
-        for metric in {values[place].metric for place in changed}:
-            by_metric[metric] = [points[place] for place in before.places[metric]]
-        self._last = _Remembered(values, points, before.places, by_metric)
-        return by_metric
-
-    def _anew(self, values: Sequence[Reading | Series]) -> Mapping[str, Sequence[Point]]:
-        once = {(value.metric, self._labels(value)): value for value in values}
-        points = [Point(labels, value.value) for (_, labels), value in once.items()]
-        places: dict[str, list[int]] = {}
-        for place, (metric, _) in enumerate(once):
-            places.setdefault(metric, []).append(place)
-        by_metric = {metric: [points[place] for place in own] for metric, own in places.items()}
-        self._last = _Remembered([*once.values()], points, places, by_metric)
-        return by_metric
-
-    def _labels(self, value: Reading | Series) -> Labels:
-        return (("uuid", value.uuid or self._uuid), *value.labels) if isinstance(value, Reading) else value.labels
+def _point_of_series(series: Series) -> Point:
+    return Point(series.labels, series.value, series.metric)
 
 
-@dataclass(frozen=True, slots=True)
-class _Remembered:
-    """Values with their points, and of each metric the places of its points among them, and the points themselves."""
+def _source_of_gpu(uuid: str) -> PointSource[Reading]:
+    return PointSource(lambda one: Point((("uuid", one.uuid or uuid), *one.labels), one.value, one.metric))
 
-    values: Sequence[Reading | Series]
-    points: list[Point]
-    places: dict[str, list[int]]
-    by_metric: dict[str, list[Point]]
+
+class _RankSource:
+    """The families of what the spool relays."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, PointSource[SpoolSeries]] = {}
+
+    def families(self, sample: SpoolSample) -> Iterator[Family]:
+        """One for each metric of the ranks that has series."""
+        before, self._sources = self._sources, {}
+        for family in sample.families:
+            source = self._sources[family.name] = before.get(family.name) or PointSource(_point_of_rank)
+            points = source.points(family.series)
+            if family.type == "counter":
+                # OpenMetrics forbids both below zero and NaN for counters, and no clock or count is either.
+                points = [point for point in points if point.value >= 0]
+            if points:
+                yield Family(family.name, family.type, family.help, points=points)
+
+
+def _point_of_rank(series: SpoolSeries) -> Point:
+    return Point(series.labels, series.value, series.name)
 
 
 class _Families:
@@ -269,13 +251,13 @@ class _Families:
         if family is not None:
             family.add(labels, value)
 
-    def take(self, points: Mapping[str, Sequence[Point]]) -> None:
-        """The points of one source, by metric."""
+    def take(self, points: Iterable[Point]) -> None:
+        """The points of one source."""
         families = self._families
-        for name, own in points.items():
-            family = families[name] if name in families else self._family(name)  # a call for each costs twice as much
+        for point in points:
+            family = families[point.name] if point.name in families else self._family(point.name)  # a call costs twice as much
             if family is not None:
-                family.points += own
+                family.points.append(point)
 
     def add_absent(self, metric: str, labels: Labels) -> None:
         # A collector's absent metrics are its own news.
@@ -283,7 +265,7 @@ class _Families:
             family = self._families.get(_ABSENT.name)
             if family is None:
                 family = self._families[_ABSENT.name] = Family(_ABSENT.name, _ABSENT.type, _ABSENT.help)
-            family.add(labels, 0)
+            family.add(labels, 1)
 
     def in_order(self) -> Iterator[Family]:
         return (family for row in CATALOGUE if (family := self._families.get(row.name)) is not None)
@@ -305,7 +287,7 @@ class _Families:
         return row is not None and (row.collector in self._wanted or row.collector == "exporter")
 
 
-_ABSENT: Final = BY_NAME["gpu_metric_supported"]
+_ABSENT: Final = BY_NAME["gpu_metric_absent_info"]
 
 
 class _Health:
@@ -317,9 +299,10 @@ class _Health:
         self._age_s: dict[str, float] = {}
 
     def add_fleet(self, state: FleetState, enabled: frozenset[str]) -> None:
-        """A GPU that is not up says so in ``gpu_up`` and costs no collector its success, unless no GPU is up."""
+        """A collector fails when no GPU answers; a single GPU that does not is reported by ``gpu_up``, one released is none."""
         samples = [gpu.sample for gpu in state.gpus if gpu.sample is not None]
-        hopeless = state.problem is not None or bool(state.gpus and not samples)
+        expected = [gpu for gpu in state.gpus if gpu.reason != "released"]
+        hopeless = state.problem is not None or bool(expected and not samples)
         for name in enabled:
             if COLLECTORS[name].asks_gpu:
                 self._ok[name] = not hopeless
@@ -371,9 +354,8 @@ def _told(reason: str, detail: str) -> str:
 
 
 def _add_spool(families: _Families, sample: SpoolSample) -> None:
-    files = {"ok": sample.ok_files, "stale": sample.stale_files, "rejected": sum(sample.rejected.values())}
-    for state, count in files.items():
-        families.add("rankscope_exporter_spool_files", count, (("state", state),))
+    families.add("rankscope_exporter_spool_files", sample.ok_files, (("state", "ok"),))
+    families.add("rankscope_exporter_spool_files", sample.stale_files, (("state", "stale"),))
     for reason, count in sorted(sample.rejected.items()):
         families.add("rankscope_exporter_spool_rejected_files", count, (("reason", reason),))
     families.add("rankscope_exporter_spool_duplicate_series", sample.duplicates, ())

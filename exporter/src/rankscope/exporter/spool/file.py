@@ -32,19 +32,19 @@ _SLOT: Final = re.compile(r"0|[1-9][0-9]{0,3}")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
-def read_regular(name: str, folder_fd: int) -> tuple[bytes, os.stat_result]:
-    """The content of a file of the folder.
+def read_regular(name: str, folder_fd: int, max_bytes: int = MAX_BYTES) -> tuple[bytes, os.stat_result]:
+    """Read a file of the folder.
 
-    No link is followed, no FIFO or device waited for, and no more read than a rank's file may have.
+    Follows no link, waits for no FIFO or device, and reads no more than ``max_bytes``.
 
     Raises:
         RejectedError: not a regular file, unreadable, or too large.
         FileNotFoundError: it was removed meanwhile, as a rank that ends does.
     """
-    # Asked before opening as well: opening a device may have effects.
-    if not stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
-        raise RejectedError("not_regular")
     try:
+        # Before opening: opening a device may have effects.
+        if not stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
+            raise RejectedError("not_regular")
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
     except FileNotFoundError:
         raise
@@ -54,20 +54,20 @@ def read_regular(name: str, folder_fd: int) -> tuple[bytes, os.stat_result]:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise RejectedError("not_regular")
-        if status.st_size > MAX_BYTES:
+        if status.st_size > max_bytes:
             raise RejectedError("too_large")
         try:
-            content = file.read(MAX_BYTES + 1)
+            content = file.read(max_bytes + 1)
         except OSError as error:
             raise RejectedError("unreadable") from error
-    if len(content) > MAX_BYTES:
+    if len(content) > max_bytes:
         raise RejectedError("too_large")
     return content, status
 
 
 def parse(content: bytes) -> SpoolFile:
     """Parse and check a rank's text; raises ``RejectedError``."""
-    parsed = [family for family in _parsed(content) if family.samples]
+    parsed = [family for family in parsed_text(content, _MAX_LINES) if family.samples]
     if sum(len(family.samples) for family in parsed) > MAX_SERIES:
         raise RejectedError("too_many_series")
     families = tuple(_family(family) for family in parsed)
@@ -101,8 +101,9 @@ def checked(key: RankKey, families: tuple[SpoolFamily, ...]) -> SpoolFile:
     return SpoolFile(key, run_id, disabled, families)
 
 
-def _parsed(content: bytes) -> list[Metric]:
-    if content.count(b"\n") > _MAX_LINES:
+def parsed_text(content: bytes, max_lines: int) -> list[Metric]:
+    """Parse Prometheus text within bounds of size; raises ``RejectedError``."""
+    if content.count(b"\n") > max_lines:
         raise RejectedError("too_many_series")
     try:
         text = content.decode("utf-8")
@@ -145,14 +146,19 @@ def _kind(name: str) -> Kind | None:
     return "gauge" if base == name else "counter"
 
 
+def check_labels(labels: Labels) -> None:
+    """Check names, lengths and number of a series' labels; raises ``RejectedError``."""
+    if len(labels) > _MAX_LABELS or not all(_LABEL_NAME.fullmatch(name) for name, _ in labels):
+        raise RejectedError("wrong_labels")
+    if any(len(text) > _MAX_LABEL_VALUE for _, text in labels):
+        raise RejectedError("wrong_labels")
+
+
 def _key(labels: Labels) -> RankKey:
-    """Whose series it is; every label is checked on the way."""
+    """Check the labels of a series and return the rank it belongs to."""
     by_name = dict(labels)
     key = RankKey(by_name.get("run", ""), by_name.get("rank", ""), by_name.get("slot", ""))
     if not key.run or not _RANK.fullmatch(key.rank) or not _SLOT.fullmatch(key.slot):
         raise RejectedError("no_identity")
-    if len(labels) > _MAX_LABELS or not all(map(_LABEL_NAME.fullmatch, by_name)):
-        raise RejectedError("wrong_labels")
-    if any(len(text) > _MAX_LABEL_VALUE for text in by_name.values()):
-        raise RejectedError("wrong_labels")
+    check_labels(labels)
     return key

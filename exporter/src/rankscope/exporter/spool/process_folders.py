@@ -94,6 +94,23 @@ class _RefusedError(Exception):
         super().__init__(reason)
 
 
+def users_of_gpu(state: FleetState, uuid: str, proc: Path = Path("/proc")) -> frozenset[int]:
+    """The uids of the processes that have this GPU open; empty when the driver or the kernel does not show any."""
+    uids = set()
+    for gpu in state.gpus:
+        if gpu.identity.uuid == uuid and gpu.sample is not None:
+            for pid in itertools.islice({process.pid for process in gpu.sample.processes or ()}, MAX_PROCESSES):
+                with contextlib.suppress(OSError, _RefusedError):
+                    uids.add(_uid((proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace")))
+    return frozenset(uids)
+
+
+def mount_points(mountinfo: str) -> frozenset[str]:
+    """The mount points in the text of ``/proc/PID/mountinfo``."""
+    fields = (line.split(" ") for line in mountinfo.splitlines())
+    return frozenset(_unescaped(one[4]) for one in fields if len(one) > 4)
+
+
 def pids_on_gpus(state: FleetState) -> frozenset[int]:
     """The processes that have a GPU open, where the driver says so."""
     samples = (gpu.sample for gpu in state.gpus if gpu.sample is not None)
@@ -120,10 +137,14 @@ def _is_local(path: Path, mountinfo: str) -> bool:
         fields = before.split(" ")
         if not separator or len(fields) <= 4 or not after:
             return False
-        mount_point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
+        mount_point = _unescaped(fields[4])
         if mount_point in above and after.split(" ", 1)[0] not in _LOCAL_FILESYSTEMS:
             return False
     return True
+
+
+def _unescaped(path: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
 
 
 def _uid(status: str) -> int:

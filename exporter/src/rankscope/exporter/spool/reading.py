@@ -7,15 +7,17 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from rankscope.exporter.spool.again import Template
 from rankscope.exporter.spool.file import MAX_BYTES, parse, read_regular
 from rankscope.exporter.spool.folder import SpoolFolder, foreign_hand
+from rankscope.exporter.spool.nccl_inspector import MAX_BYTES as MAX_INSPECTOR_BYTES
+from rankscope.exporter.spool.nccl_inspector import SETTLED_S, gpu_of, inspector_folders, is_complete, parse_inspector
 from rankscope.exporter.spool.process_folders import ProcessFolder, ProcessFolders
-from rankscope.exporter.spool.series import RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
+from rankscope.exporter.spool.series import InspectorFile, RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
 from rankscope.exporter.spool.slots import Slots
 
 MAX_FILES: Final = 1024
@@ -68,15 +70,17 @@ def empty_sample() -> SpoolSample:
 class _Cached:
     """A file's content is parsed once: (inode, size, mtime) tells whether it is still the same.
 
-    ``age_s`` is how old it was when it was first seen like that, at ``seen_s`` on the monotonic clock.
+    ``age_s`` is how old it was when it was first seen like that, at ``seen_s`` on the monotonic clock. A file that is not
+    ``settled`` may have been read while it was written, and is read again.
     """
 
     key: tuple[int, int, int]
     owner: int
-    outcome: SpoolFile | str
+    outcome: SpoolFile | InspectorFile | str
     template: Template | None
     age_s: float
     seen_s: float
+    settled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,10 @@ class Spool:
     than can be looked at, files known before are still found. A private folder is read only as long as nobody else can put files
     into it. ``processes`` adds the folders of that name as those processes see them.
 
+    A file of NCCL Inspector is about a GPU instead of a rank, and may also lie in a folder ``nccl-inspector-…`` of the spool. It
+    counts until it is older than ``stale_s``. Of two files about one GPU the fresher one counts. Where ``users_of_gpu`` knows the
+    users whose processes are on the GPU, only their files count.
+
     A file's age comes from the wall clock when it is first seen, and goes on by the monotonic one: setting the clock makes nobody
     silent, and nobody fresh.
     """
@@ -141,6 +149,7 @@ class Spool:
         stale_s: float,
         forget_s: float,
         processes: ProcessFolders | None = None,
+        users_of_gpu: Callable[[str], Collection[int]] = lambda _uuid: (),
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -148,6 +157,7 @@ class Spool:
         self._stale_s = stale_s
         self._forget_s = forget_s
         self._processes = processes
+        self._users_of_gpu = users_of_gpu
         self._now = now
         self._monotonic = monotonic
         self._cache: dict[tuple[int, int, str], _Cached] = {}
@@ -167,7 +177,12 @@ class Spool:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, folder_fd)
             rejected: Counter[str] = Counter()
-            folders = [ProcessFolder(folder_fd, None)]
+            try:
+                of_inspector = stack.enter_context(inspector_folders(folder_fd, max_names=MAX_NAMES))
+            except OSError as error:
+                raise SpoolError(f"{path}: {error.strerror}") from error
+            rejected.update(of_inspector.refused)
+            folders = [ProcessFolder(folder_fd, None), *of_inspector.folders]
             if self._processes is not None:
                 others = stack.enter_context(self._processes.opened(path, besides=folder_fd))
                 folders += others.folders
@@ -176,22 +191,28 @@ class Spool:
 
     def _read(self, folders: list[ProcessFolder], rejected: Counter[str]) -> SpoolSample:
         files: list[tuple[float, SpoolFile]] = []
+        of_gpus: list[tuple[float, InspectorFile]] = []
         seen = _Seen()
         now, now_s = self._now(), self._monotonic()
         found = [one for folder in folders for one in self._files(folder, now, now_s, rejected) if one.age_s <= self._forget_s]
         found.sort(key=lambda file: (file.age_s, file.name))
         for one in _in_turns(found, rejected):
             try:
-                files.append((one.age_s, self._accept(one, now_s, seen)))
+                accepted = self._accept(one, now_s, seen)
             except FileNotFoundError:
                 continue
             except RejectedError as error:
                 rejected[error.reason] += 1
+                continue
+            if isinstance(accepted, InspectorFile):
+                of_gpus.append((one.age_s, accepted))
+            else:
+                files.append((one.age_s, accepted))
         # A run whose files are all gone may be anybody's again.
         self._cache, self._owners, self._read_s = seen.cache, seen.owners, now_s
-        return self._merge(files, rejected)
+        return self._merge(files, of_gpus, rejected)
 
-    def _accept(self, file: _Found, now_s: float, seen: _Seen) -> SpoolFile:
+    def _accept(self, file: _Found, now_s: float, seen: _Seen) -> SpoolFile | InspectorFile:
         if file.age_s < -_MAX_FUTURE_S:  # it would never become stale
             raise RejectedError("from_the_future")
         user = file.status.st_uid
@@ -202,12 +223,16 @@ class Spool:
         ):
             raise RejectedError("too_many_files")
         seen.files_of_user[user] += 1
-        seen.bytes_of_user[user] += min(file.status.st_size, MAX_BYTES)
+        seen.bytes_of_user[user] += min(file.status.st_size, MAX_BYTES if gpu_of(file.name) is None else MAX_INSPECTOR_BYTES)
         cached = seen.cache[file.place] = self._load(file, now_s)
         if isinstance(cached.outcome, str):
             raise RejectedError(cached.outcome)
         outcome = cached.outcome
-        if seen.owners.setdefault(outcome.run_id, self._owners.get(outcome.run_id, cached.owner)) != cached.owner:
+        if isinstance(outcome, InspectorFile):
+            users = self._users_of_gpu(outcome.uuid) if file.age_s <= self._stale_s else ()
+            if users and cached.owner not in users:
+                raise RejectedError("foreign_owner")
+        elif seen.owners.setdefault(outcome.run_id, self._owners.get(outcome.run_id, cached.owner)) != cached.owner:
             raise RejectedError("foreign_owner")
         seen.series_of_user[cached.owner] += sum(len(family.series) for family in outcome.families)
         return outcome
@@ -216,7 +241,13 @@ class Spool:
         """The candidates of a folder."""
         of_folder = os.fstat(folder.fd)
         device, inode = of_folder.st_dev, of_folder.st_ino
-        names, complete = _listed(folder)
+        try:
+            names, complete = _listed(folder)
+        except OSError as error:
+            if folder.owners is None:
+                raise SpoolError(f"{self._folder.path}: {error.strerror}") from error
+            rejected["process_unreadable"] += 1
+            return
         # Whose the rest is nobody knows; that some are not even looked at must be seen.
         rejected["too_many_files"] += not complete
         # Known ones first: no crowd of names, whoever made it, may hide them.
@@ -226,6 +257,9 @@ class Spool:
             try:
                 status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
             except FileNotFoundError:
+                continue
+            except OSError:
+                rejected["unreadable"] += 1
                 continue
             if folder.owners is not None and status.st_uid not in folder.owners:
                 rejected["foreign_owner"] += 1
@@ -249,8 +283,12 @@ class Spool:
 
     def _load(self, file: _Found, now_s: float) -> _Cached:
         cached = self._cache.get(file.place)
-        if cached is not None and cached.key == _key(file.status):
+        if cached is not None and cached.settled and cached.key == _key(file.status):
             return cached
+        if (uuid := gpu_of(file.name)) is not None:
+            if file.age_s > self._stale_s:  # left by a job that was killed, perhaps while it wrote
+                return _Cached(_key(file.status), file.status.st_uid, InspectorFile(uuid, ()), None, file.age_s, now_s)
+            return _load_inspector(file, uuid, cached, now_s)
         content, status = read_regular(file.name, file.folder_fd)
         outcome: SpoolFile | str | None = None
         template = cached.template if cached is not None else None
@@ -264,7 +302,9 @@ class Spool:
             outcome, template = error.reason, None
         return _Cached(_key(status), status.st_uid, outcome, template, file.age_s, now_s)
 
-    def _merge(self, files: list[tuple[float, SpoolFile]], rejected: Counter[str]) -> SpoolSample:
+    def _merge(
+        self, files: list[tuple[float, SpoolFile]], of_gpus: list[tuple[float, InspectorFile]], rejected: Counter[str]
+    ) -> SpoolSample:
         merge = _Merge()
         states: dict[RankKey, State] = {}
         stale_files = duplicates = 0
@@ -278,8 +318,33 @@ class Spool:
             states[file.key] = "silent" if stale else "disabled" if file.disabled else "running"
             for family in kept:
                 merge.add(family)
-        ok_files = len(files) - stale_files
+        gpus: set[str] = set()
+        for age_s, of_gpu in of_gpus:
+            if age_s > self._stale_s:
+                stale_files += 1
+            elif of_gpu.uuid in gpus:
+                duplicates += sum(len(family.series) for family in of_gpu.families)
+            else:
+                gpus.add(of_gpu.uuid)
+                for family in of_gpu.families:
+                    merge.add(family)
+        ok_files = len(files) + len(of_gpus) - stale_files
         return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), duplicates, dict(self._owners))
+
+
+def _load_inspector(file: _Found, uuid: str, cached: _Cached | None, now_s: float) -> _Cached:
+    """Read a file of NCCL Inspector; what was read before counts while the file is being written."""
+    content, status = read_regular(file.name, file.folder_fd, MAX_INSPECTOR_BYTES)
+    settled = file.age_s >= SETTLED_S and is_complete(content)
+    outcome: SpoolFile | InspectorFile | str
+    if not settled and cached is not None and isinstance(cached.outcome, InspectorFile) and cached.owner == status.st_uid:
+        outcome = cached.outcome
+    else:
+        try:
+            outcome = parse_inspector(content, uuid)
+        except RejectedError as error:
+            outcome = error.reason
+    return _Cached(_key(status), status.st_uid, outcome, None, file.age_s, now_s, settled)
 
 
 def _in_turns(found: list[_Found], rejected: Counter[str]) -> list[_Found]:

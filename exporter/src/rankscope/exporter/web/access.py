@@ -1,14 +1,11 @@
-"""Who may ask over HTTP: the web configuration in force, followed as its files change, and its users' passwords."""
+"""Access over HTTP: the web configuration in force, read again when its files change, and the passwords of its users."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hashlib
 import hmac
 import logging
-import os
 import secrets
 import ssl
 import time
@@ -19,12 +16,11 @@ from typing import Any, Final
 
 import click
 
+from rankscope.base.http import FollowedFiles, Request, Response, basic_credentials
 from rankscope.exporter.web.config import WebConfig, load_web_config
-from rankscope.exporter.web.http_connection import Request, Response
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S: Final = 1.0
 _REMEMBERED: Final = 256
 _MAX_FAILURES: Final = 10
 _FAILURES_FORGOTTEN_S: Final = 60.0
@@ -35,80 +31,58 @@ _UNAUTHORIZED: Final = Response(
 )
 _TOO_MANY: Final = Response(429, b"too many failed log-ins\n", headers=(("retry-after", str(int(_FAILURES_FORGOTTEN_S))),))
 
-Stamp = tuple[tuple[int, int, int] | None, ...]
-
 
 class WebAccess:
-    """The web configuration of ``path`` (None: plain HTTP for everybody), looked at again at most once a second.
+    """The web configuration of ``path`` (None: plain HTTP without users), checked for changes at most once a second.
 
     A version that cannot be used is logged and the last good one stays in force. Raises what ``load_web_config`` raises when the
-    first one cannot be used. The files are read only when they change; they belong on a local disk, because a look at them holds
-    up the others who ask.
+    first one cannot be used.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._passwords = Passwords()
         self._complaint: str | None = None
-        self._looked_at = time.monotonic()
-        self.web = load_web_config(path) if path is not None else WebConfig()
-        self._stamp = _stamp(self.web.files)
+        self._config = FollowedFiles(self._read, changed=self._changed, failed=self._failed)
+
+    @property
+    def web(self) -> WebConfig:
+        """The configuration in force."""
+        return self._config.get()
 
     def follow(self, path: Path | None) -> None:
-        """Use another file from now on, or the same one again; logs why not when it cannot be used."""
+        """Use another file from now on, or the same one again; logs why it cannot be used."""
         before, self._path = self._path, path
-        if (before, path) != (None, None) and not self._load():
+        if (before, path) != (None, None) and not self._config.read_again():
             self._path = before
 
     def tls(self) -> ssl.SSLContext | None:
-        """For the next handshake; None when connections are plain."""
-        now = time.monotonic()
-        if self._path is not None and now - self._looked_at >= _LOOK_EVERY_S:
-            self._looked_at = now
-            if self._complaint is not None or _stamp(self.web.files) != self._stamp:
-                self._load()
+        """TLS for the next handshake; None when connections are plain."""
         return self.web.tls
 
     def admits(self, transport: Any) -> bool:
-        """Whether the client's certificate, if one is asked for, is one of those allowed."""
+        """Whether the client's certificate, if the configuration asks for one, is allowed."""
         return self.web.admits(transport)
 
     async def refusal(self, request: Request) -> Response | None:
-        """None for a user with the right password, and for everybody when there are no users."""
-        self.tls()  # a keep-alive connection has no handshakes, and its users may have changed
-        if self.web.users is None:
-            return None
-        return await self._passwords.refusal(request, self.web.users)
+        """None for a user with the right password, and for every client when there are no users."""
+        users = self.web.users
+        return None if users is None else await self._passwords.refusal(request, users)
 
-    def _load(self) -> bool:
-        # Before reading: a change in between is then seen as one.
-        stamp = _stamp(self.web.files)
-        try:
-            web = load_web_config(self._path) if self._path is not None else WebConfig()
-        except Exception as error:  # noqa: BLE001  whatever it is, serving goes on with the last good one
-            reason = error.message if isinstance(error, click.ClickException) else f"{type(error).__name__}: {error}"
-            if reason != self._complaint:
-                logger.warning("the web configuration stays as it was: %s", reason)
-            self._complaint, self._stamp = reason, stamp
-            return False
-        if web.files != self.web.files:
-            stamp = _stamp(web.files)
-        self.web, self._complaint, self._stamp = web, None, stamp
+    def _read(self) -> tuple[WebConfig, tuple[Path, ...]]:
+        web = load_web_config(self._path) if self._path is not None else WebConfig()
+        return web, web.files
+
+    def _changed(self, _web: WebConfig) -> None:
+        self._complaint = None
         self._passwords = Passwords()
         logger.info("the web configuration was read again")
-        return True
 
-
-def _stamp(files: tuple[Path, ...]) -> Stamp:
-    """What changes when one of the files does; None for one that is not there."""
-    found: list[tuple[int, int, int] | None] = []
-    for file in files:
-        try:
-            status = os.stat(file)  # noqa: PTH116  the same with fewer objects
-            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        except OSError:
-            found.append(None)
-    return tuple(found)
+    def _failed(self, error: Exception) -> None:
+        reason = error.message if isinstance(error, click.ClickException) else f"{type(error).__name__}: {error}"
+        if reason != self._complaint:
+            logger.warning("the web configuration stays as it was: %s", reason)
+        self._complaint = reason
 
 
 class Passwords:
@@ -127,7 +101,7 @@ class Passwords:
 
     async def refusal(self, request: Request, users: dict[str, bytes]) -> Response | None:
         """None when the request names one of the users and the right password."""
-        pair = _credentials(request.headers.get("authorization", ""))
+        pair = basic_credentials(request.headers.get("authorization", "").encode("latin-1", "replace"))
         if pair is None:
             return _UNAUTHORIZED
         name, password = pair
@@ -163,17 +137,6 @@ def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any) -> None:
     memory[key] = value
     if len(memory) > _REMEMBERED:
         memory.popitem(last=False)
-
-
-def _credentials(header: str) -> tuple[bytes, bytes] | None:
-    scheme, _, encoded = header.partition(" ")
-    if scheme.lower() != "basic":
-        return None
-    try:
-        name, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
-    except (binascii.Error, ValueError):
-        return None
-    return (name, password) if colon else None
 
 
 def _check(name: bytes, password: bytes, users: dict[str, bytes]) -> bool:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Final, Protocol
 from urllib.parse import parse_qs
 
+from rankscope.base.http import TEXT, Request, Response
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.pages.exposition import prefers_openmetrics
 from rankscope.exporter.pages.page import Page
@@ -15,7 +16,6 @@ from rankscope.exporter.settings import DCGM_PATH
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.control import PATHS as CONTROL_PATHS
 from rankscope.exporter.web.control import Control
-from rankscope.exporter.web.http_connection import TEXT, Request, Response
 from rankscope.exporter.web.landing import landing_page
 from rankscope.exporter.web.rendered import RenderedPages
 

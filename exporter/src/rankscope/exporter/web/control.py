@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from rankscope.base.http import Request, Response, bearer_token
+from rankscope.base.options import parse_duration
 from rankscope.exporter.errors import ExporterCheckError, ExporterInputError
-from rankscope.exporter.options import parse_duration
 from rankscope.exporter.source import Fleet
-from rankscope.exporter.web.http_connection import Request, Response
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Control:
         """Why this request over the web may not do that; None when it may."""
         if self.token_file is None or not request.tls:
             return _error(403, "over the web this needs --control.token-file and TLS; on the node, use the control socket")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        given = bearer_token(request.headers.get("authorization", "").encode("latin-1", "replace"))
         try:
             token = await asyncio.to_thread(read_token, self.token_file)
         except ExporterInputError as error:
@@ -63,7 +63,7 @@ class Control:
             self._complaint = error.message
             return _error(403, "the token file cannot be used; see the log of the exporter")
         self._complaint = None
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1", "replace"), token):
+        if given is None or not hmac.compare_digest(given, token):
             return _error(401, "a valid bearer token is needed", ("www-authenticate", 'Bearer realm="rankscope"'))
         return None
 

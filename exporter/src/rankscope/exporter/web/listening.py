@@ -7,24 +7,22 @@ import socket
 import stat
 from pathlib import Path
 
+from rankscope.base.http import bind
 from rankscope.exporter.errors import ExporterInputError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; an IPv6 wildcard serves IPv4 as well.
+    """Return a listening socket; ``::`` is every address of the node, IPv4 included.
 
     Raises:
         ExporterInputError: the address is in use, not this machine's, or not permitted.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        dual = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server(address, family=family, backlog=512, dualstack_ipv6=dual)
-    except (OSError, UnicodeError) as error:  # the latter for a host that could never be a name
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return bind(host, port)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
         raise ExporterInputError(
-            f"cannot listen on {host}:{port}: {reason.lower()}; stop what uses it or choose another address with"
-            " --web.listen-address"
+            f"cannot listen on {host}:{port}: {reason}; stop what uses it or choose another address with --web.listen-address"
         ) from error
 
 

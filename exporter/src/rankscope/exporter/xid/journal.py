@@ -16,12 +16,12 @@ from typing import Final
 
 import msgspec
 
-from rankscope.exporter.boot import boot_id as this_boot_id
+from rankscope.base.process import boot_id as this_boot_id
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
 from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, XidEntry
 from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
 from rankscope.exporter.xid.tallies import Tallies
-from rankscope.exporter.xids import FROM_ZERO
+from rankscope.exporter.xids import CRITICAL
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class XidJournal:
             return list(self._entries.values())
 
     def series(self, identities: Iterable[GpuIdentity]) -> tuple[Series, ...]:
-        """The series of these GPUs and of all NVSwitches. Codes that ask for an action are there from zero."""
+        """The series of these GPUs and of all NVSwitches: critical codes from zero, others once they occurred."""
         known = tuple(identities)
         with self._memory:
             if self._told is None or self._told[0] != known:
@@ -234,8 +234,7 @@ class XidJournal:
 
     def _of_gpu(self, uuid: str) -> Iterator[Series]:
         tallies = self._tallies.of_gpu(uuid)
-        always = [str(code) for code in FROM_ZERO]
-        for code in [*always, *(code for code in tallies if code not in always)]:
+        for code in dict.fromkeys([*map(str, CRITICAL), *tallies]):
             labels = (("uuid", uuid), ("xid", code))
             tally = tallies.get(code)
             yield Series("gpu_xid_errors_total", tally.count if tally else 0, labels)
@@ -253,6 +252,7 @@ class XidJournal:
         for tally in self._tallies.of_switches():
             labels = (("pci_bus_id", tally.device), ("sxid", tally.code), ("severity", tally.severity))
             yield Series("nvswitch_sxid_errors_total", tally.count, labels)
+            yield Series("nvswitch_sxid_last_timestamp_seconds", tally.unix_s, labels)
 
     def _start_from(self, loaded: Loaded) -> None:
         snapshot = loaded.snapshot

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.locks import lock_file
 from rankscope.exporter.xid.entry import SCHEMA, Snapshot, XidEntry
 
 MAX_BYTES: Final = 8 * 1024 * 1024
@@ -56,16 +56,11 @@ class JournalFile:
         """Make the folder and become its writer; raises ``JournalError``."""
         try:
             self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-            fd = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._lock_fd = lock_file(self.folder / _LOCK)
         except OSError as error:
             raise JournalError(f"{self.folder}: {error.strerror}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            taken = isinstance(error, BlockingIOError)
-            raise JournalError(f"{self.folder}: {'another exporter writes there' if taken else error.strerror}") from error
-        self._lock_fd = fd
+        if self._lock_fd is None:
+            raise JournalError(f"{self.folder}: another exporter writes there")
 
     def load(self) -> Loaded:
         """Everything in the file; damaged lines are left out and counted. Raises ``JournalError`` when it must not be touched."""

@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from typing import Final
 
 from rankscope.exporter.xid.entry import Kind, Tally, XidEntry
-from rankscope.exporter.xids import FROM_ZERO
+from rankscope.exporter.xids import ACTIONABLE
 
 OTHER: Final = "other"
 """The code of what is beyond the cap: a storm of new codes must not make ever more series."""
 
 MAX_OTHER_CODES: Final = 4
-"""Codes of one GPU that get series of their own besides those that are there from zero."""
+"""Codes of one GPU that get series of their own besides the actionable ones."""
 
 MAX_SXID_CODES: Final = 16
 """Codes of one NVSwitch that get series of their own, of each severity."""
 
-_ALWAYS: Final = frozenset(str(code) for code in FROM_ZERO)
+_ALWAYS: Final = frozenset(str(code) for code in ACTIONABLE)
 
 Device = tuple[Kind, str, str]
 

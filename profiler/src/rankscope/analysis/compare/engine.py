@@ -14,7 +14,7 @@ from rankscope.analysis.compare.result import CompareResult, Mode, Side
 from rankscope.analysis.compare.scaling import scaling
 from rankscope.analysis.compare.usable import Usable, usable
 from rankscope.analysis.result import Cost
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 MIN_CHANGE: Final = 0.01
 """Of the step time: a smaller change does not matter, unless somebody says so."""

@@ -10,7 +10,7 @@ from rankscope.analysis.damage import damage_warnings
 from rankscope.analysis.possible import is_possible_breakdown
 from rankscope.analysis.steps import StepTable
 from rankscope.analysis.wording import counted
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.reader import ATTEMPTS, RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepBreakdown

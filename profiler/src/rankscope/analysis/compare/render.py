@@ -20,7 +20,8 @@ from rankscope.analysis.compare.result import (
 )
 from rankscope.analysis.compare.wording import exactly, percent, percentage, size, time
 from rankscope.analysis.table import aligned, fitting
-from rankscope.analysis.wording import CYAN, GREEN, RED, UNKNOWN, YELLOW, colored, counted, listing, printable, wrapped
+from rankscope.analysis.wording import CYAN, GREEN, RED, UNKNOWN, YELLOW, colored, counted, listing, wrapped
+from rankscope.base.text import printable
 
 _SHOWN_RANKS: Final = 8
 _DISPENSABLE: Final = ("between", "of the step")

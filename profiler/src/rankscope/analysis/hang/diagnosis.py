@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.endings import listed
 from rankscope.analysis.hang.blockers import Blockers, find_blockers
 from rankscope.analysis.hang.files import Dumps, read_dumps
 from rankscope.analysis.hang.groups import Group, Groups
@@ -30,6 +29,7 @@ from rankscope.analysis.hang.result import (
     Waiting,
 )
 from rankscope.analysis.hang.wording import advice, detail_of, summary_of
+from rankscope.base.text import ranks_text
 
 MOST_LISTED: Final = 1024
 """Ranks of one list of the result."""
@@ -334,7 +334,7 @@ def _encodable(text: str) -> str:
 def _warnings(evidence: Evidence, suspects: list[int], *, young: bool) -> list[str]:
     warnings = [_encodable(warning) for warning in evidence.dumps.warnings]
     if suspects:
-        warnings.append(f"no dump of {listed(suspects)}, which others wait for: late as well, or dead")
+        warnings.append(f"no dump of {ranks_text(suspects)}, which others wait for: late as well, or dead")
     if young:
         warnings.append("ranks were waiting for a few seconds only when they were dumped: a job that goes on looks like that")
     if any(not meeting.group.known for meeting in evidence.blockers.blocks):

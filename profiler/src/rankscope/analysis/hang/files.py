@@ -14,7 +14,7 @@ import msgspec
 
 from rankscope.analysis.hang.pickles import MAX_CONTAINERS, MAX_STEPS, PickleError, load_plain
 from rankscope.analysis.hang.records import Dump, parse
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.paths import attempt_dir, flight_dir
 from rankscope.runs.reader import RunReader

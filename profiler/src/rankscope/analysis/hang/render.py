@@ -5,11 +5,10 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
-from rankscope.analysis.duration import duration
-from rankscope.analysis.endings import listed
 from rankscope.analysis.hang.result import HangReport, Operation, Waiting
 from rankscope.analysis.hang.wording import operation_text
 from rankscope.analysis.wording import GREEN, RED, YELLOW, counted, listing, page, warning_lines
+from rankscope.base.text import duration, ranks_text
 
 SHOWN: Final = 8
 """Culprits, lines of who waits where, links of the chain; the JSON has them all."""
@@ -83,8 +82,8 @@ def _waiting(report: HangReport, width: int) -> str:
     lines: list[str] = []
     for rows in sorted(places.values(), key=lambda rows: (-len(rows), rows[0].rank))[:SHOWN]:
         first = rows[0]
-        who = f"{listed([row.rank for row in rows])} {'waits' if len(rows) == 1 else 'wait'}"
-        for_whom = f" for {listed(first.waits_for)}" if first.waits_for else ", to which all came"
+        who = f"{ranks_text([row.rank for row in rows])} {'waits' if len(rows) == 1 else 'wait'}"
+        for_whom = f" for {ranks_text(first.waits_for)}" if first.waits_for else ", to which all came"
         text = f"{who}{for_whom}{_since(rows)}: {_described(first.operation)}"
         lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
         lines += _frames(rows[0].operation)

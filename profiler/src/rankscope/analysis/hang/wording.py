@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Final
 
-from rankscope.analysis.endings import listed
 from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Operation
 from rankscope.analysis.wording import counted, first_of
+from rankscope.base.text import ranks_text
 
 
 def operation_text(operation: Operation) -> str:
@@ -43,7 +43,7 @@ def _victims(report: HangReport) -> str:
 
 def _hang_summary(report: HangReport) -> str:
     what = operation_text(report.collective) if report.collective is not None else "something"
-    named = listed(report.culprits) if report.culprits else "nobody"
+    named = ranks_text(report.culprits) if report.culprits else "nobody"
     upper = named[:1].upper() + named[1:]
     victims = _victims(report)
     match report.cause:
@@ -76,7 +76,7 @@ def _did(report: HangReport) -> str:
         parts.setdefault(text, []).append(culprit.rank)
     if len(parts) == 1:
         return next(iter(parts))
-    return "; ".join(f"({listed(sorted(ranks))}) {text}" for text, ranks in list(parts.items())[:3])
+    return "; ".join(f"({ranks_text(sorted(ranks))}) {text}" for text, ranks in list(parts.items())[:3])
 
 
 def _missed(operation: Operation) -> str:
@@ -89,7 +89,7 @@ def _missed(operation: Operation) -> str:
 
 def _mismatch_summary(report: HangReport, upper: str) -> str:
     mismatch = report.mismatches[0]
-    values = "; ".join(f"{listed(ranks)}: {value}" for value, ranks in list(mismatch.values.items())[:4])
+    values = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in list(mismatch.values.items())[:4])
     described = f" ({mismatch.group_description})" if mismatch.group_description else ""
     place = f"collective {mismatch.sequence} of group {mismatch.group}{described}"
     if report.culprits:

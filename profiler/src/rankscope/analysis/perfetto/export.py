@@ -29,7 +29,7 @@ from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.perfetto.source import Plan, Progress, Source
 from rankscope.analysis.perfetto.traces_source import TracesSource
 from rankscope.analysis.wording import counted
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.named import named_run
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.analysis.wording import plain
+from rankscope.base.text import one_line
 
 MAX_NAME: Final = 200
 """Characters of a name; those of C++ templates are endless."""
@@ -27,7 +27,7 @@ def inert(text: str, limit: int = MAX_NAME) -> str:
     """``text`` without control characters and lone surrogates, cut to ``limit`` characters."""
     if len(text) > limit:
         text = text[: limit - 1] + "…"
-    return plain(text)
+    return one_line(text)
 
 
 def inert_args(args: dict[str, Any]) -> bytes:

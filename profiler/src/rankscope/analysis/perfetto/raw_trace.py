@@ -17,7 +17,7 @@ from rankscope.analysis.kineto_schema import read_metadata
 from rankscope.analysis.locations import Location
 from rankscope.analysis.perfetto.microseconds import HORIZON_NS, ns_of
 from rankscope.analysis.trace_file import TraceText
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 _ABSENT: Final = msgspec.Raw(b"null")
 _YEAR_NS: Final = 366 * 86_400 * 10**9

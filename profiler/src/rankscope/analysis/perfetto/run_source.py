@@ -24,7 +24,7 @@ from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
 from rankscope.analysis.possible import is_possible_step
 from rankscope.analysis.wording import counted
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader

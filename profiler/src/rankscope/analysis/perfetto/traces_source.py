@@ -19,7 +19,7 @@ from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of
 from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.reduce import reduce_file
 from rankscope.analysis.traces import read_whole_trace
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.records import CollectiveRecord
 
 _OTHER = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankscope.analysis.locations import OPERATIONS_SUFFIX, Location, location
 from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import WhatIf
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.named import named_run
 
 

@@ -19,7 +19,7 @@ from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.scenarios import Durations, Mask, ideal_durations, own_durations, play, with_and_without
 from rankscope.analysis.whatif.schedule import ScheduleError, build_schedule
 from rankscope.analysis.wording import first_of
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 
 _SHOWN: Final = 4
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
 from rankscope.analysis.whatif.operation_types import CODES
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.segments import open_regular
 
 INTEGERS: Final = ("dp_rank", "stage", "rank", "step", "seq_id")

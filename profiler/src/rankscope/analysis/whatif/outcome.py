@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.duration import duration
 from rankscope.analysis.result import Cost
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.result import (
@@ -25,6 +24,7 @@ from rankscope.analysis.whatif.result import (
     WhatIfSource,
 )
 from rankscope.analysis.wording import hours_text
+from rankscope.base.text import duration
 
 SLOWEST_PERCENT: Final = 3
 """Of the ranks that ``m_worker`` makes ideal, rounded up: the paper's."""

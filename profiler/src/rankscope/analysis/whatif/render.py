@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.analysis.duration import duration
 from rankscope.analysis.table import aligned, fitting
 from rankscope.analysis.whatif.result import Effect, WhatIf
 from rankscope.analysis.wording import GREEN, RED, UNKNOWN, YELLOW, counted, hours_text, losses, page, warning_lines, wrapped
+from rankscope.base.text import duration
 
 SHOWN: Final = 8
 """Rows of a table in a terminal; the JSON has them all."""

@@ -23,7 +23,7 @@ from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Terms, answer,
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.scenarios import Durations, play, with_and_without
 from rankscope.analysis.whatif.window_graph import OWN, WindowGraph, build_window_graph
-from rankscope.runs.errors import InputError
+from rankscope.base.errors import InputError
 from rankscope.runs.records import StepBreakdown
 
 _SECONDS: Final = 1e-9

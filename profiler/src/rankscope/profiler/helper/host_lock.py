@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import stat
@@ -12,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from rankscope.base.locks import try_lock
 from rankscope.profiler.scratch import LOCAL_MEMORY
 
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -43,7 +43,7 @@ class HostLock:
             handle = os.open(self._lock, _FLAGS, 0o600)
         except FileNotFoundError:
             return False  # the last to leave has just removed the folder
-        if not _locked(handle, fcntl.LOCK_EX):
+        if not try_lock(handle):
             os.close(handle)
             return False
         self._holding = handle
@@ -63,7 +63,7 @@ class HostLock:
             raise PermissionError(errno.EPERM, "it belongs to somebody else", str(self._folder))
         self._go()
         self._presence = os.open(self._present, _FLAGS, 0o600)
-        _locked(self._presence, fcntl.LOCK_SH)
+        try_lock(self._presence, shared=True)
 
     def held(self) -> bool:
         """Whether this is the holder, and of the file that the others would try: it may have been removed, or replaced."""
@@ -87,7 +87,7 @@ class HostLock:
     def leave(self) -> None:
         """Do not come back; whoever is last leaves nothing."""
         self._let_go()
-        if self._presence is not None and _is_still(self._presence, self._present) and _locked(self._presence, fcntl.LOCK_EX):
+        if self._presence is not None and _is_still(self._presence, self._present) and try_lock(self._presence):
             with suppress(OSError):
                 self._lock.unlink(missing_ok=True)
                 self._present.unlink()
@@ -103,14 +103,6 @@ class HostLock:
         if self._presence is not None:
             handle, self._presence = self._presence, None
             os.close(handle)
-
-
-def _locked(handle: int, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_still(handle: int, file: Path) -> bool:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from rankscope.base.errors import InputError, MissingError
 from rankscope.profiler.helper.duties import Duty, Surroundings
 from rankscope.profiler.helper.spans import resource_attributes, step_spans
-from rankscope.runs.errors import InputError, MissingError
 from rankscope.runs.records import RankInfo, RunInfo, StepRecord
 
 if TYPE_CHECKING:

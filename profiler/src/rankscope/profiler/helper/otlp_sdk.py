@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, set_span_in_context
 
+from rankscope.base.errors import InputError, MissingError
 from rankscope.profiler.helper.spans import SpanData, Value
-from rankscope.runs.errors import InputError, MissingError
 
 _EXPORTERS: Final = {
     "http/protobuf": ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "otlp"),

@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.errors import InputError
 from rankscope.profiler.handover import Window
 from rankscope.profiler.helper.keeping import Keeping
 from rankscope.profiler.scratch import remove_trace
-from rankscope.runs.errors import InputError
 from rankscope.runs.records import StepBreakdown
 
 MAX_WAITING: Final = 2

@@ -11,10 +11,9 @@ import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
 from rankscope.alerts.deliver.message import cut
-from rankscope.alerts.output import plain
 from rankscope.alerts.payload import Payload, PayloadAlert
 from rankscope.analysis.wording import first_of
-from rankscope.base.text import span
+from rankscope.base.text import one_line, span
 
 MAX_BODY_BYTES: Final = 20_000
 _CAPS: Final = (1000, 400, 150, 60)
@@ -225,7 +224,7 @@ def _joined(place: Iterable[tuple[str, str]]) -> str:
 
 
 def _line(text: str, cap: int) -> str:
-    return cut(plain(text), cap)
+    return cut(one_line(text), cap)
 
 
 def _is_link(text: str) -> bool:

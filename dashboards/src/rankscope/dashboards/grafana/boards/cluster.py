@@ -61,8 +61,8 @@ def _overview(canvas: Canvas) -> None:
         "GPUs expected (--expected-gpus), or on the PCI bus, that the driver does not count.",
         "none",
         or_not_available(
-            f'sum(clamp_min(max by (instance) (node_gpus{{{SCOPE}, source=~"expected|pci"}})'
-            f' - max by (instance) (node_gpus{{{SCOPE}, source="driver"}}), 0))',
+            f'sum(clamp_min(max by (instance) (gpu_devices{{{SCOPE}, source=~"expected|pci"}})'
+            f' - max by (instance) (gpu_devices{{{SCOPE}, source="driver"}}), 0))',
             alive,
         ),
         thresholds=ANY_IS_BAD,
@@ -290,7 +290,7 @@ def _some_missing(metric: str) -> str:
         told_why = f'label_replace({series}, "why", "{words}", "reason", "(.*)")'
         return f'label_replace(group by (why) ({told_why}), "of", "GPUs", "", "")'
 
-    absent = why(NATIVE.selector("gpu_metric_supported", metric=metric), "not available ($1)")
+    absent = why(NATIVE.selector("gpu_metric_absent_info", metric=metric), "not available ($1)")
     down = why(NATIVE.selector("gpu_down_info"), "collection dead ($1)")
     return f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {gone()}\n)"
 

@@ -46,6 +46,10 @@ class Dialect(ABC):
         """A counter of each chosen GPU per second, in base units, with the labels of ``by``."""
 
     @abstractmethod
+    def sum_of_rates(self, *metrics: str) -> str | None:
+        """Several counters of each chosen GPU per second, added up."""
+
+    @abstractmethod
     def increase(self, metric: str, /, **labels: str) -> str | None:
         """What a counter of each chosen GPU grew by over the time shown, with the labels of ``by``."""
 
@@ -83,13 +87,17 @@ class Native(Dialect):
         """See ``Dialect``."""
         return named(f"rate({self.selector(metric, **labels)}[{RATE}])")
 
+    def sum_of_rates(self, *metrics: str) -> str:
+        """See ``Dialect``."""
+        return "\n+\n".join(self.rate(metric) for metric in metrics)
+
     def increase(self, metric: str, /, **labels: str) -> str:
         """See ``Dialect``."""
         return named(f"increase({self.selector(metric, **labels)}[{RANGE}])")
 
     def missing(self, metric: str) -> str:
         """See ``Dialect``."""
-        absent = _told(self.selector("gpu_metric_supported", metric=metric), "not available ($1)")
+        absent = _told(self.selector("gpu_metric_absent_info", metric=metric), "not available ($1)")
         down = _told(self.selector("gpu_down_info"), "collection dead ($1)")
         return f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {gone()}\n)"
 
@@ -128,36 +136,47 @@ class Dcgm(Dialect):
     def selector(self, metric: str, /, **labels: str) -> str | None:
         """See ``Dialect``."""
         counter = _counterpart(metric, labels)
-        return None if counter is None else f'DCGM_FI_{counter.name}{{{SCOPE}, UUID=~"$gpu"}}'
+        return None if counter is None else _dcgm_selector(counter)
 
     def value(self, metric: str, /, **labels: str) -> str | None:
         """See ``Dialect``."""
-        return self._scaled(metric, labels, "{}")
+        return self._scaled(_counterpart(metric, labels), "{}")
 
     def rate(self, metric: str, /, **labels: str) -> str | None:
         """See ``Dialect``."""
-        return self._scaled(metric, labels, f"rate({{}}[{RATE}])")
+        counter = _counterpart(metric, labels)
+        return self._scaled(counter, f"rate({{}}[{RATE}])" if counter is not None and not counter.rate else "{}")
+
+    def sum_of_rates(self, *metrics: str) -> str | None:
+        """See ``Dialect``."""
+        names = set.intersection(*({one.name for one in BY_NAME[metric].dcgm if one.summed} for metric in metrics))
+        return self._scaled(next((one for one in BY_NAME[metrics[0]].dcgm if one.name in names), None), "{}")
 
     def increase(self, metric: str, /, **labels: str) -> str | None:
         """See ``Dialect``."""
-        return self._scaled(metric, labels, f"increase({{}}[{RANGE}])")
+        counter = _counterpart(metric, labels)
+        return None if counter is None or counter.rate else self._scaled(counter, f"increase({{}}[{RANGE}])")
 
     def missing(self, metric: str) -> str:
         """See ``Dialect``. dcgm-exporter does not say what a GPU cannot give."""
         del metric
         return f"NaN * {gone()}"
 
-    def _scaled(self, metric: str, labels: dict[str, str], function: str) -> str | None:
-        counter, selector = _counterpart(metric, labels), self.selector(metric, **labels)
-        if counter is None or selector is None:
+    def _scaled(self, counter: DcgmName | None, function: str) -> str | None:
+        if counter is None:
             return None
+        selector = _dcgm_selector(counter)
         back = "" if counter.times == 1 else f" / {counter.times:.12g}" if counter.times > 1 else f" * {1 / counter.times:.12g}"
         return function.format(selector) + back
 
 
+def _dcgm_selector(counter: DcgmName) -> str:
+    return f'DCGM_FI_{counter.name}{{{SCOPE}, UUID=~"$gpu"}}'
+
+
 def _counterpart(metric: str, labels: dict[str, str]) -> DcgmName | None:
     """A counter of the default set that is all of the metric with these labels."""
-    return next((one for one in BY_NAME[metric].dcgm if one.default_on and one.labels == labels), None)
+    return next((one for one in BY_NAME[metric].dcgm if one.default_on and not one.summed and one.labels == labels), None)
 
 
 NATIVE: Final = Native(

@@ -12,6 +12,7 @@ from rankscope.dashboards.grafana.boards.alerts import alerts
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.cluster import cluster
 from rankscope.dashboards.grafana.boards.cluster_dcgm import cluster_dcgm
+from rankscope.dashboards.grafana.boards.collectives import collectives
 from rankscope.dashboards.grafana.boards.dialect import DCGM, NATIVE
 from rankscope.dashboards.grafana.boards.node import node
 from rankscope.dashboards.grafana.boards.run import run
@@ -21,7 +22,7 @@ FOLDER: Final = Path(__file__).parent.parent / "json"
 
 def texts() -> dict[str, str]:
     """Path below ``json`` to what belongs there."""
-    native = [cluster(), node(NATIVE), run(), alerts()]
+    native = [cluster(), node(NATIVE), run(), collectives(), alerts()]
     dcgm = [cluster_dcgm(), node(DCGM)]
     found = {
         f"{folder}/{_uid(canvas)}.json": _board(canvas)

@@ -269,8 +269,14 @@ def links(canvas: Canvas, dialect: Dialect) -> None:
         "Bytes received over all NVLinks.",
         kind="rate",
     )
-    _lines(
-        canvas, dialect, "NVLink both ways", "gpu_nvlink_bytes_per_second", "Bps", "Bytes per second over all NVLinks, both ways."
+    both_ways = dialect.sum_of_rates("gpu_nvlink_transmit_bytes_total", "gpu_nvlink_receive_bytes_total")
+    canvas.graph(
+        "NVLink both ways",
+        "Bytes per second over all NVLinks, both ways.",
+        "Bps",
+        None if both_ways is None else Query(both_ways, dialect.legend),
+        told(dialect.missing("gpu_nvlink_transmit_bytes_total")),
+        look=Graph(minimum=0),
     )
     _lines(
         canvas,
@@ -300,8 +306,8 @@ def links(canvas: Canvas, dialect: Dialect) -> None:
         "1 when the NVSwitch fabric says that this GPU is well connected.",
         maximum=1,
     )
-    _lines(canvas, dialect, "PCIe sent", "gpu_pcie_transmit_bytes_per_second", "Bps", "Bytes sent over PCIe.")
-    _lines(canvas, dialect, "PCIe received", "gpu_pcie_receive_bytes_per_second", "Bps", "Bytes received over PCIe.")
+    _lines(canvas, dialect, "PCIe sent", "gpu_pcie_transmit_bytes_total", "Bps", "Bytes sent over PCIe.", kind="rate")
+    _lines(canvas, dialect, "PCIe received", "gpu_pcie_receive_bytes_total", "Bps", "Bytes received over PCIe.", kind="rate")
     _lines(
         canvas,
         dialect,
@@ -312,7 +318,7 @@ def links(canvas: Canvas, dialect: Dialect) -> None:
         kind="rate",
     )
     for what, title in (("width", "PCIe width of its greatest"), ("generation", "PCIe generation of its greatest")):
-        now, most = dialect.selector(f"gpu_pcie_link_{what}"), dialect.selector(f"gpu_pcie_link_{what}_max")
+        now, most = dialect.selector(f"gpu_pcie_link_{what}"), dialect.selector(f"gpu_pcie_link_max_{what}")
         expr = None if now is None or most is None else Query(_named(dialect, f"({now} / {most})"), dialect.legend)
         canvas.graph(
             title,

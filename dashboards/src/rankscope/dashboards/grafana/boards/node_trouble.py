@@ -155,7 +155,7 @@ def collection(canvas: Canvas, dialect: Dialect) -> None:
             Column(source="series", title="Series"),
             Column(source="reason", title="Why"),
         ],
-        f"max by (host, index, uuid, metric, series, reason) ({dialect.value('gpu_metric_supported')})",
+        f"max by (host, index, uuid, metric, series, reason) ({dialect.value('gpu_metric_absent_info')})",
         width=16,
     )
     canvas.sheet(

@@ -15,7 +15,7 @@ from rankscope.exporter.xids import XIDS
 
 _BY = "host, index, uuid, instance, xid"
 XIDS_SO_FAR: Final = "uuid_xid:gpu_xid_errors:nonzero"
-"""There are two dozen counters per GPU, nearly all of them zero for ever: rules record the others."""
+"""Counters of Xids above zero, as the rules record them."""
 REMEMBERED_GPU: Final = 'uuid:gpu_info:latest{instance=~"$instance", uuid=~"$gpu"}'
 """Exactly one identity for each GPU, also of one that is not there any more, as after some Xids."""
 

@@ -1,0 +1,55 @@
+"""Content of an outbox as commands print it: ``rankscope.outbox-list/1`` and its parts. Loads no SQLite."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+State = Literal["waiting", "delivered", "dead", "overtaken"]
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as it is listed."""
+
+    id: str
+    target: str
+    group: str
+    state: State
+    alerts: int
+    attempts: int
+    created_unix_ns: int
+    finished_unix_ns: int | None = None
+    next_attempt_s: float | None = None
+    """Seconds until the next attempt; only while it waits."""
+    last_error: str = ""
+    about: str = ""
+    """State, severity, name and place of its first alert, and how many more there are."""
+    labels: dict[str, str] = {}
+    """Labels that all of its alerts have in common."""
+    starts_at: str = ""
+    """When the first of them began, as the payload has it."""
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of one store, oldest first, and the number of messages by state."""
+
+    path: str
+    counts: dict[str, int]
+    messages: list[Listed]
+
+
+class Listings(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of ``list --format json``."""
+
+    schema: Literal["rankscope.outbox-list/1"] = "rankscope.outbox-list/1"
+    outboxes: list[Listing]
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of ``show --format json``."""
+
+    path: str
+    message: Listed
+    payload: msgspec.Raw
+    """``null`` where the payload is no JSON."""

@@ -1,0 +1,169 @@
+"""What every HTTP server shares without loading one: listening sockets, requests, responses, credentials.
+
+    bind ──> http_server.Endpoint ──> http_server.Server ──> an ASGI application
+
+``http_server`` loads uvicorn; this module stays light, so that an address in use is reported before anything else is loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import errno
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from rankscope.base.errors import InputError
+
+TEXT: Final = "text/plain; charset=utf-8"
+LOOK_EVERY_S: Final = 1.0
+"""How often files are checked for changes, at most."""
+_BACKLOG: Final = 512
+_ANY_IPV4: Final = "0.0.0.0"  # noqa: S104  the caller asked for all addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A complete request. ``headers`` have lower-case names; ``peer`` is the client's address, empty on a Unix socket."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    peer: str
+    tls: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A complete response; the server adds its length and leaves out the body for HEAD."""
+
+    status: int
+    body: bytes
+    content_type: str = TEXT
+    headers: tuple[tuple[str, str], ...] = field(default=())
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+T = TypeVar("T")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening TCP socket. ``::`` means every address of this machine, IPv4 included; port 0 any free port.
+
+    Where the kernel has no IPv6, ``::`` listens on every IPv4 address. Raises ``OSError``, whose ``strerror`` is the reason.
+    """
+    dual_stack = host == "::" and socket.has_dualstack_ipv6()
+    if host == "::" and not dual_stack:
+        host = _ANY_IPV4
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=dual_stack)
+    except UnicodeError as error:
+        raise OSError(errno.EADDRNOTAVAIL, "not a host name") from error
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """As ``bind``. Raises ``InputError`` with the reason, before anything is served."""
+    try:
+        return bind(host, port)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(host_port(host, port), f"cannot listen there: {reason}; choose another with --listen") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server on ``host``. A name other than ``localhost`` may lead anywhere: no."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def host_port(host: str, port: int) -> str:
+    """As it is written in an address: ``HOST:PORT``, ``[IPV6]:PORT``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def basic_credentials(authorization: bytes) -> tuple[bytes, bytes] | None:
+    """User and password of an Authorization header; None where it is no Basic authentication."""
+    scheme, _, encoded = authorization.partition(b" ")
+    if scheme.lower() != b"basic":
+        return None
+    try:
+        user, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
+    except binascii.Error:
+        return None
+    return (user, password) if colon else None
+
+
+def bearer_token(authorization: bytes) -> bytes | None:
+    """The token of an Authorization header; None where it is no bearer token."""
+    scheme, _, token = authorization.partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else None
+
+
+class FollowedFiles(Generic[T]):
+    """A value read from files, such as a TLS context, and read again when one of the files changes.
+
+    ``read`` returns the value and its files. Its first exception is raised; later ones go to ``failed`` at every attempt, and
+    the last good value stays. ``changed`` gets every new value. The files belong on a local disk: a slow one holds up clients.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[T, Sequence[Path]]],
+        *,
+        changed: Callable[[T], object],
+        failed: Callable[[Exception], object],
+    ) -> None:
+        self._read = read
+        self._changed = changed
+        self._failed = failed
+        self._unusable = False
+        self._checked_s = time.monotonic()
+        self._value, self._files = read()
+        self._stamp = _stamp(self._files)
+
+    def get(self) -> T:
+        """Return the newest usable value."""
+        now_s = time.monotonic()
+        if now_s - self._checked_s >= LOOK_EVERY_S:
+            self._checked_s = now_s
+            # An unusable version may name files that are not known here, and that may appear.
+            if self._unusable or _stamp(self._files) != self._stamp:
+                self.read_again()
+        return self._value
+
+    def read_again(self) -> bool:
+        """Read the files now; whether they are usable."""
+        stamp = _stamp(self._files)  # before reading: a change meanwhile is then seen as one
+        try:
+            value, files = self._read()
+        except Exception as error:  # noqa: BLE001  whatever it is, serving goes on with the last good version
+            self._unusable, self._stamp = True, stamp
+            self._failed(error)
+            return False
+        self._stamp = stamp if files == self._files else _stamp(files)
+        self._value, self._files, self._unusable = value, files, False
+        self._changed(value)
+        return True
+
+
+def _stamp(files: Sequence[Path]) -> list[tuple[int, int, int] | None]:
+    """Inode, size and time of change of each file; None for a missing one."""
+    found: list[tuple[int, int, int] | None] = []
+    for file in files:
+        try:
+            status = os.stat(file)  # noqa: PTH116  the same with fewer objects
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return found

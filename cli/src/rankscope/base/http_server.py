@@ -1,0 +1,434 @@
+"""An HTTP/1.1 server that no client can hold up: uvicorn's protocol with a deadline per state and a limit on connections.
+
+The server accepts by itself, because uvicorn's loads one certificate for its lifetime, refuses the next client where the
+longest idle one should go, and wakes ten times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import re
+import resource
+import signal
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.server import ServerState
+
+from rankscope.base.http import TEXT, Handler, Request, Response
+
+logger = logging.getLogger(__name__)
+
+REQUEST_DEADLINE_S: Final = 10.0
+"""From the connection, or the first byte of a later request, to the end of the request's head."""
+RESPONSE_DEADLINE_S: Final = 30.0
+"""From the end of the head to the last byte of the response that the client takes."""
+KEEP_ALIVE_S: Final = 75
+"""Between requests; longer than usual scrape intervals, so that Prometheus keeps its connection."""
+MAX_CONNECTIONS: Final = 512
+"""At most; and at most half of the descriptors that the process may open."""
+MAX_HEAD_BYTES: Final = 16 * 1024
+MAX_BODY_BYTES: Final = 16 * 1024
+"""Of a request to a ``Handler``."""
+GRACE_S: Final = 0.5
+"""Time for responses under way when the server stops."""
+
+_ACCEPT_PAUSE_S: Final = 0.1
+_EVICT_PAUSE_S: Final = 0.002
+_ABSOLUTE: Final = re.compile("https?://[^/?]*", re.IGNORECASE)  # the form for proxies, valid for all servers (RFC 9112)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A listening socket and the ASGI application behind it.
+
+    ``tls`` is called for every connection, so that a new certificate serves the next handshake; None for plain HTTP. ``admit``
+    may refuse a client by its transport.
+    """
+
+    sock: socket.socket
+    app: Callable[..., Any]
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None
+    admit: Callable[[Any], bool] = lambda _transport: True
+
+
+class _DefectFilter(logging.Filter):
+    """Pass each exception of an application once, by its place; a client that repeats a request must not fill the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[tuple[str, str, int]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is new."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, asyncio.CancelledError):
+            return False
+        if error is None or error.__traceback__ is None:
+            return True
+        place = error.__traceback__
+        while place.tb_next is not None:
+            place = place.tb_next
+        defect = (type(error).__name__, place.tb_frame.f_code.co_filename, place.tb_lineno)
+        new = defect not in self._seen
+        self._seen.add(defect)
+        return new
+
+
+_protocol_logger = logging.getLogger(f"{__name__}.protocol")
+_protocol_logger.setLevel(logging.ERROR)  # uvicorn warns of every request that it cannot parse
+_protocol_logger.addFilter(_DefectFilter())
+
+
+class _JoinedWrites(asyncio.Transport):
+    """A transport that sends what is written in one turn of the loop at once: uvicorn writes head and body apart."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._pieces: list[bytes] = []
+        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
+        self.is_closing = transport.is_closing  # type: ignore[method-assign]
+        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
+        self.abort = transport.abort  # type: ignore[method-assign]
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        """Send it before the next turn of the loop."""
+        if data:
+            if not self._pieces:
+                self._loop.call_soon(self.flush)
+            self._pieces.append(data)
+
+    def close(self) -> None:
+        """Send what is written and close."""
+        self.flush()
+        self._transport.close()
+
+    def flush(self) -> None:
+        """Send what is written."""
+        if self._pieces:
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            self._transport.write(data)
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection with a deadline for each state.
+
+    The stock protocol waits for ever for the rest of a request and for a client that does not read its response.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        state: ServerState,
+        *,
+        admit: Callable[[Any], bool],
+        on_close: Callable[[Connection], None],
+    ) -> None:
+        super().__init__(config, state, {}, asyncio.get_running_loop())
+        self.logger = _protocol_logger
+        self._admit = admit
+        self._on_close = on_close
+        self._between_requests = False
+        self._made = False
+        self._half_closed = False
+        self._ending = False
+        self._deadline_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.answered = 0
+        self.active_at_s = self.loop.time()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]  # None at first
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the deadline of the first request."""
+        super().connection_made(_JoinedWrites(transport, self.loop))
+        self._made = True
+        if self.client is not None:
+            host, port = self.client
+            self.client = (host.removeprefix("::ffff:"), port)  # IPv4 through a dual-stack socket
+        self._close_after(REQUEST_DEADLINE_S)
+        if self._ending or not self._admit(transport):
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take more of a request, or more requests."""
+        if self._ending and not self.busy:
+            return
+        self.active_at_s = self.loop.time()
+        if self._between_requests:
+            self._between_requests = False
+            self._close_after(REQUEST_DEADLINE_S)
+        super().data_received(data)
+
+    def handle_events(self) -> None:
+        """Start the deadline of the body and the response when a head is complete."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._between_requests = False
+            self._close_after(RESPONSE_DEADLINE_S)
+
+    def on_response_complete(self) -> None:
+        """Start the deadline of the next request; a response that is not taken by then is given up, too."""
+        self.answered += 1
+        self.active_at_s = self.loop.time()
+        assert isinstance(self.transport, _JoinedWrites)
+        self.transport.flush()
+        super().on_response_complete()  # may begin with a request that already waits
+        if self.busy or self.transport.is_closing():
+            return
+        if self._half_closed or self._ending:
+            self.transport.close()
+            return
+        self._between_requests = not self.conn.trailing_data[0]
+        self._close_after(KEEP_ALIVE_S + REQUEST_DEADLINE_S if self._between_requests else REQUEST_DEADLINE_S)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer what a client asked before it closed its side, where the transport can."""
+        self._half_closed = self.busy and not self.cycle.more_body and self.scheme != "https"
+        if not self._half_closed:
+            self.transport.close()
+        return self._half_closed
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Release timers and the place in the server."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ending = True
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn keeps it after a reset
+        self._on_close(self)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a request that cannot be parsed, with the status that h11 suggests, and close."""
+        status = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            headers = [("content-type", TEXT), ("content-length", str(len(msg) + 1)), ("connection", "close")]
+            events: tuple[Any, ...] = (
+                h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status]),
+                h11.Data(f"{msg}\n".encode()),
+                h11.EndOfMessage(),
+            )
+            self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        self._ending = True
+        self.transport.close()
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Close, after the response under way unless ``at_once``."""
+        self._ending = True
+        if not self._made:
+            return  # closed when it is made
+        if at_once:
+            self.transport.abort()
+        elif self.busy:
+            self.cycle.keep_alive = False
+        else:
+            self.transport.close()
+
+    def _should_upgrade(self) -> bool:
+        return False  # uvicorn warns of every request for another protocol
+
+    def _close_after(self, seconds: float) -> None:
+        self._deadline_s = self.loop.time() + seconds
+        # Deadlines mostly move away: the timer that is set looks again when it fires.
+        if self._timer is None or self._timer.when() > self._deadline_s:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(self._deadline_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        if self.loop.time() >= self._deadline_s:
+            self.transport.abort()
+        else:
+            self._set_timer()
+
+
+class Server:
+    """Accepts on all its endpoints, in the running loop, until it is stopped."""
+
+    def __init__(self, endpoints: list[Endpoint], *, max_connections: int | None = None) -> None:
+        self._endpoints = endpoints
+        self._max_connections = max_connections or _affordable_connections()
+        self._state = ServerState()
+        self._connections: dict[Connection, asyncio.Task[None]] = {}
+        self._acceptors: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._acceptors = [asyncio.create_task(self._accept(endpoint)) for endpoint in self._endpoints]
+
+    async def stop(self, grace_s: float = GRACE_S) -> None:
+        """Accept no more connections; responses under way have ``grace_s`` to end."""
+        for acceptor in self._acceptors:
+            acceptor.cancel()
+        for endpoint in self._endpoints:
+            endpoint.sock.close()
+        for connection in list(self._connections):
+            connection.end()
+        for _ in range(20):
+            if not self._connections:
+                return
+            await asyncio.sleep(grace_s / 20)
+        for connection, opening in list(self._connections.items()):
+            opening.cancel()
+            connection.end(at_once=True)
+        for task in self._state.tasks:
+            task.cancel()
+
+    async def _accept(self, endpoint: Endpoint) -> None:
+        endpoint.sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        config = uvicorn.Config(
+            endpoint.app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # a client may claim to send for any other
+            timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        )
+        config.load()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(endpoint.sock)
+            except OSError as error:
+                # A client that has gone again, or no descriptors left: eviction frees one.
+                scarce = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+                await asyncio.sleep(_EVICT_PAUSE_S if scarce and self._evict() else _ACCEPT_PAUSE_S)
+                continue
+            if len(self._connections) >= self._max_connections:
+                self._evict()
+            connection = Connection(config, self._state, admit=endpoint.admit, on_close=self._forget)
+            self._connections[connection] = asyncio.create_task(self._open(endpoint, accepted, connection))
+
+    async def _open(self, endpoint: Endpoint, accepted: socket.socket, connection: Connection) -> None:
+        """Hand the socket to the connection, after the TLS handshake, which has a deadline, too."""
+        try:
+            if accepted.family != socket.AF_UNIX:
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            context = endpoint.tls()
+            limits = {"ssl_handshake_timeout": REQUEST_DEADLINE_S, "ssl_shutdown_timeout": GRACE_S} if context else {}
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, ssl=context, **limits)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the descriptor is freed
+            logger.debug("a connection was not opened: %s", str(error) or type(error).__name__)
+            accepted.close()
+            self._forget(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+
+    def _evict(self) -> bool:
+        """End the least valuable connection: one that never completed a request before others, then the longest idle.
+
+        False when there is none.
+        """
+        if not self._connections:
+            return False
+        least = min(self._connections, key=lambda one: (one.busy, one.answered > 0, one.active_at_s))
+        self._connections.pop(least).cancel()
+        least.end(at_once=True)
+        return True
+
+
+def _affordable_connections() -> int:
+    """The rest of the process needs descriptors as well."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit // 2))
+
+
+def serve_until_signal(endpoints: list[Endpoint], *, grace_s: float, started: Callable[[], object] = lambda: None) -> None:
+    """Serve in the main thread until SIGTERM or SIGINT. ``started`` is called when the server accepts."""
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ended.set)
+        server = Server(endpoints)
+        server.start()
+        started()
+        await ended.wait()
+        await server.stop(grace_s)
+
+    asyncio.run(serve())
+
+
+def serve_in_thread(endpoints: list[Endpoint], name: str) -> None:
+    """Serve in a daemon thread until the process ends."""
+
+    async def serve() -> None:
+        Server(endpoints).start()
+        await asyncio.Event().wait()
+
+    threading.Thread(target=lambda: asyncio.run(serve()), name=name, daemon=True).start()
+
+
+def application(handler: Handler) -> Callable[..., Any]:
+    """Return the ASGI application that answers with a handler; request bodies are read and discarded."""
+
+    async def answer(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in scope["headers"]:
+            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+            # Repeated headers mean the same as one list (RFC 9110).
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        announced = "content-length" in headers or "transfer-encoding" in headers
+        if announced and not await _discard_body(receive):
+            response = Response(413, b"the request is too large\n", headers=(("connection", "close"),))
+        else:
+            path = scope["path"]
+            request = Request(
+                method=scope["method"],
+                path=(path if path.startswith("/") else _ABSOLUTE.sub("", path)) or "/",
+                query=scope["query_string"].decode("latin-1"),
+                headers=headers,
+                peer=scope["client"][0] if scope["client"] else "",
+                tls=scope["scheme"] == "https",
+            )
+            response = await handler(request)
+        raw = _raw_headers(response.content_type, len(response.body), response.headers)
+        await send({"type": "http.response.start", "status": response.status, "headers": raw})
+        await send({"type": "http.response.body", "body": response.body})
+
+    return answer
+
+
+async def _discard_body(receive: Callable[..., Any]) -> bool:
+    """Whether the body ended within the limit."""
+    size = 0
+    while True:
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > MAX_BODY_BYTES:
+            return False
+        if not message.get("more_body", False):
+            return True
+
+
+@lru_cache(64)  # responses to scrapers are alike
+def _raw_headers(content_type: str, body_bytes: int, headers: tuple[tuple[str, str], ...]) -> list[tuple[bytes, bytes]]:
+    own = (("content-type", content_type), ("content-length", str(body_bytes)), ("x-content-type-options", "nosniff"))
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*own, *headers)]

@@ -1,0 +1,214 @@
+"""The board of collectives: bus bandwidth of each communicator, and the GPU that the others wait for, from NCCL Inspector.
+
+The kernel of a collective lasts from a GPU's own arrival to the end that all share. So the GPU with the shortest execution
+time arrived last, and the others waited for it. Its bus bandwidth is the greatest. That does not hold for collectives with a
+root, whose ranks may end at different times.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rankscope.dashboards.grafana.boards import columns
+from rankscope.dashboards.grafana.boards.canvas import Canvas
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, RANGE, RATE, SCOPE, gone
+from rankscope.dashboards.grafana.boards.frame import chosen, frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.kinds import Column, Query, told
+from rankscope.dashboards.grafana.boards.marks import or_not_available
+
+UID: Final = "rankscope-collectives"
+MOST: Final = 8
+"""Lines in a graph; the table has all."""
+COMMUNICATOR: Final = "run_id, slurm_job_id, comm_name, nranks, n_nodes"
+CALL: Final = f"{COMMUNICATOR}, collective, message_size, algo_proto"
+LEGEND: Final = "{{comm_name}} {{collective}} {{message_size}} {{algo_proto}}"
+_PICKED: Final = f'{SCOPE}, uuid=~"$gpu", slurm_job_id=~"$slurm_job_id", comm_name=~"$comm_name"'
+_OF_ALL_RANKS: Final = ', collective!~"Broadcast|Reduce"'
+_IDENTITY: Final = "slurm_job_id, comm_name, nranks, n_nodes, collective, message_size, algo_proto"
+_OF_INSPECTOR: Final = "From NCCL Inspector, a mean of each dump (30 seconds or more)."
+
+
+def collectives() -> Canvas:
+    """The board."""
+    about = "Bus bandwidth and execution time of collectives by communicator, and which GPU the others wait for (NCCL Inspector)."
+    canvas = Canvas(frame(UID, "Collectives", about, dialect=NATIVE, alerts=', instance=~"$instance|"', since="now-3h"))
+    for variable in places("gpu_info"):
+        canvas.board.with_variable(variable)
+    canvas.board.with_variable(gpu_variable(NATIVE))
+    for name, label in (("slurm_job_id", "Slurm job"), ("comm_name", "Communicator"), ("collective", "Collective")):
+        canvas.board.with_variable(chosen(name, label, f"label_values(nccl_bus_bandwidth_gbs{{{SCOPE}}}, {name})"))
+    bandwidth, exec_time, of_all = _bandwidth(), _exec_time(), _exec_time(_OF_ALL_RANKS)
+    absent = told(_absent())
+    _now(canvas, of_all)
+    canvas.row("Communicators")
+    canvas.graph(
+        "Bus bandwidth",
+        f"Median over the GPUs of a communicator, for the {MOST} collectives that take longest. {_OF_INSPECTOR}",
+        "Bps",
+        Query(_longest(_median(bandwidth), exec_time), LEGEND),
+        absent,
+        width=12,
+    )
+    canvas.graph(
+        "Execution time",
+        f"Median over the GPUs of a communicator, waiting for the last GPU included: the {MOST} longest. {_OF_INSPECTOR}",
+        "s",
+        Query(_longest(_median(exec_time), exec_time), LEGEND),
+        absent,
+        width=12,
+    )
+    _sheet_of_communicators(canvas, bandwidth, exec_time, of_all)
+    canvas.row("Last to arrive")
+    canvas.graph(
+        "Wait for the last GPU",
+        "Longest less shortest execution time of a collective among the GPUs of a communicator, "
+        f"for the {MOST} collectives that take longest. {_OF_INSPECTOR}",
+        "s",
+        Query(_longest(_spread(of_all), exec_time), LEGEND),
+        absent,
+    )
+    _sheet_of_last(canvas, bandwidth, of_all)
+    canvas.row("Sends and receives", collapsed=True)
+    canvas.graph(
+        "Bus bandwidth of sends and receives",
+        f"Median over the GPUs of a communicator. {_OF_INSPECTOR}",
+        "Bps",
+        Query(
+            "1e9 * quantile by (slurm_job_id, comm_name, p2p_operation, message_size) "
+            f"(0.5, nccl_p2p_bus_bandwidth_gbs{{{_PICKED}}})",
+            "{{comm_name}} {{p2p_operation}} {{message_size}}",
+        ),
+        absent,
+        width=12,
+    )
+    canvas.graph(
+        "Execution time of sends and receives",
+        f"Median over the GPUs of a communicator. {_OF_INSPECTOR}",
+        "s",
+        Query(
+            "1e-6 * quantile by (slurm_job_id, comm_name, p2p_operation, message_size) "
+            f"(0.5, nccl_p2p_exec_time_microseconds{{{_PICKED}}})",
+            "{{comm_name}} {{p2p_operation}} {{message_size}}",
+        ),
+        absent,
+        width=12,
+    )
+    return canvas
+
+
+def _bandwidth() -> str:
+    return f"1e9 * ({_of_gpus('nccl_bus_bandwidth_gbs')})"
+
+
+def _exec_time(more: str = "") -> str:
+    return f"1e-6 * ({_of_gpus('nccl_collective_exec_time_microseconds', more)})"
+
+
+def _of_gpus(metric: str, more: str = "") -> str:
+    """A metric of each GPU, once however many jobs scrape it, with the run and the rank where they are known."""
+    series = f'max by (uuid, {_IDENTITY}) ({metric}{{{_PICKED}, collective=~"$collective"{more}}})'
+    return f"{series}\n* on (uuid) group_left (run_id, rank) uuid:gpu_job_info:rank\nor on (uuid)\n{series}"
+
+
+def _median(expr: str) -> str:
+    return f"quantile by ({CALL}) (0.5, {expr})"
+
+
+def _spread(expr: str) -> str:
+    return f"(max by ({CALL}) ({expr}) - min by ({CALL}) ({expr}))"
+
+
+def _longest(expr: str, exec_time: str) -> str:
+    """Those of the collectives that took longest at any moment of the time shown."""
+    return f"{expr}\nand on ({CALL})\ntopk ({MOST}, max_over_time(({_median(exec_time)})[{RANGE}:{RATE}] @ end()))"
+
+
+def _now(canvas: Canvas, of_all: str) -> None:
+    picked = f'nccl_bus_bandwidth_gbs{{{_PICKED}, collective=~"$collective"}}'
+    alive = f"up{{{SCOPE}}} == 1"
+    canvas.row("Now")
+    canvas.figure(
+        "Communicators",
+        "Communicators that had collectives in the last dump. Those of one name in one job count once.",
+        "none",
+        or_not_available(f"count(group by (slurm_job_id, comm_name, nranks, n_nodes) ({picked}))", alive),
+    )
+    canvas.figure(
+        "GPUs with NCCL Inspector",
+        "GPUs about which there is a file of NCCL Inspector.",
+        "none",
+        or_not_available(f"count(group by (uuid) ({picked}))", alive),
+    )
+    canvas.figure(
+        "Longest wait for one GPU",
+        "Longest less shortest execution time of one kind of collective among the GPUs of its communicator.",
+        "s",
+        or_not_available(f"max({_spread(of_all)})", alive),
+    )
+
+
+_CALL_COLUMNS: Final = (
+    Column(source="comm_name", title="Communicator"),
+    Column(source="nranks", title="Ranks"),
+    Column(source="n_nodes", title="Nodes"),
+    Column(source="collective", title="Collective"),
+    Column(source="message_size", title="Message"),
+    Column(source="algo_proto", title="Algorithm, protocol"),
+    Column(source="slurm_job_id", title="Slurm job"),
+)
+
+
+def _sheet_of_communicators(canvas: Canvas, bandwidth: str, exec_time: str, of_all: str) -> None:
+    canvas.sheet(
+        "Every communicator",
+        "Collectives by communicator and message size. More GPUs than ranks: several communicators have one name.",
+        [
+            *_CALL_COLUMNS,
+            columns.RUN,
+            Column(source="Value #A", title="GPUs", unit="none"),
+            Column(source="Value #B", title="Bus bandwidth, median", unit="Bps"),
+            Column(source="Value #C", title="Bus bandwidth, least", unit="Bps"),
+            Column(source="Value #D", title="Execution time, median", unit="s"),
+            Column(source="Value #E", title="Wait for the last GPU", unit="s"),
+        ],
+        f"count by ({CALL}) ({exec_time})",
+        _median(bandwidth),
+        f"min by ({CALL}) ({bandwidth})",
+        _median(exec_time),
+        _spread(of_all),
+        sort="Execution time, median",
+    )
+
+
+def _sheet_of_last(canvas: Canvas, bandwidth: str, exec_time: str) -> None:
+    last = f"bottomk by ({CALL}) (1, {exec_time})"
+    ahead = f"({_median(exec_time)} - on ({CALL}) group_right () {last}) > 0"
+    place = "* on (uuid) group_left (host, instance, index) max by (uuid, host, instance, index) (uuid:gpu_info:latest)"
+    canvas.sheet(
+        "The GPU that the others wait for",
+        "Of each collective the GPU with the shortest execution time: it arrived last. Collectives with a root are left out.",
+        [
+            columns.RANK,
+            columns.HOST,
+            Column(source="index", title="GPU"),
+            *_CALL_COLUMNS,
+            Column(source="Value #A", title="Arrived later by", unit="s"),
+            Column(source="Value #B", title="Its bus bandwidth", unit="Bps"),
+            columns.RUN,
+            Column(source="uuid", title="UUID"),
+            columns.INSTANCE_OF_LINKS,
+        ],
+        f"({ahead})\n{place}",
+        f"(({bandwidth})\nand on (uuid, {CALL})\n({ahead}))\n{place}",
+        width=16,
+        sort="Arrived later by",
+    )
+
+
+def _absent() -> str:
+    """The exporters that answer and have no file of NCCL Inspector, and those that do not answer."""
+    why = "not available (no NCCL Inspector)"
+    hosts = f"group by (instance, host) (gpu_info{{{SCOPE}}})"
+    unknown = f"{hosts} unless on (instance) group by (instance) (nccl_bus_bandwidth_gbs{{{SCOPE}}})"
+    named = f'label_replace(label_replace({unknown}, "of", "$1", "host", "(.*)"), "why", "{why}", "", "")'
+    return f"NaN * (\n  {named}\nor\n  {gone()}\n)"
