@@ -15,6 +15,8 @@ INSTALL_HINTS = {
     "amtool": "apt-get install prometheus-alertmanager",
     "chromium": "apt-get install chromium",
     "gcc": "apt-get install gcc libc6-dev",
+    **dict.fromkeys(("ip", "tc"), "apt-get install iproute2"),
+    **dict.fromkeys(("unshare", "nsenter"), "apt-get install util-linux"),
     **dict.fromkeys(
         ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "squeue", "srun"),
         "apt-get install munge slurmctld slurmd slurm-client",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.json_of import json_of
 from rankscope.analysis.memory_growth import MINIMUM_SAMPLES, is_leak, slope_of
 from rankscope.analysis.memory_use import memory_of
 from rankscope.analysis.render import render_text
@@ -155,6 +157,15 @@ def test_ranks_are_listed_by_number_and_growth_by_speed(order: list[int]) -> Non
     assert found is not None
     assert [row.rank for row in found.ranks] == [0, 1, 2, 3]
     assert [row.rank for row in found.growth if row.kind == "device"] == [3, 2, 1, 0]
+
+
+def test_growth_that_may_be_chance_is_written_as_json() -> None:
+    # Given a rank whose caches fill
+    held = [int(GIB + 500 * MIB * (1 - np.exp(-number / 4))) for number in range(40)]
+    found = memory_of(table({0: [device(size, 2 * GIB, size) for size in held]}), {})
+    # Then JSON says that it is no leak
+    growth = msgspec.json.decode(json_of(found))["growth"]
+    assert [row["leaking"] for row in growth if row["kind"] == "device"] == [False]
 
 
 def test_a_leak_on_one_rank_is_named_with_the_steps_that_are_left(synthetic: Synthetic) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from standardwebhooks import Webhook
+from tests.e2e.monitoring import Monitoring
 from tests.webhook_receiver import WebhookReceiver, receiving
 
 from rankscope.cli.demo.services import Services, rankscope_command
@@ -37,37 +38,26 @@ class Chain:
         self.folder = folder
         self.sink = sink
         self.secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        self.ports = {name: free_port() for name in ("exporter", "alertmanager", "receiver")}
-        self.alertmanager = alertmanager
+        ports = {name: free_port() for name in ("exporter", "alertmanager", "receiver")}
+        self.monitoring = Monitoring(folder, ports, {"prometheus-alertmanager": alertmanager})
         self.run = folder / "runs" / "job"
         self.state = folder / "receiver"
 
     def url(self, name: str, path: str = "") -> str:
-        return f"http://127.0.0.1:{self.ports[name]}{path}"
+        return self.monitoring.url(name, path)
 
     def start(self, services: Services) -> None:
-        """Everything but the training, from the webhook backwards, so that nobody waits in vain."""
+        """Everything but the training; the receiver first, so that no alert is sent before it can be taken."""
         self._configure()
-        config = ("--config", self.folder / "alerts.toml")
-        receiver = rankscope_command("alerts", "serve", *config, "--listen", f"127.0.0.1:{self.ports['receiver']}")
         env = {"WEBHOOK_SECRET": self.secret, "ALERTMANAGER_TOKEN": TOKEN}
-        services.start("receiver", receiver, env=env)
-        services.start(
-            "alertmanager",
-            [
-                self.alertmanager,
-                f"--config.file={self.folder / 'alertmanager.json'}",
-                f"--storage.path={self.folder / 'alertmanager'}",
-                f"--web.listen-address=127.0.0.1:{self.ports['alertmanager']}",
-                "--cluster.listen-address=",
-            ],
-        )
-        address = f"127.0.0.1:{self.ports['exporter']}"
+        self.monitoring.start_receiver(services, "--config", self.folder / "alerts.toml", env=env)
+        self.monitoring.start_alertmanager(services)
+        address = self.monitoring.address("exporter")
         services.start(
             "exporter", rankscope_command("exporter", "--listen", address, "--spool", self.folder / "spool", "--simulate", "4")
         )
-        for name, path in {"receiver": "/-/ready", "alertmanager": "/-/ready", "exporter": "/"}.items():
-            services.wait_for(name, self.url(name, path))
+        self.monitoring.wait(services, ("receiver", "alertmanager"))
+        services.wait_for("exporter", self.url("exporter", "/"))
         watched = (self.folder / "runs", "--alertmanager", self.url("alertmanager"), "--state", self.folder / "watcher.json")
         services.start("watcher", rankscope_command("alerts", "watch", *watched, "--interval", "1s", "--least-firing", "1s"))
 
@@ -93,26 +83,8 @@ class Chain:
     def _configure(self) -> None:
         (self.folder / "spool").mkdir()
         (self.folder / "runs").mkdir()
-        webhook = {
-            "url": self.url("receiver", "/webhook"),
-            "send_resolved": True,
-            "http_config": {"authorization": {"credentials": TOKEN}},
-        }
-        straggler = {"receiver": "rankscope", "matchers": ["alertname=TrainingStraggler"]}
-        (self.folder / "alertmanager.json").write_text(
-            json.dumps(
-                {
-                    "route": {
-                        "receiver": "nobody",
-                        "group_by": ["alertname", "run_id"],
-                        "group_wait": "1s",
-                        "group_interval": "1s",
-                        "routes": [straggler],
-                    },
-                    "receivers": [{"name": "nobody"}, {"name": "rankscope", "webhook_configs": [webhook]}],
-                }
-            )
-        )
+        authorization = {"http_config": {"authorization": {"credentials": TOKEN}}}
+        self.monitoring.configure_alertmanager(authorization, matchers=["alertname=TrainingStraggler"])
         (self.folder / "alerts.toml").write_text(
             f"""
 [receive]

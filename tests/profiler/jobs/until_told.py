@@ -19,11 +19,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("stop", type=Path)
     parser.add_argument("--pause", type=float, default=0.003, help="seconds of each step that nobody computes in")
+    parser.add_argument("--width", type=int, default=32, help="of the hidden layer: 72 bytes of gradients each")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(16, args.width), nn.ReLU(), nn.Linear(args.width, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     step, enough = 0, torch.zeros(1)
     while not enough.item():

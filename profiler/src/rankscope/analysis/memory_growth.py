@@ -7,6 +7,7 @@ many places off the median bound it (Sen, "Estimates of the regression coefficie
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -74,7 +75,7 @@ def is_leak(values: Values, slope: Slope) -> bool:
         return False
     medians = np.array([np.median(block) for block in np.array_split(values, BLOCKS)])
     rises = np.diff(medians)
-    error = float(rises.std(ddof=1)) / np.sqrt(len(rises))
+    error = float(rises.std(ddof=1)) / math.sqrt(len(rises))
     grown = float(rises.sum())
     worth = max(GROWTH * float(medians[0]), GROWTH_BYTES)
     goes_on = float(rises[-2:].mean()) >= 0.2 * float(rises.mean())

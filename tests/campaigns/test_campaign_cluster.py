@@ -1,0 +1,125 @@
+"""Faults of a cluster in network namespaces: which alerts the receiver gets, after how long, and that no other fires.
+
+Prints one row of JSON per fault. The rules are the shipped ones with durations of seconds, from an operator's thresholds file
+(``short_thresholds`` in tests/e2e/cluster.py, where the expected names are, too).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.cluster import EXPECTED, Cluster, training_cluster
+
+pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("require_torch"), pytest.mark.timeout(1800)]
+
+SLOW_LINK = "8mbit"
+"""A step sends 0.4 MB over the link: at this rate it takes four times as long."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """On which nothing is wrong so far."""
+    with training_cluster(tmp_path) as cluster:
+        cluster.wait_for_steps(100)
+        assert cluster.alerts() == []
+        yield cluster
+
+
+@pytest.fixture
+def row(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    def show(fault: str, **figures: object) -> None:
+        with capsys.disabled():
+            print("\n" + json.dumps({"fault": fault, **figures}))
+
+    return show
+
+
+def test_nothing_fires_without_a_fault(cluster: Cluster, row: Callable[..., None]) -> None:
+    began = time.monotonic()
+    cluster.wait_for_steps(1000)
+    assert cluster.alerts() == []
+    assert cluster.end_training() == [0, 0]
+    verdict = cluster.verdict()
+    assert (verdict["kind"], verdict["rank"]) == ("host_bound", None)  # the job sleeps in every step
+    assert cluster.fired() == EXPECTED["none"]
+    row("none", quiet_s=round(time.monotonic() - began, 1))
+
+
+def test_an_exporter_that_is_killed_is_reported_and_its_return_as_well(cluster: Cluster, row: Callable[..., None]) -> None:
+    node = cluster.nodes[1]
+    began = time.time_ns()
+    node.kill("exporter")
+    seen = cluster.expect("exporter killed", began)
+    back = time.time_ns()
+    node.start_exporter()
+    ended = cluster.expect_end(back)
+    cluster.wait_for_steps(50)
+    assert {alert["labels"]["host"] for alert in cluster.alerts()} == {node.name}
+    assert cluster.fired() == EXPECTED["exporter killed"]
+    row("exporter killed", seen_s=seen, ended_s=ended)
+
+
+def test_a_restart_of_prometheus_neither_ends_nor_repeats_an_alert(cluster: Cluster, row: Callable[..., None]) -> None:
+    # Given an alert that fires
+    node = cluster.nodes[0]
+    node.kill("exporter")
+    cluster.expect("Prometheus restarted", time.time_ns())
+    # When Prometheus is restarted, and evaluates until the alert fires again
+    began = time.time_ns()
+    cluster.restart_prometheus()
+    cluster.until(lambda: "ExporterAbsent" in cluster.firing_in_prometheus(), "the alert fires again")
+    restarted_s = round((time.time_ns() - began) / 1e9, 1)
+    cluster.wait_for_steps(50)
+    # Then the receiver hears of it once, and of its end when the exporter is back
+    assert [alert["status"] for alert in cluster.alerts()] == ["firing"]
+    back = time.time_ns()
+    node.start_exporter()
+    ended = cluster.expect_end(back)
+    assert len({(alert["fingerprint"], alert["startsAt"]) for alert in cluster.alerts()}) == 1
+    assert cluster.fired() == EXPECTED["Prometheus restarted"]
+    row("Prometheus restarted", restarted_s=restarted_s, ended_s=ended)
+
+
+def test_a_host_that_is_cut_off_stops_the_job_until_it_is_back(cluster: Cluster, row: Callable[..., None]) -> None:
+    node = cluster.nodes[1]
+    began = time.time_ns()
+    cluster.cut(node)
+    seen = cluster.expect("host cut off", began)
+    # No rank is to blame: all came to the collective, which does not end
+    hang = cluster.report("hang")
+    assert (hang["cause"], hang["culprits"], hang["ranks"]) == ("stuck", [], 4)
+    [absent] = cluster.of("ExporterAbsent")
+    assert absent["labels"]["host"] == node.name
+    [hanging] = cluster.of("TrainingHang")
+    assert hanging["annotations"]["cause"] == "stuck"
+    assert "culprit" not in hanging["annotations"]
+    assert "rankscope" in cluster.get("dashboard", hanging["annotations"]["dashboard_url"].removeprefix(cluster.dashboard_url))
+    # When it is back, the job goes on where it was
+    back = time.time_ns()
+    cluster.join(node)
+    ended = cluster.expect_end(back)
+    cluster.wait_for_steps(50)
+    assert cluster.end_training() == [0, 0]
+    assert cluster.fired() == EXPECTED["host cut off"]
+    row("host cut off", seen_s=seen, ended_s=ended)
+
+
+def test_a_slow_link_is_communication_and_no_rank_is_blamed(cluster: Cluster, row: Callable[..., None]) -> None:
+    node = cluster.nodes[1]
+    began = time.time_ns()
+    cluster.slow(node, SLOW_LINK)
+    seen = cluster.expect("host link slow", began)
+    # The analysis sees the steps before the fault, too: the link outweighs them after a while
+    cluster.until(lambda: cluster.verdict()["kind"] == "communication_bound", "the verdict is communication")
+    assert cluster.verdict()["rank"] is None
+    slowdown = [alert["annotations"]["slowdown"] for alert in cluster.of("TrainingStepRegression")]
+    back = time.time_ns()
+    cluster.mend(node)
+    ended = cluster.expect_end(back)
+    assert cluster.end_training() == [0, 0]
+    assert cluster.fired() == EXPECTED["host link slow"]
+    row("host link slow", rate=SLOW_LINK, slowdown=slowdown[0], seen_s=seen, ended_s=ended)
