@@ -18,13 +18,13 @@ from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import ReceiverProcess, Target
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint, unix_ns
-from rankscope.alerts.deliver.delivery import Delivery
 from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.receivers import Alertmanager
 from rankscope.alerts.owners import ALERTS, HANG
 from rankscope.alerts.payload import NOT_ENDED
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.watch.candidate import Subject
+from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.alerts.watch.watcher import Options, Watcher
 

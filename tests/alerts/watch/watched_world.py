@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from rankscope.alerts.alert import Notice
-from rankscope.alerts.deliver.delivery import Delivery
 from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.output import Event
+from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.alerts.watch.past import StepPast
 from rankscope.alerts.watch.watcher import Options, Watcher

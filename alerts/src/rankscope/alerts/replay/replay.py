@@ -16,12 +16,12 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.deliver.delivery import Delivery
 from rankscope.alerts.output import Event
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.alerts.watch.budgets import Budgets
+from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.findings import candidates
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger, Policy

@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.deliver.delivery import Delivery
 from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
@@ -19,6 +18,7 @@ from rankscope.alerts.deliver.target import Target
 from rankscope.alerts.output import Event, as_json, as_text, print_line
 from rankscope.alerts.store.database import Store, StoreError
 from rankscope.alerts.store.folders import watcher_state
+from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger
 from rankscope.alerts.watch.state import load_ledger, save_ledger

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from rankscope.alerts.deliver.delivery import Delivery
 from rankscope.alerts.output import Event
 from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIFE_ALERTS, RECORD_ALERTS
 from rankscope.alerts.watch.announcements import Announcer
 from rankscope.alerts.watch.budgets import Budgets
 from rankscope.alerts.watch.candidate import Candidate, Subject
+from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.dumps import Dumps
 from rankscope.alerts.watch.findings import candidates, collapsed
 from rankscope.alerts.watch.following import Pace

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
-from rankscope.alerts.deliver.delivery import RESOLVED_FOR_S, Delivery
 from rankscope.alerts.deliver.http import PinnedTransport, http_client
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.post import DeliveryError, plain_words, post_json, receiver_key, redact
@@ -24,6 +23,7 @@ from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import MAX_ALERTS, Payload, build_payload
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.watch.candidate import Subject
+from rankscope.alerts.watch.delivery import RESOLVED_FOR_S, Delivery
 from rankscope.alerts.watch.ledger import Entry, Ledger, Policy, Track
 
 SECRET = "s3cr3t-token"

@@ -1,0 +1,142 @@
+"""The exporter without some caches between a reading and the bytes of /metrics: ``page_caches_job.py NAME[,NAME…] ARGUMENT…``.
+
+Each cache is taken out by replacing the method that uses it, before the processes of the GPUs are forked.
+"""
+
+# ruff: noqa: SLF001  caches are private
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+from rankscope.cli.start import main
+from rankscope.exporter.fleet import changes, wire
+from rankscope.exporter.loop import Snapshot
+from rankscope.exporter.pages import exposition, page
+from rankscope.exporter.simulated import SimulatedFleet
+from rankscope.exporter.spool import again, file, reading
+from rankscope.exporter.spool.folder import SpoolFolder
+from rankscope.exporter.web import rendered
+
+EVERY: Final = ("points", "rendered", "ahead", "templates", "changes", "parsed_files")
+RANKS: Final = 8
+
+
+def without_changes() -> None:
+    """Every GPU's process sends all its readings in every pass."""
+    changes.Changes.of = lambda _self, sample, took_s: wire.Sampled(sample, took_s)  # type: ignore[method-assign]
+
+
+def without_parsed_files() -> None:
+    """A file of a rank that did not change is parsed in every pass."""
+    load = reading.Spool._load
+
+    def parsed(self: reading.Spool, found: Any, now_s: float) -> Any:
+        before, known = self._cache.get(found.place), load(self, found, now_s)
+        if known is not before:
+            return known
+        content, _ = file.read_regular(found.name, found.folder_fd)
+        return dataclasses.replace(known, outcome=file.parse(content))
+
+    reading.Spool._load = parsed  # type: ignore[method-assign]
+
+
+def without_templates() -> None:
+    """A file of a rank of which only values changed is parsed as if it were new."""
+    again.Template.of = classmethod(lambda *_: None)  # type: ignore[method-assign,assignment]
+
+
+def without_points() -> None:
+    """Points are made, and their labels rendered, for every page."""
+    exposition.PointSource._of_same_series = lambda *_: None  # type: ignore[method-assign]
+
+
+def without_ahead() -> None:
+    """No page is made before it is asked for."""
+    rendered.RenderedPages._make_ahead = lambda self: setattr(self, "_settling", None)  # type: ignore[method-assign]
+
+
+def without_rendered() -> None:
+    """Every request renders, and compresses, a page of its own."""
+
+    async def get(
+        self: rendered.RenderedPages,
+        key: Hashable,
+        render: Callable[[], rendered.Rendered],
+        *,
+        compressed: bool = False,
+        ahead: bool = False,
+    ) -> rendered.Rendered:
+        del key, ahead
+        make = (lambda: rendered._compressed(render())) if compressed else render
+        return await asyncio.get_running_loop().run_in_executor(self._thread, make)
+
+    rendered.RenderedPages.get = get  # type: ignore[method-assign]
+
+
+def rank_text(rank: int, second: int) -> str:
+    """What a rank publishes: 20 values of which a third change, and a histogram."""
+    labels = f'run="run",rank="{rank}",slot="0"'
+    lines = ["# TYPE rank_info gauge", f'rank_info{{{labels},run_id="id-run",gpu_uuid="GPU-{rank}"}} 1']
+    for index in range(20):
+        name, value = f"rank_value_{index}", 1000 * rank + (second if index % 3 == 0 else 0) + index / 7
+        lines += [f"# HELP {name} A value.", f"# TYPE {name} gauge", f"{name}{{{labels}}} {value!r}"]
+    name = "rank_step_duration_seconds"
+    lines += [f"# HELP {name} Steps.", f"# TYPE {name} histogram"]
+    bounds = [str(0.05 * 2**power) for power in range(12)]
+    lines += [f'{name}_bucket{{{labels},le="{bound}"}} {second * (place + 1) // 12}' for place, bound in enumerate(bounds)]
+    lines += [f'{name}_bucket{{{labels},le="+Inf"}} {second}', f"{name}_sum{{{labels}}} {0.3 * second}"]
+    return "\n".join([*lines, f"{name}_count{{{labels}}} {second}"]) + "\n"
+
+
+def write_ranks(folder: Path, second: int) -> None:
+    """The files of all ranks, replaced as ranks do."""
+    for rank in range(RANKS):
+        (folder / ".new").write_text(rank_text(rank, second))
+        (folder / ".new").replace(folder / f"{rank}.prom")
+
+
+def page_cpu_ms(pages: int) -> dict[str, float]:
+    """CPU of the spool's pass, of the first page after new values, and of one more page: medians in ms, without waiting."""
+    folder = Path(tempfile.mkdtemp())
+    spool = reading.Spool(SpoolFolder(folder), stale_s=60, forget_s=600)
+    snapshot: Any = None
+    own = page.Page(
+        "node", SimulatedFleet("8", interval_s=0.001), spool=cast("Any", SimpleNamespace(name="spool", latest=lambda: snapshot))
+    )
+    found: dict[str, list[float]] = {"spool_pass": [], "page_with_new_values": [], "page_again": []}
+    for second in range(pages):
+        write_ranks(folder, second)
+        began = time.thread_time()
+        sample = spool.read()
+        read = time.thread_time()
+        snapshot = Snapshot(sample, fresh=True, ok=True, age_s=0, duration_s=0, reason=None)
+        own.render()
+        first = time.thread_time()
+        own.render()
+        spans = (read - began, first - read, time.thread_time() - first)
+        for values, span in zip(found.values(), spans, strict=True):
+            values.append(1000 * span)
+    shutil.rmtree(folder)
+    return {name: round(statistics.median(values[pages // 10 :]), 3) for name, values in found.items()}
+
+
+if __name__ == "__main__":
+    for name in filter(None, sys.argv[1].split(",")):
+        globals()[f"without_{name}"]()
+    if sys.argv[2] == "page":
+        print(json.dumps(page_cpu_ms(int(sys.argv[3]))))
+    else:
+        sys.argv = ["rankscope", *sys.argv[2:]]
+        main()
