@@ -25,7 +25,7 @@ class RankSeen:
     steps: tuple[str, int] | None
     """Name and bytes of the last file with steps; ``None`` before the first."""
     size: int
-    """Bytes of all its files, as last scanned."""
+    """Bytes of all its files, as last seen."""
     readable: bool = True
     """The folder can be read now; the state of an unreadable rank is unknown."""
 
