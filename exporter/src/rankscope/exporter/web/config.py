@@ -1,6 +1,6 @@
 """``--web.config.file``: TLS, users and headers, in the format of the Prometheus exporter-toolkit.
 
-A setting that Python's ssl module cannot implement is an error, so that no configured protection is silently missing.
+A setting that cannot be implemented in Python is an error that names it: no configured protection is silently missing.
 """
 
 from __future__ import annotations
